@@ -1,0 +1,1 @@
+"""Who holds an accelerator: static rules, processes; later Slurm, Kubernetes, containers."""

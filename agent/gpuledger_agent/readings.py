@@ -1,0 +1,135 @@
+"""What an agent knows at one instant: the accelerators of a node, their readings and who holds them.
+
+The values here are immutable and free of I/O, so that every source (NVML, dcgm-exporter, a recording, a simulation)
+and every owner source speaks one language to the sampler. A reading that a card does not give is *absent with a
+reason*; it is never 0 and never -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+WHOLE_GPU = 1_000_000
+"""Micro-GPUs of a whole device: the unit of an accelerator's share (see `Accelerator.gpu_micro`)."""
+
+HealthStatus = Literal["ok", "degraded", "failed", "unknown"]
+
+
+class AgentError(Exception):
+    """Root of what this package raises on purpose; `permanent` says that trying again cannot help."""
+
+    permanent = False
+
+
+class SourceUnavailable(AgentError):
+    """A source cannot speak at all now: no driver, no library, no file. The sentence says what cures it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What usage is counted for: a device, or a MIG instance when MIG is on.
+
+    `gpu_micro` is the share of a physical device in millionths: 1,000,000 for a whole device, and the dominant share
+    max(compute, memory) for a MIG instance. `uuid` is the key everywhere; `index` changes at boot and is display only.
+    """
+
+    uuid: str
+    device_uuid: str
+    index: int
+    model: str
+    mig_instance: str | None = None
+    """For a MIG instance its profile and ids, such as `1g.10gb/7` (profile/GPU instance id); None for a device."""
+    gpu_micro: int = WHOLE_GPU
+    memory_bytes: int | None = None
+    pci_bus_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that has a context on an accelerator. `memory_bytes` is None where the driver does not tell."""
+
+    pid: int
+    memory_bytes: int | None = None
+    kind: Literal["compute", "graphics"] = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The verdict on one accelerator with its cause. `failed` makes its time *unavailable* in the ledger."""
+
+    status: HealthStatus = "ok"
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The readings of one accelerator at one instant, in base units, by catalogue name.
+
+    `monotonic_ns` is the instant of the reading on CLOCK_MONOTONIC. A metric is in `values`, or in `absent` with a
+    reason, or in neither when its tier was not due.
+    """
+
+    uuid: str
+    monotonic_ns: int
+    values: Mapping[str, float | int]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    processes: Sequence[Process] = ()
+    health: Health = Health()
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The node as a source sees it. `problems` are sentences for people (an unreadable GPU, a missing permission)."""
+
+    driver: str | None
+    accelerators: Sequence[Accelerator]
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The job, pod, container or process that holds an accelerator. `id` is unique within its `kind` and node/cluster.
+
+    `tags` are what people put on it; tags named like a level of the owner tree (team, project, ...) attribute it.
+    """
+
+    id: str
+    kind: Literal["slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm"]
+    user: str | None = None
+    account: str | None = None
+    name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A workload's hold of an accelerator; holders of one accelerator share it in proportion to their weights."""
+
+    workload: Workload
+    weight: int = 1
+
+
+class Source(Protocol):
+    """Where samples come from. `read` never raises for one sick accelerator: its sample says so in its health."""
+
+    name: str
+
+    def open(self) -> Inventory:
+        """Attach and enumerate. Raises SourceUnavailable with a sentence when nothing can be read at all."""
+
+    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
+        """One sample per accelerator with the metrics of the tiers asked for."""
+
+    def close(self) -> None:
+        """Let every handle go."""
+
+
+class OwnerSource(Protocol):
+    """Where holders come from: it is asked who *holds* an accelerator, never who *uses* it."""
+
+    name: str
+
+    def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Mapping[str, Sequence[Holder]]:
+        """Holders by accelerator uuid; an accelerator that is missing here is held by nobody that this source knows."""

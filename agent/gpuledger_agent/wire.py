@@ -1,0 +1,141 @@
+"""What travels from agent to collector: one typed envelope, the same in msgpack (zstd) and in JSON.
+
+A batch is `(node, epoch, seq)`. Its bytes never change once it is spooled, so that a retry is byte-identical and the
+collector can tell a duplicate from a forgery by its SHA-256. Gauges travel as float32 columns, counters as float64 or
+int64 (float32 would lose counter precision); NaN, or the smallest int64, stands for *absent*. In JSON a column may be
+a plain list with nulls, for curl and for tests.
+
+*Stretches* carry the money: stretches of time of one accelerator with one state, integrated by the agent from
+monotonic deltas. All times are integer milliseconds; instants are UTC unix milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+WIRE_VERSION = 1
+ABSENT_INT64 = -(2**63)
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Largest body as sent; the collector refuses more with 413 and the agent then splits the batch."""
+MAX_DECODED_BYTES = 64 * 1024 * 1024
+
+State = Literal["held", "unallocated", "unavailable"]
+
+
+class WireAccelerator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An accelerator as the agent sees it; rows of the batch name it by its position in `Batch.accelerators`."""
+
+    uuid: str
+    device_uuid: str
+    index: int
+    model: str
+    mig_instance: str | None = None
+    gpu_micro: int = 1_000_000
+    memory_bytes: int | None = None
+    pci_bus_id: str | None = None
+    pool: str = ""
+    health: Literal["ok", "degraded", "failed", "unknown"] = "unknown"
+    health_cause: str = ""
+
+
+class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who holds an accelerator, with the tags as they were."""
+
+    id: str
+    kind: str
+    user: str | None = None
+    account: str | None = None
+    name: str | None = None
+    tags: dict[str, str] = {}
+
+
+class Stretch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stretch of one accelerator's time in one state.
+
+    `start_ms` and `end_ms` bound it (start in, end out). For state `held`, `held_ms` is this workload's part of it:
+    over the workloads that share an accelerator the parts add up to `end_ms - start_ms` (largest remainder), and
+    `busy_ms + idle_ms + unknown_ms == held_ms`. For the other states `workload` is None, `held_ms` is 0 and so are
+    busy, idle and unknown. `energy_mj` is millijoules, None where the card does not measure it; a device's energy
+    is counted once, never once per MIG instance.
+    """
+
+    accelerator: int
+    state: State
+    start_ms: int
+    end_ms: int
+    workload: int | None = None
+    held_ms: int = 0
+    busy_ms: int = 0
+    idle_ms: int = 0
+    unknown_ms: int = 0
+    energy_mj: int | None = None
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One metric of every row: little-endian `f4`, `f8` or `i8` bytes, or a list with nulls when typed by hand."""
+
+    kind: Literal["f4", "f8", "i8"]
+    values: bytes | list[float | int | None]
+
+
+class Samples(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Rows of readings, by column: row i is accelerator `accelerator[i]` at `at_ms[i]`."""
+
+    accelerator: list[int] = []
+    at_ms: list[int] = []
+    columns: dict[str, Column] = {}
+
+
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sign of life, also of a node without a GPU, with the agent's own conservation numbers (batches)."""
+
+    agent_version: str
+    source: str
+    status: Literal["ok", "no_driver", "no_gpu", "degraded"]
+    detail: str = ""
+    driver: str | None = None
+    boot_id: str = ""
+    produced: int = 0
+    acked: int = 0
+    pending: int = 0
+    dropped: int = 0
+    dead: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything that a node has to say of one span of time. `epoch` is the UUID of the spool that numbered it."""
+
+    version: int
+    node: str
+    epoch: str
+    seq: int
+    heartbeat: Heartbeat
+    accelerators: list[WireAccelerator] = []
+    workloads: list[WireWorkload] = []
+    stretches: list[Stretch] = []
+    samples: Samples = Samples()
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """One record that was refused: `record` is a path such as `stretches[3]` or `samples[17]`."""
+
+    record: str
+    reason: str
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The collector's answer to a batch."""
+
+    status: Literal["committed", "duplicate", "partial", "refused"]
+    rejected: list[Rejected] = []
+    detail: str = ""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(batch: Batch) -> bytes:
+    """The batch as msgpack, not yet compressed."""
+    return _encoder.encode(batch)

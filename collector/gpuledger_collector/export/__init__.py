@@ -1,0 +1,1 @@
+"""Ledgers and charges as files that others read."""

@@ -1,0 +1,1 @@
+"""From a body on the wire to rows in one transaction."""

@@ -1,0 +1,1 @@
+"""Scheduled work, one file a job; each is idempotent."""

@@ -1,0 +1,1 @@
+"""Ways of telling people; each change of state is told once."""
