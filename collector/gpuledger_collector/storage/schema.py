@@ -9,8 +9,9 @@ or sharded by it later.
 from __future__ import annotations
 
 import sqlalchemy as sa
-from gpuledger_agent.catalogue import HOT
 from sqlalchemy.dialects import postgresql as pg
+
+from gpuledger_agent.catalogue import HOT
 
 metadata = sa.MetaData(
     naming_convention={
