@@ -1,0 +1,100 @@
+"""The rules of the house that no linter knows."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("numpy", "pandas", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "sklearn", "typer", "rich", "alembic")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    found = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in found.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return {name.split(".")[0] for name in printed.split()}
+
+
+def test_import_directions_hold():
+    """import-linter keeps every contract of pyproject.toml."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    answer = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout[-3000:]
+
+
+def test_the_agents_dependencies_are_few():
+    """The base distribution pins four small packages and nothing that a collector needs."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=;\s\[]", line)[0] for line in declared}
+    assert names == {"nvidia-ml-py", "prometheus-client", "msgspec", "backports.zstd"}
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "agent.txt").read_text(), re.MULTILINE)
+    assert set(pinned) == names
+
+
+def test_the_agent_imports_nothing_heavy():
+    """No module of the agent pulls in the collector or one of its libraries."""
+    names = [
+        ".".join(path.relative_to(ROOT / "agent").with_suffix("").parts)
+        for path in (ROOT / "agent" / "gpuledger_agent").rglob("*.py")
+        if path.name != "__main__.py"
+    ]
+    loaded = modules_loaded_by("\n".join(f"import {name.removesuffix('.__init__')}" for name in names))
+    assert not loaded & {*HEAVY, "gpuledger_collector"}
+
+
+def test_help_loads_no_heavy_library():
+    """`gpuledger --help` answers at once because pandas, SQLAlchemy and the like are imported where they are used."""
+    loaded = modules_loaded_by(
+        "import contextlib, io, sys\nfrom gpuledger_collector.cli import main\nsys.argv = ['gpuledger', '--help']\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main()"
+    )
+    assert not loaded & {"numpy", "pandas", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "sklearn", "alembic"}
+
+
+def test_alembic_folder_shadows_no_package():
+    """An __init__.py in alembic/ would hide the alembic package from every script run in the root."""
+    assert not list((ROOT / "alembic").rglob("__init__.py"))
+
+
+def test_requirements_are_hashed_and_name_no_address():
+    """Pinned files hold hashes for every package and no address of an index."""
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        text = path.read_text()
+        assert text.count("==") >= 4
+        assert "http://" not in text
+        assert "https://" not in text
+        for block in re.split(r"\n(?=\w)", text.strip()):
+            assert "--hash=sha256:" in block, f"{path.name}: {block[:60]} has no hash"
+
+
+def test_no_float_in_accounting():
+    """Money and time are integers and Decimal: no float literal, name or true division in the exact core."""
+    import ast
+
+    for path in sorted((ROOT / "collector/gpuledger_collector/accounting").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+            assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), where
+            assert not (isinstance(node, ast.Name) and node.id == "float"), where
+            assert not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)), where
+
+
+def test_accounting_reads_no_clock():
+    """What was charged depends on evidence and rates, never on when it was computed."""
+    for path in sorted((ROOT / "collector/gpuledger_collector/accounting").glob("*.py")):
+        text = path.read_text()
+        assert not re.search(r"\b(time\.time|monotonic|datetime\.now|utcnow|date\.today)\b", text), path.name
+
+
+def test_no_file_names_a_path_of_a_build_machine():
+    """Sources speak of nothing outside the repository but ../shared."""
+    for path in tracked("*.py", "*.md", "*.toml", "*.yml", "*.sh", "*.ini", "dev", ".ci/run"):
+        if path == Path(__file__):
+            continue
+        assert "/work/" not in path.read_text(errors="replace"), path
