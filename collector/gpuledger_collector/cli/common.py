@@ -1,0 +1,104 @@
+"""What every command shares: the database it works on, how it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gpuledger_collector.settings import Settings, SettingsError, load
+
+if TYPE_CHECKING:
+    from gpuledger_collector.wiring import Database
+
+DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
+"""Exit codes: done; findings; bad input; the environment lacks something."""
+
+Dsn = Annotated[
+    str | None,
+    typer.Option("--dsn", help="Postgres 15 to 18 to use instead of the embedded one.", metavar="DSN"),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file with settings.", metavar="FILE"),
+]
+
+
+class Refusal(Exception):
+    """A command cannot go on; the message is one sentence, `code` its exit code."""
+
+    def __init__(self, sentence: str, code: int = BAD_INPUT) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def refuse(sentence: str, code: int = BAD_INPUT) -> NoReturn:
+    """End the command with one sentence on standard error."""
+    raise Refusal(sentence, code)
+
+
+def settings(config: Path | None = None, dsn: str | None = None) -> Settings:
+    """The settings of this command; `--dsn` wins over file and environment. Raises SettingsError."""
+    environment = dict(os.environ)
+    if dsn is not None:
+        environment |= {"GPULEDGER_DSN": dsn}
+        environment.pop("GPULEDGER_DSN_FILE", None)
+    return load(config, environment, Path.home())
+
+
+@contextlib.contextmanager
+def database(dsn: str | None = None, config: Path | None = None, *, migrated: bool = True) -> Iterator[Database]:
+    """The database of `--dsn`, of the settings, or the embedded one, up and migrated while the block runs."""
+    from gpuledger_collector import wiring
+
+    with wiring.database(settings(config, dsn), migrated=migrated) as opened:
+        yield opened
+
+
+def run(app: typer.Typer) -> None:
+    """Run the app and turn what people can cure into a sentence and an exit code."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        _end("stopped", 130)
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: nothing is left to say, and nothing may be flushed to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(DONE)
+    except Exception as error:  # the last line of defence: no traceback to a user
+        _end(*explain(error))
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """The sentence and the exit code for an exception that ended a command."""
+    if isinstance(error, Refusal):
+        return str(error), error.code
+    if isinstance(error, SettingsError):
+        return str(error), BAD_INPUT
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    if "gpuledger_collector.storage.errors.StorageError" in kinds:
+        return str(error), LACKING
+    if kinds & {"psycopg.OperationalError", "sqlalchemy.exc.OperationalError", "psycopg.errors.OperationalError"}:
+        said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        return f"the database gave no answer: {said}", LACKING
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}", BAD_INPUT
+    return _report_bug(error), LACKING
+
+
+def _report_bug(error: Exception) -> str:
+    with tempfile.NamedTemporaryFile("w", prefix="gpuledger-", suffix=".log", delete=False) as file:
+        file.write("".join(traceback.format_exception(error)))
+    return f"a fault in gpuledger itself ({type(error).__name__}: {error}); please report it with {file.name}"
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    print(f"gpuledger: {sentence}", file=sys.stderr)
+    sys.exit(code)

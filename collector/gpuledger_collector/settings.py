@@ -1,0 +1,220 @@
+"""The collector's settings: a TOML file and `GPULEDGER_*` in the environment, which wins; none is needed.
+
+One frozen dataclass is the whole truth: its fields are the known keys (upper case after `GPULEDGER_` in the
+environment), their types are checked, and an unknown key is an error that names the nearest known one. Secrets are
+read from files, never from arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PREFIX = "GPULEDGER_"
+AGENT_PREFIX = "GPULEDGER_AGENT_"
+"""Names that belong to the agent on a machine that runs both."""
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+class SettingsError(Exception):
+    """A setting cannot be used; the message names where it stands and what is wrong."""
+
+    permanent = True
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its default. Durations are seconds, sizes bytes."""
+
+    dsn: str = field(default="", metadata={"help": "Postgres 15 to 18 to use; empty: the embedded one"})
+    dsn_file: Path | None = field(default=None, metadata={"help": "file that holds the DSN, for its password's sake"})
+    data_dir: Path = field(default=Path(), metadata={"help": "folder of the embedded database"})
+    embedded_user: str = field(default="", metadata={"help": "user of the embedded server when started by root"})
+    listen: str = field(default="127.0.0.1:8440", metadata={"help": "address and port of the HTTP server"})
+    agent_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of agents, one a line"})
+    tls_certificate_file: Path | None = field(default=None, metadata={"help": "PEM certificate chain"})
+    tls_key_file: Path | None = field(default=None, metadata={"help": "PEM private key"})
+    allow_plain_http: bool = field(default=False, metadata={"help": "listen beyond loopback without TLS"})
+    writers: int = field(default=2, metadata={"help": "database connections that write batches"})
+    flush_batches: int = field(default=256, metadata={"help": "most batches in one transaction"})
+    queue_batches: int = field(default=4096, metadata={"help": "batches that may wait before 503"})
+    queue_bytes: int = field(default=256 * 1024 * 1024, metadata={"help": "decoded bytes that may wait before 503"})
+    jobs: bool = field(default=True, metadata={"help": "run the scheduled jobs in this process"})
+    fold_seconds: int = field(default=30, metadata={"help": "how often new evidence is folded into hours"})
+    rate_seconds: int = field(default=60, metadata={"help": "how often changed days are rated"})
+    roll_seconds: int = field(default=60, metadata={"help": "how often minutes are rolled up"})
+    drain_seconds: int = field(default=20, metadata={"help": "how long SIGTERM waits for requests under way"})
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    log_format: str = field(default="console", metadata={"help": "console or json"})
+
+    @property
+    def listen_host(self) -> str:
+        """The address part of `listen`, without brackets."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def listen_port(self) -> int:
+        """The port part of `listen`."""
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.listen_host)
+
+    def database_dsn(self) -> str | None:
+        """The DSN of an outside database, from its file if one is named; None for the embedded one."""
+        if self.dsn_file is not None:
+            return read_secret(self.dsn_file, "dsn_file")
+        return self.dsn or None
+
+    def agent_tokens(self) -> frozenset[str]:
+        """The tokens that agents may present; empty when none is asked for."""
+        if self.agent_token_file is None:
+            return frozenset()
+        tokens = frozenset(read_secret(self.agent_token_file, "agent_token_file").split())
+        if not tokens:
+            raise SettingsError(f"agent_token_file: {self.agent_token_file} holds no token")
+        return tokens
+
+
+FIELDS = {entry.name: entry for entry in dataclasses.fields(Settings)}
+
+
+def load(config: Path | None, environment: Mapping[str, str], home: Path) -> Settings:
+    """Settings from the file (if any) and the environment. Raises SettingsError, one sentence for each fault."""
+    faults: list[str] = []
+    given: dict[str, Any] = {}
+    if config is not None:
+        for key, value in read_toml(config).items():
+            _take(given, key, value, f"{config}: {key}", faults, sorted(FIELDS))
+    known = {PREFIX + name.upper(): name for name in FIELDS}
+    for name, text in environment.items():
+        if name.startswith(PREFIX) and not name.startswith(AGENT_PREFIX):
+            _take(given, known.get(name, name), text, name, faults, sorted(known))
+    if faults:
+        raise SettingsError("; ".join(faults))
+    if "data_dir" not in given:
+        given["data_dir"] = default_data_dir(environment, home)
+    settings = Settings(**given)
+    check(settings)
+    return settings
+
+
+def default_data_dir(environment: Mapping[str, str], home: Path) -> Path:
+    """The user's data folder for this program (XDG base directories)."""
+    base = environment.get("XDG_DATA_HOME")
+    return (Path(base) if base else home / ".local/share") / "gpuledger"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file. Raises SettingsError with file and place."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: is not TOML: {error}") from error
+
+
+def read_secret(path: Path, name: str) -> str:
+    """The content of a secret's file, stripped. Raises SettingsError naming the setting, never the content."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "is not text"
+        raise SettingsError(f"{name}: {path} cannot be read ({said})") from error
+
+
+def _take(given: dict[str, Any], key: str, value: object, where: str, faults: list[str], known: list[str]) -> None:
+    if key not in FIELDS:
+        near = difflib.get_close_matches(where.rpartition(" ")[2], known, n=1, cutoff=0.0)
+        faults.append(f"{where} is not a setting; the nearest one is {near[0]}")
+        return
+    try:
+        given[key] = convert(key, value)
+    except ValueError as error:
+        faults.append(f"{where}: {error}")
+
+
+def convert(key: str, value: object) -> object:
+    """A value of TOML or of the environment as the field's type. Raises ValueError with the reason."""
+    wanted = str(FIELDS[key].type)
+    if wanted == "bool":
+        return _as_bool(value)
+    if wanted == "int":
+        return _as_int(value)
+    text = _as_text(value)
+    return Path(text).expanduser() if wanted.startswith("Path") else text
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{value!r} is not a text")
+
+
+def _as_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    raise ValueError(f"{value!r} is not a whole number")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host names this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_POSITIVE = ("writers", "flush_batches", "queue_batches", "queue_bytes", "fold_seconds", "rate_seconds", "roll_seconds")
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError for values that contradict each other or their range."""
+    faults = [f"{name}: must be 1 or more" for name in _POSITIVE if getattr(settings, name) < 1]
+    host, colon, port = settings.listen.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        faults.append(f"listen: {settings.listen!r} is not ADDRESS:PORT, such as 127.0.0.1:8440")
+    elif not settings.on_loopback:
+        faults += _beyond_loopback(settings)
+    if (settings.tls_certificate_file is None) != (settings.tls_key_file is None):
+        faults.append("tls_certificate_file and tls_key_file: give both or none")
+    if settings.log_level not in {"debug", "info", "warning", "error"}:
+        faults.append(f"log_level: {settings.log_level!r} is not debug, info, warning or error")
+    if settings.log_format not in {"console", "json"}:
+        faults.append(f"log_format: {settings.log_format!r} is not console or json")
+    if settings.dsn and settings.dsn_file is not None:
+        faults.append("dsn and dsn_file: give one of them")
+    if faults:
+        raise SettingsError("; ".join(faults))
+
+
+def _beyond_loopback(settings: Settings) -> list[str]:
+    faults = []
+    if settings.agent_token_file is None:
+        faults.append(f"listen: {settings.listen} is reachable from outside, which needs agent_token_file")
+    if settings.tls_certificate_file is None and not settings.allow_plain_http:
+        faults.append(
+            f"listen: {settings.listen} is reachable from outside, which needs tls_certificate_file and tls_key_file "
+            "(or allow_plain_http = true behind a proxy that ends TLS)"
+        )
+    return faults

@@ -1,0 +1,55 @@
+"""SQLAlchemy engines and psycopg connections from one DSN, with the limits that every session of ours keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.engine import Engine
+
+from gpuledger_collector.storage.errors import ServerUnavailable
+
+SUPPORTED = range(15, 19)
+"""Major versions of Postgres that are tested."""
+SESSION = "-c timezone=UTC -c statement_timeout=600000 -c idle_in_transaction_session_timeout=600000"
+
+
+def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
+    """The DSN (URI or key=value, also SQLAlchemy's postgresql+psycopg://) as psycopg keywords.
+
+    Raises ServerUnavailable with a sentence, without the password, when it cannot be read.
+    """
+    plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
+    try:
+        given = conninfo_to_dict(plain)
+    except psycopg.ProgrammingError as error:
+        raise ServerUnavailable(
+            f"the DSN cannot be read ({str(error).strip()}): postgresql://user@host/name"
+        ) from error
+    options = " ".join(filter(None, [SESSION, str(given.pop("options", "") or "")]))
+    return {"application_name": application, "connect_timeout": 10, **given, "options": options}
+
+
+def connect(dsn: str, *, pool_size: int = 5) -> Engine:
+    """An engine over psycopg 3; connections are tried before use, so that a restarted server is noticed."""
+    keywords = parameters(dsn)
+    return sa.create_engine(
+        "postgresql+psycopg://", connect_args=keywords, pool_size=pool_size, pool_pre_ping=True, pool_recycle=1800
+    )
+
+
+def open_connection(
+    dsn: str, *, autocommit: bool = False, application: str = "gpuledger"
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """A psycopg connection of our own. Raises ServerUnavailable when the server cannot be reached."""
+    try:
+        return psycopg.connect(**parameters(dsn, application), autocommit=autocommit)
+    except psycopg.OperationalError as error:
+        raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """The first line of what the driver said."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

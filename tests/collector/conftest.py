@@ -1,0 +1,5 @@
+"""Tests of the collector run against a real Postgres."""
+
+from fakes.postgres import database, dsn, postgres
+
+__all__ = ["database", "dsn", "postgres"]

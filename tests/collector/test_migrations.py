@@ -1,0 +1,125 @@
+"""The schema's versions: what migrations build is what the code declares."""
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from psycopg.conninfo import make_conninfo
+
+from gpuledger_collector.storage import migrate, partitions
+from gpuledger_collector.storage.engine import open_connection, parameters
+from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
+from gpuledger_collector.storage.schema import metadata
+
+
+@pytest.fixture
+def empty_dsn(postgres):
+    admin = make_conninfo(postgres, dbname="postgres")
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE test_empty TEMPLATE template0")
+    yield make_conninfo(postgres, dbname="test_empty")
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("DROP DATABASE test_empty WITH (FORCE)")
+
+
+def test_migrations_build_the_declared_schema(database):
+    """Tables, columns, types, defaults, comments, indexes and keys are the declared ones, down to the partition key."""
+    options = {"compare_type": True, "compare_server_default": True, "include_object": migrate.own_objects}
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        keys = connection.execute(
+            sa.text(
+                "SELECT c.relname, pg_get_partkeydef(c.oid) FROM pg_partitioned_table p"
+                " JOIN pg_class c ON c.oid = p.partrelid"
+            )
+        )
+        declared = {
+            name: table.dialect_options["postgresql"]["partition_by"]
+            for name, table in metadata.tables.items()
+            if table.dialect_options["postgresql"]["partition_by"]
+        }
+        assert dict(map(tuple, keys)) == declared
+        checks = connection.execute(
+            sa.text("SELECT conname FROM pg_constraint WHERE contype = 'c' ORDER BY 1")
+        ).scalars()
+        assert set(checks) >= {"ck_capacity_order", "ck_imported_usage_order"}
+
+
+def test_partitions_do_not_disturb_the_comparison(database):
+    """The days made on demand are no part of the declared schema."""
+    with open_connection(database.dsn) as connection:
+        partitions.ensure(connection, "stretch", [1_700_000_000_000 // partitions.DAY_MS * partitions.DAY_MS])
+    options = {"include_object": migrate.own_objects}
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+
+
+def test_an_empty_database_is_behind_until_upgraded(empty_dsn):
+    """`status` names what is pending, `upgrade` brings it, and a second upgrade has nothing to do."""
+    before = migrate.status(empty_dsn)
+    assert before.current is None
+    assert not before.up_to_date
+    assert before.supported
+    with pytest.raises(SchemaBehind, match="gpuledger db upgrade"):
+        migrate.require_current(empty_dsn)
+    assert migrate.upgrade(empty_dsn).pending == before.pending != ()
+    assert migrate.upgrade(empty_dsn).pending == ()
+    migrate.require_current(empty_dsn)
+
+
+def test_a_newer_schema_is_refused(dsn):
+    """A database that a newer version migrated is not touched."""
+    with open_connection(dsn) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaBehind, match="newer"):
+        migrate.upgrade(dsn)
+
+
+def test_downgrade_removes_everything(dsn):
+    """The first migration can be undone to an empty schema."""
+    from alembic import command
+
+    config = migrate.configuration()
+    with migrate.connected(dsn) as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    with open_connection(dsn) as connection:
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    assert rows == [("alembic_version",)]
+
+
+def test_partitions_are_made_once_and_listed(dsn):
+    """A day's partition is made on demand, found the second time, and takes that day's rows and no others."""
+    day = 20_000 * partitions.DAY_MS
+    with open_connection(dsn) as connection:
+        assert partitions.ensure(connection, "gpu_sample", [day, day, day + partitions.DAY_MS]) == [
+            "gpu_sample_p20241004",
+            "gpu_sample_p20241005",
+        ]
+        assert partitions.ensure(connection, "gpu_sample", [day]) == []
+        connection.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (day,))
+        found = partitions.listing(connection)
+        assert [(part.table, part.day_ms) for part in found] == [
+            ("gpu_sample", day),
+            ("gpu_sample", day + partitions.DAY_MS),
+        ]
+        indexes = connection.execute(
+            "SELECT count(*) FROM pg_indexes WHERE tablename = 'gpu_sample_p20241004' AND indexdef LIKE '%brin%'"
+        ).fetchone()
+        assert indexes == (1,)
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (day - 1,))
+
+
+@pytest.mark.parametrize("dsn", ["nonsense", "host=127.0.0.1 port=1 user=x", "postgresql://x@127.0.0.1:1/x"])
+def test_a_database_that_is_not_there_is_one_sentence(dsn):
+    """A DSN that cannot be read or reached raises ServerUnavailable, without a word of its password."""
+    with pytest.raises(ServerUnavailable) as caught:
+        migrate.status(dsn)
+    assert "\n" not in str(caught.value)
+
+
+def test_sqlalchemys_spelling_of_a_dsn_is_understood():
+    """postgresql+psycopg:// is what people copy from elsewhere."""
+    assert parameters("postgresql+psycopg://me@there:6543/ledger")["host"] == "there"
