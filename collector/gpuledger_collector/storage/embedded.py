@@ -214,7 +214,7 @@ class EmbeddedServer:
         try:
             done = subprocess.run(
                 [
-                    *[programs / "bin/initdb", "-D", fresh, "-U", ROLE, f"--pwfile={secret}", "-E", "UTF8"],
+                    *[str(programs / "bin/initdb"), "-D", str(fresh), "-U", ROLE, f"--pwfile={secret}", "-E", "UTF8"],
                     *["--auth=scram-sha-256", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
                 ],
                 capture_output=True,
@@ -274,19 +274,27 @@ class EmbeddedServer:
         """True as soon as our server lets us in; False when it has ended or another server has its port."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
+            if self._child is None and self._postmaster() is None:
+                return False
+            if self._child is not None and self._wait_for_end(0.03):
+                return False
             try:
-                with psycopg.connect(self._conninfo("postgres"), connect_timeout=5) as connection:
+                with psycopg.connect(self._conninfo("postgres"), connect_timeout=2) as connection:
                     row = connection.execute("SHOW data_directory").fetchone()
                 return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
             except psycopg.OperationalError as error:
                 if "authentication failed" in str(error):
                     return self._strange_server(str(error))
-            if self._child is not None and self._child.poll() is not None:
-                return False
-            if self._child is None and self._postmaster() is None:
-                return False
-            time.sleep(0.02)
         return False
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        """Whether our child ends within this time: one whose port is taken does, before a stranger is asked in vain."""
+        assert self._child is not None
+        try:
+            self._child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _strange_server(self, said: str) -> bool:
         if self._child is None and self._postmaster() is not None:

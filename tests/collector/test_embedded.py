@@ -1,0 +1,279 @@
+"""The embedded Postgres: started, joined, killed, restarted, stopped; by root and by an ordinary user."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fakes.postgres import open_folder
+from gpuledger_collector.storage import binaries, embedded
+from gpuledger_collector.storage.embedded import EmbeddedServer
+from gpuledger_collector.storage.errors import EnvironmentLacks
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
+
+
+@pytest.fixture
+def folder():
+    path = open_folder()
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def server(folder):
+    started = EmbeddedServer(folder)
+    started.acquire()
+    yield started
+    started.release()
+
+
+def count(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("SELECT count(*) FROM kept").fetchone()
+    assert row is not None
+    return row[0]
+
+
+def keep_rows(dsn: str, rows: int = 1000) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
+        connection.execute("INSERT INTO kept SELECT generate_series(1, %s)", (rows,))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_data_and_address_outlive_the_server(folder):
+    """Stopped and started again it has the same port, the same password and the same rows."""
+    server = EmbeddedServer(folder)
+    dsn = server.acquire()
+    keep_rows(dsn)
+    pid = server.pid
+    server.release()
+    assert server.pid is None
+    assert not Path(f"/proc/{pid}").exists()
+    again = EmbeddedServer(folder)
+    assert again.acquire() == dsn
+    assert count(dsn) == 1000
+    again.release()
+
+
+def test_only_loopback_with_a_password_is_served(server, folder):
+    """One TCP address of this machine, SCRAM for everybody, the password in a file for its owner alone."""
+    dsn = server._conninfo("gpuledger")
+    with psycopg.connect(dsn) as connection:
+        settings = dict(
+            connection.execute(
+                "SELECT name, setting FROM pg_settings WHERE name IN"
+                " ('listen_addresses', 'unix_socket_directories', 'password_encryption')"
+            ).fetchall()
+        )
+        rules = connection.execute("SELECT DISTINCT auth_method FROM pg_hba_file_rules").fetchall()
+    assert settings == {
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "password_encryption": "scram-sha-256",
+    }
+    assert rules == [("scram-sha-256",)]
+    assert mode(folder / "password") == 0o600
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(dsn, password="guess")
+
+
+def test_a_second_command_joins_and_the_last_one_stops(server, folder):
+    """Two commands share one server; it ends with whichever is last, not with whichever came first."""
+    second = EmbeddedServer(folder)
+    dsn = second.acquire()
+    assert second.pid == server.pid
+    server.release()
+    keep_rows(dsn, 1)
+    second.release()
+    assert second.pid is None
+
+
+def test_a_killed_postmaster_is_started_again_with_every_row(server):
+    """kill -9 of the postmaster, children lingering or not: crash recovery brings all committed rows back."""
+    dsn = server._conninfo("gpuledger")
+    keep_rows(dsn)
+    pid = server.pid
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while server.pid is not None and time.monotonic() < deadline:
+        server._child.poll()
+    assert server.ensure_running()
+    assert server.pid not in (None, pid)
+    assert count(dsn) == 1000
+    assert not server.ensure_running()
+
+
+def test_a_server_left_by_a_killed_command_is_joined(folder):
+    """A command that was killed leaves its server; the next one joins it and stops it at its end."""
+    child = os.fork()
+    if child == 0:
+        keep_rows(EmbeddedServer(folder).acquire())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    heir = EmbeddedServer(folder)
+    left = heir.pid
+    assert left is not None
+    assert count(heir.acquire()) == 1000
+    assert heir.pid == left
+    heir.release()
+    assert heir.pid is None
+
+
+def test_a_stale_pid_file_that_names_a_stranger_is_no_obstacle(folder):
+    """After a reboot the recorded number may belong to any program: it is neither believed nor killed."""
+    server = EmbeddedServer(folder)
+    dsn = server.acquire()
+    keep_rows(dsn)
+    recorded = (server._cluster / "postmaster.pid").read_text()
+    pid = server.pid
+    for process in [pid, *embedded_children(pid)]:
+        os.kill(process, signal.SIGKILL)
+    server._child.wait()
+    (server._cluster / "postmaster.pid").write_text(recorded.replace(str(pid), str(os.getpid()), 1))
+    assert server.ensure_running()
+    assert count(dsn) == 1000
+    server.release()
+
+
+def embedded_children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_taken_port_is_given_up_for_another(folder):
+    """When something else listens on the remembered port, the server moves and remembers the new one."""
+    server = EmbeddedServer(folder)
+    keep_rows(server.acquire())
+    server.release()
+    with socket.create_server(("127.0.0.1", server._port())) as squatter:
+        dsn = server.acquire()
+        assert server._port() != squatter.getsockname()[1]
+        assert count(dsn) == 1000
+        server.release()
+
+
+def test_a_broken_first_start_is_begun_anew(folder):
+    """What a killed initdb left behind is thrown away."""
+    server = EmbeddedServer(folder)
+    server._make_data_dir()
+    (folder / "postgres").mkdir(mode=0o700)
+    (folder / "postgres" / "cluster.new").mkdir()
+    (folder / "postgres" / "cluster.new" / "half").write_text("done")
+    if os.geteuid() == 0:
+        user = binaries.server_user(0, None)
+        os.chown(folder / "postgres", user.uid, user.gid)
+    keep_rows(server.acquire())
+    server.release()
+
+
+def test_a_cluster_of_another_version_is_refused_with_a_sentence(server, folder):
+    """A data folder of another major version is named, not touched."""
+    server.release()
+    (server._cluster / "PG_VERSION").write_text("13\n")
+    with pytest.raises(EnvironmentLacks, match="made by PostgreSQL 13"):
+        EmbeddedServer(folder).acquire()
+    (server._cluster / "PG_VERSION").write_text("18\n")
+    server.acquire()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(folder):
+    """The sentence names the setting that cures it."""
+    (folder / "file").write_text("")
+    with pytest.raises(EnvironmentLacks, match="GPULEDGER_DATA_DIR"):
+        EmbeddedServer(folder / "file" / "below").acquire()
+
+
+def test_who_runs_the_server():
+    """An ordinary user runs it itself; root needs an unprivileged user that exists, and creates none."""
+    assert binaries.server_user(1000, None) is None
+    assert binaries.server_user(0, "nobody").uid == pwd.getpwnam("nobody").pw_uid
+    with pytest.raises(EnvironmentLacks, match="GPULEDGER_EMBEDDED_USER"):
+        binaries.server_user(0, "no-such-user-here")
+    with pytest.raises(EnvironmentLacks, match="refuses to run as root"):
+        binaries.server_user(0, "root")
+
+
+@pytest.fixture
+def shared_root(monkeypatch):
+    path = open_folder("gpuledger-shared-")
+    monkeypatch.setattr(binaries, "SHARED_ROOT", path)
+    yield path
+    shutil.rmtree(path)
+
+
+@as_root
+def test_root_with_everything_below_a_private_home(tmp_path, shared_root, monkeypatch):
+    """Programs and data folder lie below a 0700 folder: the programs are copied, the cluster put beside, no mode changed."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    package = binaries.installed().parent
+    for name in (package.name, f"{package.name}.libs"):
+        shutil.copytree(
+            package.parent / name, home / name, ignore=shutil.ignore_patterns("pginstall", "*.a", "include")
+        )
+    monkeypatch.setattr(binaries, "installed", lambda: home / package.name / binaries_name(package))
+    server = EmbeddedServer(home / "ledger", user="nobody")
+    dsn = server.acquire()
+    keep_rows(dsn)
+    assert str(server._cluster).startswith(str(shared_root))
+    assert Path(embedded.command_line(server.pid)[0]).is_relative_to(shared_root)
+    assert Path(f"/proc/{server.pid}").stat().st_uid == pwd.getpwnam("nobody").pw_uid
+    assert mode(home) == 0o700
+    server.release()
+    again = EmbeddedServer(home / "ledger", user="nobody")
+    assert count(again.acquire()) == 1000
+    again.release()
+    assert len(list(shared_root.glob("programs-*"))) == 1
+
+
+def binaries_name(package: Path) -> str:
+    return max(path.name for path in package.glob("pginstall[0-9]*"))
+
+
+@as_root
+def test_a_shared_folder_that_others_may_write_is_refused(tmp_path, shared_root):
+    """Root puts no program where somebody else could change it."""
+    shared_root.chmod(0o777)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    with pytest.raises(EnvironmentLacks, match="writable by root alone"):
+        EmbeddedServer(home / "ledger").acquire()
+
+
+@as_root
+def test_an_ordinary_user_runs_it_as_itself(folder):
+    """Without any privilege: the server's processes belong to the user that started it."""
+    nobody = pwd.getpwnam("nobody")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(nobody.pw_gid)
+            os.setuid(nobody.pw_uid)
+            server = EmbeddedServer(folder)
+            keep_rows(server.acquire())
+            owner = Path(f"/proc/{server.pid}").stat().st_uid
+            server.release()
+            status = 0 if owner == nobody.pw_uid and server.pid is None else 2
+        except BaseException:
+            traceback.print_exc(file=sys.stderr)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(EnvironmentLacks, match="belongs to another user"):
+        EmbeddedServer(folder, user="postgres" if nobody.pw_name != "postgres" else "daemon").acquire()
