@@ -1,0 +1,105 @@
+"""Attribution: from what people wrote on a workload to the owner who bears its charges.
+
+Without rules, a tag named like a level of the tree is that level, and the workload's user fills the level `user`.
+Rules, in their order and while they are dated to hold, override levels; what nothing names stays unattributed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from gpuledger_collector.accounting.tags import LEVELS, OwnerPath, path_of
+
+FACTS = ("kind", "user", "account", "name", "pool", "node")
+"""Names that a rule may match beside tags."""
+
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A dated, ordered rule: where all of `match` (tags or facts, `*` as wildcard) hold, `assign` sets levels.
+
+    `assign` may name tags and facts in braces: `{account}`. A level whose placeholder has no value is left as it was.
+    """
+
+    id: int | None
+    name: str
+    position: int
+    match: Mapping[str, str]
+    assign: Mapping[str, str]
+    effective_from_ms: int | None = None
+    effective_to_ms: int | None = None
+
+    def in_force(self, at_ms: int) -> bool:
+        """Whether the rule holds at an instant."""
+        started = self.effective_from_ms is None or self.effective_from_ms <= at_ms
+        return started and (self.effective_to_ms is None or at_ms < self.effective_to_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFacts:
+    """What is known of a workload; a tag wins over a fact of the same name."""
+
+    id: int
+    kind: str
+    user: str | None
+    account: str | None
+    name: str | None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    pool: str = ""
+    node: str = ""
+
+    def value(self, name: str) -> str | None:
+        """The value of a tag or fact, None when there is none."""
+        if name in self.tags:
+            return self.tags[name]
+        if name in FACTS:
+            fact: str | None = getattr(self, name)
+            return fact or None
+        return None
+
+
+class Attribution:
+    """The rules in force, asked for one workload at one instant."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules = tuple(sorted(rules, key=lambda rule: (rule.position, rule.id or 0)))
+
+    def owner_of(self, facts: WorkloadFacts, at_ms: int) -> OwnerPath:
+        """The owner that tags and rules name; empty levels where nothing does."""
+        levels = {level: facts.tags[level].strip() for level in LEVELS if facts.tags.get(level, "").strip()}
+        if "user" not in levels and facts.user:
+            levels["user"] = facts.user
+        for rule in self.matching(facts, at_ms):
+            levels |= _assigned(rule, facts)
+        return path_of(levels)
+
+    def matching(self, facts: WorkloadFacts, at_ms: int) -> list[Rule]:
+        """The rules that hold for this workload at this instant, in order."""
+        return [rule for rule in self.rules if rule.in_force(at_ms) and _matches(rule, facts)]
+
+
+def _matches(rule: Rule, facts: WorkloadFacts) -> bool:
+    for name, pattern in rule.match.items():
+        value = facts.value(name)
+        if value is None or not fnmatchcase(value, pattern):
+            return False
+    return True
+
+
+def _assigned(rule: Rule, facts: WorkloadFacts) -> dict[str, str]:
+    assigned = {}
+    for level, template in rule.assign.items():
+        names = _PLACEHOLDER.findall(template)
+        values = {name: facts.value(name) for name in names}
+        if level in LEVELS and all(values.values()):
+            assigned[level] = _filled(template, values)
+    return assigned
+
+
+def _filled(template: str, values: Mapping[str, str | None]) -> str:
+    return _PLACEHOLDER.sub(lambda found: values[found[1]] or "", template)

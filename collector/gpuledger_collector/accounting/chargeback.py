@@ -1,0 +1,173 @@
+"""The chargeback report: charges added up as people read them, rounded so that the rows add up to the totals.
+
+Hours are shown to six places and money in the currency's minor unit, both split by largest remainder per currency.
+Time that nobody held, and usage that nobody is known to pay or that no rate covers, are rows of their own: nothing is
+dropped, and amounts of two currencies are never added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Protocol, TypeVar
+
+from gpuledger_collector.accounting.ledger import add_known
+from gpuledger_collector.accounting.money import minor_digits, to_minor_units
+from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.usage import HELD
+
+_Rounded = TypeVar("_Rounded")
+
+UNATTRIBUTED = "(unattributed)"
+UNPRICED = "(unpriced)"
+DIMENSIONS = (*LEVELS, "workload", "pool", "model", "node")
+"""What a report can be grouped by."""
+_OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
+
+
+class Line(Protocol):
+    """What the report reads of a sum of charges; `keys` stand in the order of the report's dimensions."""
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def state(self) -> str: ...  # noqa: D102
+    @property
+    def currency(self) -> str | None: ...  # noqa: D102
+    @property
+    def gpu_ns(self) -> int: ...  # noqa: D102
+    @property
+    def busy_ns(self) -> int: ...  # noqa: D102
+    @property
+    def idle_ns(self) -> int: ...  # noqa: D102
+    @property
+    def unknown_ns(self) -> int: ...  # noqa: D102
+    @property
+    def cost_micro(self) -> int | None: ...  # noqa: D102
+    @property
+    def idle_cost_micro(self) -> int | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as printed, with the exact amounts behind it. None: not known, or not applicable; never zero instead."""
+
+    keys: tuple[str, ...]
+    currency: str | None
+    gpu_hours: Decimal
+    gpu_hours_idle: Decimal | None
+    cost_minor: int | None
+    cost_idle_minor: int | None
+    gpu_ns: int
+    idle_ns: int | None
+    cost_micro: int | None
+    idle_cost_micro: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Rows by cost, dearest first, and one total per currency (`keys` of a total are empty)."""
+
+    by: tuple[str, ...]
+    rows: tuple[Row, ...]
+    totals: tuple[Row, ...]
+
+    @property
+    def unpriced(self) -> bool:
+        """Whether some usage has no rate."""
+        return any(row.currency is None for row in self.rows)
+
+
+@dataclass(slots=True)
+class _Sum:
+    gpu_ns: int = 0
+    idle_ns: int | None = None
+    cost_micro: int | None = None
+    idle_cost_micro: int | None = None
+
+
+def report(lines: Iterable[Line], by: Sequence[str]) -> Report:
+    """The report over lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension."""
+    for name in by:
+        if name not in DIMENSIONS:
+            raise ValueError(f"{name!r} is nothing to group by; choose from {', '.join(DIMENSIONS)}")
+    sums: dict[tuple[str | None, tuple[str, ...]], _Sum] = {}
+    for line in lines:
+        if line.gpu_ns == 0:
+            continue
+        entry = sums.setdefault((line.currency, shown_keys(line, by)), _Sum())
+        entry.gpu_ns += line.gpu_ns
+        if line.state == HELD and line.unknown_ns < line.gpu_ns:
+            entry.idle_ns = add_known(entry.idle_ns, line.idle_ns)
+            entry.idle_cost_micro = add_known(entry.idle_cost_micro, line.idle_cost_micro)
+        entry.cost_micro = add_known(entry.cost_micro, line.cost_micro)
+    currencies = sorted({currency for currency, _ in sums if currency is not None})
+    rows: list[Row] = []
+    totals: list[Row] = []
+    for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
+        group = [(keys, entry) for (of, keys), entry in sums.items() if of == currency]
+        group.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
+        made = _rows(currency, group)
+        rows += made
+        totals.append(_total(currency, made, len(by)))
+    return Report(tuple(by), tuple(rows), tuple(totals))
+
+
+def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
+    """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first)."""
+    if line.currency is None:
+        return (UNPRICED, *[""] * (len(by) - 1)) if by else ()
+    if line.state == HELD:
+        return tuple(
+            key or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in zip(line.keys, by, strict=True)
+        )
+    marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
+    cells = ["" if name in _OWNER_DIMENSIONS else key for key, name in zip(line.keys, by, strict=True)]
+    if cells:
+        cells[marked] = f"({line.state})"
+    return tuple(cells)
+
+
+def _rows(currency: str | None, group: Sequence[tuple[tuple[str, ...], _Sum]]) -> list[Row]:
+    digits = minor_digits(currency) if currency is not None else 0
+    hours = hours_decimal([entry.gpu_ns for _, entry in group])
+    idle_hours = _known([entry.idle_ns for _, entry in group], hours_decimal)
+    costs = _known([entry.cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
+    idle_costs = _known([entry.idle_cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
+    return [
+        Row(keys, currency, hours[at], idle_hours[at], costs[at], idle_costs[at],
+            entry.gpu_ns, entry.idle_ns, entry.cost_micro, entry.idle_cost_micro)
+        for at, (keys, entry) in enumerate(group)
+    ]  # fmt: skip
+
+
+def _known(values: Sequence[int | None], rounded: Callable[[Sequence[int]], list[_Rounded]]) -> list[_Rounded | None]:
+    """Rounds what is known together and leaves the unknown unknown."""
+    made = iter(rounded([value for value in values if value is not None]))
+    return [None if value is None else next(made) for value in values]
+
+
+def _total(currency: str | None, rows: Sequence[Row], width: int) -> Row:
+    """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
+    idle_hours = [row.gpu_hours_idle for row in rows if row.gpu_hours_idle is not None]
+    costs = [row.cost_minor for row in rows if row.cost_minor is not None]
+    idle_costs = [row.cost_idle_minor for row in rows if row.cost_idle_minor is not None]
+    idle_ns = idle_cost = cost = None
+    for row in rows:
+        idle_ns = add_known(idle_ns, row.idle_ns)
+        idle_cost = add_known(idle_cost, row.idle_cost_micro)
+        cost = add_known(cost, row.cost_micro)
+    return Row(
+        keys=("",) * width,
+        currency=currency,
+        gpu_hours=sum((row.gpu_hours for row in rows), Decimal(0)),
+        gpu_hours_idle=sum(idle_hours, Decimal(0)) if idle_hours else None,
+        cost_minor=sum(costs) if costs else None,
+        cost_idle_minor=sum(idle_costs) if idle_costs else None,
+        gpu_ns=sum(row.gpu_ns for row in rows),
+        idle_ns=idle_ns,
+        cost_micro=cost,
+        idle_cost_micro=idle_cost,
+    )

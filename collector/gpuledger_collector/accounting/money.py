@@ -1,0 +1,60 @@
+"""Money: integers of millionths of a currency's major unit; cents only where people read them.
+
+A cost is one multiplication of an integer quantity with a decimal rate, rounded once, half to even. What is shown in
+minor units is split by largest remainder, so that the rows of a report add up to its total.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import lru_cache
+
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div, round_together
+
+MICRO = 1_000_000
+"""Micro-units in one major unit of any currency."""
+RATE_DIGITS = 9
+"""Decimal places of a rate."""
+
+_NO_MINOR = frozenset(re.findall(r"[A-Z]{3}", "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"))
+_THREE_DIGITS = frozenset(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"))
+
+
+def minor_digits(currency: str) -> int:
+    """Decimal places of the currency's minor unit (ISO 4217, list one)."""
+    if currency in _NO_MINOR:
+        return 0
+    return 3 if currency in _THREE_DIGITS else 2
+
+
+@lru_cache(maxsize=4096)
+def rate_nano(rate: Decimal) -> int:
+    """The rate in billionths of the major unit. Raises ValueError when it has more places or is no number."""
+    if not rate.is_finite():
+        raise ValueError(f"{rate} is not a rate")
+    scaled = rate.scaleb(RATE_DIGITS)
+    whole = int(scaled)
+    if whole != scaled:
+        raise ValueError(f"{rate} has more than {RATE_DIGITS} decimal places")
+    return whole
+
+
+def cost_micro(gpu_ns: int, rate: Decimal) -> int:
+    """Micro-units for a quantity in GPU-nanoseconds at a rate per GPU-hour, rounded once, half to even."""
+    nano_per_micro = 10**RATE_DIGITS // MICRO
+    return round_half_even_div(gpu_ns * rate_nano(rate), GPU_NS_PER_HOUR * nano_per_micro)
+
+
+def to_minor_units(micros: Sequence[int], digits: int) -> list[int]:
+    """Amounts in minor units: they add up to the rounded total, each within one minor unit of its own amount."""
+    return round_together(micros, MICRO // 10**digits)
+
+
+def format_minor(units: int, digits: int) -> str:
+    """Minor units as people write them: 1234 with two digits is `12.34`."""
+    if digits == 0:
+        return str(units)
+    sign, magnitude = ("-", -units) if units < 0 else ("", units)
+    return f"{sign}{magnitude // 10**digits}.{magnitude % 10**digits:0{digits}d}"

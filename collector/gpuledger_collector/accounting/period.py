@@ -1,0 +1,131 @@
+"""Periods: half-open stretches of time between two integer instants (UTC unix milliseconds)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+
+HOUR_MS = 3_600_000
+DAY_MS = 86_400_000
+_UNIX_SECONDS = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,2})?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_1900_MS = -2_208_988_800_000
+_YEAR_2200_MS = 7_258_118_400_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Period:
+    """From `start_ms` (in) to `end_ms` (out)."""
+
+    start_ms: int
+    end_ms: int
+
+    def __post_init__(self) -> None:
+        if self.end_ms < self.start_ms:
+            raise ValueError("a period ends before it starts")
+
+    @property
+    def ms(self) -> int:
+        """Its length."""
+        return self.end_ms - self.start_ms
+
+    def clip(self, other: Period) -> Period | None:
+        """The common part, None when there is none."""
+        start, end = max(self.start_ms, other.start_ms), min(self.end_ms, other.end_ms)
+        return Period(start, end) if start < end else None
+
+    def _buckets(self, size: int) -> Iterator[Period]:
+        start = self.start_ms
+        while start < self.end_ms:
+            end = min((start // size + 1) * size, self.end_ms)
+            yield Period(start, end)
+            start = end
+
+    def hours(self) -> list[Period]:
+        """Its parts by UTC hour; the first and the last may be shorter."""
+        return list(self._buckets(HOUR_MS))
+
+    def days(self) -> list[Period]:
+        """Its parts by UTC day; the first and the last may be shorter."""
+        return list(self._buckets(DAY_MS))
+
+
+def day_of(at_ms: int) -> Period:
+    """The UTC day that holds an instant."""
+    start = at_ms // DAY_MS * DAY_MS
+    return Period(start, start + DAY_MS)
+
+
+def _to_ms(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(milliseconds=1)
+
+
+def parse_date(text: str) -> int:
+    """The instant of midnight UTC of a date `YYYY-MM-DD`. Raises ValueError with a sentence."""
+    try:
+        day = date.fromisoformat(text) if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text) else None
+    except ValueError:
+        day = None
+    if day is None:
+        raise ValueError(f"{text!r} is not a date; write it as 2026-10-31")
+    return _to_ms(datetime(day.year, day.month, day.day, tzinfo=UTC))
+
+
+def month(text: str) -> Period:
+    """The month `YYYY-MM`. Raises ValueError with a sentence."""
+    if not re.fullmatch(r"\d{4}-\d{2}", text):
+        raise ValueError(f"{text!r} is not a month; write it as 2026-10")
+    year, number = int(text[:4]), int(text[5:])
+    if not 1 <= number <= 12 or year < 1:
+        raise ValueError(f"{text!r} is not a month; write it as 2026-10")
+    following = f"{year + number // 12:04d}-{number % 12 + 1:02d}-01"
+    return Period(parse_date(f"{text}-01"), parse_date(following))
+
+
+def date_range(start: str, end: str) -> Period:
+    """From a date (in) to a date (out). Raises ValueError with a sentence."""
+    period_start, period_end = parse_date(start), parse_date(end)
+    if period_end <= period_start:
+        raise ValueError(f"the range {start} to {end} is empty: its end, which is not included, must come later")
+    return Period(period_start, period_end)
+
+
+def parse_instant(text: str) -> int:
+    """Milliseconds of an RFC 3339 instant with zone, or of unix seconds. Raises ValueError with a sentence."""
+    cleaned = text.strip()
+    at_ms = _unix_ms(cleaned) if _UNIX_SECONDS.fullmatch(cleaned) else _rfc3339_ms(cleaned)
+    if not _YEAR_1900_MS <= at_ms <= _YEAR_2200_MS:
+        raise ValueError(f"{text!r} lies outside the years 1900 to 2200")
+    return at_ms
+
+
+def _unix_ms(text: str) -> int:
+    try:
+        return int((Decimal(text) * 1000).to_integral_value())
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not an instant") from None
+
+
+def _rfc3339_ms(text: str) -> int:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an instant; write it as 2026-10-31T12:00:00Z or as unix seconds") from None
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has no zone; write 2026-10-31T12:00:00Z or 2026-10-31T12:00:00+01:00")
+    return _to_ms(at)
+
+
+def format_instant(at_ms: int) -> str:
+    """RFC 3339 in UTC; milliseconds are written only when there are any."""
+    at = _EPOCH + timedelta(milliseconds=at_ms)
+    text = at.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
+
+
+def format_date(at_ms: int) -> str:
+    """The UTC date of an instant."""
+    return format_instant(at_ms)[:10]

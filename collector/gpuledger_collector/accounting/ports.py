@@ -1,0 +1,202 @@
+"""What jobs and reports ask of the place where evidence is kept, in accounting's own words.
+
+A `Unit` is one transaction over one snapshot: what it reads is one consistent state, and what it writes is seen
+whole or not at all. Marks (dirty hours, dirty days) that the snapshot does not show are left for the next run, so
+evidence that arrives while a job works is never forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.ledger import DayLine, Proof
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rating import Charge, ImportedUsage
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """A row of an imported usage file; `end_ms` None means still running. `line` is where it stands in the file."""
+
+    line: int
+    workload_id: str
+    start_ms: int
+    end_ms: int | None
+    gpu_micro: int
+    gpu_model: str = ""
+    pool: str = "imported"
+    node: str = ""
+    user: str | None = None
+    account: str | None = None
+    job_name: str | None = None
+    submitted_ms: int | None = None
+    state: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryRow:
+    """A row of an inventory file: an accelerator, where it stands, and from when to when (`out_ms` None: still)."""
+
+    line: int
+    node: str
+    uuid: str
+    gpu_model: str
+    pool: str
+    in_ms: int
+    out_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One imported sample: readings by catalogue name of one accelerator at one instant."""
+
+    line: int
+    uuid: str
+    at_ms: int
+    values: Mapping[str, float | int]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOutcome:
+    """How many rows of a file did what; `dirty_days` is the number of UTC days to be rated again."""
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    dirty_days: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRow:
+    """When an accelerator was there to be held, where and in which pool."""
+
+    accelerator_id: int
+    gpu_micro: int
+    gpu_model: str
+    pool: str
+    node: str
+    in_ms: int
+    out_ms: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An accelerator-hour with new evidence."""
+
+    id: int
+    accelerator_id: int
+    hour_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatedDay:
+    """What a rated day becomes in the ledger."""
+
+    charges: Sequence[Charge]
+    lines: Sequence[DayLine]
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedLine:
+    """Charges added up as a report asked for them: `keys` in the order of its dimensions.
+
+    `owner` is None for time that nobody held. Amounts are micro-units, None where unpriced; `gpu_ns` and the
+    activities are GPU-nanoseconds.
+    """
+
+    keys: tuple[str, ...]
+    owner: OwnerPath | None
+    state: str
+    currency: str | None
+    gpu_ns: int
+    busy_ns: int
+    idle_ns: int
+    unknown_ns: int
+    cost_micro: int | None
+    idle_cost_micro: int | None
+    energy_mj: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedCharge:
+    """One charge with the names that an export writes: the workload's, the accelerator's, the price it was rated by."""
+
+    charge: Charge
+    accelerator_uuid: str | None
+    workload_key: str | None
+    workload_name: str | None
+    user: str | None
+    tags: Mapping[str, str]
+
+
+class Unit(Protocol):
+    """One transaction over one snapshot."""
+
+    def prices(self) -> Sequence[Price]:
+        """The price book in force, superseded versions left out."""
+
+    def rules(self) -> Sequence[Rule]:
+        """The attribution rules in force, by position."""
+
+    def marks(self, period: Period, limit: int | None = None) -> Sequence[Mark]:
+        """Dirty hours of the period, by hour; at most `limit`, whole hours first."""
+
+    def drop_marks(self, ids: Iterable[int]) -> None:
+        """Remove exactly these marks: those that were seen."""
+
+    def capacity(self, period: Period) -> Sequence[CapacityRow]:
+        """Capacity that overlaps the period, as recorded, with an open `out_ms` as None."""
+
+    def stretches(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[StretchFact]:
+        """Evidence of these accelerators that overlaps the period, in any order."""
+
+    def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[UsagePiece]) -> None:
+        """The hourly ledger of these (accelerator, hour) pairs becomes these pieces."""
+
+    def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
+        """The minute rollup of these (accelerator, hour) pairs is made again from the samples."""
+
+    def mark_days(self, days_ms: Iterable[int]) -> None:
+        """Add a mark to each of these days."""
+
+    def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
+        """Days of the period with a mark, or with capacity or imported usage and no proof up to their end or now."""
+
+    def pieces(self, day: Period) -> Sequence[tuple[int, int, str, int | None, int, int, int, int, int | None]]:
+        """The hourly ledger of a day: accelerator, atom start, state, workload, held, busy, idle, unknown ms, mJ."""
+
+    def imported(self, day: Period) -> Sequence[ImportedUsage]:
+        """Imported usage that overlaps the day."""
+
+    def pools_observed(self, period: Period) -> Mapping[str, Sequence[Period]]:
+        """When each pool had observed accelerators, within the period."""
+
+    def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
+        """Facts of these workloads, pool and node left empty."""
+
+    def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
+        """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
+
+
+class Store(Protocol):
+    """Where the ledger is kept."""
+
+    def unit(self) -> AbstractContextManager[Unit]:
+        """A transaction, alone in writing the ledger; committed at the end of the block, undone by an exception."""
+
+    def ensure_partitions(self, days_ms: Sequence[int]) -> int:
+        """Make the partitions of these days that are missing; how many were made."""
+
+
+OwnerOf = Callable[[int, int], OwnerPath]
+"""Who pays for a workload at an instant (unix ms)."""

@@ -1,0 +1,68 @@
+"""Quantities: GPU-nanoseconds, and how a whole is split without losing any of it.
+
+A share of a device is counted in millionths (*micro-GPU*), time in milliseconds; their product is an integer number of
+GPU-nanoseconds, so that a tenth of a GPU for one millisecond is exact. A split goes from the whole to the parts, by
+largest remainder: the parts are integers, each within one of its exact share, and they add up to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+GPU_MICRO = 1_000_000
+"""Micro-GPUs of a whole device."""
+GPU_NS_PER_HOUR = 3_600_000_000_000
+"""GPU-nanoseconds of one whole device held for one hour."""
+
+
+def gpu_ns(gpu_micro: int, ms: int) -> int:
+    """GPU-nanoseconds of a share held for some milliseconds: millionths x thousandths of a second."""
+    return gpu_micro * ms
+
+
+def split(total: int, weights: Sequence[int]) -> list[int]:
+    """Parts of `total` in proportion to the weights, by largest remainder (ties: the earlier part gets more).
+
+    Raises ValueError for a negative total or weight, and when something is to be split over nothing.
+    """
+    if total < 0 or any(weight < 0 for weight in weights):
+        raise ValueError("a split needs a total and weights that are not negative")
+    whole = sum(weights)
+    if whole == 0:
+        if total:
+            raise ValueError("nothing to split over: all weights are zero")
+        return [0] * len(weights)
+    parts = [total * weight // whole for weight in weights]
+    left = total - sum(parts)
+    if left:
+        by_remainder = sorted(range(len(weights)), key=lambda at: (-(total * weights[at] % whole), at))
+        for at in by_remainder[:left]:
+            parts[at] += 1
+    return parts
+
+
+def round_half_even_div(numerator: int, denominator: int) -> int:
+    """The quotient rounded to the nearest integer, halves to the even one (IEEE 754 §4.3.1). Exact for any size."""
+    quotient, remainder = divmod(numerator, denominator)
+    twice = 2 * remainder
+    return quotient + (twice > denominator or (twice == denominator and quotient % 2 == 1))
+
+
+def round_together(values: Sequence[int], unit: int) -> list[int]:
+    """Signed values in multiples of `unit`: they add up to the rounded sum (half to even), each within one of its own.
+
+    The difference between the rounded sum and the floors goes to the largest remainders, ties to the earlier value.
+    """
+    floors = [value // unit for value in values]
+    left = round_half_even_div(sum(values), unit) - sum(floors)
+    by_remainder = sorted(range(len(values)), key=lambda at: (-(values[at] % unit), at))
+    for at in by_remainder[:left]:
+        floors[at] += 1
+    return floors
+
+
+def hours_decimal(values_ns: Sequence[int], digits: int = 6) -> list[Decimal]:
+    """GPU-hours to `digits` places; the rows add up to the rounded total exactly."""
+    unit = GPU_NS_PER_HOUR // 10**digits
+    return [Decimal(count).scaleb(-digits) for count in round_together(values_ns, unit)]

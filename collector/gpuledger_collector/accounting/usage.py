@@ -1,0 +1,164 @@
+"""From evidence to hours: what agents saw of one accelerator becomes who held it, atom by atom.
+
+Problem: stretches arrive late, twice, out of order, and from an accelerator that two nodes claim. Idea: sort them by a
+key that does not depend on arrival and let each claim only the time that no earlier one has. Law: the parts of an atom
+never exceed it, and the result does not depend on the order or the duplication of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.quantity import split
+
+HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED = "held", "unallocated", "unavailable", "unobserved"
+STATES = (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED)
+
+
+@dataclass(frozen=True, slots=True)
+class StretchFact:
+    """Evidence: one accelerator, one state, one holder, from start to end, as an agent integrated it (milliseconds).
+
+    Holders that share the accelerator have one stretch each with the same bounds and batch; their `held_ms` are their
+    parts. `energy_mj` is None where nothing measured it.
+    """
+
+    accelerator_id: int
+    workload_id: int | None
+    state: str
+    start_ms: int
+    end_ms: int
+    held_ms: int
+    busy_ms: int
+    idle_ms: int
+    unknown_ms: int
+    energy_mj: int | None
+    node_id: int
+    epoch: str
+    seq: int
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePiece:
+    """What one state (and holder) had of an atom. `held_ms` is its time for every state, activity only for `held`."""
+
+    accelerator_id: int
+    start_ms: int
+    end_ms: int
+    state: str
+    workload_id: int | None
+    held_ms: int
+    busy_ms: int
+    idle_ms: int
+    unknown_ms: int
+    energy_mj: int | None
+
+
+def atoms(day: Period, cuts: Sequence[int]) -> list[Period]:
+    """The UTC hours of a period, cut further at the given instants: within one atom one price is in force."""
+    inside = sorted({cut for cut in cuts if day.start_ms < cut < day.end_ms})
+    if not inside:
+        return day.hours()
+    edges = sorted({hour.start_ms for hour in day.hours()} | set(inside) | {day.end_ms})
+    return [Period(start, end) for start, end in pairwise(edges)]
+
+
+def fold(stretches: Iterable[StretchFact], atoms: Sequence[Period], capacity: Sequence[Period]) -> list[UsagePiece]:
+    """The usage of one accelerator in the given atoms (ascending, disjoint), from all evidence that touches them.
+
+    Time outside `capacity` is not counted. Where spans overlap, the one that sorts first by (start, end, node, epoch,
+    seq) keeps the time.
+    """
+    present = _merged(capacity)
+    parts: dict[tuple[int, int, str, int | None], list[int | None]] = {}
+    accelerator_id = 0
+    cursor: int | None = None
+    for span in _spans(stretches):
+        first = span[0]
+        accelerator_id = first.accelerator_id
+        start = first.start_ms if cursor is None else max(first.start_ms, cursor)
+        if start >= first.end_ms:
+            continue
+        cursor = first.end_ms
+        free = Period(start, first.end_ms)
+        for atom in atoms:
+            if atom.start_ms >= free.end_ms:
+                break
+            common = atom.clip(free)
+            if common is not None:
+                for window in _within(common, present):
+                    _add_window(parts, span, atom, window)
+    return [_piece(accelerator_id, key, amounts) for key, amounts in sorted(parts.items(), key=_order)]
+
+
+def _spans(stretches: Iterable[StretchFact]) -> list[list[StretchFact]]:
+    """Holders that share a span together, spans in their fixed order, exact repetitions dropped."""
+    ordered = sorted(set(stretches), key=lambda fact: (*_span_key(fact), fact.record))
+    return [list(group) for _, group in groupby(ordered, key=_span_key)]
+
+
+def _span_key(fact: StretchFact) -> tuple[int, int, int, str, int]:
+    return fact.start_ms, fact.end_ms, fact.node_id, fact.epoch, fact.seq
+
+
+def _merged(capacity: Sequence[Period]) -> list[Period]:
+    merged: list[Period] = []
+    for period in sorted(capacity):
+        if merged and period.start_ms <= merged[-1].end_ms:
+            merged[-1] = Period(merged[-1].start_ms, max(merged[-1].end_ms, period.end_ms))
+        else:
+            merged.append(period)
+    return merged
+
+
+def _within(common: Period, present: Sequence[Period]) -> list[Period]:
+    windows = (common.clip(period) for period in present)
+    return [window for window in windows if window is not None]
+
+
+def _add_window(
+    parts: dict[tuple[int, int, str, int | None], list[int | None]],
+    span: Sequence[StretchFact],
+    atom: Period,
+    window: Period,
+) -> None:
+    """Adds what the span says of one window: time over holders, then each holder's over its activity."""
+    weights = [fact.held_ms if fact.state == HELD else window.ms for fact in span]
+    if not any(weights):
+        weights = [1] * len(span)
+    for fact, held_ms in zip(span, split(window.ms, weights), strict=True):
+        amounts = parts.setdefault((atom.start_ms, atom.end_ms, fact.state, fact.workload_id), [0, 0, 0, 0, None])
+        activity = _activity(fact, held_ms)
+        for at, value in enumerate((held_ms, *activity)):
+            amounts[at] = (amounts[at] or 0) + value
+        if fact.energy_mj is not None:
+            amounts[4] = (amounts[4] or 0) + _energy(fact, fact.energy_mj, window)
+
+
+def _activity(fact: StretchFact, held_ms: int) -> list[int]:
+    if fact.state != HELD:
+        return [0, 0, 0]
+    weights = [fact.busy_ms, fact.idle_ms, fact.unknown_ms]
+    return split(held_ms, weights) if any(weights) else [0, 0, held_ms]
+
+
+def _energy(fact: StretchFact, energy_mj: int, window: Period) -> int:
+    """Energy up to the window's end less that up to its start: whatever the windows, their energies add up."""
+    length = fact.end_ms - fact.start_ms
+    until_end = energy_mj * (window.end_ms - fact.start_ms) // length
+    return until_end - energy_mj * (window.start_ms - fact.start_ms) // length
+
+
+def _order(item: tuple[tuple[int, int, str, int | None], object]) -> tuple[int, int, int]:
+    (start_ms, _, state, workload_id), _ = item
+    return start_ms, STATES.index(state), -1 if workload_id is None else workload_id
+
+
+def _piece(accelerator_id: int, key: tuple[int, int, str, int | None], amounts: Sequence[int | None]) -> UsagePiece:
+    start_ms, end_ms, state, workload_id = key
+    held, busy, idle, unknown = (value or 0 for value in amounts[:4])
+    return UsagePiece(accelerator_id, start_ms, end_ms, state, workload_id, held, busy, idle, unknown, amounts[4])
