@@ -6,17 +6,30 @@ Below this module nothing reads the clock, the environment or a global.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.settings import Settings
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from sqlalchemy.engine import Engine
 
+    from gpuledger_collector.api.batches import Intake
+    from gpuledger_collector.api.metrics import Metrics
+    from gpuledger_collector.ingest.commit import GroupCommit
     from gpuledger_collector.storage.embedded import EmbeddedServer
+
+INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=30000"
+"""An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
+
+
+def now() -> dt.datetime:
+    """The instant, aware and in UTC: the one place where the collector reads the clock."""
+    return dt.datetime.now(dt.UTC)
 
 
 @dataclass
@@ -32,6 +45,10 @@ class Database:
         from gpuledger_collector.storage import engine
 
         return engine.connect(self.dsn)
+
+    def current_dsn(self) -> str:
+        """The DSN as it is now: the embedded server may have moved to another port when it was started again."""
+        return self.dsn if self.server is None else self.server.dsn
 
     def close(self) -> None:
         """Close the engine's connections, if there is one."""
@@ -72,3 +89,59 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
     finally:
         opened.close()
         server.release()
+
+
+@dataclass
+class Collector:
+    """The HTTP side of a collector: the app and the writers behind it."""
+
+    app: FastAPI
+    intake: Intake
+    commit: GroupCommit
+    metrics: Metrics
+
+
+def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
+    """App and writers over a database. Nothing is started."""
+    import psycopg
+
+    from gpuledger_collector.api import app, batches
+    from gpuledger_collector.api.metrics import Metrics
+    from gpuledger_collector.ingest.commit import GroupCommit, Limits
+    from gpuledger_collector.ingest.store import Store
+    from gpuledger_collector.storage import engine, partitions
+
+    metrics = Metrics()
+
+    def connect() -> psycopg.Connection[tuple[Any, ...]]:
+        keywords = engine.parameters(opened.current_dsn(), "gpuledger-ingest")
+        keywords["options"] += f" {INGEST_SESSION}"
+        return psycopg.connect(**keywords, autocommit=True)
+
+    def on_flush(size: int, _samples: int, seconds: float) -> None:
+        metrics.flush_batches.observe(size)
+        metrics.flush_seconds.observe(seconds)
+
+    store = Store(partitions.ensure, lambda _: metrics.contested.inc())
+    limits = Limits(
+        writers=settings.writers,
+        flush_batches=settings.flush_batches,
+        queue_batches=settings.queue_batches,
+        queue_bytes=settings.queue_bytes,
+    )
+    commit = GroupCommit(store, connect, clock, limits, on_flush)
+    metrics.watch_queue(lambda: commit.waiting)
+    intake = batches.Intake(commit, metrics, clock, settings.agent_tokens(), settings.queue_bytes)
+    return Collector(app.create(intake, metrics, lambda: lacking(opened)), intake, commit, metrics)
+
+
+def lacking(opened: Database) -> str | None:
+    """What keeps the database from taking batches, in a sentence; None when nothing does."""
+    from gpuledger_collector.storage import migrate
+    from gpuledger_collector.storage.errors import StorageError
+
+    try:
+        migrate.require_current(opened.current_dsn())
+    except StorageError as error:
+        return str(error)
+    return None

@@ -216,7 +216,7 @@ def shared_root(monkeypatch):
 
 @as_root
 def test_root_with_everything_below_a_private_home(tmp_path, shared_root, monkeypatch):
-    """Programs and data folder lie below a 0700 folder: the programs are copied, the cluster put beside, no mode changed."""
+    """Below a 0700 folder: the programs are copied, the cluster put beside them, and no mode is changed."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     package = binaries.installed().parent

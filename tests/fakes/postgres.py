@@ -1,5 +1,6 @@
 """Real Postgres for tests: one embedded server a session, one fresh migrated database a test."""
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -39,9 +40,9 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def dsn(postgres: str) -> Iterator[str]:
-    """DSN of a database of this test's own, migrated and empty."""
+@contextlib.contextmanager
+def fresh_database(postgres: str) -> Iterator[str]:
+    """DSN of a new database, migrated and empty, dropped at the end of the block."""
     name = f"test_{next(_numbers)}"
     admin = make_conninfo(postgres, dbname="postgres")
     with psycopg.connect(admin, autocommit=True) as connection:
@@ -51,6 +52,13 @@ def dsn(postgres: str) -> Iterator[str]:
     finally:
         with psycopg.connect(admin, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def dsn(postgres: str) -> Iterator[str]:
+    """DSN of a database of this test's own, migrated and empty."""
+    with fresh_database(postgres) as made:
+        yield made
 
 
 @pytest.fixture

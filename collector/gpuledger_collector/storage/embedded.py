@@ -71,7 +71,6 @@ class EmbeddedServer:
         self._wanted_user = user
         self._users: IO[str] | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._dsn: str | None = None
         self._seat: tuple[Path, RunAs | None] | None = None
 
     def acquire(self) -> str:
@@ -84,12 +83,12 @@ class EmbeddedServer:
             users = (self.data_dir / "users").open("a")
             try:
                 fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                self._dsn = self._join_or_start()
+                dsn = self._join_or_start()
             except BaseException:
                 users.close()
                 raise
             self._users = users
-        return self._dsn
+        return dsn
 
     def release(self) -> None:
         """Give the use back, and stop the server when no other command uses it."""
@@ -114,6 +113,11 @@ class EmbeddedServer:
                 return False
             self._join_or_start()
         return True
+
+    @property
+    def dsn(self) -> str:
+        """The DSN as it is now."""
+        return self._conninfo(DATABASE)
 
     @property
     def pid(self) -> int | None:

@@ -47,11 +47,11 @@ def ensure(connection: psycopg.Connection[tuple[object, ...]], table: str, days_
     the same day wait for each other on an advisory lock of this transaction.
     """
     wanted = {partition_name(table, day): day for day in sorted(set(days_ms))}
-    missing = _missing(connection, wanted)
+    missing = _missing(connection, table, wanted)
     if not missing:
         return []
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-    missing = _missing(connection, wanted)
+    missing = _missing(connection, table, wanted)
     for name in missing:
         day = wanted[name]
         names = {"child": sql.Identifier(name), "parent": sql.Identifier(table)}
@@ -66,10 +66,12 @@ def ensure(connection: psycopg.Connection[tuple[object, ...]], table: str, days_
     return missing
 
 
-def _missing(connection: psycopg.Connection[tuple[object, ...]], wanted: dict[str, int]) -> list[str]:
+def _missing(connection: psycopg.Connection[tuple[object, ...]], table: str, wanted: dict[str, int]) -> list[str]:
+    # to_regclass() would answer from this session's cache, and miss what another one has just committed.
     rows = connection.execute(
-        "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(quote_ident(name)) IS NULL ORDER BY name",
-        (list(wanted),),
+        "SELECT name FROM unnest(%s::text[]) AS name WHERE NOT EXISTS (SELECT 1 FROM pg_inherits"
+        " JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass AND relname = name) ORDER BY name",
+        (list(wanted), table),
     )
     return [str(row[0]) for row in rows]
 

@@ -1,0 +1,60 @@
+"""The HTTP application: agents' batches, metrics, health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Response
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from gpuledger_collector import __version__
+from gpuledger_collector.api import batches
+from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.ingest.envelope import Answer, Batch
+
+
+def create(intake: batches.Intake, metrics: Metrics, lacking: Callable[[], str | None]) -> FastAPI:
+    """The app. `lacking` says in a sentence what keeps this collector from serving, or None; it may block."""
+    app = FastAPI(
+        title="GPU Ledger collector",
+        version=__version__,
+        description="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
+    )
+    app.include_router(batches.router(intake))
+
+    @app.get("/healthz", tags=["operation"])
+    async def healthz() -> dict[str, str]:
+        """The process is alive."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
+    def readyz(response: Response) -> dict[str, str]:
+        """The database is reachable and migrated, so that batches can be committed."""
+        reason = lacking()
+        metrics.database_up.set(reason is None)
+        if reason is None:
+            return {"status": "ready"}
+        response.status_code = 503
+        response.headers["Retry-After"] = str(batches.RETRY_AFTER_SECONDS)
+        return {"status": "not ready", "reason": reason}
+
+    @app.get("/metrics", tags=["operation"], response_class=Response)
+    def exposition() -> Response:
+        """The collector's own metrics for Prometheus."""
+        return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI with the JSON form of the wire's structs, which FastAPI cannot see by itself."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        _, components = msgspec.json.schema_components([Batch, Answer], ref_template="#/components/schemas/{name}")
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        app.openapi_schema = schema
+    return app.openapi_schema

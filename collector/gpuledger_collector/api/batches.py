@@ -1,0 +1,227 @@
+"""POST /v1/batches: from a request to an answer that is true.
+
+The body is bounded while it streams in, decoded, judged, committed with its neighbours, and only then answered.
+Whatever is wrong with the input is a 4xx with a sentence; whatever is wrong with us is a 503 with Retry-After, because
+the agent keeps the batch and comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import psycopg
+from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
+
+from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
+from gpuledger_collector.ingest.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
+from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES, Answer
+from gpuledger_collector.ingest.validate import Accepted, accept
+
+RETRY_AFTER_SECONDS = 5
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive: a sender of one byte a second must not hold a place."""
+INLINE_BYTES = 64 * 1024
+"""Bodies up to here are decoded on the event loop; handing a small one to a thread costs more than decoding it."""
+MAX_SKEW_MS = 10 * 365 * 86_400_000
+STATUS = {"committed": 200, "duplicate": 200, "partial": 422, "refused": 409}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Intake:
+    """What the route needs: the writers, who may send, and how much may be under way."""
+
+    commit: GroupCommit
+    metrics: Metrics
+    clock: Callable[[], dt.datetime]
+    tokens: frozenset[str] = frozenset()
+    most_bytes: int = 256 * 1024 * 1024
+    body_seconds: float = BODY_SECONDS
+    under_way: int = field(default=0, init=False)
+    """Bytes of bodies that are being received or answered."""
+
+
+def router(intake: Intake) -> APIRouter:
+    """The route, bound to its intake."""
+    made = APIRouter()
+
+    @made.post("/v1/batches", openapi_extra=DESCRIPTION, responses=ANSWERS, tags=["agents"])
+    async def batches(request: Request) -> Response:
+        """Take one batch of a node; the answer comes after it is committed.
+
+        The batch counts once, however often it is sent. Records that cannot be kept are listed, the rest is kept.
+        """
+        begun = time.perf_counter()
+        try:
+            status, answer = await answer_to(request, intake)
+        except ClientDisconnect:
+            status, answer = 400, Answer("refused", detail="the sender went away")
+        except Refused as refusal:
+            status, answer = refusal.status, Answer("refused", detail=refusal.detail)
+        except Unavailable as error:
+            status, answer = 503, Answer("refused", detail=str(error))
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            status, answer = 422, Answer("refused", detail=f"the database refuses this batch: {first_line(error)}")
+        except Exception:
+            log.exception("a batch could not be handled")
+            status, answer = 503, Answer("refused", detail="a fault in the collector; it is in its log")
+        intake.metrics.answer_seconds.observe(time.perf_counter() - begun)
+        intake.metrics.batches.labels(status="unavailable" if status == 503 else answer.status).inc()
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(msgspec.json.encode(answer), status, headers, media_type="application/json")
+
+    return made
+
+
+async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:
+    """HTTP status and answer for a request. Raises Refused, Unavailable, or what the writers raised."""
+    authorise(request, intake.tokens)
+    content_type, encoding = media_of(request)
+    sent_at_ms = sent_at(request)
+    taken = 0
+    try:
+        body = bytearray()
+        async with asyncio.timeout(intake.body_seconds):
+            bounded_length(request)
+            async for chunk in request.stream():
+                taken += len(chunk)
+                intake.under_way += len(chunk)
+                if taken > MAX_BODY_BYTES:
+                    raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less in one batch")
+                if intake.under_way > intake.most_bytes:
+                    raise Unavailable("too much is under way")
+                body += chunk
+        intake.metrics.bytes.inc(taken)
+        return await commit(bytes(body), content_type, encoding, sent_at_ms, intake)
+    except TimeoutError as error:
+        raise Refused(408, f"the body took longer than {intake.body_seconds:.0f} s") from error
+    finally:
+        intake.under_way -= taken
+
+
+async def commit(
+    body: bytes, content_type: str, encoding: str, sent_at_ms: int | None, intake: Intake
+) -> tuple[int, Answer]:
+    """Decode, judge and commit a body; status and answer."""
+
+    def read() -> Accepted:
+        now_ms = int(intake.clock().timestamp() * 1000)
+        accepted = accept(decode(body, content_type, encoding), now_ms)
+        if sent_at_ms is not None and abs(now_ms - sent_at_ms) < MAX_SKEW_MS:
+            return replace(accepted, heartbeat={**accepted.heartbeat, "clock_skew_ms": now_ms - sent_at_ms})
+        return accepted
+
+    accepted = read() if len(body) <= INLINE_BYTES else await asyncio.to_thread(read)
+    answer = await asyncio.wrap_future(intake.commit.submit(accepted))
+    count(accepted, answer, intake.metrics)
+    return STATUS[answer.status], answer
+
+
+def count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:
+    """Count what was committed; a repeated answer counts nothing anew."""
+    if answer.status == "committed" or (answer.status == "partial" and answer.rejected is accepted.rejected):
+        metrics.samples.inc(accepted.samples)
+        metrics.stretches.inc(len(accepted.stretches))
+        metrics.rejected.inc(len(accepted.rejected))
+
+
+def authorise(request: Request, tokens: frozenset[str]) -> None:
+    """Raise Refused (401) unless the request carries one of the tokens; none are asked for when there are none."""
+    if not tokens:
+        return
+    scheme, _, presented = request.headers.get("authorization", "").partition(" ")
+    offered = presented.strip().encode()
+    good = [hmac.compare_digest(offered, token.encode()) for token in tokens]
+    if scheme.lower() != "bearer" or not any(good):
+        raise Refused(401, "the request carries no valid bearer token")
+
+
+def media_of(request: Request) -> tuple[str, str]:
+    """Content type and encoding, lower case. Raises Refused (415) for those that are not understood."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if content_type not in MSGPACK_TYPES | JSON_TYPES:
+        raise Refused(415, "the content type must be application/msgpack or application/json")
+    if encoding not in ENCODINGS:
+        raise Refused(415, "the content encoding must be zstd, gzip or identity")
+    return content_type, encoding
+
+
+def sent_at(request: Request) -> int | None:
+    """The agent's clock when it sent this, unix milliseconds. Raises Refused (400) for what is no number."""
+    text = request.headers.get("x-gpuledger-sent-at")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 16):
+        raise Refused(400, "X-GPULedger-Sent-At must be unix milliseconds")
+    return int(text)
+
+
+def bounded_length(request: Request) -> None:
+    """Raise Refused (413) for a body that announces itself as too large, before a byte of it is read."""
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less in one batch")
+
+
+def first_line(error: Exception) -> str:
+    """What the driver said, without its context."""
+    return str(error).strip().partition("\n")[0]
+
+
+DESCRIPTION = {
+    "parameters": [
+        {
+            "name": "X-GPULedger-Sent-At",
+            "in": "header",
+            "required": False,
+            "schema": {"type": "integer"},
+            "description": "The sender's clock, unix milliseconds; kept as the node's clock skew.",
+        },
+        {
+            "name": "Content-Encoding",
+            "in": "header",
+            "required": False,
+            "schema": {"enum": ["zstd", "gzip", "identity"]},
+        },
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/Batch"}},
+            "application/msgpack": {"schema": {"type": "string", "format": "binary"}},
+        },
+    },
+}
+
+
+def _answer(text: str) -> dict[str, object]:
+    return {
+        "description": text,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Answer"}}},
+    }
+
+
+ANSWERS: dict[int | str, dict[str, object]] = {
+    200: _answer("Committed now, or known already (duplicate)."),
+    400: _answer("The body cannot be decoded, or has no usable key."),
+    401: _answer("No valid bearer token."),
+    408: _answer("The body took too long."),
+    409: _answer("Other bytes are known under this batch's key."),
+    413: _answer("The body is too large, as sent or decompressed: split the batch."),
+    415: _answer("Content type or encoding is not understood."),
+    422: _answer("Some records are refused and listed; the others are committed. Again the same answer."),
+    503: _answer("Not committed: come back after Retry-After."),
+}

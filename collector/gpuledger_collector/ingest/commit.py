@@ -1,0 +1,190 @@
+"""Group commit: batches that arrive while a writer is busy are committed together when it is free.
+
+There is no linger: a lone batch is written at once, and under load the groups form by themselves. The caller learns
+what became of its batch after COMMIT and not before. The queue is bounded in batches and in bytes; what does not fit
+is turned away at once, because the agent's spool is the place to wait.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import psycopg
+
+from gpuledger_agent.wire import Answer
+from gpuledger_collector.ingest.directory import Connection
+from gpuledger_collector.ingest.store import Store
+from gpuledger_collector.ingest.validate import Accepted
+
+log = logging.getLogger(__name__)
+
+
+class Unavailable(Exception):
+    """The batch was not committed and may be sent again: the queue is full, or the database is away."""
+
+    permanent = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may wait, and how much goes into one transaction."""
+
+    writers: int = 2
+    flush_batches: int = 256
+    flush_bytes: int = 64 * 1024 * 1024
+    queue_batches: int = 4096
+    queue_bytes: int = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    batch: Accepted
+    answer: Future[Answer]
+
+
+class GroupCommit:
+    """Writer threads over one queue. `connect` opens an autocommit connection, `clock` tells the time."""
+
+    def __init__(
+        self,
+        store: Store,
+        connect: Callable[[], Connection],
+        clock: Callable[[], dt.datetime],
+        limits: Limits,
+        on_flush: Callable[[int, int, float], None] = lambda _batches, _samples, _seconds: None,
+    ) -> None:
+        self._store = store
+        self._connect = connect
+        self._clock = clock
+        self._limits = limits
+        self._on_flush = on_flush
+        self._queue: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._write_for_ever, name=f"writer-{number}", daemon=True)
+            for number in range(limits.writers)
+        ]
+
+    def start(self) -> None:
+        """Start the writers; the database need not be there yet."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, batch: Accepted) -> Future[Answer]:
+        """Queue a batch; the future holds the answer after COMMIT, or Unavailable, or psycopg.Error for poison.
+
+        Raises Unavailable when the queue is full or closed.
+        """
+        waiting = _Waiting(batch, Future())
+        with self._changed:
+            if self._closing:
+                raise Unavailable("the collector is stopping")
+            if len(self._queue) >= self._limits.queue_batches or self._bytes + batch.size > self._room():
+                raise Unavailable("too many batches are waiting for the database")
+            self._queue.append(waiting)
+            self._bytes += batch.size
+            self._changed.notify()
+        return waiting.answer
+
+    def _room(self) -> int:
+        return self._limits.queue_bytes if self._queue else max(self._limits.queue_bytes, self._limits.flush_bytes)
+
+    @property
+    def waiting(self) -> int:
+        """Batches in the queue."""
+        return len(self._queue)
+
+    def close(self, seconds: float) -> None:
+        """Take no more batches, commit those that wait for at most `seconds`, then turn the rest away."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for waiting in self._take(len(self._queue)):
+            waiting.answer.set_exception(Unavailable("the collector is stopping"))
+
+    def _take(self, most: int) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        size = 0
+        with self._changed:
+            while self._queue and len(taken) < most and size < self._limits.flush_bytes:
+                waiting = self._queue.popleft()
+                size += waiting.batch.size
+                # A caller that has gone away no longer waits; from here on it can no longer go.
+                if waiting.answer.set_running_or_notify_cancel():
+                    taken.append(waiting)
+            self._bytes -= size
+        return taken
+
+    def _write_for_ever(self) -> None:
+        connection: Connection | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+            group = self._take(self._limits.flush_batches)
+            if group:
+                connection = self._write(connection, group)
+            elif self._closing and not self._queue:
+                break
+        if connection is not None:
+            connection.close()
+
+    def _write(self, connection: Connection | None, group: Sequence[_Waiting]) -> Connection | None:
+        """Commit a group and answer; the connection to go on with, None when it is lost."""
+        begun = time.perf_counter()
+        try:
+            if connection is None or connection.closed:
+                connection = self._connect()
+            answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock())
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            return self._turn_away(connection, group, error)
+        except Exception as error:  # one batch that cannot be written must not take its neighbours along
+            self._store.forget()
+            log.info("a group of %d batches failed (%s) and is written one by one", len(group), error)
+            for waiting in group:
+                connection = self._write_alone(connection, waiting)
+            return connection
+        for waiting, answer in zip(group, answers, strict=True):
+            waiting.answer.set_result(answer)
+        self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
+        return connection
+
+    def _turn_away(
+        self, connection: Connection | None, group: Sequence[_Waiting], error: Exception
+    ) -> Connection | None:
+        reason = str(error).strip().partition("\n")[0]
+        log.warning("batches could not be written, their agents will send them again: %s", reason)
+        for waiting in group:
+            waiting.answer.set_exception(Unavailable(f"the database is away: {reason}"))
+        if connection is not None and not connection.broken:
+            if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
+                return connection
+            connection.close()
+        return None
+
+    def _write_alone(self, connection: Connection | None, waiting: _Waiting) -> Connection | None:
+        try:
+            if connection is None or connection.closed:
+                connection = self._connect()
+            answer = self._store.flush(connection, [waiting.batch], self._clock())[0]
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            return self._turn_away(connection, [waiting], error)
+        except Exception as error:
+            self._store.forget()
+            log.exception("batch %s of %s cannot be written", waiting.batch.seq, waiting.batch.node)
+            waiting.answer.set_exception(error)
+            return connection
+        waiting.answer.set_result(answer)
+        return connection

@@ -1,0 +1,206 @@
+"""From bytes on the wire to a typed batch, bounded before and after decompression.
+
+The fast way decodes the whole envelope at once. When one record does not fit its type, a second, slower way decodes
+record by record, so that the good ones are kept and each bad one is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from backports import zstd
+
+from gpuledger_agent.wire import (
+    MAX_DECODED_BYTES,
+    Batch,
+    Column,
+    Heartbeat,
+    Rejected,
+    Samples,
+    Stretch,
+    WireAccelerator,
+    WireWorkload,
+)
+
+MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+JSON_TYPES = frozenset({"application/json"})
+ENCODINGS = frozenset({"", "identity", "zstd", "gzip"})
+_WINDOW_LOG_MAX = 26
+"""A frame that asks for a window over 64 MiB is refused: the window is memory that we would have to hold."""
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A body that cannot become a batch: HTTP status and a sentence."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A batch with the records that its types could not hold already left out, at their positions as None."""
+
+    version: int
+    node: str
+    epoch: str
+    seq: int
+    heartbeat: Heartbeat
+    accelerators: list[WireAccelerator | None]
+    workloads: list[WireWorkload | None]
+    stretches: list[Stretch | None]
+    samples: Samples
+    rejected: list[Rejected]
+    sha256: bytes
+    size: int
+    """Bytes after decompression."""
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """A batch whose records are not decoded yet."""
+
+    version: int
+    node: str
+    epoch: str
+    seq: int
+    heartbeat: Heartbeat
+    accelerators: list[msgspec.Raw] = []
+    workloads: list[msgspec.Raw] = []
+    stretches: list[msgspec.Raw] = []
+    samples: msgspec.Raw = msgspec.Raw(b"")
+
+
+class RawSamples(msgspec.Struct, frozen=True):
+    """Samples whose columns are not decoded yet."""
+
+    accelerator: list[int] = []
+    at_ms: list[int] = []
+    columns: dict[str, msgspec.Raw] = {}
+
+
+_msgpack_batch = msgspec.msgpack.Decoder(Batch)
+_json_batch = msgspec.json.Decoder(Batch)
+
+
+def inflate(body: bytes, encoding: str) -> bytes:
+    """The body without its content encoding. Raises Refused: 413 beyond MAX_DECODED_BYTES, 400 when it is damaged."""
+    try:
+        if encoding == "zstd":
+            plain, whole = _unzstd(body)
+        elif encoding == "gzip":
+            plain, whole = _gunzip(body)
+        else:
+            return body
+    except (zstd.ZstdError, zlib.error) as error:
+        raise Refused(400, f"the body is not valid {encoding}: {error}") from error
+    if len(plain) > MAX_DECODED_BYTES:
+        raise Refused(413, f"the body is over {MAX_DECODED_BYTES} bytes when decompressed")
+    if not whole:
+        raise Refused(400, f"the body is not one whole {encoding} frame")
+    return plain
+
+
+def _unzstd(body: bytes) -> tuple[bytes, bool]:
+    decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX})
+    plain = decompressor.decompress(body, max_length=MAX_DECODED_BYTES + 1)
+    return plain, decompressor.eof and not decompressor.unused_data
+
+
+def _gunzip(body: bytes) -> tuple[bytes, bool]:
+    decompressor = zlib.decompressobj(wbits=31)
+    plain = decompressor.decompress(body, MAX_DECODED_BYTES + 1)
+    return plain, decompressor.eof and not decompressor.unused_data
+
+
+def decode(body: bytes, content_type: str, encoding: str) -> Decoded:
+    """The batch in a body. `content_type` and `encoding` are lower case and known (see the sets above).
+
+    Raises Refused when not even the batch's key and heartbeat can be read.
+    """
+    plain = inflate(body, encoding)
+    digest = hashlib.sha256(plain).digest()
+    is_json = content_type in JSON_TYPES
+    try:
+        batch = (_json_batch if is_json else _msgpack_batch).decode(plain)
+    except msgspec.ValidationError:
+        return _record_by_record(plain, is_json, digest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise Refused(400, f"the body cannot be decoded: {_reason(error)}") from error
+    return Decoded(
+        version=batch.version,
+        node=batch.node,
+        epoch=batch.epoch,
+        seq=batch.seq,
+        heartbeat=batch.heartbeat,
+        accelerators=list(batch.accelerators),
+        workloads=list(batch.workloads),
+        stretches=list(batch.stretches),
+        samples=batch.samples,
+        rejected=[],
+        sha256=digest,
+        size=len(plain),
+    )
+
+
+def _record_by_record(plain: bytes, is_json: bool, digest: bytes) -> Decoded:
+    one: Callable[..., Any] = msgspec.json.decode if is_json else msgspec.msgpack.decode
+    rejected: list[Rejected] = []
+    try:
+        envelope: Envelope = one(plain, type=Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise Refused(400, f"the batch cannot be read: {_reason(error)}") from error
+
+    def each(name: str, raws: list[msgspec.Raw], kind: type[T]) -> list[T | None]:
+        return [_one_record(one, raw, kind, f"{name}[{place}]", rejected) for place, raw in enumerate(raws)]
+
+    return Decoded(
+        version=envelope.version,
+        node=envelope.node,
+        epoch=envelope.epoch,
+        seq=envelope.seq,
+        heartbeat=envelope.heartbeat,
+        accelerators=each("accelerators", envelope.accelerators, WireAccelerator),
+        workloads=each("workloads", envelope.workloads, WireWorkload),
+        stretches=each("stretches", envelope.stretches, Stretch),
+        samples=_samples(one, envelope.samples, rejected),
+        rejected=rejected,
+        sha256=digest,
+        size=len(plain),
+    )
+
+
+def _one_record(
+    one: Callable[..., Any], raw: msgspec.Raw, kind: type[T], record: str, rejected: list[Rejected]
+) -> T | None:
+    try:
+        decoded: T = one(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        rejected.append(Rejected(record, _reason(error)))
+        return None
+    return decoded
+
+
+def _samples(one: Callable[..., Any], raw: msgspec.Raw, rejected: list[Rejected]) -> Samples:
+    if not bytes(raw):
+        return Samples()
+    loose = _one_record(one, raw, RawSamples, "samples", rejected)
+    if loose is None:
+        return Samples()
+    columns = {
+        name: column
+        for name, part in loose.columns.items()
+        if (column := _one_record(one, part, Column, f"samples.columns[{name}]", rejected)) is not None
+    }
+    return Samples(loose.accelerator, loose.at_ms, columns)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

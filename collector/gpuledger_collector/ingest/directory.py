@@ -1,0 +1,196 @@
+"""Names become ids: nodes, accelerators and workloads, each known once, remembered while this process lives.
+
+Rows are written in a transaction of their own before the batches that need them, so that what is remembered is always
+committed. They are written in the order of their names: two writers that meet wait for each other, never in a circle.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from gpuledger_agent.wire import WireAccelerator, WireWorkload
+from gpuledger_collector.ingest.validate import Accepted, workload_key
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_Entry = tuple[str, Any, int]
+"""Name, what is written of it, latest instant that speaks of it."""
+MOST_REMEMBERED = 500_000
+
+
+@dataclass(slots=True)
+class _Known:
+    id: int
+    face: object
+    """What was last written of it."""
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids of all that some batches name: nodes by name, accelerators by uuid, workloads by key."""
+
+    nodes: dict[str, int]
+    accelerators: dict[str, int]
+    workloads: dict[str, int]
+
+
+@dataclass(slots=True)
+class Directory:
+    """Ids of everything that this process has met."""
+
+    nodes: dict[str, _Known] = field(default_factory=dict)
+    accelerators: dict[str, _Known] = field(default_factory=dict)
+    workloads: dict[str, _Known] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def learn(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> Ids:
+        """The ids of all that these batches name, written first where it is new or changed."""
+        ids = Ids({}, {}, {})
+        with self.lock:
+            self._forget_when_full()
+            nodes = _sift(self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches))
+            accelerators = _sift(self.accelerators, ids.accelerators, _named_accelerators(batches))
+            workloads = _sift(self.workloads, ids.workloads, _named_workloads(batches))
+        if not (nodes or accelerators or workloads):
+            return ids
+        with connection.transaction():
+            ids.nodes.update(write_nodes(connection, [name for name, _, _ in nodes], now))
+            ids.accelerators.update(write_accelerators(connection, [face for _, face, _ in accelerators]))
+            ids.workloads.update(write_workloads(connection, workloads, now))
+        with self.lock:
+            _remember(self.nodes, nodes, ids.nodes)
+            _remember(self.accelerators, accelerators, ids.accelerators)
+            _remember(self.workloads, workloads, ids.workloads)
+        return ids
+
+    def forget(self) -> None:
+        """Start anew: the database may have been restored or replaced under us."""
+        with self.lock:
+            self.nodes, self.accelerators, self.workloads = {}, {}, {}
+
+    def _forget_when_full(self) -> None:
+        for known in (self.accelerators, self.workloads):
+            if len(known) > MOST_REMEMBERED:
+                known.clear()
+
+
+def newest_instant(batch: Accepted) -> int:
+    """The latest instant that a batch speaks of; 0 when it holds no record."""
+    ends = [stretch.end_ms for stretch in batch.stretches.values()]
+    if batch.block is not None:
+        ends.append(int(batch.block.at_ms.max()))
+    return max(ends, default=0)
+
+
+def _named_accelerators(batches: Sequence[Accepted]) -> Iterator[_Entry]:
+    for batch in batches:
+        instant = newest_instant(batch)
+        for accelerator in batch.accelerators.values():
+            yield accelerator.uuid, accelerator, instant
+
+
+def _named_workloads(batches: Sequence[Accepted]) -> Iterator[_Entry]:
+    for batch in batches:
+        instant = newest_instant(batch)
+        for workload in batch.workloads.values():
+            yield workload_key(workload.kind, batch.node, workload.id), workload, instant
+
+
+def _sift(known: dict[str, _Known], ids: dict[str, int], entries: Iterable[_Entry]) -> list[_Entry]:
+    """Put the ids that are known into `ids`; what must be written, one entry a name, newest, in the order of names."""
+    news: dict[str, _Entry] = {}
+    for entry in entries:
+        name, face, instant = entry
+        old = known.get(name)
+        if old is not None:
+            ids[name] = old.id
+            if old.face == face or instant < old.newest_ms:
+                continue
+        if name not in news or instant >= news[name][2]:
+            news[name] = entry
+    return [news[name] for name in sorted(news)]
+
+
+def _remember(into: dict[str, _Known], entries: list[_Entry], ids: dict[str, int]) -> None:
+    for name, face, instant in entries:
+        into[name] = _Known(ids[name], face, instant)
+
+
+def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> dict[str, int]:
+    """Rows for new nodes; ids by name."""
+    if not names:
+        return {}
+    connection.execute(
+        "INSERT INTO node (name, first_seen_at, last_seen_at) SELECT name, %s, %s FROM unnest(%s::text[]) AS name"
+        " ON CONFLICT (name) DO NOTHING",
+        (now, now, names),
+    )
+    return dict(connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (names,)).fetchall())
+
+
+def write_accelerators(connection: Connection, faces: list[WireAccelerator]) -> dict[str, int]:
+    """Rows for new or changed accelerators; ids by uuid."""
+    if not faces:
+        return {}
+    connection.execute(
+        """
+        INSERT INTO accelerator AS old
+            (uuid, device_uuid, model, mig_instance, gpu_micro, memory_bytes, gpu_index, health, health_cause)
+        SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::int[], %s::bigint[], %s::int[],
+                             %s::text[], %s::text[])
+        ON CONFLICT (uuid) DO UPDATE SET
+            device_uuid = excluded.device_uuid, model = excluded.model, mig_instance = excluded.mig_instance,
+            gpu_micro = excluded.gpu_micro, memory_bytes = coalesce(excluded.memory_bytes, old.memory_bytes),
+            gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause
+        """,
+        (
+            [face.uuid for face in faces],
+            [face.device_uuid for face in faces],
+            [face.model for face in faces],
+            [face.mig_instance for face in faces],
+            [face.gpu_micro for face in faces],
+            [face.memory_bytes for face in faces],
+            [face.index for face in faces],
+            [face.health for face in faces],
+            [face.health_cause for face in faces],
+        ),
+    )
+    uuids = [face.uuid for face in faces]
+    return dict(connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (uuids,)).fetchall())
+
+
+def write_workloads(connection: Connection, entries: list[_Entry], now: dt.datetime) -> dict[str, int]:
+    """Rows for new or changed workloads; ids by key."""
+    if not entries:
+        return {}
+    faces: list[WireWorkload] = [face for _, face, _ in entries]
+    connection.execute(
+        """
+        INSERT INTO workload AS old (key, kind, external_id, user_name, account, name, tags, first_seen_at)
+        SELECT key, kind, id, user_name, account, name, tags::jsonb, %s
+        FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+            AS new (key, kind, id, user_name, account, name, tags)
+        ON CONFLICT (key) DO UPDATE SET
+            user_name = coalesce(excluded.user_name, old.user_name), account = coalesce(excluded.account, old.account),
+            name = coalesce(excluded.name, old.name), tags = excluded.tags
+        """,
+        (
+            now,
+            [key for key, _, _ in entries],
+            [face.kind for face in faces],
+            [face.id for face in faces],
+            [face.user for face in faces],
+            [face.account for face in faces],
+            [face.name for face in faces],
+            [json.dumps(face.tags) for face in faces],
+        ),
+    )
+    keys = [key for key, _, _ in entries]
+    return dict(connection.execute("SELECT key, id FROM workload WHERE key = ANY(%s)", (keys,)).fetchall())

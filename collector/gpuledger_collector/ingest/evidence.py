@@ -1,0 +1,194 @@
+"""Evidence of holding: stretches as reported, the hours they touch, the inventory they imply, signs of life."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gpuledger_agent.wire import WireWorkload
+from gpuledger_collector.ingest import capacity
+from gpuledger_collector.ingest.directory import Connection, Ids
+from gpuledger_collector.ingest.validate import DAY_MS, Accepted, workload_key
+
+HOUR_MS = 3_600_000
+DEFAULT_POOL = "default"
+MOST_DAYS_MARKED = 400
+
+
+def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> None:
+    """COPY the stretches and mark the hours that they touch."""
+    hours: set[tuple[int, int]] = set()
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(
+            "COPY stretch (accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,"
+            " unknown_ms, energy_mj, node_id, epoch, seq, record) FROM STDIN (FORMAT BINARY)"
+        ) as copy,
+    ):
+        copy.set_types([*["int8"] * 2, "text", *["int8"] * 8, "uuid", "int8", "int4"])
+        for batch in batches:
+            for place, one in batch.stretches.items():
+                accelerator_id = ids.accelerators[batch.accelerators[one.accelerator].uuid]
+                workload_id = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
+                first, last = one.start_ms // HOUR_MS, (one.end_ms - 1) // HOUR_MS
+                hours |= {(accelerator_id, hour * HOUR_MS) for hour in range(first, last + 1)}
+                copy.write_row(
+                    (
+                        *(accelerator_id, workload_id, one.state, one.start_ms, one.end_ms, one.held_ms, one.busy_ms),
+                        *(one.idle_ms, one.unknown_ms, one.energy_mj, ids.nodes[batch.node], batch.epoch, batch.seq),
+                        place,
+                    )
+                )
+    if hours:
+        connection.execute(
+            "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
+            ([accelerator for accelerator, _ in sorted(hours)], [hour for _, hour in sorted(hours)]),
+        )
+
+
+def id_of(batch: Accepted, workload: WireWorkload, ids: Ids) -> int:
+    """The id of a workload that a batch names."""
+    return ids.workloads[workload_key(workload.kind, batch.node, workload.id)]
+
+
+def latest_states(batches: Sequence[Accepted], ids: Ids) -> dict[int, tuple[int, str, int | None]]:
+    """Of each accelerator the end, the state and the (chief) holder of its latest stretch."""
+    latest: dict[int, tuple[tuple[int, int], str, int | None]] = {}
+    for batch in batches:
+        for one in batch.stretches.values():
+            accelerator_id = ids.accelerators[batch.accelerators[one.accelerator].uuid]
+            rank = (one.end_ms, one.held_ms)
+            if accelerator_id not in latest or rank > latest[accelerator_id][0]:
+                holder = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
+                latest[accelerator_id] = (rank, one.state, holder)
+    return {accelerator: (rank[0], state, holder) for accelerator, (rank, state, holder) in latest.items()}
+
+
+def evidence_of(batches: Sequence[Accepted], ids: Ids) -> list[capacity.Evidence]:
+    """First evidence of each accelerator in each batch, in the order of accelerators and time."""
+    seen: list[capacity.Evidence] = []
+    for batch in batches:
+        first: dict[int, int] = {}
+        for one in batch.stretches.values():
+            first[one.accelerator] = min(one.start_ms, first.get(one.accelerator, one.start_ms))
+        if batch.block is not None:
+            for place in np.unique(batch.block.accelerator).tolist():
+                if place not in first:
+                    first[place] = int(batch.block.at_ms[batch.block.accelerator == place].min())
+        for place, first_ms in first.items():
+            accelerator = batch.accelerators[place]
+            seen.append(
+                capacity.Evidence(
+                    accelerator_id=ids.accelerators[accelerator.uuid],
+                    node_id=ids.nodes[batch.node],
+                    pool=accelerator.pool or DEFAULT_POOL,
+                    first_ms=first_ms,
+                )
+            )
+    return sorted(seen, key=lambda one: (one.accelerator_id, one.first_ms))
+
+
+def keep_capacity(
+    connection: Connection, seen: Sequence[capacity.Evidence], on_contest: Callable[[capacity.Evidence], None]
+) -> dict[int, capacity.CapacityRow]:
+    """Bring the inventory in line with the evidence; the newest row of each accelerator that was looked at.
+
+    A UUID that a second node reports while the first still does is contested: it stays where it is.
+    """
+    accelerators = sorted({one.accelerator_id for one in seen})
+    connection.execute("SELECT 1 FROM accelerator WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE", (accelerators,))
+    for one in seen:
+        rows = capacity_rows(connection, [one.accelerator_id])[one.accelerator_id]
+        steps = capacity.plan(rows, one)
+        if steps and is_contested(connection, rows, one):
+            on_contest(one)
+            continue
+        for step in steps:
+            apply_step(connection, one, step)
+        if steps:
+            mark_days(connection, rows, one)
+    return {accelerator: rows[-1] for accelerator, rows in capacity_rows(connection, accelerators).items() if rows}
+
+
+def is_contested(connection: Connection, rows: Sequence[capacity.CapacityRow], seen: capacity.Evidence) -> bool:
+    """Whether another node has shown the accelerator at or after the time of this evidence."""
+    if not rows or rows[-1].node_id in (None, seen.node_id) or seen.first_ms < rows[-1].in_ms:
+        return False
+    later = connection.execute(
+        "SELECT 1 FROM stretch WHERE accelerator_id = %s AND node_id = %s AND start_ms >= %s AND end_ms > %s LIMIT 1",
+        (seen.accelerator_id, rows[-1].node_id, seen.first_ms - DAY_MS, seen.first_ms),
+    )
+    return later.fetchone() is not None
+
+
+def capacity_rows(connection: Connection, accelerators: Sequence[int]) -> dict[int, list[capacity.CapacityRow]]:
+    """The inventory's rows of these accelerators in order of time."""
+    rows: dict[int, list[capacity.CapacityRow]] = defaultdict(list)
+    for accelerator_id, *row in connection.execute(
+        "SELECT accelerator_id, id, node_id, pool, in_ms, out_ms, source = 'import' FROM capacity"
+        " WHERE accelerator_id = ANY(%s) ORDER BY accelerator_id, in_ms",
+        (list(accelerators),),
+    ):
+        rows[accelerator_id].append(capacity.CapacityRow(*row))
+    return rows
+
+
+def apply_step(connection: Connection, seen: capacity.Evidence, step: capacity.Step) -> None:
+    """Write one step of a plan."""
+    if isinstance(step, capacity.Insert):
+        connection.execute(
+            "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source)"
+            " VALUES (%s, %s, %s, %s, %s, 'agent')",
+            (seen.accelerator_id, seen.node_id, seen.pool, step.in_ms, step.out_ms),
+        )
+    elif step.moved:
+        connection.execute(
+            "UPDATE capacity SET node_id = %s, pool = %s WHERE id = %s", (seen.node_id, seen.pool, step.id)
+        )
+    else:
+        connection.execute(
+            "UPDATE capacity SET in_ms = %s, out_ms = %s WHERE id = %s", (step.in_ms, step.out_ms, step.id)
+        )
+
+
+def mark_days(connection: Connection, rows: Sequence[capacity.CapacityRow], seen: capacity.Evidence) -> None:
+    """Mark the days whose capacity changed, from the evidence to what was known before, to be rated again."""
+    until = max([seen.first_ms, *[row.in_ms for row in rows]])
+    first, last = seen.first_ms // DAY_MS, until // DAY_MS
+    days = [day * DAY_MS for day in range(first, min(last, first + MOST_DAYS_MARKED) + 1)]
+    connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+
+
+def write_heartbeats(connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime) -> None:
+    """Keep of each node its latest sign of life; a batch that was spooled earlier in the same epoch changes nothing."""
+    latest: dict[int, Accepted] = {}
+    for batch in sorted(batches, key=lambda batch: (str(batch.epoch), batch.seq)):
+        latest[ids.nodes[batch.node]] = batch
+    chosen = [latest[node_id] for node_id in sorted(latest)]
+    connection.execute(
+        """
+        UPDATE node SET last_seen_at = greatest(node.last_seen_at, %s)
+        WHERE id IN (SELECT id FROM node WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE)
+        """,
+        (now, sorted(latest)),
+    )
+    connection.execute(
+        """
+        UPDATE node SET status = beat ->> 'status', status_detail = coalesce(beat ->> 'detail', ''),
+            agent_version = beat ->> 'agent_version', source = beat ->> 'source',
+            driver = beat ->> 'driver', heartbeat = beat
+        FROM (SELECT id, beat::jsonb FROM unnest(%s::bigint[], %s::text[]) AS new (id, beat)) AS new
+        WHERE node.id = new.id AND (
+            heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
+            OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint
+        )
+        """,
+        (
+            sorted(latest),
+            [json.dumps({**batch.heartbeat, "epoch": str(batch.epoch), "seq": batch.seq}) for batch in chosen],
+        ),
+    )

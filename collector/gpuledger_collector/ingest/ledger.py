@@ -1,0 +1,85 @@
+"""The batch ledger: the table that makes a batch count once, and remembers what it was answered."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+
+from gpuledger_agent.wire import Answer, Rejected
+from gpuledger_collector.ingest.directory import Connection, Ids
+from gpuledger_collector.ingest.validate import Accepted
+
+Key = tuple[str, object, int]
+"""Node, epoch and sequence number."""
+
+
+def insert_keys(connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime) -> set[Key]:
+    """Insert the ledger rows of these batches (in the order of their keys); the keys that were new."""
+    names = {ids.nodes[batch.node]: batch.node for batch in batches}
+    rows = connection.execute(
+        """
+        INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, stretches, rejected)
+        SELECT node_id, epoch, seq, sha256, %s, samples, stretches, rejected::jsonb
+        FROM unnest(%s::bigint[], %s::uuid[], %s::bigint[], %s::bytea[], %s::int[], %s::int[], %s::text[])
+            AS new (node_id, epoch, seq, sha256, samples, stretches, rejected)
+        ON CONFLICT DO NOTHING RETURNING node_id, epoch, seq
+        """,
+        (
+            now,
+            [ids.nodes[batch.node] for batch in batches],
+            [batch.epoch for batch in batches],
+            [batch.seq for batch in batches],
+            [batch.sha256 for batch in batches],
+            [batch.samples for batch in batches],
+            [len(batch.stretches) for batch in batches],
+            [_as_json(batch.rejected) for batch in batches],
+        ),
+    )
+    return {(names[node_id], epoch, seq) for node_id, epoch, seq in rows}
+
+
+def _as_json(rejected: list[Rejected]) -> str | None:
+    if not rejected:
+        return None
+    return json.dumps([{"record": refusal.record, "reason": refusal.reason} for refusal in rejected])
+
+
+def look_up(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> dict[Key, tuple[bytes, list[Rejected]]]:
+    """Hash and refusals of batches that are in the ledger already."""
+    if not batches:
+        return {}
+    names = {ids.nodes[batch.node]: batch.node for batch in batches}
+    rows = connection.execute(
+        """
+        SELECT node_id, epoch, seq, sha256, rejected FROM ingest_batch
+        JOIN unnest(%s::bigint[], %s::uuid[], %s::bigint[]) AS asked (node_id, epoch, seq)
+        USING (node_id, epoch, seq)
+        """,
+        (
+            [ids.nodes[batch.node] for batch in batches],
+            [batch.epoch for batch in batches],
+            [batch.seq for batch in batches],
+        ),
+    )
+    return {
+        (names[node_id], epoch, seq): (bytes(digest), [Rejected(**refusal) for refusal in rejected or []])
+        for node_id, epoch, seq, digest, rejected in rows
+    }
+
+
+def verdict(batch: Accepted, known: tuple[bytes, list[Rejected]]) -> Answer:
+    """The answer to a batch whose key is known: the first answer again, or a refusal when the bytes differ."""
+    digest, rejected = known
+    if digest != batch.sha256:
+        return Answer("refused", detail=f"other bytes are known as batch {batch.seq} of epoch {batch.epoch}")
+    return Answer("partial", rejected=rejected) if rejected else Answer("duplicate")
+
+
+def record_conflicts(connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> None:
+    """Keep what a forger, or a spool that was copied, tried to say."""
+    for batch in batches:
+        connection.execute(
+            "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) VALUES (%s, %s, %s, %s, %s)",
+            (batch.node, batch.epoch, batch.seq, batch.sha256, now),
+        )

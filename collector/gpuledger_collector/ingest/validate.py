@@ -1,0 +1,322 @@
+"""What of a batch can be kept: each record is judged alone, each refusal names its record and its reason.
+
+A batch whose key cannot be read is refused as a whole. Everything else is partial: good records are kept, bad ones
+are listed. Spooled, replayed and simulated batches keep their times, so old instants are welcome; only instants that
+no clock can have shown are refused.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.wire import WIRE_VERSION, Rejected, Samples, Stretch, WireAccelerator, WireWorkload
+from gpuledger_collector.ingest.columns import Array, to_array
+from gpuledger_collector.ingest.decode import Decoded, Refused
+
+DAY_MS = 86_400_000
+EARLIEST_MS = 946_684_800_000
+"""2000-01-01: a clock that shows less has never been set."""
+FUTURE_MS = DAY_MS
+MAX_STRETCH_MS = DAY_MS
+"""Agents cut at every hour; a day bounds how far back a reader must look for what reaches into an hour."""
+MAX_DAYS = 40
+"""Distinct UTC days that one batch may touch: each may cost a new partition."""
+MAX_REJECTED = 1000
+MAX_TAGS = 200
+_INT64 = 2**63 - 1
+METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
+
+NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
+"""Kinds of workloads whose id is unique on one node only, so that the key carries the node's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBlock:
+    """Rows of readings: position of the accelerator in its batch, instant, and a column per metric."""
+
+    accelerator: Array
+    at_ms: Array
+    columns: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The part of a batch that is kept. Records keep their positions in the batch as keys."""
+
+    node: str
+    epoch: uuid.UUID
+    seq: int
+    sha256: bytes
+    size: int
+    heartbeat: dict[str, Any]
+    accelerators: dict[int, WireAccelerator]
+    workloads: dict[int, WireWorkload]
+    stretches: dict[int, Stretch]
+    block: SampleBlock | None
+    rejected: list[Rejected]
+
+    @property
+    def key(self) -> tuple[str, uuid.UUID, int]:
+        """What makes a batch count once."""
+        return self.node, self.epoch, self.seq
+
+    @property
+    def samples(self) -> int:
+        """Rows of readings that are kept."""
+        return 0 if self.block is None else len(self.block.at_ms)
+
+
+def workload_key(kind: str, node: str, external_id: str) -> str:
+    """Kind, scope and id: stable over restarts of agents and collectors."""
+    return f"{kind}:{node if kind in NODE_SCOPED_KINDS else ''}:{external_id}"
+
+
+def accept(batch: Decoded, now_ms: int) -> Accepted:
+    """Judge every record of a batch at `now_ms`. Raises Refused when the batch has no usable key."""
+    epoch = _epoch_of(batch)
+    rejected = list(batch.rejected)
+    accelerators = _each("accelerators", batch.accelerators, check_accelerator, rejected)
+    _refuse_repeats(accelerators, rejected)
+    workloads = _each("workloads", batch.workloads, check_workload, rejected)
+
+    def check(stretch: Stretch) -> str | None:
+        return check_stretch(stretch, accelerators, workloads, now_ms)
+
+    stretches = _each("stretches", batch.stretches, check, rejected)
+    _refuse_wrong_sums(stretches, rejected)
+    block = _accept_samples(batch.samples, set(accelerators), now_ms, rejected)
+    block = _bound_days(stretches, block, rejected)
+    return Accepted(
+        node=batch.node,
+        epoch=epoch,
+        seq=batch.seq,
+        sha256=batch.sha256,
+        size=batch.size,
+        heartbeat=clean(msgspec.to_builtins(batch.heartbeat)),
+        accelerators=accelerators,
+        workloads=workloads,
+        stretches=stretches,
+        block=block,
+        rejected=bounded(rejected),
+    )
+
+
+def _epoch_of(batch: Decoded) -> uuid.UUID:
+    if batch.version != WIRE_VERSION:
+        raise Refused(400, f"version {batch.version} is not understood, {WIRE_VERSION} is")
+    if not batch.node or bad_text(batch.node, 253) or not batch.node.isprintable():
+        raise Refused(400, "node: is empty, longer than 253 characters or not printable")
+    if not 0 <= batch.seq <= _INT64:
+        raise Refused(400, f"seq: {batch.seq} is not a number from 0 to 2^63-1")
+    try:
+        return uuid.UUID(batch.epoch)
+    except ValueError as error:
+        raise Refused(400, "epoch: is not a UUID") from error
+
+
+def _each(
+    name: str, records: Iterable[Any], check: Callable[[Any], str | None], rejected: list[Rejected]
+) -> dict[int, Any]:
+    kept = {}
+    for place, record in enumerate(records):
+        if record is None:
+            continue
+        reason = check(record)
+        if reason is None:
+            kept[place] = record
+        else:
+            rejected.append(Rejected(f"{name}[{place}]", reason))
+    return kept
+
+
+def bad_text(text: str, limit: int) -> str | None:
+    """Why Postgres or a reader could not take this text, None when they can."""
+    if len(text) > limit:
+        return f"is longer than {limit} characters"
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        return "holds a character that cannot be stored"
+    return None
+
+
+def clean(value: Any) -> Any:
+    """A JSON value whose texts Postgres can store: what it cannot is replaced, texts are cut at 4,000 characters."""
+    if isinstance(value, dict):
+        return {clean(key): clean(part) for key, part in value.items()}
+    if isinstance(value, str):
+        return value[:4000].replace("\0", "\ufffd").encode(errors="replace").decode()
+    return value
+
+
+def check_accelerator(accelerator: WireAccelerator) -> str | None:
+    """Why an accelerator cannot be kept."""
+    if not accelerator.uuid:
+        return "uuid: is empty"
+    limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
+    for name, limit in limits.items():
+        reason = bad_text(getattr(accelerator, name) or "", limit)
+        if reason:
+            return f"{name}: {reason}"
+    if not 1 <= accelerator.gpu_micro <= 1_000_000:
+        return f"gpu_micro: {accelerator.gpu_micro} is not from 1 to 1000000"
+    if not 0 <= accelerator.index < 2**31:
+        return f"index: {accelerator.index} is out of range"
+    if accelerator.memory_bytes is not None and not 0 <= accelerator.memory_bytes <= _INT64:
+        return "memory_bytes: is out of range"
+    return None
+
+
+def _refuse_repeats(accelerators: dict[int, WireAccelerator], rejected: list[Rejected]) -> None:
+    first: dict[str, int] = {}
+    for place, accelerator in list(accelerators.items()):
+        known = first.setdefault(accelerator.uuid, place)
+        if known != place:
+            rejected.append(Rejected(f"accelerators[{place}]", f"uuid: is that of accelerators[{known}]"))
+            del accelerators[place]
+
+
+def check_workload(workload: WireWorkload) -> str | None:
+    """Why a workload cannot be kept."""
+    if not workload.id or not workload.kind:
+        return "id or kind: is empty"
+    for name, limit in {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}.items():
+        reason = bad_text(getattr(workload, name) or "", limit)
+        if reason:
+            return f"{name}: {reason}"
+    if len(workload.tags) > MAX_TAGS:
+        return f"tags: has {len(workload.tags)} of them, {MAX_TAGS} are allowed"
+    for tag, value in workload.tags.items():
+        reason = bad_text(tag, 200) or bad_text(value, 4000)
+        if reason:
+            return f"tags[{tag[:40]!a}]: {reason}"
+    return None
+
+
+def check_stretch(
+    stretch: Stretch,
+    accelerators: dict[int, WireAccelerator],
+    workloads: dict[int, WireWorkload],
+    now_ms: int,
+) -> str | None:
+    """Why a stretch cannot be kept."""
+    if stretch.accelerator not in accelerators:
+        return f"accelerator: there is no accepted accelerators[{stretch.accelerator}]"
+    if not EARLIEST_MS <= stretch.start_ms <= now_ms + FUTURE_MS or stretch.end_ms > now_ms + FUTURE_MS:
+        return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
+    if not 0 < stretch.end_ms - stretch.start_ms <= MAX_STRETCH_MS:
+        return "end_ms: is not after start_ms, or more than a day after it"
+    if stretch.energy_mj is not None and not 0 <= stretch.energy_mj <= _INT64:
+        return "energy_mj: is out of range"
+    parts = (stretch.held_ms, stretch.busy_ms, stretch.idle_ms, stretch.unknown_ms)
+    if stretch.state != "held":
+        return None if stretch.workload is None and not any(parts) else f"state: {stretch.state} is held by nobody"
+    if stretch.workload not in workloads:
+        return f"workload: there is no accepted workloads[{stretch.workload}]"
+    if min(parts) < 0 or stretch.held_ms > stretch.end_ms - stretch.start_ms:
+        return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
+    if stretch.busy_ms + stretch.idle_ms + stretch.unknown_ms != stretch.held_ms:
+        return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
+    return None
+
+
+def _refuse_wrong_sums(stretches: dict[int, Stretch], rejected: list[Rejected]) -> None:
+    """Holders that share a span hold it whole, no more and no less; else none of them is kept."""
+    spans: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for place, stretch in stretches.items():
+        if stretch.state == "held":
+            spans[stretch.accelerator, stretch.start_ms, stretch.end_ms].append(place)
+    for (_, start_ms, end_ms), places in spans.items():
+        held = sum(stretches[place].held_ms for place in places)
+        if held == end_ms - start_ms:
+            continue
+        reason = f"held_ms: the holders of this span hold {held} of {end_ms - start_ms} ms"
+        for place in places:
+            rejected.append(Rejected(f"stretches[{place}]", reason))
+            del stretches[place]
+
+
+def _accept_samples(
+    samples: Samples, accelerators: set[int], now_ms: int, rejected: list[Rejected]
+) -> SampleBlock | None:
+    rows = len(samples.at_ms)
+    if len(samples.accelerator) != rows:
+        reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
+        rejected.append(Rejected("samples", reason))
+        return None
+    columns = {}
+    for name, column in samples.columns.items():
+        try:
+            columns[name] = to_array(column, rows, kind_of(name))
+        except ValueError as error:
+            rejected.append(Rejected(f"samples.columns[{name[:100]!a}]", str(error)))
+    kept = _good_rows(samples, accelerators, now_ms, rejected)
+    if not kept:
+        return None
+    chosen = np.array(kept)
+    return SampleBlock(
+        accelerator=np.array([samples.accelerator[row] for row in kept], dtype="<i8"),
+        at_ms=np.array([samples.at_ms[row] for row in kept], dtype="<i8"),
+        columns={name: values[chosen] for name, values in columns.items()},
+    )
+
+
+def kind_of(metric: str) -> str:
+    """How a metric's column is kept. Raises ValueError for a metric that the catalogue does not have."""
+    kind = METRIC_KINDS.get(metric)
+    if kind is None:
+        raise ValueError("is not a metric of this collector's catalogue")
+    return kind
+
+
+def _good_rows(samples: Samples, accelerators: set[int], now_ms: int, rejected: list[Rejected]) -> list[int]:
+    kept, latest = [], now_ms + FUTURE_MS
+    for row, (accelerator, at_ms) in enumerate(zip(samples.accelerator, samples.at_ms, strict=True)):
+        if accelerator not in accelerators:
+            reason = f"accelerator: there is no accepted accelerators[{accelerator}]"
+        elif not EARLIEST_MS <= at_ms <= latest:
+            reason = "at_ms: lies before the year 2000 or more than a day ahead"
+        else:
+            kept.append(row)
+            continue
+        rejected.append(Rejected(f"samples[{row}]", reason))
+    return kept
+
+
+def _bound_days(
+    stretches: dict[int, Stretch], block: SampleBlock | None, rejected: list[Rejected]
+) -> SampleBlock | None:
+    """Keep what lies in the earliest MAX_DAYS days of the batch."""
+    days = {stretch.start_ms // DAY_MS for stretch in stretches.values()}
+    if block is not None:
+        days |= set(np.unique(block.at_ms // DAY_MS).tolist())
+    if len(days) <= MAX_DAYS:
+        return block
+    last = sorted(days)[MAX_DAYS - 1]
+    reason = f"lies beyond the first {MAX_DAYS} days of its batch"
+    for place in [place for place, stretch in stretches.items() if stretch.start_ms // DAY_MS > last]:
+        rejected.append(Rejected(f"stretches[{place}]", reason))
+        del stretches[place]
+    if block is None:
+        return None
+    kept = block.at_ms // DAY_MS <= last
+    rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
+    if not kept.any():
+        return None
+    return SampleBlock(
+        block.accelerator[kept], block.at_ms[kept], {name: values[kept] for name, values in block.columns.items()}
+    )
+
+
+def bounded(rejected: list[Rejected]) -> list[Rejected]:
+    """The refusals, with the rest counted when there are more than MAX_REJECTED."""
+    rest = len(rejected) - MAX_REJECTED
+    if rest <= 0:
+        return rejected
+    return [*rejected[:MAX_REJECTED], Rejected("...", f"and {rest} more records")]

@@ -1,0 +1,85 @@
+"""Batches as an agent would send them, made by hand."""
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from backports import zstd
+
+from gpuledger_agent.wire import (
+    Batch,
+    Column,
+    Heartbeat,
+    Samples,
+    Stretch,
+    WireAccelerator,
+    WireWorkload,
+    encode,
+)
+
+EPOCH = str(uuid.UUID("0190a5c8-0000-7000-8000-000000000001"))
+HOUR_MS = 3_600_000
+NOON_MS = 1_790_856_000_000
+"""2026-10-01T12:00:00Z."""
+HEARTBEAT = Heartbeat(agent_version="0.1.0", source="simulated", status="ok", produced=1)
+
+
+def accelerator(number: int = 0, node: str = "node-1", **changes) -> WireAccelerator:
+    uuid_ = f"GPU-{node}-{number}"
+    return WireAccelerator(
+        **{"uuid": uuid_, "device_uuid": uuid_, "index": number, "model": "NVIDIA H100 80GB HBM3", **changes}
+    )
+
+
+def workload(identity: str = "job-1", **changes) -> WireWorkload:
+    return WireWorkload(**{"id": identity, "kind": "slurm", "user": "ada", "tags": {"team": "vision"}, **changes})
+
+
+def held(accelerator: int, start_ms: int, end_ms: int, workload: int = 0, **changes) -> Stretch:
+    span = end_ms - start_ms
+    parts = {"held_ms": span, "busy_ms": span, **changes}
+    return Stretch(accelerator=accelerator, state="held", start_ms=start_ms, end_ms=end_ms, workload=workload, **parts)
+
+
+def free(accelerator: int, start_ms: int, end_ms: int) -> Stretch:
+    return Stretch(accelerator=accelerator, state="unallocated", start_ms=start_ms, end_ms=end_ms)
+
+
+def samples(accelerators: int, instants: Sequence[int], **columns: Sequence[float | None]) -> Samples:
+    """A row for each accelerator at each instant; columns as blobs, a value a row, default a ramp of utilisation."""
+    rows = [(place, at_ms) for at_ms in instants for place in range(accelerators)]
+    wanted = columns or {"gpu_utilization_ratio": [row / max(len(rows), 1) for row in range(len(rows))]}
+    return Samples(
+        accelerator=[place for place, _ in rows],
+        at_ms=[at_ms for _, at_ms in rows],
+        columns={
+            name: Column("f4", np.array([np.nan if v is None else v for v in values], dtype="<f4").tobytes())
+            for name, values in wanted.items()
+        },
+    )
+
+
+def batch(seq: int = 1, node: str = "node-1", accelerators: int = 2, start_ms: int = NOON_MS, **changes) -> Batch:
+    """A minute of a node: every accelerator held by one job, six samples each."""
+    end_ms = start_ms + 60_000
+    whole = {
+        "version": 1,
+        "node": node,
+        "epoch": EPOCH,
+        "seq": seq,
+        "heartbeat": HEARTBEAT,
+        "accelerators": [accelerator(number, node) for number in range(accelerators)],
+        "workloads": [workload()],
+        "stretches": [held(number, start_ms, end_ms) for number in range(accelerators)],
+        "samples": samples(accelerators, range(start_ms, end_ms, 10_000)),
+    }
+    return Batch(**{**whole, **changes})
+
+
+def body_of(made: Batch) -> bytes:
+    return zstd.compress(encode(made))
+
+
+def as_json(made: Batch) -> bytes:
+    return msgspec.json.encode(made)
