@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from gpuledger_collector.settings import Settings
 
 if TYPE_CHECKING:
+    import psycopg
     from fastapi import FastAPI
     from sqlalchemy.engine import Engine
 
     from gpuledger_collector.api.batches import Intake
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit
+    from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
 
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=30000"
@@ -145,3 +147,25 @@ def lacking(opened: Database) -> str | None:
     except StorageError as error:
         return str(error)
     return None
+
+
+def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule:
+    """The scheduled jobs over a database. Nothing is started."""
+    from gpuledger_collector.schedule import Schedule
+    from gpuledger_collector.storage import engine
+
+    def connect() -> psycopg.Connection[tuple[Any, ...]]:
+        return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-jobs")
+
+    return Schedule(jobs(settings, connect), connect, now, metrics)
+
+
+def jobs(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
+    """Every scheduled job with its interval."""
+    from gpuledger_collector.schedule import Job, forget_old_runs
+
+    def tidy() -> None:
+        with connect() as connection:
+            forget_old_runs(connection, now())
+
+    return [Job("tidy", 86_400, tidy)]

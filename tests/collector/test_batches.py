@@ -311,10 +311,8 @@ def test_a_body_that_never_ends_is_let_go(dsn):
     with running(dsn) as collector:
         collector.parts.intake.body_seconds = 0.2
         with socket.create_connection(("127.0.0.1", collector.port)) as slow:
-            head = (
-                "POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-            )
-            slow.sendall(head.encode())
+            head = "POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 

@@ -24,6 +24,6 @@ def serve(
     if check_config:
         print("the settings are good")
         return
-    from gpuledger_collector import wiring
+    from gpuledger_collector import serving
 
-    wiring.serve(wanted)
+    serving.serve(wanted, lambda sentence: print(sentence, flush=True))

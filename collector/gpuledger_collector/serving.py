@@ -1,0 +1,156 @@
+"""gpuledger serve: the collector as a process.
+
+Signals: INT and TERM stop accepting, answer what is under way, commit what waits, stop the jobs and the embedded
+database, and end with 0. HUP reads the agents' tokens again. KILL loses nothing that was acknowledged: what was not
+committed was not answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import structlog
+import uvicorn
+
+from gpuledger_collector import wiring
+from gpuledger_collector.schedule import Schedule
+from gpuledger_collector.settings import Settings, SettingsError
+from gpuledger_collector.storage.embedded import EmbeddedServer
+from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+from gpuledger_collector.wiring import Collector
+
+WATCH_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serve until a signal says to stop; `say` is told the address. Raises StorageError when it cannot begin."""
+    configure_logging(settings)
+    # uvicorn raises the signal again when it has stopped; by then it must no longer end the process.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    with listen(settings) as listener, wiring.database(settings) as opened:
+        parts = wiring.collector(settings, opened)
+        signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
+        parts.commit.start()
+        schedule = wiring.schedule(settings, opened, parts.metrics)
+        if settings.jobs:
+            schedule.start()
+        stopping = watch(opened.server)
+        try:
+            run_http(settings, parts, listener, say)
+        finally:
+            stopping()
+            stop(settings, parts, schedule)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket. Raises EnvironmentLacks when the address cannot be had."""
+    host, port = settings.listen_host, settings.listen_port
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{settings.listen} cannot be listened on ({error.strerror or error}): is a collector running already? "
+            "GPULEDGER_LISTEN names another address"
+        ) from error
+
+
+def run_http(settings: Settings, parts: Collector, listener: socket.socket, say: Callable[[str], None]) -> None:
+    """Answer requests until a signal; those under way are answered before this returns."""
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    server = uvicorn.Server(
+        uvicorn.Config(
+            parts.app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.drain_seconds,
+            ssl_certfile=None if certificate is None else str(certificate),
+            ssl_keyfile=None if key is None else str(key),
+        )
+    )
+    address = listener.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    say(f"gpuledger listens on {'http' if certificate is None else 'https'}://{host}:{address[1]}")
+    notify_systemd("READY=1")
+    server.run(sockets=[listener])
+    notify_systemd("STOPPING=1")
+
+
+def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
+    """Commit what waits and stop the jobs."""
+    parts.commit.close(settings.drain_seconds)
+    if settings.jobs:
+        schedule.stop(settings.drain_seconds)
+
+
+def watch(server: EmbeddedServer | None) -> Callable[[], None]:
+    """Start the embedded server again whenever it dies; returns what ends the watch."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(WATCH_SECONDS):
+            try:
+                if server is not None and server.ensure_running():
+                    log.warning("the embedded database had ended and was started again")
+            except (StorageError, OSError):
+                log.exception("the embedded database cannot be started again yet")
+
+    thread = threading.Thread(target=look, name="database-watch", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join(WATCH_SECONDS * 10)
+
+    return end
+
+
+def reload_tokens(settings: Settings, parts: Collector) -> None:
+    """Read the agents' tokens again; a file that cannot be read leaves the old ones in force."""
+    try:
+        parts.intake.tokens = settings.agent_tokens()
+        log.info("the agents' tokens were read again")
+    except SettingsError as error:
+        log.error("the old tokens stay in force: %s", error)  # noqa: TRY400 - the sentence says it all
+
+
+def notify_systemd(state: str) -> None:
+    """Tell systemd, when it asked to be told (Type=notify)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def configure_logging(settings: Settings) -> None:
+    """Every log line of every library through structlog to standard error."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    as_json = settings.log_format == "json"
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    last = [structlog.processors.format_exc_info, renderer] if as_json else [renderer]
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+        )
+    )
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    for chatty in ("apscheduler", "alembic", "uvicorn"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
