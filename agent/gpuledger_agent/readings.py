@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 WHOLE_GPU = 1_000_000
 """Micro-GPUs of a whole device: the unit of an accelerator's share (see `Accelerator.gpu_micro`)."""
@@ -126,6 +126,7 @@ class Source(Protocol):
         """Let every handle go."""
 
 
+@runtime_checkable
 class OwnerSource(Protocol):
     """Where holders come from: it is asked who *holds* an accelerator, never who *uses* it."""
 

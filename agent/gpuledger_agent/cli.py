@@ -1,0 +1,160 @@
+"""The gpuledger-agent command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuledger_agent import __version__
+from gpuledger_agent.readings import AgentError, SourceUnavailable
+from gpuledger_agent.settings import SOURCES, Settings, SettingsError, load
+
+DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(
+        prog="gpuledger-agent",
+        description="Samples the GPUs of a node, knows who holds them, and delivers what it saw.",
+        epilog="Example: gpuledger-agent once --json --source simulated",
+    )
+    root.add_argument("--version", action="version", version=f"gpuledger-agent {__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
+    common.add_argument("--source", choices=SOURCES, help="where samples come from (default: nvml)")
+    common.add_argument("--target", metavar="URL|FILE", help="a dcgm-exporter's address or page; a recording")
+    common.add_argument("--node", metavar="NAME", help="name of this node (default: its host name)")
+
+    def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, epilog=f"Example: {example}", parents=[common])
+
+    run = add(
+        "run", "Sample, spool and push until told to stop.", "gpuledger-agent run --config /etc/gpuledger/agent.toml"
+    )
+    run.add_argument("--check-config", action="store_true", help="check the settings and end")
+    once = add("once", "Sample once and print it.", "gpuledger-agent once --json")
+    once.add_argument("--json", action="store_true", help="print one JSON object")
+    add("check", "Say what these cards give and what not, and why.", "gpuledger-agent check")
+    record = add("record", "Write what the source gives into a recording.", "gpuledger-agent record out.jsonl.gz")
+    record.add_argument("file", metavar="FILE", help="the recording to write (.jsonl or .jsonl.gz)")
+    record.add_argument("--seconds", type=float, default=60.0, help="how long to record (default: 60)")
+    record.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: 1)")
+    simulate = add(
+        "simulate", "Send a simulated fleet's past through the real meter, spool and push.",
+        "gpuledger-agent simulate --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m",
+    )  # fmt: skip
+    simulate.add_argument("--from", dest="start", metavar="INSTANT", help="RFC 3339 with zone")
+    simulate.add_argument("--to", dest="end", metavar="INSTANT", help="RFC 3339 with zone")
+    simulate.add_argument("--step", default="5m", help="time between samples, such as 30s or 5m (default: 5m)")
+    simulate.add_argument("--collector", metavar="URL", help="address of the collector")
+    simulate.add_argument("--list-nodes", action="store_true", help="print the fleet's node names and end")
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command; what a person can cure is one sentence on standard error and an exit code."""
+    given = parser().parse_args(arguments)
+    try:
+        sys.exit(COMMANDS[given.command](given))
+    except SourceUnavailable as error:
+        code, sentence = LACKING, str(error)
+    except SettingsError as error:
+        code, sentence = BAD_INPUT, str(error)
+    except AgentError as error:
+        code, sentence = BAD_INPUT if error.permanent else LACKING, str(error)
+    except KeyboardInterrupt:
+        code, sentence = 130, "stopped"
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(DONE)
+    except OSError as error:
+        code, sentence = LACKING, f"{error.filename or 'the system'}: {error.strerror or error}"
+    print(f"gpuledger-agent: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
+
+def settings_of(given: argparse.Namespace) -> Settings:
+    """Settings from file, environment and command line. Raises SettingsError."""
+    chosen: dict[str, Any] = {name: getattr(given, name) for name in ("source", "target", "node")}
+    return load(given.config, os.environ, **chosen)
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """`run`."""
+    settings = settings_of(given)
+    if given.check_config:
+        print("the settings are good")
+        return DONE
+    from gpuledger_agent import daemon
+
+    agent = daemon.build(settings, lambda: settings_of(given))
+    if settings.metrics_listen:
+        from gpuledger_agent.exposition import AgentCollector, serve
+
+        sampler = agent.sampler
+        collector = AgentCollector(settings.node_name, lambda: sampler.latest, lambda: sampler.ticks, agent.spool)
+        try:
+            serve(settings.metrics_listen, collector)
+        except OSError as error:
+            raise SettingsError(
+                f"metrics_listen: {settings.metrics_listen} cannot be used ({error.strerror})"
+            ) from None
+    return agent.run()
+
+
+def once_command(given: argparse.Namespace) -> int:
+    """`once`."""
+    from gpuledger_agent.inspect import once, once_text
+
+    seen = once(settings_of(given))
+    print(json.dumps(seen, indent=2) if given.json else once_text(seen))
+    return DONE
+
+
+def check_command(given: argparse.Namespace) -> int:
+    """`check`."""
+    from gpuledger_agent.inspect import check
+
+    text, code = check(settings_of(given))
+    print(text)
+    return code
+
+
+def record_command(given: argparse.Namespace) -> int:
+    """`record`."""
+    from gpuledger_agent.inspect import record
+
+    ticks = record(settings_of(given), Path(given.file), given.seconds, given.interval)
+    print(f"{given.file}: {ticks} ticks")
+    return DONE
+
+
+def simulate_command(given: argparse.Namespace) -> int:
+    """`simulate`."""
+    from gpuledger_agent.simulate import node_names, simulate
+
+    settings = settings_of(given)
+    if given.list_nodes:
+        print("\n".join(node_names(settings.seed)))
+        return DONE
+    return simulate(settings, given.start, given.end, given.step, given.collector or settings.collector_url)
+
+
+COMMANDS = {
+    "run": run_command,
+    "once": once_command,
+    "check": check_command,
+    "record": record_command,
+    "simulate": simulate_command,
+}
+
+
+if __name__ == "__main__":
+    main()

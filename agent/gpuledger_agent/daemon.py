@@ -1,0 +1,274 @@
+"""The daemon: the main thread only schedules; a sick driver, a slow collector or a full disk stops nothing else.
+
+Signals: TERM and INT stop sampling, spool the open batch, try one last send, and end with 0; HUP reads the settings
+again (bad ones are reported and the old ones kept). The watchdog of systemd is fed only while both loops move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from gpuledger_agent.clock import Clock
+from gpuledger_agent.meter import Meter
+from gpuledger_agent.owners import open_owners
+from gpuledger_agent.push import Http, Pusher
+from gpuledger_agent.readings import SourceUnavailable
+from gpuledger_agent.sampler import Sampler
+from gpuledger_agent.settings import Settings, SettingsError
+from gpuledger_agent.sources import open_source
+from gpuledger_agent.spool import Spool
+
+log = logging.getLogger("gpuledger_agent")
+
+GAP_INTERVALS = 3
+REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
+STALE_S = 120.0
+"""A loop that has not moved for so long gets no watchdog signal."""
+LAST_SEND_S = 10.0
+
+
+def wall_ms() -> int:
+    """The wall clock in unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def notify(state: str) -> None:
+    """Tells systemd (sd_notify(3)): one datagram to the socket that it named, if it named one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.connect("\0" + address[1:] if address.startswith("@") else address)
+        channel.sendall(state.encode())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        return json.dumps({"at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower(),
+                           "message": record.getMessage()})  # fmt: skip
+
+
+def start_log(settings: Settings) -> None:
+    """Logs go to standard error, as systemd and containers want them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if settings.log_format == "json" else logging.Formatter("%(levelname)s %(message)s")
+    )
+    log.handlers[:] = [handler]
+    log.setLevel(settings.log_level.upper())
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; empty where there is none."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+@dataclass
+class Daemon:
+    """One running agent. `reload` gives new settings on SIGHUP, or raises SettingsError."""
+
+    settings: Settings
+    reload: Callable[[], Settings]
+    spool: Spool
+    sampler: Sampler
+    clock: Clock
+    stop: threading.Event = field(default_factory=threading.Event)
+    wake_push: threading.Event = field(default_factory=threading.Event)
+    hup: bool = False
+    moved_push: float = field(default_factory=time.monotonic)
+    _open: bool = False
+    _reopen_at: float = 0.0
+    _reopen_s: float = REOPEN_MIN_S
+
+    def __post_init__(self) -> None:
+        self._make_pusher()
+
+    def _make_pusher(self) -> None:
+        self.http = Http(self.settings.collector_url, self.settings.token_path, self.settings.ca_file)
+        self.pusher = Pusher(self.spool, self.http.post, wall_ms)
+
+    def run(self) -> int:
+        """Until a signal; the exit code."""
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        pushing = threading.Thread(target=self._push, name="push", daemon=True)
+        pushing.start()
+        notify("READY=1")
+        log.info("node %s, source %s, collector %s, spool %s", self.sampler.node, self.settings.source,
+                 self.settings.collector_url, self.spool.path)  # fmt: skip
+        try:
+            self._sample()
+        finally:
+            self._end(pushing)
+        return 0
+
+    def _push(self) -> None:
+        while not self.stop.is_set():
+            pusher = self.pusher
+            pusher.drain(
+                _Either(self.stop, lambda mine=pusher: self.pusher is not mine), self.wake_push, self._push_moved
+            )
+
+    def _replaced(self, pusher: Pusher) -> bool:
+        return self.pusher is not pusher
+
+    def _push_moved(self) -> None:
+        self.moved_push = time.monotonic()
+
+    def _sample(self) -> None:
+        """The sampling loop: on a fixed grid of the monotonic clock, so that a slow tick does not shift the next."""
+        interval = self.settings.sample_interval_s
+        next_tick = next_slow = time.monotonic()
+        next_flush = next_tick + min(self.settings.push_interval_s, 5.0)
+        while not self.stop.is_set():
+            now = time.monotonic()
+            if self.hup:
+                self._reload()
+                interval = self.settings.sample_interval_s
+            slow = now >= next_slow
+            if slow:
+                next_slow = now + self.settings.slow_interval_s
+            self._tick(("fast", "gpm", "slow", "static") if slow else ("fast", "gpm"))
+            if now >= next_flush:
+                next_flush = now + self.settings.push_interval_s
+                self._flush()
+            if now - self.moved_push < STALE_S:
+                notify("WATCHDOG=1")
+            next_tick = max(next_tick + interval, time.monotonic())
+            while not self.stop.is_set() and not self.hup and (left := next_tick - time.monotonic()) > 0:
+                self.stop.wait(left)
+
+    def _tick(self, tiers: tuple[str, ...]) -> None:
+        if self.clock.check(wall_ms(), time.monotonic_ns()):
+            log.warning("the wall clock was stepped forwards: a gap begins, no time is invented")
+            self.sampler.meter.lose_all()
+        if not self._open and not self._try_open():
+            return
+        try:
+            self.sampler.tick(self.clock.at_ms, tiers)
+        except SourceUnavailable as error:
+            self._lost(str(error))
+
+    def _try_open(self) -> bool:
+        """Opens the source, at growing intervals; the heartbeat goes on without it."""
+        now = time.monotonic()
+        if now < self._reopen_at:
+            return False
+        try:
+            self.sampler.attached(self.sampler.source.open())
+        except SourceUnavailable as error:
+            self._lost(str(error))
+            return False
+        self._open, self._reopen_s = True, REOPEN_MIN_S
+        log.info("%d accelerators, driver %s%s", len(self.sampler.latest.accelerators), self.sampler.driver,
+                 f"; {self.sampler.detail}" if self.sampler.detail else "")  # fmt: skip
+        return True
+
+    def _lost(self, sentence: str) -> None:
+        if sentence != self.sampler.detail:
+            log.warning("%s", sentence)
+        self.sampler.detached(sentence)
+        self._open = False
+        self._reopen_at = time.monotonic() + self._reopen_s
+        self._reopen_s = min(self._reopen_s * 2, REOPEN_MAX_S)
+
+    def _flush(self) -> None:
+        try:
+            self.sampler.flush(self.spool, wall_ms())
+        except Exception as error:  # disk full, I/O error: sampling goes on, the spans stay in memory
+            log.error("the spool could not take a batch (%s); it is kept in memory", error)  # noqa: TRY400
+            return
+        self.wake_push.set()
+
+    def _on_stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self.stop.set()
+
+    def _on_reload(self, _signal: int, _frame: FrameType | None) -> None:
+        self.hup = True
+
+    def _reload(self) -> None:
+        """Takes what can change while running: intervals, threshold, collector, token, log; the rest at a restart."""
+        self.hup = False
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            fresh = self.reload()
+        except SettingsError as error:
+            log.error("the settings stay as they were: %s", error)  # noqa: TRY400
+        else:
+            kept = [name for name in ("node", "source", "target", "spool_dir", "spool_bytes", "owners")
+                    if getattr(fresh, name) != getattr(self.settings, name)]  # fmt: skip
+            log.info("settings read again%s", f"; {', '.join(kept)} change with a restart" if kept else "")
+            self.settings = fresh
+            self.sampler.meter.busy_threshold = fresh.busy_threshold
+            self.sampler.meter.gap_ms = gap_ms(fresh)
+            start_log(fresh)
+            self._make_pusher()
+            self.wake_push.set()
+        notify("READY=1")
+
+    def _end(self, pushing: threading.Thread) -> None:
+        notify("STOPPING=1")
+        self._flush()
+        self.stop.set()
+        self.wake_push.set()
+        pushing.join(LAST_SEND_S)
+        if not pushing.is_alive():
+            with contextlib.suppress(Exception):
+                self.pusher.step()
+        with contextlib.suppress(Exception):
+            if self._open:
+                self.sampler.source.close()
+        log.info("stopped; %d batches wait in the spool", self.spool.counts().pending)
+
+
+class _Either(threading.Event):
+    """A stop that is also set when the pusher was replaced."""
+
+    def __init__(self, stop: threading.Event, replaced: Callable[[], bool]) -> None:
+        super().__init__()
+        self._stop, self._replaced = stop, replaced
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._stop.is_set() or self._replaced()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits on the true stop."""
+        return self._stop.wait(timeout) or self._replaced()
+
+
+def gap_ms(settings: Settings) -> int:
+    """The longest interval between samples that still counts as seen."""
+    return round(GAP_INTERVALS * settings.sample_interval_s * 1000)
+
+
+def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
+    """A daemon from its settings. Raises AgentError with a sentence when the spool or a rules file cannot be used."""
+    start_log(settings)
+    source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
+    spool = Spool(settings.spool_folder, settings.spool_bytes, wall_ms())
+    if spool.quarantined is not None:
+        log.error("the spool was damaged; it lies at %s, a new one has begun", spool.quarantined)
+    sampler = Sampler(settings.node_name, settings.pool, source, owners, Meter(gap_ms(settings), settings.busy_threshold),
+                      boot_id=boot_id())  # fmt: skip
+    return Daemon(settings, reload, spool, sampler, Clock(wall_ms(), time.monotonic_ns()))

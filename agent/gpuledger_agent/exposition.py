@@ -1,0 +1,124 @@
+"""/metrics: what the agent knows now, in Prometheus' text format, made from the catalogue by prometheus-client."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from gpuledger_agent import __version__
+from gpuledger_agent.catalogue import BY_NAME
+from gpuledger_agent.readings import Accelerator
+from gpuledger_agent.sampler import Latest
+from gpuledger_agent.spool import Spool
+
+LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
+OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "project")
+HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
+
+
+class AgentCollector(Collector):
+    """Reads the newest samples and the spool's counters at each scrape; never touches a GPU."""
+
+    def __init__(self, node: str, latest: Callable[[], Latest], ticks: Callable[[], int], spool: Spool) -> None:
+        self._node, self._latest, self._ticks, self._spool = node, latest, ticks, spool
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family once, with all its series together."""
+        latest = self._latest()
+        yield from self._gpu(latest)
+        yield from self._owners(latest)
+        yield from self._agent()
+
+    def _labels(self, accelerator: Accelerator) -> list[str]:
+        return [accelerator.uuid, str(accelerator.index), accelerator.model, self._node, accelerator.mig_instance or ""]
+
+    def _gpu(self, latest: Latest) -> Iterable[Metric]:
+        health = GaugeMetricFamily("gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", labels=LABELS)
+        families: dict[str, Any] = {}
+        for accelerator in latest.accelerators:
+            sample = latest.samples.get(accelerator.uuid)
+            if sample is None:
+                continue
+            labels = self._labels(accelerator)
+            health.add_metric(labels, HEALTH[sample.health.status])
+            for name, value in sample.values.items():
+                entry = BY_NAME.get(name)
+                if entry is None:
+                    continue
+                family = families.get(name)
+                if family is None:
+                    kind = CounterMetricFamily if entry.kind == "counter" else GaugeMetricFamily
+                    family = families[name] = kind(name, f"{entry.nvml} ({entry.unit})", labels=LABELS)
+                family.add_metric(labels, float(value))
+        yield health
+        yield from families.values()
+
+    def _owners(self, latest: Latest) -> Iterable[Metric]:
+        held = GaugeMetricFamily(
+            "gpu_held_ratio", "Part of the accelerator that a workload holds; absent: nobody does", labels=OWNER_LABELS
+        )
+        for uuid, holders in latest.holders.items():
+            whole = sum(holder.weight for holder in holders) or 1
+            for holder in holders:
+                workload = holder.workload
+                held.add_metric(
+                    [uuid, self._node, workload.id, workload.kind, workload.user or "", workload.account or "",
+                     workload.tags.get("team", ""), workload.tags.get("project", "")],
+                    holder.weight / whole,
+                )  # fmt: skip
+        yield held
+
+    def _agent(self) -> Iterable[Metric]:
+        counts = self._spool.counts()
+        yield _gauge("gpuledger_agent_info", "The running agent", 1, {"version": __version__, "node": self._node})
+        yield _counter("gpuledger_agent_ticks_total", "Rounds of sampling", self._ticks())
+        for name, value in (("produced", counts.produced), ("acked", counts.acked), ("dropped", counts.dropped),
+                            ("dead", counts.dead)):  # fmt: skip
+            yield _counter(f"gpuledger_agent_batches_{name}_total", f"Batches {name} in this spool's epoch", value)
+        yield _gauge("gpuledger_agent_batches_pending", "Batches that wait in the spool", counts.pending)
+        yield _gauge("gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for",
+                     0 if counts.conserved else 1)  # fmt: skip
+        oldest = self._spool.oldest_ms()
+        age = 0.0 if oldest is None else max(0.0, time.time() - oldest / 1000)
+        yield _gauge("gpuledger_agent_oldest_undelivered_seconds", "Age of the oldest waiting batch", age)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        yield _counter("gpuledger_agent_cpu_seconds_total", "CPU time of the agent", used.ru_utime + used.ru_stime)
+        yield _gauge("gpuledger_agent_resident_memory_bytes", "Resident memory of the agent", resident_bytes())
+
+
+def _gauge(name: str, text: str, value: float, labels: dict[str, str] | None = None) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=tuple(labels or ()))
+    family.add_metric(tuple((labels or {}).values()), value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (proc(5), statm field 2)."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - a path object costs more than the read
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
+    """Serves /metrics on ADDRESS:PORT in a thread; the returned call ends it. Raises OSError when the port is taken."""
+    from prometheus_client import start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    host, _, port = listen.rpartition(":")
+    server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+
+    def end() -> None:
+        server.shutdown()
+        thread.join(5)
+
+    return end

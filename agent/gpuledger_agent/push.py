@@ -1,0 +1,273 @@
+"""Push: sends what is spooled until the collector says that it has committed it.
+
+The reaction to every answer is a table (`reaction`), free of I/O: success acknowledges; a refusal of records
+acknowledges the rest; what can pass is retried for ever with full jitter; what can never pass is buried with its
+reason. Nothing is deleted from the spool before a 200 or 422 says COMMIT. After an outage the newest and the oldest
+batches are sent in turn, so that dashboards recover at once while the backlog drains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import http.client
+import json
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gpuledger_agent import wire
+from gpuledger_agent.batches import pack, unpack
+from gpuledger_agent.spool import Spool, Spooled
+
+BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0
+RETRY_AFTER_CAP_S = 900.0
+AUTH_PROBE_S = 60.0
+UNDECODABLE_TRIES = 3
+TIMEOUT_S = 30.0
+PATH = "/v1/batches"
+
+Step = Literal["ack", "retry", "probe", "split", "bury", "undecodable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: a status with headers and body, or `error` when nothing did."""
+
+    status: int | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What to do with the batch, and how long to wait before the next request (None: the usual backoff)."""
+
+    step: Step
+    reason: str = ""
+    wait_s: float | None = 0.0
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+def reaction(reply: Reply, now_s: float) -> Reaction:
+    """The table of reactions; `now_s` is wall time, for Retry-After as a date."""
+    status = reply.status
+    if status is None:
+        return Reaction("retry", reply.error, None)
+    if status in {200, 201, 202, 204}:
+        return Reaction("ack")
+    if status == 422:
+        return Reaction("ack", "records refused", 0.0, rejected_records(reply.body))
+    if status in {401, 403}:
+        return Reaction("probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S)
+    if status == 413:
+        return Reaction("split", "batch too large")
+    if status == 409:
+        return Reaction("bury", "the collector knows other bytes under this number")
+    if status == 429 or status >= 500 or status in {408, 425}:
+        return Reaction("retry", f"status {status}", retry_after(reply.headers.get("retry-after"), now_s))
+    return Reaction("undecodable", f"status {status}: {reply.body[:200].decode(errors='replace')}", None)
+
+
+def rejected_records(body: bytes) -> tuple[tuple[str, str], ...]:
+    """The refused records of an answer, as (record, reason)."""
+    try:
+        answer = json.loads(body)
+        return tuple((str(entry["record"]), str(entry["reason"])) for entry in answer.get("rejected", []))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return (("batch", "refused, with an answer that could not be read"),)
+
+
+def retry_after(text: str | None, now_s: float) -> float | None:
+    """Seconds to wait by a Retry-After header (seconds or HTTP date), capped; None when it says nothing usable."""
+    if text is None:
+        return None
+    if text.strip().isdigit():
+        return min(float(text), RETRY_AFTER_CAP_S)
+    try:
+        at = email.utils.parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    return min(max(at.timestamp() - now_s, 0.0), RETRY_AFTER_CAP_S)
+
+
+def backoff(attempt: int, chance: float) -> float:
+    """Full jitter: a `chance` in 0..1 of the exponentially growing ceiling."""
+    return chance * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** min(attempt, 10))
+
+
+class Http:
+    """One kept-alive connection to the collector."""
+
+    def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        self._path = parts.path.rstrip("/") + PATH
+        self._token_file, self._ca_file = token_file, ca_file
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, body: bytes, sent_ms: int) -> Reply:
+        """Sends one body; every fault of the network is a Reply without status."""
+        headers = {
+            "Content-Type": "application/msgpack",
+            "Content-Encoding": "zstd",
+            "X-GPULedger-Sent-At": str(sent_ms),
+        }
+        try:
+            if self._token_file is not None:
+                headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+            connection = self._connect()
+            connection.request("POST", self._path, body, headers)
+            response = connection.getresponse()
+            answer = response.read(4 * 1024 * 1024)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            return Reply(None, error=f"{type(error).__name__}: {error}")
+        if response.will_close:
+            self.close()
+        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, answer)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            if self._tls:
+                context = ssl.create_default_context(cafile=self._ca_file and str(self._ca_file))
+                self._connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=TIMEOUT_S, context=context
+                )
+            else:
+                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        return self._connection
+
+    def close(self) -> None:
+        """Drops the connection; the next post makes a new one."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+            self._connection = None
+
+
+class Pusher:
+    """Drains a spool through a `post(body, sent_ms)`; the clock, the waiting and the chance are handed in."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        post: Callable[[bytes, int], Reply],
+        wall_ms: Callable[[], int],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._spool, self._post, self._wall_ms, self._chance = spool, post, wall_ms, chance
+        self._newest_next = False
+        self._attempt = 0
+        self.problem = ""
+        self.last_ack_ms: int | None = None
+
+    def step(self) -> float | None:
+        """Sends one batch and reacts. Seconds to wait before the next one; None when nothing waits."""
+        lane: Literal["oldest", "newest"] = "newest" if self._newest_next else "oldest"
+        batch = self._spool.next(lane)
+        if batch is None:
+            return None
+        self._newest_next = not self._newest_next
+        reply = self._post(batch.body, self._wall_ms())
+        found = reaction(reply, self._wall_ms() / 1000)
+        return self._act(batch, found)
+
+    def _act(self, batch: Spooled, found: Reaction) -> float:
+        if found.step == "ack":
+            self._spool.acknowledge(batch.seq, found.rejected)
+            self._attempt, self.problem, self.last_ack_ms = 0, found.reason, self._wall_ms()
+            return 0.0
+        self.problem = found.reason
+        if found.step == "split":
+            self._split(batch)
+            return 0.0
+        if found.step == "bury":
+            self._spool.bury(batch.seq, found.reason)
+            return 0.0
+        if found.step == "undecodable" and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES:
+            self._spool.bury(batch.seq, found.reason)
+            return 0.0
+        self._attempt += 1
+        return backoff(self._attempt, self._chance()) if found.wait_s is None else found.wait_s
+
+    def _split(self, batch: Spooled) -> None:
+        """Two batches of half the records each; one record that is still too large is buried."""
+        halves = split_batch(unpack(batch.body))
+        if halves is None:
+            self._spool.bury(batch.seq, "too large, and cannot be split")
+            return
+        self._spool.replace(batch.seq, [_numbered(half) for half in halves], self._wall_ms())
+
+    def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
+        """The push loop: until `stop`, sends whenever something waits; `moved` is called each round (watchdog)."""
+        while not stop.is_set():
+            moved()
+            try:
+                wait_s = self.step()
+            except Exception as error:  # a full disk or a locked file must not end delivery for ever
+                self.problem, wait_s = f"{type(error).__name__}: {error}", 5.0
+            if wait_s is None:
+                wake.wait(1.0)
+                wake.clear()
+            elif wait_s > 0:
+                deadline = time.monotonic() + wait_s
+                while not stop.is_set() and (left := deadline - time.monotonic()) > 0:
+                    moved()
+                    stop.wait(min(left, 5.0))
+
+
+def _numbered(batch: wire.Batch) -> Callable[[str, int], bytes]:
+    return lambda epoch, seq: pack(msgspec.structs.replace(batch, epoch=epoch, seq=seq))
+
+
+def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
+    """The batch as two: the first half of its stretches and samples, and the rest. None when it has one record."""
+    rows = len(batch.samples.at_ms)
+    if len(batch.stretches) + rows < 2:
+        return None
+    half_stretches, half_rows = _span_cut(batch.stretches), rows // 2
+    if (half_stretches, half_rows) in {(0, 0), (len(batch.stretches), rows)}:
+        half_stretches, half_rows = len(batch.stretches), 0
+        if rows == 0:
+            return None
+    first = msgspec.structs.replace(
+        batch, stretches=batch.stretches[:half_stretches], samples=_rows(batch.samples, 0, half_rows)
+    )
+    second = msgspec.structs.replace(
+        batch, stretches=batch.stretches[half_stretches:], samples=_rows(batch.samples, half_rows, rows)
+    )
+    return [first, second]
+
+
+def _span_cut(stretches: list[wire.Stretch]) -> int:
+    """A place near the middle that does not part the holders of one span: the collector reads them together."""
+    cut = len(stretches) // 2
+    while 0 < cut < len(stretches) and _span(stretches[cut]) == _span(stretches[cut - 1]):
+        cut += 1
+    return cut
+
+
+def _span(stretch: wire.Stretch) -> tuple[int, int, int]:
+    return stretch.accelerator, stretch.start_ms, stretch.end_ms
+
+
+def _rows(samples: wire.Samples, start: int, stop: int) -> wire.Samples:
+    columns = {}
+    for name, column in samples.columns.items():
+        width = 4 if column.kind == "f4" else 8
+        values = column.values
+        cut = values[start * width : stop * width] if isinstance(values, bytes) else values[start:stop]
+        columns[name] = wire.Column(column.kind, cut)
+    return wire.Samples(samples.accelerator[start:stop], samples.at_ms[start:stop], columns)

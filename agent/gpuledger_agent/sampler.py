@@ -1,0 +1,122 @@
+"""The sampler: one node's ticks. Asks the source, asks the owners, feeds the meter, makes batches into the spool.
+
+It has no thread and reads no clock: the daemon calls it in real time, `simulate` in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpuledger_agent import __version__, wire
+from gpuledger_agent.batches import BatchMaker, pack
+from gpuledger_agent.meter import Meter
+from gpuledger_agent.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
+from gpuledger_agent.spool import Spool
+
+Status = Literal["ok", "no_driver", "no_gpu", "degraded"]
+
+
+@dataclass(slots=True)
+class Latest:
+    """What /metrics shows: the newest sample and holders of each accelerator."""
+
+    accelerators: Sequence[Accelerator] = ()
+    samples: dict[str, Sample] = field(default_factory=dict)
+    holders: dict[str, Sequence[Holder]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Sampler:
+    """One node. `status` and `detail` go into the heartbeat."""
+
+    node: str
+    pool: str
+    source: Source
+    owners: Sequence[OwnerSource]
+    meter: Meter
+    status: Status = "no_driver"
+    detail: str = "not opened yet"
+    driver: str | None = None
+    boot_id: str = ""
+    latest: Latest = field(default_factory=Latest)
+    ticks: int = 0
+    _rows: list[tuple[int, Sample]] = field(default_factory=list)
+
+    def attached(self, inventory: Inventory) -> None:
+        """The source has enumerated its accelerators."""
+        self.latest = Latest(tuple(inventory.accelerators))
+        self.driver = inventory.driver
+        self.status = "ok" if inventory.accelerators else "no_gpu"
+        self.detail = "; ".join(inventory.problems) or ("" if inventory.accelerators else "the driver shows no GPU")
+
+    def detached(self, sentence: str, status: Status = "no_driver") -> None:
+        """The source cannot speak: nothing bridges to its next tick, the heartbeat says why."""
+        self.meter.lose_all()
+        self.status, self.detail = status, sentence
+
+    def tick(self, at_ms: Callable[[int], int], tiers: Sequence[str]) -> None:
+        """One round over all accelerators; `at_ms` turns a monotonic reading into an instant."""
+        samples = self.source.read(tiers)
+        holders = self._holders(samples)
+        for sample in samples:
+            instant = at_ms(sample.monotonic_ns)
+            self.meter.tick(sample, instant, holders.get(sample.uuid, ()))
+            self._rows.append((instant, sample))
+        self.latest.samples = {sample.uuid: _merged(self.latest.samples.get(sample.uuid), sample) for sample in samples}
+        self.latest.holders = holders
+        self.ticks += 1
+
+    def _holders(self, samples: Sequence[Sample]) -> dict[str, Sequence[Holder]]:
+        """Who holds what: the first owner source that knows a holder of an accelerator has the word on it."""
+        found: dict[str, Sequence[Holder]] = {}
+        for owner in self.owners:
+            for uuid, holders in owner.holders(self.latest.accelerators, samples).items():
+                if holders:
+                    found.setdefault(uuid, tuple(holders))
+        return found
+
+    def flush(self, spool: Spool, now_ms: int) -> int:
+        """Everything since the last flush becomes a batch in the spool. Returns its number.
+
+        When the spool cannot be written (disk full, I/O error) the exception passes, and what was measured stays in
+        memory for the next attempt: samples up to a bound, spans all.
+        """
+        spans = self.meter.take()
+        rows = self._rows
+        counts = spool.counts()
+        heartbeat = wire.Heartbeat(
+            __version__, self.source.name, self.status, self.detail, self.driver, self.boot_id,
+            counts.produced, counts.acked, counts.pending, counts.dropped, counts.dead,
+        )  # fmt: skip
+        health = {uuid: sample.health for uuid, sample in self.latest.samples.items()}
+
+        def make(epoch: str, seq: int) -> bytes:
+            maker = BatchMaker(self.latest.accelerators, self.pool, health)
+            stretches = maker.stretches(spans)
+            return pack(maker.batch(self.node, epoch, seq, heartbeat, stretches, maker.samples(rows)))
+
+        try:
+            number = spool.add(make, now_ms)
+        except Exception:
+            self.meter.put_back(spans)
+            del self._rows[:-MOST_ROWS]
+            raise
+        self._rows = []
+        return number
+
+
+MOST_ROWS = 20_000
+"""Samples kept in memory while the spool cannot be written."""
+
+
+def _merged(before: Sample | None, now: Sample) -> Sample:
+    """The newest reading of every metric: a slow one stays shown between its turns."""
+    if before is None:
+        return now
+    absent: Mapping[str, str] = {**before.absent, **now.absent}
+    values = {**before.values, **now.values}
+    for name in now.absent:
+        values.pop(name, None)
+    return Sample(now.uuid, now.monotonic_ns, values, absent, now.processes, now.health)

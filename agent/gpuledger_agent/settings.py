@@ -1,0 +1,162 @@
+"""The agent's settings: a TOML file and GPULEDGER_AGENT_* in the environment, which wins; none is needed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gpuledger_agent.readings import AgentError
+
+PREFIX = "GPULEDGER_AGENT_"
+SOURCES = ("nvml", "dcgm", "simulated", "replay")
+
+
+class SettingsError(AgentError):
+    """A setting cannot be used; the message names where it stands and what is wrong."""
+
+    permanent = True
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its default. Durations are seconds."""
+
+    node: str = field(default="", metadata={"help": "name of this node; empty: its host name"})
+    source: str = field(default="nvml", metadata={"help": "nvml, dcgm, simulated or replay"})
+    target: str = field(default="", metadata={"help": "address or file for dcgm and replay"})
+    pool: str = field(default="", metadata={"help": "pool of this node's accelerators; empty: default"})
+    collector_url: str = field(default="http://127.0.0.1:8440", metadata={"help": "address of the collector"})
+    token_file: Path | None = field(default=None, metadata={"help": "file with this node's token"})
+    ca_file: Path | None = field(default=None, metadata={"help": "PEM certificates to trust for the collector"})
+    spool_dir: Path | None = field(default=None, metadata={"help": "folder of the spool; empty: the state folder"})
+    spool_bytes: int = field(default=512 * 1024 * 1024, metadata={"help": "largest size of the spool"})
+    sample_interval_s: float = field(default=10.0, metadata={"help": "seconds between samples"})
+    slow_interval_s: float = field(default=60.0, metadata={"help": "seconds between samples of the slow tier"})
+    push_interval_s: float = field(default=60.0, metadata={"help": "seconds between batches"})
+    busy_threshold: float = field(default=0.01, metadata={"help": "activity above this ratio is busy"})
+    metrics_listen: str = field(default="127.0.0.1:9440", metadata={"help": "address of /metrics; empty: none"})
+    owners: str = field(default="static,processes", metadata={"help": "owner sources, first match wins"})
+    owner_rules_file: Path | None = field(default=None, metadata={"help": "TOML file with static owner rules"})
+    seed: int = field(default=7, metadata={"help": "seed of the simulated fleet"})
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    log_format: str = field(default="plain", metadata={"help": "plain or json"})
+
+    @property
+    def node_name(self) -> str:
+        """The name that this node reports under."""
+        return self.node or socket.gethostname()
+
+    @property
+    def owner_sources(self) -> tuple[str, ...]:
+        """Names of the owner sources, in order."""
+        return tuple(name.strip() for name in self.owners.split(",") if name.strip())
+
+    @property
+    def spool_folder(self) -> Path:
+        """Where the spool lies: the setting, systemd's state folder, or the user's state folder."""
+        if self.spool_dir is not None:
+            return self.spool_dir
+        state = os.environ.get("STATE_DIRECTORY")
+        if state:
+            return Path(state.split(":")[0])
+        home = os.environ.get("XDG_STATE_HOME")
+        return (Path(home) if home else Path.home() / ".local/state") / "gpuledger-agent"
+
+    @property
+    def token_path(self) -> Path | None:
+        """The token's file: the setting, or systemd's credential `token`."""
+        if self.token_file is not None:
+            return self.token_file
+        credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+        candidate = Path(credentials) / "token" if credentials else None
+        return candidate if candidate is not None and candidate.is_file() else None
+
+
+FIELDS = {entry.name: entry for entry in fields(Settings)}
+
+
+def load(config: Path | None, environment: Mapping[str, str], **given: Any) -> Settings:
+    """Settings from the file, the environment and what the command line gave (None: not given), in rising order.
+
+    Raises SettingsError with every fault found.
+    """
+    faults: list[str] = []
+    values: dict[str, Any] = {}
+    if config is not None:
+        for key, value in _read(config).items():
+            _take(values, key, value, f"{config}: {key}", faults)
+    for name, text in sorted(environment.items()):
+        if name.startswith(PREFIX):
+            _take(values, name.removeprefix(PREFIX).lower(), text, name, faults)
+    values |= {key: value for key, value in given.items() if value is not None}
+    settings = Settings(**values)
+    if not faults:
+        faults += check(settings)
+    if faults:
+        raise SettingsError("; ".join(faults))
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: is not TOML: {error}") from error
+
+
+def _take(values: dict[str, Any], key: str, value: object, where: str, faults: list[str]) -> None:
+    if key not in FIELDS:
+        near = difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0]
+        faults.append(f"{where} is not a setting; the nearest one is {near}")
+        return
+    try:
+        values[key] = _convert(str(FIELDS[key].type), value)
+    except (TypeError, ValueError):
+        faults.append(f"{where}: {value!r} is not a {str(FIELDS[key].type).partition(' ')[0].lower()}")
+
+
+def _convert(kind: str, value: object) -> object:
+    if isinstance(value, bool):
+        raise TypeError(value)
+    if kind == "int":
+        if isinstance(value, float):
+            raise TypeError(value)
+        return int(str(value))
+    if kind == "float":
+        return float(str(value))
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return Path(value).expanduser() if kind.startswith("Path") else value
+
+
+def check(settings: Settings) -> list[str]:
+    """What contradicts itself or lies out of range, a sentence each."""
+    faults = []
+    if settings.source not in SOURCES:
+        faults.append(f"source: {settings.source!r} is not one of {', '.join(SOURCES)}")
+    if settings.source in {"dcgm", "replay"} and not settings.target:
+        faults.append(f"target: source {settings.source} needs an address or a file")
+    for name, least in (("sample_interval_s", 0.1), ("push_interval_s", 1.0), ("slow_interval_s", 1.0)):
+        if not least <= getattr(settings, name) <= 3600:
+            faults.append(f"{name}: must lie between {least:g} and 3600")
+    if not 0 <= settings.busy_threshold < 1:
+        faults.append("busy_threshold: must lie between 0 and 1")
+    if settings.spool_bytes < 1024 * 1024:
+        faults.append("spool_bytes: must be 1048576 or more")
+    if settings.metrics_listen and not settings.metrics_listen.rpartition(":")[2].isdigit():
+        faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")
+    unknown = set(settings.owner_sources) - {"static", "processes", "dcgm", "simulated"}
+    faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
+    if settings.log_level not in {"debug", "info", "warning", "error"}:
+        faults.append(f"log_level: {settings.log_level!r} is not debug, info, warning or error")
+    if settings.log_format not in {"plain", "json"}:
+        faults.append(f"log_format: {settings.log_format!r} is not plain or json")
+    return faults

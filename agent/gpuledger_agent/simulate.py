@@ -1,0 +1,112 @@
+"""A simulated fleet's past in virtual time, through the real sampler, meter, spool and push."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+from gpuledger_agent.meter import Meter
+from gpuledger_agent.push import Http, Pusher
+from gpuledger_agent.readings import SourceUnavailable
+from gpuledger_agent.sampler import Sampler
+from gpuledger_agent.settings import Settings, SettingsError
+from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
+from gpuledger_agent.spool import Spool
+
+FLUSH_MS = 6 * 3_600_000
+PATIENCE_S = 30.0
+"""How long a collector that refuses may take to come round before the simulation gives up."""
+
+
+def node_names(seed: int) -> list[str]:
+    """Names of the fleet's nodes."""
+    return [node.name for node in Fleet(seed).nodes]
+
+
+def instant_ms(text: str | None, name: str) -> int:
+    """An RFC 3339 instant with zone as unix milliseconds. Raises SettingsError."""
+    try:
+        at = datetime.fromisoformat(text or "")
+    except ValueError:
+        raise SettingsError(f"{name}: {text!r} is not an instant such as 2026-10-31T12:00:00Z") from None
+    if at.tzinfo is None:
+        raise SettingsError(f"{name}: {text!r} has no zone")
+    return round(at.timestamp() * 1000)
+
+
+def step_ms(text: str) -> int:
+    """A duration such as 30s, 5m or 1h. Raises SettingsError."""
+    found = re.fullmatch(r"(\d+)(s|m|h)", text)
+    milliseconds = int(found[1]) * {"s": 1000, "m": 60_000, "h": 3_600_000}[found[2]] if found else 0
+    if not 1000 <= milliseconds <= 3_600_000:
+        raise SettingsError(f"--step: {text!r} is not a duration from 1s to 1h")
+    return milliseconds
+
+
+def simulate(settings: Settings, start: str | None, end: str | None, step: str, collector: str) -> int:
+    """Every node of the fleet from start to end; returns the exit code. Shows progress on a terminal only."""
+    start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), step_ms(step)
+    if end_ms <= start_ms:
+        raise SettingsError("--to: must come after --from")
+    fleet = Fleet(settings.seed)
+    http = Http(collector, settings.token_path, settings.ca_file)
+    batches = 0
+    with tempfile.TemporaryDirectory(prefix="gpuledger-simulate-") as folder:
+        for done, node in enumerate(fleet.nodes):
+            progress(done, len(fleet.nodes), node.name)
+            batches += one_node(
+                settings, fleet, node.name, (start_ms, end_ms, every_ms), http, Path(folder) / node.name
+            )
+    progress(len(fleet.nodes), len(fleet.nodes), "")
+    gpus = sum(len(node.accelerators) for node in fleet.nodes)
+    sys.stdout.write(f"{len(fleet.nodes)} nodes, {gpus} accelerators, {batches} batches acknowledged\n")
+    return 0
+
+
+def progress(done: int, whole: int, name: str) -> None:
+    """A line that rewrites itself, on a terminal."""
+    if sys.stderr.isatty():
+        bar = "#" * (30 * done // whole)
+        sys.stderr.write(f"\r  [{bar:30}] {done}/{whole} nodes {name:16}" + ("\n" if done == whole else ""))
+        sys.stderr.flush()
+
+
+def one_node(settings: Settings, fleet: Fleet, name: str, span: tuple[int, int, int], http: Http, folder: Path) -> int:
+    """One node's past; the number of batches that the collector acknowledged."""
+    at_ms, end_ms, every_ms = span
+    source = SimulatedSource(fleet, name, lambda: at_ms)
+    spool = Spool(folder, settings.spool_bytes, at_ms, free_floor=0)
+    sampler = Sampler(name, settings.pool, source, [source], Meter(3 * every_ms, settings.busy_threshold))
+    sampler.attached(source.open())
+    pusher = Pusher(spool, http.post, lambda: at_ms)
+    next_flush = at_ms + FLUSH_MS
+    while at_ms <= end_ms:
+        sampler.tick(lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast",))
+        if at_ms >= next_flush:
+            next_flush += FLUSH_MS
+            sampler.flush(spool, at_ms)
+            drain(pusher)
+        at_ms += every_ms
+    sampler.flush(spool, at_ms)
+    drain(pusher)
+    counts = spool.counts()
+    letters = spool.dead_letters()
+    spool.close()
+    if counts.pending or counts.dead or letters:
+        why = f"; the first refused record: {letters[0][1]}, {letters[0][2]}" if letters else ""
+        raise SourceUnavailable(f"{counts.pending} batches of {name} wait, {counts.dead} were refused{why}")
+    return counts.acked
+
+
+def drain(pusher: Pusher) -> None:
+    """Sends everything; waits as told. Raises SourceUnavailable when the collector stays away."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (wait_s := pusher.step()) is not None:
+        if wait_s > 0:
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(f"the collector does not take batches: {pusher.problem}")
+            time.sleep(min(wait_s, 1.0))

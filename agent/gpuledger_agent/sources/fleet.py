@@ -1,0 +1,287 @@
+"""A believable fleet, as a pure function of seed and time.
+
+Problem: a demo's month must pass in seconds, its live part must go on from there, and a test must know the truth.
+Idea: accelerators that are scheduled together form a *lane*; time is cut into blocks of four days, and the workloads of
+one lane in one block come from a random generator seeded with just these. So the state at any instant is known
+without a look at the instants before it, and in any order.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Workload
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+BLOCK_MS = 4 * DAY_MS
+CYCLE_MS = 28 * DAY_MS
+"""Faults repeat with this period."""
+
+Shape = Literal["training", "research", "notebook", "serving", "nightly", "reserved", "starved"]
+
+GIB = 1024**3
+MODELS: dict[str, tuple[str, int, float, float]] = {
+    "h100": ("NVIDIA H100 80GB HBM3", 80 * GIB, 70.0, 700.0),
+    "a100": ("NVIDIA A100-SXM4-80GB", 80 * GIB, 55.0, 400.0),
+    "l40s": ("NVIDIA L40S", 48 * GIB, 35.0, 350.0),
+    "l4": ("NVIDIA L4", 24 * GIB, 16.0, 72.0),
+}
+"""Short name to model, memory in bytes, idle and full power in watts (data sheets; idle as commonly read)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Accelerators of a node that are given to one workload at a time, and what kind of workloads those are."""
+
+    name: str
+    shape: Shape
+    slots: tuple[int, ...]
+    teams: tuple[tuple[str, str], ...]
+    sharers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the fleet with its accelerators, by slot."""
+
+    name: str
+    model: str
+    accelerators: tuple[Accelerator, ...]
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A workload that holds a lane from start to end (unix ms)."""
+
+    start_ms: int
+    end_ms: int
+    workload: Workload
+    shape: Shape
+
+
+_FOUNDATION = (("foundation", "llm-pretrain"), ("foundation", "rlhf"))
+_VISION = (("vision", "segmentation-v3"), ("vision", "video-gen"), ("foundation", "rlhf"))
+_RESEARCH = (("vision", "segmentation-v3"), ("speech", "asr-large"), ("nlp", "retrieval"), ("", ""))
+_LAYOUT: tuple[tuple[str, str, int, tuple[tuple[Shape, tuple[int, ...], tuple[tuple[str, str], ...]], ...]], ...] = (
+    ("h100-01", "h100", 8, (("training", tuple(range(8)), _FOUNDATION),)),
+    ("h100-02", "h100", 8, (("training", (0, 1, 2, 3), _VISION), ("training", (4, 5, 6, 7), _FOUNDATION))),
+    ("h100-03", "h100", 8, (
+        *[("serving", (slot,), (("inference", "chat-api"),)) for slot in range(4)],
+        ("research", (4,), _RESEARCH), ("research", (5,), _RESEARCH),
+        ("reserved", (6, 7), (("robotics", "sim2real"),)),
+    )),
+    ("a100-01", "a100", 7, (
+        *[("research", (slot,), _RESEARCH) for slot in range(5)],
+        ("notebook", (5,), (("nlp", "retrieval"),)), ("notebook", (6,), (("speech", "asr-large"),)),
+        *[("notebook", (slot,), (("vision", "segmentation-v3"), ("", ""))) for slot in (7, 8, 9)],
+    )),
+    ("a100-02", "a100", 8, (
+        ("research", (0, 1), _RESEARCH), ("research", (2, 3), _RESEARCH), ("starved", (4, 5), (("data", "etl-embed"),)),
+        ("nightly", (6,), (("data", "nightly-index"),)), ("nightly", (7,), (("speech", "asr-batch"),)),
+    )),
+    ("l40s-01", "l40s", 4, (
+        ("nightly", (0, 1), (("data", "nightly-index"),)), ("research", (2,), _RESEARCH), ("research", (3,), _RESEARCH),
+    )),
+    ("l4-01", "l4", 4, (
+        ("serving", (0,), (("inference", "rerank"),)), ("serving", (1,), (("inference", "embed"),)),
+        ("notebook", (2,), (("robotics", "sim2real"),)), ("serving", (3,), (("inference", "moderation"),)),
+    )),
+)  # fmt: skip
+_MIG = (("3g.40gb/1", 500_000, 40), ("2g.20gb/5", 285_714, 20), ("1g.10gb/9", 142_857, 10))
+"""Instances of the sliced A100: profile and id, dominant share max(compute/7, memory/8) in micro-GPUs, GiB."""
+_USERS = ("amina", "bjorn", "chen", "divya", "emeka", "farah", "goran", "hana", "ines", "jonas", "kofi", "lena")
+SHARED_LANE = ("l4-01", 3)
+FAILED_GPU = ("h100-02", 5)
+SILENT_NODE = "a100-02"
+
+
+def hash_uuid(*parts: object) -> str:
+    """Sixteen bytes from the parts, as UUID digits."""
+    generator = random.Random("/".join(map(str, parts)))
+    digits = f"{generator.getrandbits(128):032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+@dataclass
+class Fleet:
+    """The whole fleet of a seed."""
+
+    seed: int = 7
+    nodes: tuple[Node, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes = tuple(self._node(*row) for row in _LAYOUT)
+        self._by_name = {node.name: node for node in self.nodes}
+        self._holds = lru_cache(maxsize=4096)(self._make_holds)
+        self._starts = lru_cache(maxsize=4096)(self._make_starts)
+
+    def node(self, name: str) -> Node:
+        """The node of this name; another name gets the first node's make-up and workloads of its own."""
+        known = self._by_name.get(name)
+        return known if known is not None else self._node(name, *_LAYOUT[0][1:])
+
+    def _node(self, name: str, model: str, gpus: int, lanes: tuple[tuple[Shape, tuple[int, ...], object], ...]) -> Node:
+        title, memory, _, _ = MODELS[model]
+        accelerators = [
+            Accelerator(f"GPU-{hash_uuid(self.seed, name, slot)}", f"GPU-{hash_uuid(self.seed, name, slot)}", slot,
+                        title, None, WHOLE_GPU, memory, f"00000000:{0x10 + slot:02X}:00.0")
+            for slot in range(gpus)
+        ]  # fmt: skip
+        if name == "a100-01":
+            parent = f"GPU-{hash_uuid(self.seed, name, gpus)}"
+            accelerators += [
+                Accelerator(f"MIG-{hash_uuid(self.seed, name, profile)}", parent, gpus, title, profile, share,
+                            size * GIB, f"00000000:{0x10 + gpus:02X}:00.0")
+                for profile, share, size in _MIG
+            ]  # fmt: skip
+        made = tuple(
+            Lane(f"{name}/{position}", shape, slots, teams, 2 if (name, slots[0]) == SHARED_LANE else 1)  # type: ignore[arg-type]
+            for position, (shape, slots, teams) in enumerate(lanes)
+        )
+        return Node(name, model, tuple(accelerators), made)
+
+    def holds(self, lane: Lane, at_ms: int) -> tuple[Hold, ...]:
+        """Everything that holds the lane in the block of an instant, ascending and disjoint."""
+        return self._holds(lane, at_ms // BLOCK_MS)
+
+    def holding(self, lane: Lane, at_ms: int) -> Hold | None:
+        """What holds the lane at an instant."""
+        block = at_ms // BLOCK_MS
+        at = bisect_right(self._starts(lane, block), at_ms) - 1
+        if at < 0:
+            return None
+        found = self._holds(lane, block)[at]
+        return found if at_ms < found.end_ms else None
+
+    def _make_starts(self, lane: Lane, block: int) -> list[int]:
+        return [hold.start_ms for hold in self._holds(lane, block)]
+
+    def _make_holds(self, lane: Lane, block: int) -> tuple[Hold, ...]:
+        chance = random.Random(f"{self.seed}/{lane.name}/{block}")
+        spans = _SPANS[lane.shape](chance, block * BLOCK_MS)
+        return tuple(self._hold(lane, block, number, span, chance) for number, span in enumerate(spans))
+
+    def _hold(self, lane: Lane, block: int, number: int, span: tuple[int, int], chance: random.Random) -> Hold:
+        team, project = lane.teams[chance.randrange(len(lane.teams))]
+        user = _USERS[chance.randrange(len(_USERS))]
+        external = str(100_000 + zlib.crc32(f"{lane.name}/{block}/{number}".encode()) % 900_000)
+        tags = {"team": team, "project": project} if team else {}
+        if lane.shape in {"training", "research"} and team:
+            tags["experiment"] = f"exp-{chance.randrange(10, 99)}"
+        name = f"{project or 'adhoc'}-{lane.shape}"
+        return Hold(*span, Workload(external, "simulated", user, team or None, name, tags), lane.shape)
+
+    def failed(self, node: str, slot: int, at_ms: int) -> bool:
+        """Whether this GPU is off the bus: half a day in every four weeks."""
+        inside = at_ms % CYCLE_MS
+        return (node, slot) == FAILED_GPU and 11 * DAY_MS + 3 * HOUR_MS <= inside < 11 * DAY_MS + 15 * HOUR_MS
+
+    def silent(self, node: str, at_ms: int) -> bool:
+        """Whether this node's agent says nothing: six hours in every four weeks."""
+        inside = at_ms % CYCLE_MS
+        return node == SILENT_NODE and 18 * DAY_MS + 8 * HOUR_MS <= inside < 18 * DAY_MS + 14 * HOUR_MS
+
+
+Spans = Iterator[tuple[int, int]]
+
+
+def _minutes(chance: random.Random, low: float, high: float) -> int:
+    return round(chance.uniform(low, high) * 60) * 1000
+
+
+def _back_to_back(chance: random.Random, start_ms: int, low_h: float, high_h: float, gap_h: float) -> Spans:
+    """Workloads with pauses between them, until the block ends."""
+    at, end = start_ms + _minutes(chance, 0, gap_h * 60), start_ms + BLOCK_MS
+    while at < end:
+        until = min(at + _minutes(chance, low_h * 60, high_h * 60), end)
+        yield at, until
+        at = until + _minutes(chance, 2, gap_h * 60)
+
+
+def _training(chance: random.Random, start_ms: int) -> Spans:
+    return _back_to_back(chance, start_ms, 14, 60, 3)
+
+
+def _research(chance: random.Random, start_ms: int) -> Spans:
+    """Shorter runs, begun mostly on working days between 8 and 20 UTC."""
+    for day in range(4):
+        morning = start_ms + day * DAY_MS
+        weekend = (morning // DAY_MS + 4) % 7 in {0, 6}
+        at = morning + _minutes(chance, 0, 9 * 60)
+        for _ in range(chance.randrange(0, 2) if weekend else chance.randrange(2, 5)):
+            until = min(at + _minutes(chance, 25, 6 * 60), morning + DAY_MS)
+            if until <= at:
+                break
+            yield at, until
+            at = until + _minutes(chance, 10, 150)
+
+
+def _notebook(chance: random.Random, start_ms: int) -> Spans:
+    """Opened in the morning, often forgotten over night."""
+    for day in range(4):
+        morning = start_ms + day * DAY_MS
+        if (morning // DAY_MS + 4) % 7 in {0, 6} or chance.random() < 0.15:
+            continue
+        at = morning + _minutes(chance, 7 * 60, 11 * 60)
+        hours = chance.uniform(11, 13) if chance.random() < 0.5 else chance.uniform(3, 9)
+        yield at, at + _minutes(chance, hours * 60, hours * 60 + 1)
+
+
+def _whole(_chance: random.Random, start_ms: int) -> Spans:
+    yield start_ms, start_ms + BLOCK_MS
+
+
+def _nightly(chance: random.Random, start_ms: int) -> Spans:
+    for day in range(4):
+        at = start_ms + day * DAY_MS + HOUR_MS + _minutes(chance, 0, 20)
+        yield at, at + _minutes(chance, 200, 280)
+
+
+_SPANS: dict[Shape, Callable[[random.Random, int], Spans]] = {
+    "training": _training,
+    "research": _research,
+    "notebook": _notebook,
+    "serving": _whole,
+    "nightly": _nightly,
+    "reserved": _whole,
+    "starved": lambda chance, start_ms: _back_to_back(chance, start_ms, 8, 20, 6),
+}
+
+
+def noise(key: int, at_ms: int) -> float:
+    """A number in 0..1 that looks random and is a function of its arguments (splitmix64, Steele 2014)."""
+    value = (key * 0x9E3779B97F4A7C15 + at_ms * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return ((value ^ value >> 31) >> 11) / 2**53
+
+
+def activity(hold: Hold, key: int, at_ms: int) -> float:
+    """SM activity of one accelerator of a hold, 0..1, at an instant."""
+    age = at_ms - hold.start_ms
+    random_part = noise(key, at_ms // 1000)
+    if hold.shape == "training":
+        if age < 10 * 60_000:
+            return 0.15 + 0.1 * random_part
+        return 0.03 if age % HOUR_MS < 120_000 else 0.86 + 0.1 * random_part
+    if hold.shape in {"research", "nightly"}:
+        return 0.0 if age < 4 * 60_000 else 0.5 + 0.4 * random_part
+    if hold.shape == "serving":
+        rhythm = 0.5 - 0.5 * math.cos(2 * math.pi * ((at_ms % DAY_MS) / DAY_MS - 0.12))
+        busy = 0.12 + 0.75 * rhythm
+        return (0.2 + 0.6 * rhythm) * (0.8 + 0.4 * random_part) if noise(key + 1, at_ms // 60_000) < busy else 0.0
+    if hold.shape == "starved":
+        return 0.75 if at_ms // 20_000 % 3 == 0 else 0.06 * random_part
+    if hold.shape == "notebook":
+        working = age < 5 * HOUR_MS and noise(key, at_ms // (7 * 60_000)) < 0.35
+        return 0.3 + 0.5 * random_part if working else 0.0
+    return 0.0

@@ -1,0 +1,116 @@
+"""One node of the simulated fleet as a source, and as the owner source that knows its workloads."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
+from gpuledger_agent.sources.fleet import GIB, MODELS, Fleet, Hold, Lane, activity
+
+__all__ = ["Fleet", "SimulatedSource"]
+
+NO_COUNTER = "the simulation has no energy counter; energy is integrated from power"
+MIG_REASON = "not supported on a MIG instance"
+
+
+def wall_ms() -> int:
+    """The wall clock in unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class SimulatedSource:
+    """A node of a fleet. Without a clock it lives now; with one (unix ms), its monotonic time is that clock's too."""
+
+    name = "simulated"
+
+    def __init__(self, fleet: Fleet, node: str, clock: Callable[[], int] | None = None) -> None:
+        self._fleet, self._node, self._clock = fleet, fleet.node(node), clock
+        self._lane_of = {slot: lane for lane in self._node.lanes for slot in lane.slots}
+        self._keys = [zlib.crc32(entry.uuid.encode()) for entry in self._node.accelerators]
+
+    def open(self) -> Inventory:
+        """The node's accelerators."""
+        return Inventory("simulated", self._node.accelerators)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _now(self) -> tuple[int, int]:
+        """Unix milliseconds and monotonic nanoseconds of this tick."""
+        if self._clock is None:
+            return wall_ms(), time.monotonic_ns()
+        at_ms = self._clock()
+        return at_ms, at_ms * 1_000_000
+
+    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - one tier is all there is
+        """A sample of every accelerator; none at all while the node's agent is down."""
+        at_ms, monotonic_ns = self._now()
+        if self._fleet.silent(self._node.name, at_ms):
+            return ()
+        return [self._sample(slot, entry, at_ms, monotonic_ns) for slot, entry in enumerate(self._node.accelerators)]
+
+    def _sample(self, slot: int, entry: Accelerator, at_ms: int, monotonic_ns: int) -> Sample:
+        if self._fleet.failed(self._node.name, slot, at_ms):
+            return Sample(entry.uuid, monotonic_ns, {}, {}, (), Health("failed", "Xid 79: GPU has fallen off the bus"))
+        lane = self._lane_of.get(slot)
+        hold = None if lane is None else self._fleet.holding(lane, at_ms)
+        active = 0.0 if hold is None else activity(hold, self._keys[slot], at_ms)
+        values, absent = readings(entry, self._node.model, hold, active)
+        processes = () if hold is None or hold.shape == "reserved" else (Process(20_000 + slot, None),)
+        return Sample(entry.uuid, monotonic_ns, values, absent, processes, Health())
+
+    def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Mapping[str, Sequence[Holder]]:  # noqa: ARG002
+        """Who holds each accelerator now, also one that has failed."""
+        at_ms, _ = self._now()
+        found: dict[str, Sequence[Holder]] = {}
+        for slot, entry in enumerate(self._node.accelerators):
+            lane = self._lane_of.get(slot)
+            hold = None if lane is None else self._fleet.holding(lane, at_ms)
+            if lane is not None and hold is not None:
+                found[entry.uuid] = shared(lane, hold)
+        return found
+
+
+def shared(lane: Lane, hold: Hold) -> tuple[Holder, ...]:
+    """The holders of a lane: one, or (where it is time-sliced) the workload and a neighbour at equal weights."""
+    first = Holder(hold.workload)
+    if lane.sharers == 1:
+        return (first,)
+    neighbour = Workload(f"{hold.workload.id}-b", "simulated", "ines", "nlp", "retrieval-serving",
+                         {"team": "nlp", "project": "retrieval"})  # fmt: skip
+    return (first, Holder(neighbour))
+
+
+def readings(
+    entry: Accelerator, model: str, hold: Hold | None, active: float
+) -> tuple[dict[str, float | int], dict[str, str]]:
+    """What such a card would tell: values in base units, and what is absent with its reason."""
+    _, memory, idle_watts, full_watts = MODELS[model]
+    total = entry.memory_bytes or memory
+    used = 600 * 1024**2 if hold is None else min(int(total * (0.35 + 0.5 * active)), total - GIB // 2)
+    values: dict[str, float | int] = {
+        "gpu_memory_used_bytes": used,
+        "gpu_memory_free_bytes": total - used,
+        "gpu_processes": 0 if hold is None or hold.shape == "reserved" else 1,
+    }
+    if entry.gpu_micro != WHOLE_GPU:
+        return values, {"gpu_utilization_ratio": MIG_REASON, "gpu_power_watts": MIG_REASON}
+    values |= {
+        "gpu_utilization_ratio": 0.0 if active < 0.005 else min(1.0, active * 1.1 + 0.02),
+        "gpu_memory_copy_utilization_ratio": active * 0.6,
+        "gpu_power_watts": idle_watts + (full_watts - idle_watts) * min(1.0, active * 1.02),
+        "gpu_temperature_celsius": 31.0 + 42.0 * active,
+        "gpu_sm_clock_hertz": 345e6 if active == 0.0 else 1.755e9,
+        "gpu_performance_state": 0 if hold else 8,
+    }
+    if model == "h100":
+        values |= {
+            "gpu_graphics_engine_active_ratio": min(1.0, active * 1.05),
+            "gpu_sm_active_ratio": active,
+            "gpu_sm_occupancy_ratio": active * 0.45,
+            "gpu_tensor_active_ratio": active * 0.55,
+            "gpu_dram_active_ratio": active * 0.5,
+        }
+    return values, {"gpu_energy_joules_total": NO_COUNTER}

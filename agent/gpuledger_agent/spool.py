@@ -1,0 +1,286 @@
+"""The spool: batches on the node's disk until the collector has committed them.
+
+SQLite in WAL mode with synchronous=FULL, never a file format of our own. Numbering, storing and counting are one
+transaction, so that after a crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has
+its own epoch; a damaged one is put into quarantine and a new epoch begins, so that sampling never waits for a repair.
+The file is bounded: when it is full, the oldest batches go, and each loss is counted with its range and reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpuledger_agent.readings import AgentError
+
+PAGE_BYTES = 4096
+DEAD_LETTERS_KEPT = 1000
+FREE_FLOOR_BYTES = 256 * 1024 * 1024
+"""Below this much free space on the filesystem nothing more is spooled: the node needs it more."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS batch (
+    seq INTEGER PRIMARY KEY, made_ms INTEGER NOT NULL, sha256 BLOB NOT NULL, body BLOB NOT NULL,
+    undecodable INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS dead (
+    id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL, body BLOB
+);
+CREATE TABLE IF NOT EXISTS loss (
+    id INTEGER PRIMARY KEY, first_seq INTEGER NOT NULL, last_seq INTEGER NOT NULL, batches INTEGER NOT NULL,
+    reason TEXT NOT NULL, at_ms INTEGER NOT NULL
+);
+"""
+_COUNTERS = ("produced", "acked", "dropped", "dead")
+
+
+class SpoolUnavailable(AgentError):
+    """The spool's folder cannot be used; the sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A batch as it waits; its bytes never change."""
+
+    seq: int
+    made_ms: int
+    body: bytes
+    undecodable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The conservation numbers of an epoch, in batches."""
+
+    produced: int
+    acked: int
+    pending: int
+    dropped: int
+    dead: int
+
+    @property
+    def conserved(self) -> bool:
+        """Whether every batch that was made is accounted for."""
+        return self.produced == self.acked + self.pending + self.dropped + self.dead
+
+
+def uuid7(at_ms: int, random: bytes) -> str:
+    """A version 7 UUID (RFC 9562 §5.7) from unix milliseconds and ten random bytes."""
+    value = (at_ms & (1 << 48) - 1) << 80 | int.from_bytes(random[:10], "big")
+    value = value & ~(0xF << 76) | 7 << 76
+    value = value & ~(0x3 << 62) | 2 << 62
+    digits = f"{value:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+class Spool:
+    """One spool file. Methods may be called from several threads."""
+
+    def __init__(self, folder: Path, max_bytes: int, now_ms: int, free_floor: int = FREE_FLOOR_BYTES) -> None:
+        self.path = folder / "spool.sqlite"
+        self._max_bytes, self._free_floor = max_bytes, free_floor
+        self._lock = threading.RLock()
+        self.quarantined: Path | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SpoolUnavailable(f"the spool folder {folder} cannot be made: {error.strerror}") from error
+        try:
+            self._db = self._open(now_ms)
+        except sqlite3.OperationalError as error:
+            if not os.access(folder, os.W_OK):
+                raise SpoolUnavailable(f"the spool folder {folder} cannot be written") from error
+            self._db = self._replace(folder, now_ms)
+        except sqlite3.DatabaseError:
+            self._db = self._replace(folder, now_ms)
+        self.epoch = str(self._value("SELECT value FROM meta WHERE name = 'epoch'"))
+
+    def _open(self, now_ms: int) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+        try:
+            verdict = database.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict is None or verdict[0] != "ok":
+                raise sqlite3.DatabaseError(f"quick_check: {verdict}")
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
+            database.executescript(_SCHEMA)
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                fresh = uuid7(now_ms, os.urandom(10))
+                database.execute("INSERT OR IGNORE INTO meta VALUES ('epoch', ?)", (fresh,))
+                database.executemany("INSERT OR IGNORE INTO counter VALUES (?, 0)", [(name,) for name in _COUNTERS])
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+    def _replace(self, folder: Path, now_ms: int) -> sqlite3.Connection:
+        """Moves a damaged file away, never in the way of starting, and begins a new epoch."""
+        quarantine = folder / "quarantine"
+        quarantine.mkdir(exist_ok=True)
+        self.quarantined = quarantine / f"spool-{now_ms}.sqlite"
+        for suffix in ("", "-wal", "-shm"):
+            damaged = Path(f"{self.path}{suffix}")
+            if damaged.exists():
+                shutil.move(damaged, f"{self.quarantined}{suffix}")
+        return self._open(now_ms)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+
+    def _rows(self, query: str, *arguments: object) -> list[Any]:
+        with self._lock:
+            return self._db.execute(query, arguments).fetchall()
+
+    def _value(self, query: str, *arguments: object) -> object:
+        rows = self._rows(query, *arguments)
+        return rows[0][0] if rows else None
+
+    def _count(self, name: str, by: int) -> None:
+        self._db.execute("UPDATE counter SET value = value + ? WHERE name = ?", (by, name))
+
+    def add(self, make: Callable[[str, int], bytes], now_ms: int) -> int:
+        """Numbers and stores one batch; `make(epoch, seq)` gives its bytes. Returns its sequence number.
+
+        When the spool (or the disk) is full, the oldest batches are dropped and counted until it fits; if nothing is
+        left to drop, the new batch itself is the loss. Raises sqlite3.Error when even that cannot be written.
+        """
+        while True:
+            try:
+                return self._add(make, now_ms)
+            except sqlite3.OperationalError as error:
+                if not _is_full(error) or not self._drop_oldest(now_ms, "spool full"):
+                    raise
+
+    def _add(self, make: Callable[[str, int], bytes], now_ms: int) -> int:
+        with self._transaction():
+            seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
+            if shutil.disk_usage(self.path.parent).free < self._free_floor:
+                self._count("produced", 1)
+                self._lose(seq, seq, 1, "disk nearly full", now_ms)
+                return seq
+            body = make(self.epoch, seq)
+            self._db.execute(
+                "INSERT INTO batch (seq, made_ms, sha256, body) VALUES (?, ?, ?, ?)",
+                (seq, now_ms, hashlib.sha256(body).digest(), body),
+            )
+            self._count("produced", 1)
+        return seq
+
+    def _int(self, query: str, *arguments: object) -> int:
+        value = self._value(query, *arguments)
+        return value if isinstance(value, int) else 0
+
+    def _drop_oldest(self, now_ms: int, reason: str) -> bool:
+        """Makes room: the oldest eighth of what waits (at least one batch) goes, as one accounted loss."""
+        with self._transaction():
+            waiting = self._int("SELECT count(*) FROM batch")
+            if not waiting:
+                return False
+            going = max(1, waiting // 8)
+            last = self._int("SELECT seq FROM batch ORDER BY seq LIMIT 1 OFFSET ?", going - 1)
+            first = self._int("SELECT min(seq) FROM batch")
+            self._db.execute("DELETE FROM batch WHERE seq <= ?", (last,))
+            self._lose(first, last, going, reason, now_ms)
+        self._db.execute("PRAGMA incremental_vacuum")
+        return True
+
+    def _lose(self, first: int, last: int, batches: int, reason: str, now_ms: int) -> None:
+        self._count("dropped", batches)
+        self._db.execute(
+            "INSERT INTO loss (first_seq, last_seq, batches, reason, at_ms) VALUES (?, ?, ?, ?, ?)",
+            (first, last, batches, reason, now_ms),
+        )
+
+    def next(self, lane: Literal["oldest", "newest"]) -> Spooled | None:
+        """The oldest or the newest batch that waits; None when none does."""
+        order = "ASC" if lane == "oldest" else "DESC"
+        rows = self._rows(f"SELECT seq, made_ms, body, undecodable FROM batch ORDER BY seq {order} LIMIT 1")
+        return Spooled(*rows[0]) if rows else None
+
+    def acknowledge(self, seq: int, rejected: tuple[tuple[str, str], ...] = ()) -> None:
+        """The collector has committed this batch; refused records of it go to the dead letters with their reasons."""
+        with self._transaction():
+            if self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
+                self._count("acked", 1)
+            self._db.executemany(
+                "INSERT INTO dead (seq, record, reason) VALUES (?, ?, ?)",
+                [(seq, record, reason) for record, reason in rejected],
+            )
+            self._bound_dead()
+
+    def bury(self, seq: int, reason: str) -> None:
+        """This batch can never be delivered: it leaves the queue, its bytes are kept for a person to look at."""
+        with self._transaction():
+            moved = self._db.execute(
+                "INSERT INTO dead (seq, record, reason, body) SELECT seq, 'batch', ?, body FROM batch WHERE seq = ?",
+                (reason, seq),
+            ).rowcount
+            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))
+            if moved:
+                self._count("dead", 1)
+            self._bound_dead()
+
+    def _bound_dead(self) -> None:
+        self._db.execute("DELETE FROM dead WHERE id <= (SELECT max(id) FROM dead) - ?", (DEAD_LETTERS_KEPT,))
+
+    def undecodable(self, seq: int) -> int:
+        """Counts a refusal of the whole batch; how many there were by now."""
+        with self._transaction():
+            self._db.execute("UPDATE batch SET undecodable = undecodable + 1 WHERE seq = ?", (seq,))
+        return self._int("SELECT undecodable FROM batch WHERE seq = ?", seq)
+
+    def replace(self, seq: int, halves: list[Callable[[str, int], bytes]], now_ms: int) -> None:
+        """A batch that was too large becomes several new ones, in one transaction; the old number counts as dropped."""
+        with self._transaction():
+            if not self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
+                return
+            for make in halves:
+                number = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
+                body = make(self.epoch, number)
+                self._db.execute(
+                    "INSERT INTO batch (seq, made_ms, sha256, body) VALUES (?, ?, ?, ?)",
+                    (number, now_ms, hashlib.sha256(body).digest(), body),
+                )
+                self._count("produced", 1)
+            self._lose(seq, seq, 1, f"split into {len(halves)}", now_ms)
+
+    def counts(self) -> Counts:
+        """The conservation numbers, read at one instant."""
+        rows = dict(self._rows("SELECT name, value FROM counter UNION ALL SELECT 'pending', count(*) FROM batch"))
+        return Counts(rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"])
+
+    def oldest_ms(self) -> int | None:
+        """When the oldest waiting batch was made; None when none waits."""
+        value = self._value("SELECT made_ms FROM batch ORDER BY seq LIMIT 1")
+        return value if isinstance(value, int) else None
+
+    def losses(self) -> list[tuple[int, int, int, str]]:
+        """Every accounted loss: first and last number, how many batches, why."""
+        return self._rows("SELECT first_seq, last_seq, batches, reason FROM loss ORDER BY id")
+
+    def dead_letters(self) -> list[tuple[int, str, str]]:
+        """What could not be delivered: number, record, reason."""
+        return self._rows("SELECT seq, record, reason FROM dead ORDER BY id")
+
+    def close(self) -> None:
+        """Closes the file; everything is on disk already."""
+        self._db.close()
+
+
+def _is_full(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_FULL}
