@@ -47,9 +47,8 @@ class Settings:
     queue_batches: int = field(default=4096, metadata={"help": "batches that may wait before 503"})
     queue_bytes: int = field(default=256 * 1024 * 1024, metadata={"help": "decoded bytes that may wait before 503"})
     jobs: bool = field(default=True, metadata={"help": "run the scheduled jobs in this process"})
-    fold_seconds: int = field(default=30, metadata={"help": "how often new evidence is folded into hours"})
+    fold_seconds: int = field(default=30, metadata={"help": "how often new evidence is folded into hours and minutes"})
     rate_seconds: int = field(default=60, metadata={"help": "how often changed days are rated"})
-    roll_seconds: int = field(default=60, metadata={"help": "how often minutes are rolled up"})
     drain_seconds: int = field(default=20, metadata={"help": "how long SIGTERM waits for requests under way"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_format: str = field(default="console", metadata={"help": "console or json"})
@@ -185,7 +184,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-_POSITIVE = ("writers", "flush_batches", "queue_batches", "queue_bytes", "fold_seconds", "rate_seconds", "roll_seconds")
+_POSITIVE = ("writers", "flush_batches", "queue_batches", "queue_bytes", "fold_seconds", "rate_seconds")
 
 
 def check(settings: Settings) -> None:

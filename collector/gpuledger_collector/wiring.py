@@ -157,15 +157,32 @@ def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-jobs")
 
-    return Schedule(jobs(settings, connect), connect, now, metrics)
+    return Schedule(jobs(settings, opened, connect), connect, now, metrics)
 
 
-def jobs(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
+def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
     """Every scheduled job with its interval."""
+    from gpuledger_collector import jobs as work
     from gpuledger_collector.schedule import Job, forget_old_runs
+    from gpuledger_collector.storage.ledgers import Ledger
+
+    ledger = Ledger(opened.current_dsn)
+
+    def now_ms() -> int:
+        return int(now().timestamp() * 1000)
 
     def tidy() -> None:
         with connect() as connection:
             forget_old_runs(connection, now())
 
-    return [Job("tidy", 86_400, tidy)]
+    return [
+        Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),
+        Job("fold_usage", settings.fold_seconds, lambda: counted(work.fold_usage(ledger), "accelerator-hours folded")),
+        Job("rate_usage", settings.rate_seconds, lambda: counted(work.rate_usage(ledger, now_ms()), "days rated")),
+        Job("tidy", 86_400, tidy),
+    ]
+
+
+def counted(number: int, what: str) -> str:
+    """What a job did, as the detail of its run."""
+    return f"{number} {what}"

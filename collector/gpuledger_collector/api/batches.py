@@ -71,7 +71,8 @@ def router(intake: Intake) -> APIRouter:
         except Unavailable as error:
             status, answer = 503, Answer("refused", detail=str(error))
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            status, answer = 422, Answer("refused", detail=f"the database refuses this batch: {first_line(error)}")
+            # Not 422: that would say that the rest of the batch is committed.
+            status, answer = 400, Answer("refused", detail=f"the database refuses this batch: {first_line(error)}")
         except Exception:
             log.exception("a batch could not be handled")
             status, answer = 503, Answer("refused", detail="a fault in the collector; it is in its log")

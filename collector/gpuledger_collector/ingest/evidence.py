@@ -20,8 +20,7 @@ MOST_DAYS_MARKED = 400
 
 
 def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> None:
-    """COPY the stretches and mark the hours that they touch."""
-    hours: set[tuple[int, int]] = set()
+    """COPY the stretches."""
     with (
         connection.cursor() as cursor,
         cursor.copy(
@@ -34,8 +33,6 @@ def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids
             for place, one in batch.stretches.items():
                 accelerator_id = ids.accelerators[batch.accelerators[one.accelerator].uuid]
                 workload_id = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
-                first, last = one.start_ms // HOUR_MS, (one.end_ms - 1) // HOUR_MS
-                hours |= {(accelerator_id, hour * HOUR_MS) for hour in range(first, last + 1)}
                 copy.write_row(
                     (
                         *(accelerator_id, workload_id, one.state, one.start_ms, one.end_ms, one.held_ms, one.busy_ms),
@@ -43,11 +40,24 @@ def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids
                         place,
                     )
                 )
-    if hours:
-        connection.execute(
-            "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
-            ([accelerator for accelerator, _ in sorted(hours)], [hour for _, hour in sorted(hours)]),
-        )
+
+
+def mark_hours(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> None:
+    """Mark the hours that stretches or samples touch: their usage is folded, and their minutes are rolled up, again."""
+    hours: set[tuple[int, int]] = set()
+    for batch in batches:
+        known = {place: ids.accelerators[one.uuid] for place, one in batch.accelerators.items()}
+        for stretch in batch.stretches.values():
+            first, last = stretch.start_ms // HOUR_MS, (stretch.end_ms - 1) // HOUR_MS
+            hours |= {(known[stretch.accelerator], hour) for hour in range(first, last + 1)}
+        if batch.block is not None:
+            pairs = np.unique(np.stack([batch.block.accelerator, batch.block.at_ms // HOUR_MS]), axis=1)
+            hours |= {(known[place], hour) for place, hour in pairs.T.tolist()}
+    marked = sorted(hours)
+    connection.execute(
+        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
+        ([accelerator for accelerator, _ in marked], [hour * HOUR_MS for _, hour in marked]),
+    )
 
 
 def id_of(batch: Accepted, workload: WireWorkload, ids: Ids) -> int:

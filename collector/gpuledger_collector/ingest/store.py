@@ -22,6 +22,7 @@ from gpuledger_collector.ingest.evidence import (
     evidence_of,
     keep_capacity,
     latest_states,
+    mark_hours,
     write_heartbeats,
 )
 from gpuledger_collector.ingest.ledger import Key, insert_keys, look_up, record_conflicts, verdict
@@ -105,6 +106,7 @@ class Store:
         self, connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime
     ) -> list[Callable[[], None]]:
         copy_stretches(connection, batches, ids)
+        mark_hours(connection, batches, ids)
         samples = join_samples(batches, ids)
         after = [self._keep_capacity(connection, batches, ids)]
         if samples is not None:
