@@ -110,12 +110,10 @@ class RatedDay:
 class ChargedLine:
     """Charges added up as a report asked for them: `keys` in the order of its dimensions.
 
-    `owner` is None for time that nobody held. Amounts are micro-units, None where unpriced; `gpu_ns` and the
-    activities are GPU-nanoseconds.
+    Amounts are micro-units, None where unpriced; `gpu_ns` and the activities are GPU-nanoseconds.
     """
 
     keys: tuple[str, ...]
-    owner: OwnerPath | None
     state: str
     currency: str | None
     gpu_ns: int
@@ -125,6 +123,31 @@ class ChargedLine:
     cost_micro: int | None
     idle_cost_micro: int | None
     energy_mj: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedState:
+    """The charges of a day in one state and currency, those of accelerators apart from those of imported counts."""
+
+    day_ms: int
+    state: str
+    imported: bool
+    currency: str | None
+    gpu_ns: int
+    cost_micro: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """What one workload held on one day in one place, in one currency."""
+
+    day_ms: int
+    workload_id: int
+    pool: str
+    node: str
+    currency: str | None
+    gpu_ns: int
+    cost_micro: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +183,17 @@ class Unit(Protocol):
     def stretches(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[StretchFact]:
         """Evidence of these accelerators that overlaps the period, in any order."""
 
+    def latest_evidence_ms(self, since_ms: int) -> int | None:
+        """Where the newest evidence that begins at or after an instant ends; None when there is none."""
+
     def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[UsagePiece]) -> None:
         """The hourly ledger of these (accelerator, hour) pairs becomes these pieces."""
 
     def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
         """The minute rollup of these (accelerator, hour) pairs is made again from the samples."""
+
+    def sampled_hours(self, period: Period) -> Sequence[tuple[int, int]]:
+        """The (accelerator, hour) pairs of the period that have samples."""
 
     def mark_days(self, days_ms: Iterable[int]) -> None:
         """Add a mark to each of these days."""
@@ -172,8 +201,8 @@ class Unit(Protocol):
     def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
         """Days of the period with a mark, or with capacity or imported usage and no proof up to their end or now."""
 
-    def pieces(self, day: Period) -> Sequence[tuple[int, int, str, int | None, int, int, int, int, int | None]]:
-        """The hourly ledger of a day: accelerator, atom start, state, workload, held, busy, idle, unknown ms, mJ."""
+    def pieces(self, day: Period) -> Sequence[UsagePiece]:
+        """The hourly ledger of a day; a piece begins where its atom does and is said to end with its hour."""
 
     def imported(self, day: Period) -> Sequence[ImportedUsage]:
         """Imported usage that overlaps the day."""
@@ -183,6 +212,12 @@ class Unit(Protocol):
 
     def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
         """Facts of these workloads, pool and node left empty."""
+
+    def proofs(self, period: Period) -> Sequence[Proof]:
+        """The proofs of the period's days, by day."""
+
+    def charged_states(self, period: Period) -> Sequence[ChargedState]:
+        """The charges of the period's days, added up by day, state and currency."""
 
     def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
         """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""

@@ -1,0 +1,141 @@
+"""gpuledger chargeback: who bears what, for a range of days."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.chargeback import Report
+    from gpuledger_collector.accounting.period import Period
+    from gpuledger_collector.storage.ledgers import Connection
+
+
+class Shape(enum.StrEnum):
+    """Forms of the chargeback."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+    focus = "focus"
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger chargeback`."""
+    root.command(epilog="Example: gpuledger chargeback --from 2026-10-01 --to 2026-11-01 --by team,project")(chargeback)
+
+
+def chargeback(
+    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (UTC), included.")],
+    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (UTC), not included.")],
+    by: Annotated[str, typer.Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node.")] = (
+        "team"
+    ),
+    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say who bears what; what nobody held, nobody is known to pay or no rate covers has rows of its own.
+
+    Ends with 1 when some usage has no price.
+    """
+    from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
+    from gpuledger_collector.accounting.period import date_range
+
+    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
+    unknown = [name for name in names if name not in DIMENSIONS]
+    if unknown or not names:
+        refuse(f"--by: {unknown[0] if unknown else by!r} is none of {', '.join(DIMENSIONS)}")
+    try:
+        period = date_range(start, end)
+    except ValueError as error:
+        refuse(str(error))
+    if output is not None and not output.parent.is_dir():
+        refuse(f"{output.parent} is no folder to write to")
+    with database(dsn, config) as opened:
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        now_ms = int(now().timestamp() * 1000)
+        bring_up_to_date(ledger, period, now_ms)
+        with ledger.connect() as connection:
+            made = report(reports.charged_lines(connection, period, names), names)
+            notes = _notes(connection, period, now_ms, made)
+            if shape is Shape.focus:
+                _write_focus(connection, period, names, output)
+            else:
+                _emit(_text(made, period, shape, notes), output)
+    for note in notes:
+        print(f"gpuledger: {note}", file=sys.stderr)
+    if made.unpriced:
+        raise typer.Exit(FINDINGS)
+
+
+def _text(made: Report, period: Period, shape: Shape, notes: list[str]) -> str:
+    from gpuledger_collector.export import chargeback as forms
+
+    if shape is Shape.csv:
+        return forms.as_csv(made)
+    if shape is Shape.json:
+        return forms.as_json(made, period, notes)
+    terminal = sys.stdout.isatty()
+    if terminal:
+        import shutil
+
+        return forms.as_table(made, shutil.get_terminal_size().columns)
+    return forms.as_table(made, None)
+
+
+def _emit(text: str, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8", newline="")
+
+
+def _write_focus(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:
+    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.export import focus
+    from gpuledger_collector.storage import reports
+
+    level = next((name for name in names if name in LEVELS), "team")
+    lines = focus.lines(reports.charges(connection, period), level, focus.Issuer())
+    if output is None:
+        focus.write(lines, sys.stdout)
+        return
+    with output.open("w", encoding="utf-8", newline="") as file:
+        focus.write(lines, file)
+
+
+def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:
+    """What a reader of the bill must know beside it."""
+    from gpuledger_collector.accounting.period import format_instant
+    from gpuledger_collector.storage import reports
+
+    notes = []
+    if not reports.has_capacity(connection, period):
+        notes.append(
+            "there is no inventory for these days, so unallocated and unobserved time is not known "
+            "(agents make one, or `gpuledger import inventory`)"
+        )
+    notes += [
+        f"pool {pool!r} has observed accelerators: the usage of {count} imported workloads in it is left out while "
+        "they were there"
+        for pool, count in reports.displaced_imports(connection, period)
+    ]
+    if now_ms < period.end_ms:
+        notes.append(f"the range is not over: rated up to {format_instant(now_ms - now_ms % 1000)}")
+    for total in made.totals:
+        if total.currency is None:
+            notes.append(f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)")
+    return notes

@@ -1,0 +1,197 @@
+"""gpuledger import: usage, prices, inventory and samples from files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from gpuledger_collector.accounting.ports import ImportOutcome, UsageRow
+    from gpuledger_collector.accounting.problems import Problem
+    from gpuledger_collector.ingest.files.table import Parsed
+    from gpuledger_collector.wiring import Database
+
+app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples from files.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV; .gz is read as well.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Import the good rows and leave out the bad ones.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger import`."""
+    root.add_typer(app)
+
+
+@app.command(
+    epilog="Example: gpuledger import usage pods.csv.gz --map workload_id=name --map gpus=gpu_milli/1000*num_gpu "
+    "--map start=scheduled_time+@2026-10-01T00:00:00Z --map end=deletion_time+@2026-10-01T00:00:00Z "
+    "--map tag:team=qos-{qos} --empty-start skip"
+)
+def usage(
+    file: File,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="OURS=EXPRESSION",
+            help="Make one of our columns from theirs: a column, numbers with + - * / and brackets (exact), "
+            "@INSTANT (its unix seconds), 'text', or text-{column}. May be repeated.",
+        ),
+    ] = None,
+    pool: Annotated[str, typer.Option("--pool", help="Pool of rows that name none.")] = "imported",
+    empty_start: Annotated[
+        str | None,
+        typer.Option("--empty-start", metavar="skip|INSTANT", help="What a row without a start means; else it is bad."),
+    ] = None,
+    skip_bad: SkipBad = False,
+    dry_run: DryRun = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Bring in who held how many GPUs: workload_id,start,end,gpus and, if known, gpu_model,pool,node,user,tag:NAME...
+
+    Instants are RFC 3339 with zone, or unix seconds; an empty end means still running. The same file twice changes
+    nothing; a known workload_id with other values is updated.
+    """
+    from gpuledger_collector.ingest.files.mapping import BadExpression
+    from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
+
+    try:
+        parsed = read_usage(file, UsageOptions(tuple(mapping or ()), pool, _empty_start(empty_start)))
+    except BadExpression as error:
+        refuse(str(error))
+    _refuse_bad(file, parsed, skip_bad)
+    with database(dsn, config) as opened:
+        _import_usage(opened, file, parsed, skip_bad, dry_run)
+
+
+def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], skip_bad: bool, dry_run: bool) -> None:
+    from gpuledger_collector.accounting.period import Period
+    from gpuledger_collector.ingest.files.usage import FAR_MS, observed_conflicts
+    from gpuledger_collector.storage import imports, inventory
+    from gpuledger_collector.wiring import now
+
+    def work(connection: psycopg.Connection[tuple[Any, ...]]) -> ImportOutcome:
+        observed = inventory.pools_observed(connection, Period(0, FAR_MS))
+        parsed.problems = observed_conflicts(file, parsed.rows, observed)
+        _refuse_bad(file, parsed, skip_bad)
+        bad = {int(problem.source.rsplit(":", 2)[1]) for problem in parsed.problems}
+        return imports.add_usage(connection, [row for row in parsed.rows if row.line not in bad], now())
+
+    _carry_out(opened, "workloads", work, dry_run)
+
+
+def _empty_start(text: str | None) -> int | str | None:
+    from gpuledger_collector.accounting.period import parse_instant
+
+    if text is None or text == "skip":
+        return text
+    try:
+        return parse_instant(text)
+    except ValueError as error:
+        refuse(f"--empty-start: {error}, or skip")
+
+
+@app.command(epilog="Example: gpuledger import prices prices.csv")
+def prices(
+    file: File, skip_bad: SkipBad = False, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None
+) -> None:
+    """Bring in a price book: pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from[,effective_to,...].
+
+    Versions are never edited: a row that says the same changes nothing, another rate for the same place and instant
+    supersedes the one before it, and the days that it touches are rated again.
+    """
+    from gpuledger_collector.ingest.files.prices import read_prices
+
+    parsed = read_prices(file)
+    _refuse_bad(file, parsed, skip_bad)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import prices as book
+        from gpuledger_collector.wiring import now
+
+        _carry_out(opened, "prices", lambda connection: book.add(connection, parsed.rows, now()), dry_run)
+
+
+@app.command(epilog="Example: gpuledger import inventory inventory.csv")
+def inventory(
+    file: File, skip_bad: SkipBad = False, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None
+) -> None:
+    """Bring in when each accelerator was there: node,uuid,gpu_model,pool,in_at,out_at (empty: still there).
+
+    The file is the authority for the accelerators that it names: their stays become those of the file.
+    """
+    from gpuledger_collector.ingest.files.inventory import read_inventory
+
+    parsed = read_inventory(file)
+    _refuse_bad(file, parsed, skip_bad)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import inventory as stays
+        from gpuledger_collector.wiring import now
+
+        _carry_out(opened, "stays of accelerators", lambda one: stays.replace(one, parsed.rows, now()), dry_run)
+
+
+@app.command(epilog="Example: gpuledger import samples recording.jsonl")
+def samples(
+    file: File, skip_bad: SkipBad = False, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None
+) -> None:
+    """Bring in samples: CSV ts,uuid and metrics by catalogue name, or JSON lines as `gpuledger-agent record` writes.
+
+    Samples show what accelerators did, and feed the minute rollup; who held them comes from agents or usage imports.
+    """
+    from gpuledger_collector.ingest.files.samples import read_samples
+
+    parsed = read_samples(file)
+    _refuse_bad(file, parsed, skip_bad)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import imports
+
+        _carry_out(opened, "samples", lambda connection: imports.add_samples(connection, parsed.rows), dry_run)
+
+
+def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
+    """Say every problem and note; end the command when there are problems and nobody asked to skip them."""
+    from gpuledger_collector.ingest.files.usage import in_order
+
+    for problem in in_order(parsed.problems):
+        print(problem, file=sys.stderr)
+    for note in parsed.notes:
+        print(f"{file}: {note}", file=sys.stderr)
+    parsed.notes.clear()
+    if parsed.problems and not (skip_bad and parsed.rows):
+        hint = "" if skip_bad else "; --skip-bad imports the others"
+        refuse(f"{file}: {_bad_rows(parsed.problems)}, nothing was imported{hint}")
+    if parsed.problems:
+        print(f"{file}: {_bad_rows(parsed.problems)} left out", file=sys.stderr)
+
+
+def _bad_rows(problems: Sequence[Problem]) -> str:
+    rows = len({":".join(problem.source.split(":")[:2]) for problem in problems})
+    return f"{rows} bad row{'s' * (rows > 1)}"
+
+
+def _carry_out(
+    opened: Database,
+    what: str,
+    work: Callable[[psycopg.Connection[tuple[Any, ...]]], ImportOutcome],
+    dry_run: bool,
+) -> None:
+    from gpuledger_collector.storage.ledgers import Ledger
+
+    with Ledger(opened.dsn).connect() as connection:
+        done = work(connection)
+        if dry_run:
+            connection.rollback()
+    print(
+        f"{what}: {done.added} added, {done.updated} updated, {done.unchanged} unchanged; "
+        f"{done.dirty_days} days to rate again" + (" (dry run: nothing was changed)" if dry_run else "")
+    )

@@ -1,0 +1,117 @@
+"""gpuledger prices: the price book."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.pricing import Price
+
+app = typer.Typer(name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True)
+COLUMNS = ("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from", "effective_to",
+           "list_rate", "region", "node")  # fmt: skip
+
+
+class Shape(enum.StrEnum):
+    """Forms of the list."""
+
+    table = "table"
+    csv = "csv"
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger prices`."""
+    root.add_typer(app)
+
+
+@app.command("list", epilog="Example: gpuledger prices list --format csv > prices.csv")
+def list_prices(
+    shape: Annotated[Shape, typer.Option("--format", help="Form; csv can be imported again.")] = Shape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """List the rates in force."""
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import prices
+        from gpuledger_collector.storage.ledgers import Ledger
+
+        with Ledger(opened.dsn).connect() as connection:
+            rows = [_cells(price) for price in prices.current(connection)]
+    if shape is Shape.csv:
+        import csv
+
+        from gpuledger_collector.export.cells import neutral
+
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([COLUMNS, *([neutral(cell) for cell in row] for row in rows)])
+        return
+    _print_table(rows)
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 200, markup=False).print(table)
+    print(f"{len(rows)} rates; an empty pool, model, region or node matches any")
+
+
+def _cells(price: Price) -> list[str]:
+    from gpuledger_collector.accounting.period import format_instant
+
+    ends = "" if price.effective_to_ms is None else format_instant(price.effective_to_ms)
+    listed = "" if price.list_rate is None else _plain(str(price.list_rate))
+    return [price.pool, price.gpu_model, price.purchase, _plain(str(price.rate)), price.currency,
+            format_instant(price.effective_from_ms), ends, listed, price.region, price.node]  # fmt: skip
+
+
+def _plain(number: str) -> str:
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+@app.command("set", epilog="Example: gpuledger prices set --model H100 --rate 2.49 --currency USD --from 2026-11-01")
+def set_price(
+    rate: Annotated[str, typer.Option("--rate", help="Money per GPU-hour, at most 9 decimals.")],
+    currency: Annotated[str, typer.Option("--currency", help="ISO 4217 code.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="INSTANT", help="In force from (a date is its UTC midnight).")
+    ],
+    end: Annotated[str, typer.Option("--to", metavar="INSTANT", help="In force until, not included.")] = "",
+    pool: Annotated[str, typer.Option("--pool", help="Only for this pool.")] = "",
+    model: Annotated[str, typer.Option("--model", help="Only for this GPU model (a name, or words of it).")] = "",
+    purchase: Annotated[str, typer.Option("--purchase", help="on_demand, spot, reserved or owned.")] = "on_demand",
+    list_rate: Annotated[str, typer.Option("--list-rate", help="List price per GPU-hour.")] = "",
+    region: Annotated[str, typer.Option("--region", help="Only in this region.")] = "",
+    node: Annotated[str, typer.Option("--node", help="Only on this node.")] = "",
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Add one rate; the same place and instant with another rate supersedes the one before."""
+    from gpuledger_collector.accounting.problems import Problem
+    from gpuledger_collector.ingest.files.prices import read_price
+    from gpuledger_collector.ingest.files.table import RowReader
+
+    given = (pool, model, purchase, rate, currency, start, end, list_rate, region, node)
+    problems: list[Problem] = []
+    price = read_price(RowReader("prices set", 1, dict(zip(COLUMNS, given, strict=True)), problems))
+    if price is None:
+        refuse("; ".join(f"{one.source.rsplit(':', 1)[1]} {one.message}" for one in problems))
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import prices
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        with Ledger(opened.dsn).connect() as connection:
+            done = prices.add(connection, [price], now())
+    said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"
+    print(f"the rate {said}; {done.dirty_days} days to rate again")

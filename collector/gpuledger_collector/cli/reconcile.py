@@ -1,0 +1,74 @@
+"""gpuledger reconcile: the proof that nothing was lost between capacity and bill."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.period import Period
+
+
+class Shape(enum.StrEnum):
+    """Forms of the proof."""
+
+    table = "table"
+    json = "json"
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger reconcile`."""
+    root.command(epilog="Example: gpuledger reconcile --period 2026-10")(reconcile)
+
+
+def reconcile(
+    period: Annotated[str | None, typer.Option("--period", metavar="YYYY-MM", help="A month.")] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="DATE", help="Or: first day, included.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day, not included.")] = None,
+    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Prove that owners + unallocated + unavailable + unobserved = capacity x rate, to the micro-unit.
+
+    Ends with 1 when it does not hold, or when some of it has no price.
+    """
+    asked = _asked(period, start, end)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.export import proof
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.jobs.reconcile import reconcile as check
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        bring_up_to_date(ledger, asked, int(now().timestamp() * 1000))
+        with ledger.unit() as unit:
+            found = check(unit, asked)
+    sums = proof.Sheet(
+        asked, {name: (part.gpu_ns, part.cost) for name, part in found.parts.items()},
+        (found.capacity.gpu_ns, found.capacity.cost), (found.imported.gpu_ns, found.imported.cost),
+        found.unpriced_ns,
+        [proof.SheetDay(day.day_ms, day.until_ms, day.capacity_ns, day.observed_ns, day.holds) for day in found.days],
+    )  # fmt: skip
+    sys.stdout.write(proof.as_json(sums) if shape is Shape.json else proof.as_text(sums))
+    if not found.holds or found.unpriced_ns:
+        raise typer.Exit(FINDINGS)
+
+
+def _asked(period: str | None, start: str | None, end: str | None) -> Period:
+    from gpuledger_collector.accounting.period import date_range, month
+
+    try:
+        if period is not None and start is None and end is None:
+            return month(period)
+        if period is None and start is not None and end is not None:
+            return date_range(start, end)
+    except ValueError as error:
+        refuse(str(error))
+    return refuse("say which days: --period 2026-10, or --from 2026-10-01 --to 2026-11-01")

@@ -1,0 +1,55 @@
+"""gpuledger tags: which tags and rules attribute usage, and what nobody is known to pay for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+
+app = typer.Typer(name="tags", help="Tags and attribution rules.", no_args_is_help=True)
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger tags`."""
+    root.add_typer(app)
+
+
+@app.command(epilog="Example: gpuledger tags check --from 2026-10-01 --to 2026-11-01")
+def check(
+    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (UTC), included.")],
+    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (UTC), not included.")],
+    level: Annotated[str, typer.Option("--level", help="The level that should be attributed.")] = "team",
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say which tags and rules match which usage, what stays unattributed, and which tag may be a misspelt level.
+
+    Ends with 1 when some usage has no owner at the level asked for.
+    """
+    from gpuledger_collector.accounting.period import date_range
+    from gpuledger_collector.accounting.tags import LEVELS
+
+    if level not in LEVELS:
+        refuse(f"--level: {level!r} is none of {', '.join(LEVELS)}")
+    try:
+        period = date_range(start, end)
+    except ValueError as error:
+        refuse(str(error))
+    with database(dsn, config) as opened:
+        from gpuledger_collector.export import attribution
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.jobs.check_tags import check_tags
+        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        bring_up_to_date(ledger, period, int(now().timestamp() * 1000))
+        with ledger.unit() as unit:
+            found = check_tags(unit, reports.held_by(unit.connection, period), level)
+    sys.stdout.write(attribution.as_text(found.rules, found.tags, found.unattributed, level, found.hints))
+    if found.unattributed:
+        raise typer.Exit(FINDINGS)

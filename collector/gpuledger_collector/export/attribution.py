@@ -1,0 +1,51 @@
+"""What `tags check` found, as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.quantity import hours_decimal
+
+SHOWN = 20
+"""Lines of unattributed usage that are listed."""
+
+
+class Matched(Protocol):
+    """Usage that a rule or tag speaks of."""
+
+    workloads: set[int]
+    gpu_ns: int
+    cost: dict[str, int]
+
+
+def as_text(
+    rules: Mapping[str, Matched],
+    tags: Mapping[str, Matched],
+    unattributed: Sequence[tuple[str, Matched]],
+    level: str,
+    hints: Mapping[str, str],
+) -> str:
+    """Rules, tags and the unattributed with workloads, hours and cost; hints last."""
+    said = ["rules" if rules else "no rules: tags named like a level attribute by themselves"]
+    said += [f"  {name}: {_amounts(one) if one.workloads else 'matches nothing'}" for name, one in rules.items()]
+    said.append("tags" if tags else "no workload has a tag")
+    said += [f"  {name}: {_amounts(matched)}" for name, matched in tags.items()]
+    if unattributed:
+        said.append(f"without a {level}")
+        said += [f"  {name}: {_amounts(matched)}" for name, matched in unattributed[:SHOWN]]
+        if len(unattributed) > SHOWN:
+            said.append(f"  and {len(unattributed) - SHOWN} more")
+    else:
+        said.append(f"every held GPU-second has a {level}")
+    said += [f"the tag {name!r} is no level: is it {near!r}?" for name, near in hints.items()]
+    return "\n".join(said) + "\n"
+
+
+def _amounts(matched: Matched) -> str:
+    texts = [f"{len(matched.workloads)} workloads", f"{hours_decimal([matched.gpu_ns], 3)[0]:.3f} GPU-hours"]
+    for currency, micro in sorted(matched.cost.items()):
+        digits = minor_digits(currency)
+        texts.append(f"{format_minor(to_minor_units([micro], digits)[0], digits)} {currency}")
+    return ", ".join(texts)

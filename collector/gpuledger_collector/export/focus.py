@@ -1,0 +1,261 @@
+"""FOCUS 1.2: charges as the FinOps Foundation's billing rows.
+
+A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it; finance wants cents, so
+each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
+of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month.
+Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
+from gpuledger_collector.accounting.period import Period, format_date, format_instant, month
+from gpuledger_collector.accounting.ports import ExportedCharge
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
+from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.usage import HELD
+from gpuledger_collector.export.cells import neutral
+
+COLUMNS = (
+    "BilledCost", "BillingAccountId", "BillingAccountName", "BillingAccountType", "BillingCurrency",
+    "BillingPeriodStart", "BillingPeriodEnd", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency",
+    "ChargePeriodStart", "ChargePeriodEnd", "ConsumedQuantity", "ConsumedUnit", "ContractedCost",
+    "ContractedUnitPrice", "EffectiveCost", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice",
+    "PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "RegionId", "RegionName",
+    "AvailabilityZone", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory", "ServiceName",
+    "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceId", "SkuPriceDetails", "SubAccountId", "SubAccountName",
+    "SubAccountType", "Tags", "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice", "CommitmentDiscountStatus",
+    "x_BusyGpuSeconds", "x_IdleGpuSeconds", "x_EnergyWh", "x_CostBasis", "x_GpuModel", "x_Pool", "x_IdleCost",
+)  # fmt: skip
+CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
+NANO = 1_000_000_000
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """Who charges: one name for issuer, provider and publisher, and the account that is billed."""
+
+    name: str = "GPU Ledger"
+    account_id: str = "gpuledger"
+    account_name: str = "GPU Ledger"
+
+
+@dataclass
+class Invoice:
+    """What one owner is billed for one month in one currency, so far."""
+
+    period: Period
+    micro: int = 0
+    """The ledger's exact amount."""
+    written: int = 0
+    """The sum of its rows' BilledCost, in units of 1e-18."""
+
+
+Key = tuple[str, str, str]
+"""Month, currency, owner."""
+
+
+@dataclass
+class _Book:
+    invoices: dict[Key, Invoice] = field(default_factory=dict)
+
+
+def lines(charges: Iterable[ExportedCharge], level: str, issuer: Issuer) -> Iterator[Row]:
+    """Usage rows in the order of the charges, then one Adjustment row per invoice; unpriced charges have no row.
+
+    `level` is the level of the owner tree that is invoiced (a sub-account each).
+    """
+    book = _Book()
+    for exported in charges:
+        price = exported.charge.price
+        if price is not None:
+            yield _usage(exported, price, level, issuer, book)
+    yield from _adjustments(book, level, issuer)
+
+
+def write(rows: Iterable[Row], file: TextIO) -> None:
+    """Rows as CSV: LF, quoted where needed, text cells made harmless for spreadsheets."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([row.get(name, "") for name in COLUMNS])
+
+
+def _owner(charge: Charge, level: str) -> str:
+    """The owner as the chargeback names it."""
+    if charge.state != HELD or charge.owner is None:
+        return f"({charge.state})"
+    return charge.owner.level(level) or UNATTRIBUTED
+
+
+def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, book: _Book) -> Row:
+    charge = exported.charge
+    hours = round_half_even_div(charge.gpu_ns * NANO, GPU_NS_PER_HOUR)
+    rate = rate_nano(price.rate)
+    listed = rate if price.list_rate is None else rate_nano(price.list_rate)
+    cost, list_cost = hours * rate, hours * listed
+    owner = _owner(charge, level)
+    key = (format_date(charge.day_ms)[:7], price.currency, owner)
+    invoice = book.invoices.setdefault(key, Invoice(month(key[0])))
+    invoice.micro += charge.cost_micro or 0
+    invoice.written += cost
+    return {
+        **_common(key, invoice, level, issuer),
+        **_costs(cost, list_cost),
+        "ChargeCategory": "Usage",
+        "ChargeDescription": neutral(_description(exported)),
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
+        "ChargePeriodEnd": format_instant(-(-charge.end_ms // 1000) * 1000),
+        "ConsumedQuantity": _fixed(charge.gpu_ns, 9),
+        "ConsumedUnit": "GPU-Seconds",
+        "ContractedUnitPrice": _fixed(rate, 9),
+        "ListUnitPrice": _fixed(listed, 9),
+        "PricingCategory": CATEGORIES[price.purchase],
+        "PricingQuantity": _fixed(hours, 9),
+        "PricingUnit": "GPU-Hours",
+        "RegionId": neutral(price.region),
+        "RegionName": neutral(price.region),
+        **_resource(exported),
+        "SkuId": neutral(charge.gpu_model or "GPU"),
+        "SkuMeter": "GPU time",
+        "SkuPriceId": f"{charge.gpu_model or 'GPU'}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}",
+        "SkuPriceDetails": _json({"x_GpuModel": charge.gpu_model, "x_Pool": charge.pool}),
+        "Tags": _json(_tags(exported, level, owner)),
+        "PricingCurrencyContractedUnitPrice": _fixed(rate, 9),
+        "PricingCurrencyListUnitPrice": _fixed(listed, 9),
+        **_measured(charge),
+    }
+
+
+def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer) -> Row:
+    """What every row of an invoice says."""
+    billing_month, currency, owner = key
+    return {
+        "BillingAccountId": neutral(issuer.account_id),
+        "BillingAccountName": neutral(issuer.account_name),
+        "BillingAccountType": "Organization",
+        "BillingCurrency": currency,
+        "BillingPeriodStart": format_instant(invoice.period.start_ms),
+        "BillingPeriodEnd": format_instant(invoice.period.end_ms),
+        "InvoiceId": f"{billing_month}/{currency}/{owner}",
+        "InvoiceIssuerName": neutral(issuer.name),
+        "ProviderName": neutral(issuer.name),
+        "PublisherName": neutral(issuer.name),
+        "ServiceCategory": "AI and Machine Learning",
+        "ServiceName": "GPU Compute",
+        "ServiceSubcategory": "Other (AI and Machine Learning)",
+        "SubAccountId": neutral(f"{level}/{owner}"),
+        "SubAccountName": neutral(owner),
+        "SubAccountType": level.capitalize(),
+        "PricingCurrency": currency,
+    }
+
+
+def _costs(cost: int, list_cost: int) -> Row:
+    """The four costs and their twin, from units of 1e-18."""
+    text = _fixed(cost, 18)
+    return {
+        "BilledCost": text,
+        "EffectiveCost": text,
+        "ContractedCost": text,
+        "ListCost": _fixed(list_cost, 18),
+        "PricingCurrencyEffectiveCost": text,
+    }
+
+
+def _description(exported: ExportedCharge) -> str:
+    charge = exported.charge
+    model = charge.gpu_model or "GPU"
+    if charge.state != HELD:
+        return f"{charge.state.capitalize()} {model} time"
+    return f"{model} time of {exported.workload_name or exported.workload_key or 'a workload without a name'}"
+
+
+def _resource(exported: ExportedCharge) -> Row:
+    """The accelerator; for usage imported as counts the workload, which is all that is known to have held one."""
+    if exported.accelerator_uuid is not None:
+        uuid = exported.accelerator_uuid
+        kind = "MIG" if uuid.startswith("MIG-") else "GPU"
+        name = f"{exported.charge.node}/{uuid}" if exported.charge.node else uuid
+        return {"ResourceId": neutral(uuid), "ResourceName": neutral(name), "ResourceType": kind}
+    return {
+        "ResourceId": neutral(exported.workload_key or ""),
+        "ResourceName": neutral(exported.workload_name or exported.workload_key or ""),
+        "ResourceType": "GPU allocation",
+    }
+
+
+def _tags(exported: ExportedCharge, level: str, owner: str) -> dict[str, str]:
+    """Workload tags, then the owner's levels as rated, then who and what; flat text, as FOCUS wants them."""
+    charge = exported.charge
+    tags = dict(exported.tags)
+    if charge.owner is not None:
+        tags |= {name: value for name in LEVELS if (value := charge.owner.level(name))}
+    tags.setdefault(level, owner)
+    if exported.user:
+        tags.setdefault("user", exported.user)
+    if exported.workload_name:
+        tags.setdefault("workload", exported.workload_name)
+    return tags
+
+
+def _measured(charge: Charge) -> Row:
+    """Our own columns: what was done with the time. Empty where nothing is known."""
+    known = charge.state == HELD and charge.unknown_ns < charge.gpu_ns
+    idle_cost = charge.idle_cost_micro
+    return {
+        "x_BusyGpuSeconds": _fixed(charge.busy_ns, 9) if known else "",
+        "x_IdleGpuSeconds": _fixed(charge.idle_ns, 9) if known else "",
+        "x_EnergyWh": "" if charge.energy_mj is None else _fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
+        "x_CostBasis": charge.state,
+        "x_GpuModel": neutral(charge.gpu_model),
+        "x_Pool": neutral(charge.pool),
+        "x_IdleCost": "" if idle_cost is None else _fixed(idle_cost, 6),
+    }
+
+
+def _adjustments(book: _Book, level: str, issuer: Issuer) -> Iterator[Row]:
+    groups: dict[tuple[str, str], list[tuple[Key, Invoice]]] = defaultdict(list)
+    for key, invoice in book.invoices.items():
+        groups[key[:2]].append((key, invoice))
+    for (_, currency), group in sorted(groups.items()):
+        group.sort(key=lambda item: (-item[1].micro, item[0]))
+        digits = minor_digits(currency)
+        booked = to_minor_units([invoice.micro for _, invoice in group], digits)
+        for (key, invoice), units in zip(group, booked, strict=True):
+            rest = units * 10 ** (18 - digits) - invoice.written
+            yield {
+                **_common(key, invoice, level, issuer),
+                **_costs(rest, rest),
+                "ChargeCategory": "Adjustment",
+                "ChargeDescription": "Rounding of the invoice to the currency's minor unit (largest remainder)",
+                "ChargeFrequency": "One-Time",
+                "ChargePeriodStart": format_instant(invoice.period.start_ms),
+                "ChargePeriodEnd": format_instant(invoice.period.end_ms),
+                "Tags": _json({level: key[2]}),
+            }
+
+
+def _fixed(units: int, digits: int) -> str:
+    """An integer count of 10^-digits as plain decimal text with at least one place."""
+    sign, magnitude = ("-", -units) if units < 0 else ("", units)
+    text = str(magnitude).rjust(digits + 1, "0")
+    fraction = text[-digits:].rstrip("0") or "0"
+    return f"{sign}{text[:-digits]}.{fraction}"
+
+
+def _json(tags: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(tags.items())), ensure_ascii=False)

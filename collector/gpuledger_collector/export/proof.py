@@ -1,0 +1,164 @@
+"""The reconciliation of a period as a page of text and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.period import Period, format_date, format_instant
+from gpuledger_collector.accounting.quantity import hours_decimal
+
+Amount = tuple[int, Mapping[str, int]]
+"""GPU-nanoseconds, and micro-units by currency."""
+
+
+@dataclass(frozen=True)
+class SheetDay:
+    """One rated day."""
+
+    day_ms: int
+    until_ms: int
+    capacity_ns: int
+    observed_ns: int
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The sums of a reconciliation, `parts` in the order in which they are shown."""
+
+    period: Period
+    parts: Mapping[str, Amount]
+    capacity: Amount
+    imported: Amount
+    unpriced_ns: int
+    days: Sequence[SheetDay]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every day holds."""
+        return all(day.holds for day in self.days)
+
+    @property
+    def currencies(self) -> list[str]:
+        """Every currency that appears."""
+        return sorted({currency for _, cost in [*self.parts.values(), self.capacity] for currency in cost})
+
+    @property
+    def coverage(self) -> Decimal | None:
+        """Percent of the capacity that was observed, None without capacity."""
+        capacity = sum(day.capacity_ns for day in self.days)
+        if not capacity:
+            return None
+        observed = sum(day.observed_ns for day in self.days)
+        return Decimal(observed * 10_000 // capacity) / 100
+
+
+def _minor(sheet: Sheet, currency: str) -> tuple[dict[str, str], str]:
+    """The parts of one currency in minor units, and capacity x rate: the parts add up to it as printed."""
+    digits = minor_digits(currency)
+    units = to_minor_units([cost.get(currency, 0) for _, cost in sheet.parts.values()], digits)
+    whole = to_minor_units([sheet.capacity[1].get(currency, 0)], digits)[0]
+    return {name: format_minor(unit, digits) for name, unit in zip(sheet.parts, units, strict=True)}, (
+        format_minor(whole, digits)
+    )
+
+
+def as_json(sheet: Sheet) -> str:
+    """Everything, exact: micro-units and GPU-nanoseconds as integers, amounts as printed as text."""
+    money = {}
+    for currency in sheet.currencies:
+        parts, whole = _minor(sheet, currency)
+        micros = {name: cost.get(currency, 0) for name, (_, cost) in sheet.parts.items()}
+        capacity_micro = sheet.capacity[1].get(currency, 0)
+        money[currency] = {
+            **{name: {"micro": micros[name], "amount": parts[name]} for name in sheet.parts},
+            "capacity_x_rate": {"micro": capacity_micro, "amount": whole},
+            "difference_micro": sum(micros.values()) - capacity_micro,
+        }
+    content = {
+        "from": format_instant(sheet.period.start_ms),
+        "to": format_instant(sheet.period.end_ms),
+        "holds": sheet.holds,
+        "coverage_percent": None if sheet.coverage is None else str(sheet.coverage),
+        "gpu_ns": {**{name: amount[0] for name, amount in sheet.parts.items()}, "capacity": sheet.capacity[0]},
+        "money": money,
+        "outside": {"imported_gpu_ns": sheet.imported[0], "imported_cost_micro": dict(sheet.imported[1])},
+        "unpriced_gpu_ns": sheet.unpriced_ns,
+        "days": [
+            {
+                "day": format_date(day.day_ms),
+                "rated_until": format_instant(day.until_ms),
+                "capacity_gpu_ns": day.capacity_ns,
+                "observed_gpu_ns": day.observed_ns,
+                "holds": day.holds,
+            }
+            for day in sheet.days
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def as_text(sheet: Sheet) -> str:
+    """One screen: the sums, whether they agree, the days that do not, what was outside."""
+    out = io.StringIO()
+    names = [*sheet.parts, "capacity x rate"]
+    hours = [f"{value:.6f}" for value in hours_decimal([amount[0] for amount in sheet.parts.values()])]
+    hours.append(f"{hours_decimal([sheet.capacity[0]])[0]:.6f}")
+    columns = [("", names), ("GPU-hours", hours)]
+    for currency in sheet.currencies:
+        parts, whole = _minor(sheet, currency)
+        columns.append((currency, [*parts.values(), whole]))
+    widths = [max(len(cell) for cell in (title, *cells)) for title, cells in columns]
+    for at in range(-1, len(names)):
+        cells = [title if at < 0 else column[at] for title, column in columns]
+        print(
+            cells[0].ljust(widths[0]),
+            *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)),
+            sep="  ",
+            file=out,
+        )
+    for sentence in _sentences(sheet):
+        print(sentence, file=out)
+    return out.getvalue()
+
+
+def _sentences(sheet: Sheet) -> list[str]:
+    said = []
+    with_capacity = [day for day in sheet.days if day.capacity_ns]
+    broken = [format_date(day.day_ms) for day in sheet.days if not day.holds]
+    if not with_capacity:
+        said.append("There is no inventory for this period: nothing to reconcile against.")
+    elif not broken:
+        micros = [
+            f"{sum(cost.get(one, 0) for _, cost in sheet.parts.values())} = {sheet.capacity[1].get(one, 0)} micro-{one}"
+            for one in sheet.currencies
+        ]
+        said.append(
+            f"It holds on each of {len(with_capacity)} days: {'; '.join(micros) or 'in time; nothing is priced'}."
+        )
+    if broken:
+        said.append(f"It does NOT hold on {', '.join(broken)}.")
+    if sheet.coverage is not None:
+        last = max(day.until_ms for day in sheet.days)
+        said.append(
+            f"{sheet.coverage} % of the capacity was observed; rated up to {format_instant(last - last % 1000)}."
+        )
+    if sheet.imported[0]:
+        outside = f"{hours_decimal([sheet.imported[0]])[0]:.6f} GPU-hours"
+        said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported[1])}.")
+    if sheet.unpriced_ns:
+        said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
+    return said
+
+
+def _amounts(cost: Mapping[str, int]) -> str:
+    texts = []
+    for currency, micro in sorted(cost.items()):
+        digits = minor_digits(currency)
+        texts.append(f"{format_minor(to_minor_units([micro], digits)[0], digits)} {currency}")
+    return f", {', '.join(texts)}" if texts else ""

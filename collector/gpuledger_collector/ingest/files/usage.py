@@ -1,0 +1,161 @@
+"""The usage import CSV (design.md §3): who held how many GPUs, from when to when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.accounting.ports import UsageRow
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.ingest.files.mapping import BadExpression, ColumnMap, parse, problem_of
+from gpuledger_collector.ingest.files.table import (
+    Parsed,
+    RowReader,
+    missing_columns,
+    read_text,
+    rows_of,
+    unknown_columns,
+)
+
+REQUIRED = ("workload_id", "start", "end", "gpus")
+OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitted", "state")
+MAX_GPUS = 100_000
+"""More in one row would not fit a day's GPU-nanoseconds into 64 bits."""
+MICRO = 1_000_000
+FAR_MS = 7_258_118_400_000
+"""An end for usage that still runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UsageOptions:
+    """How to read the file: `maps` as given, the pool of rows without one, and what an empty start means.
+
+    `empty_start` None refuses such rows; "skip" leaves them out (never scheduled); an instant in unix ms is used
+    instead (a trace that begins with work already running).
+    """
+
+    maps: Sequence[str] = ()
+    pool: str = "imported"
+    empty_start: int | str | None = None
+
+
+def is_column(name: str) -> bool:
+    """Whether the usage import knows this column."""
+    return name in REQUIRED or name in OPTIONAL or (name.startswith("tag:") and len(name) > 4)
+
+
+def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
+    """Every row of the file, or the problems of all that are bad. Raises OSError, and BadExpression for a bad map."""
+    parsed: Parsed[UsageRow] = Parsed()
+    text, parsed.problems = read_text(path)
+    if parsed.problems:
+        return parsed
+    header, rows = rows_of(path, text, parsed.problems)
+    maps = [parse(given, header, is_column) for given in options.maps]
+    made = [*header, *(one.target for one in maps)]
+    parsed.problems.extend(missing_columns(path, made, REQUIRED, "; --map makes it from another"))
+    if parsed.problems:
+        return parsed
+    tags = list(dict.fromkeys(name for name in made if name.startswith("tag:") and len(name) > 4))
+    if not maps:
+        parsed.notes.extend(unknown_columns(header, (*REQUIRED, *OPTIONAL, *tags)))
+    skipped = _read_rows(_mapped(rows, maps), options, tags, parsed)
+    if skipped:
+        parsed.notes.append(f"{skipped} rows without a start were left out (--empty-start skip)")
+    return parsed
+
+
+def _mapped(rows: Iterator[RowReader], maps: Sequence[ColumnMap]) -> Iterator[RowReader]:
+    for row in rows:
+        made = {}
+        for one in maps:
+            try:
+                made[one.target] = one.make(row.cells)
+            except BadExpression as error:
+                row.bad = True
+                row.problems.append(problem_of(error, row.file, row.line, one.target))
+        yield dataclasses.replace(row, cells={**row.cells, **made})
+
+
+def _read_rows(rows: Iterator[RowReader], options: UsageOptions, tags: Sequence[str], into: Parsed[UsageRow]) -> int:
+    skipped = 0
+    first: dict[str, UsageRow] = {}
+    for row in rows:
+        if options.empty_start == "skip" and not row.cells.get("start", "").strip():
+            skipped += 1
+            continue
+        usage = _row(row, options, tags)
+        if usage is None:
+            continue
+        earlier = first.setdefault(usage.workload_id, usage)
+        if earlier is usage:
+            into.rows.append(usage)
+        elif dataclasses.replace(earlier, line=usage.line) != usage:
+            message = f"{usage.workload_id!r} stands with other values on line {earlier.line}"
+            row.refuse("workload_id", "double_workload", message)
+    return skipped
+
+
+def _row(row: RowReader, options: UsageOptions, tags: Sequence[str]) -> UsageRow | None:
+    start_ms, end_ms = _span(row, options)
+    gpus = row.decimal("gpus", digits=6, most=MAX_GPUS, required=True)
+    if gpus is not None and gpus == 0:
+        row.refuse("gpus", "out_of_range", "0 is not a positive number of GPUs")
+    usage = UsageRow(
+        line=row.line,
+        workload_id=row.text("workload_id", required=True),
+        start_ms=start_ms or 0,
+        end_ms=end_ms,
+        gpu_micro=int((gpus or 0) * MICRO),
+        gpu_model=row.text("gpu_model"),
+        pool=row.text("pool") or options.pool,
+        node=row.text("node"),
+        user=row.optional_text("user"),
+        account=row.optional_text("account"),
+        job_name=row.optional_text("job_name"),
+        submitted_ms=row.instant("submitted"),
+        state=row.text("state"),
+        tags={tag[4:]: value for tag in tags if (value := row.text(tag))},
+    )
+    return None if row.bad else usage
+
+
+def _span(row: RowReader, options: UsageOptions) -> tuple[int | None, int | None]:
+    end_ms = row.instant("end")
+    if row.cells.get("start", "").strip():
+        start_ms = row.instant("start")
+    elif isinstance(options.empty_start, int):
+        start_ms = options.empty_start
+    else:
+        row.refuse("start", "empty", "is empty; --empty-start skip leaves such rows out, an instant fills them")
+        start_ms = None
+    if start_ms is not None and end_ms is not None and end_ms < start_ms:
+        row.refuse("end", "order", "lies before the start")
+    return start_ms, end_ms
+
+
+def observed_conflicts(path: Path, rows: Sequence[UsageRow], observed: Mapping[str, Sequence[Period]]) -> list[Problem]:
+    """Rows whose pool had observed accelerators at that time: their time is held there already, and held once."""
+    problems = []
+    for row in rows:
+        end_ms = FAR_MS if row.end_ms is None else row.end_ms
+        for span in observed.get(row.pool, ()):
+            if span.start_ms < end_ms and row.start_ms < span.end_ms:
+                message = (
+                    f"pool {row.pool!r} has observed accelerators from {format_instant(span.start_ms)} on, which say "
+                    "who held them: usage as mere counts belongs to another pool (--pool)"
+                )
+                problems.append(Problem("observed_pool", f"{path}:{row.line}:pool", message))
+                break
+    return problems
+
+
+def in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """Problems by their line in the file."""
+    return sorted(problems, key=lambda one: (_line(one.source), one.source))
+
+
+def _line(source: str) -> int:
+    return next((int(part) for part in source.split(":")[1:] if part.isdigit()), 0)

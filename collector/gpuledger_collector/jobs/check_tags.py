@@ -1,0 +1,75 @@
+"""Which tags and rules attribute the usage of a period, and what stays with nobody."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
+from gpuledger_collector.accounting.ports import HeldBy, Unit
+from gpuledger_collector.accounting.tags import LEVELS
+
+
+@dataclass
+class Matched:
+    """Usage that a rule or a tag speaks of: workloads, GPU-nanoseconds, micro-units by currency."""
+
+    workloads: set[int] = field(default_factory=set)
+    gpu_ns: int = 0
+    cost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, held: HeldBy) -> None:
+        """Count one workload's usage in."""
+        self.workloads.add(held.workload_id)
+        self.gpu_ns += held.gpu_ns
+        if held.currency is not None:
+            self.cost[held.currency] += held.cost_micro or 0
+
+
+@dataclass(frozen=True)
+class TagCheck:
+    """What was found: by rule (name), by tag (name), and the workloads without an owner, dearest first."""
+
+    rules: Mapping[str, Matched]
+    tags: Mapping[str, Matched]
+    unattributed: Sequence[tuple[str, Matched]]
+    hints: Mapping[str, str]
+    """Tag names that look like a misspelt level -> that level."""
+
+
+def check_tags(unit: Unit, usage: Iterable[HeldBy], level: str) -> TagCheck:
+    """Look at each workload's usage; rules are judged at the start of the day on which it was held."""
+    held = list(usage)
+    attribution = Attribution(unit.rules())
+    workloads = unit.workloads(sorted({one.workload_id for one in held}))
+    rules = {_rule_name(rule.name, rule.position): Matched() for rule in attribution.rules}
+    tags: dict[str, Matched] = defaultdict(Matched)
+    nobody: dict[str, Matched] = defaultdict(Matched)
+    for one in held:
+        facts = replace(workloads[one.workload_id], pool=one.pool, node=one.node)
+        for rule in attribution.matching(facts, one.day_ms):
+            rules[_rule_name(rule.name, rule.position)].add(one)
+        for tag in facts.tags:
+            tags[tag].add(one)
+        if not attribution.owner_of(facts, one.day_ms).level(level):
+            nobody[_said(facts)].add(one)
+    ordered = sorted(nobody.items(), key=lambda item: (-item[1].gpu_ns, item[0]))
+    hints = {tag: near[0] for tag in sorted(tags) if (near := _near(tag))}
+    return TagCheck(rules, dict(sorted(tags.items())), ordered, hints)
+
+
+def _near(tag: str) -> list[str]:
+    return [] if tag in LEVELS else get_close_matches(tag.lower(), LEVELS, 1, 0.7)
+
+
+def _rule_name(name: str, position: int) -> str:
+    return f"{position} {name}".strip()
+
+
+def _said(facts: WorkloadFacts) -> str:
+    """What is known of a workload that nobody pays for: the most telling facts, so that a rule can be written."""
+    known = [f"{name}={value}" for name in ("user", "account", "pool") if (value := facts.value(name))]
+    tags = [f"{name}={value}" for name, value in sorted(facts.tags.items()) if name not in ("user", "account")]
+    return " ".join([facts.kind, *known, *tags[:3]])

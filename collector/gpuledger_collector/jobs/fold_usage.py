@@ -1,0 +1,79 @@
+"""Fold: hours with new evidence become lines of the hourly usage ledger.
+
+An accelerator-hour is always made again from all its evidence, so order and repetition of batches do not matter, and
+a run that stopped anywhere is simply run again. Only the marks that the snapshot showed are removed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period, day_of
+from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.usage import StretchFact, UsagePiece, atoms, fold
+from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of
+
+BATCH = 50_000
+"""Marks of one transaction: about a day of 2,000 accelerators."""
+ALWAYS = Period(0, 7_258_118_400_000)
+
+
+def fold_usage(store: Store, period: Period = ALWAYS) -> int:
+    """Fold every marked hour of the period; how many accelerator-hours were folded."""
+    folded = 0
+    while True:
+        with store.unit() as unit:
+            marks = unit.marks(period, BATCH)
+            folded += fold_marks(unit, marks)
+        if len(marks) < BATCH:
+            return folded
+
+
+def fold_marks(unit: Unit, marks: Sequence[Mark]) -> int:
+    """Fold the hours of these marks, mark their days for rating, and drop the marks; how many accelerator-hours."""
+    if not marks:
+        return 0
+    book = PriceBook(unit.prices())
+    hours = sorted({(mark.accelerator_id, mark.hour_ms - mark.hour_ms % HOUR_MS) for mark in marks})
+    by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for accelerator_id, hour_ms in hours:
+        by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
+    for of_accelerators in by_day.values():
+        _fold_day(unit, of_accelerators, book)
+    unit.mark_days(by_day)
+    unit.drop_marks([mark.id for mark in marks])
+    return len(hours)
+
+
+def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook) -> None:
+    span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
+    stays = stays_of(_of(unit.capacity(span), hours))
+    evidence: dict[int, list[StretchFact]] = defaultdict(list)
+    for stretch in unit.stretches(list(hours), span):
+        evidence[stretch.accelerator_id].append(stretch)
+    pieces: list[UsagePiece] = []
+    for accelerator_id, hours_ms in hours.items():
+        mine = stays.get(accelerator_id, ())
+        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book)
+    pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
+    unit.replace_usage(pairs, pieces)
+    unit.roll_minutes(pairs)
+
+
+def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:
+    return [row for row in rows if row.accelerator_id in accelerators]
+
+
+def fold_hours(
+    evidence: Sequence[StretchFact], hours_ms: Sequence[int], stays: Sequence[Stay], book: PriceBook
+) -> list[UsagePiece]:
+    """The pieces of some hours of one accelerator, cut where a price changes and where it moved."""
+    if not evidence or not stays:
+        return []
+    parts: list[Period] = []
+    for hour_ms in sorted(hours_ms):
+        hour = Period(hour_ms, hour_ms + HOUR_MS)
+        parts += atoms(hour, [*book.cuts(hour), *cuts_of(stays, hour)])
+    return fold(evidence, parts, [stay.period for stay in stays])

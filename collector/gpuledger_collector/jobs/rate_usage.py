@@ -1,0 +1,149 @@
+"""Rate: the usage of a day, the price book and the attribution rules become the day's charges, ledger and proof.
+
+A day is one unit of work: it is made again from its evidence as a whole, so a run that stopped anywhere is run again,
+and what arrives late re-rates its day. Time is held once: where a pool has observed accelerators, usage imported as
+mere counts is left out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
+from gpuledger_collector.accounting.ledger import prove, summarise
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.ports import OwnerOf, RatedDay, Store, Unit
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.rating import (
+    CapacityCost,
+    Charge,
+    ImportedUsage,
+    capacity_cost,
+    rate_accelerator_day,
+    rate_imported,
+)
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.usage import UsagePiece, atoms
+from gpuledger_collector.jobs.fold_usage import ALWAYS, fold_marks
+from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, subtract
+
+
+def rate_usage(store: Store, now_ms: int, period: Period = ALWAYS) -> int:
+    """Rate every day of the period that needs it, up to now; how many days were rated."""
+    with store.unit() as unit:
+        days = unit.days_to_rate(period, now_ms)
+    for day_ms in days:
+        with store.unit() as unit:
+            rate_day(unit, day_ms, now_ms)
+    return len(days)
+
+
+def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
+    """Fold what is left to fold of a day, rate it and write it."""
+    day = Period(day_ms, day_ms + DAY_MS)
+    fold_marks(unit, unit.marks(day))
+    book = PriceBook(unit.prices())
+    until_ms = _rated_until(unit, day, now_ms)
+    stays = stays_of(unit.capacity(day))
+    pieces = _pieces(unit, day)
+    imported = list(_not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
+    holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
+    owners = Owners(unit.rules(), unit.workloads(sorted(holders | {usage.workload_id for usage in imported})))
+    charges: list[Charge] = []
+    capacities: list[CapacityCost] = []
+    starts = [atom.start_ms for atom in atoms(day, book.cuts(day))]
+    for accelerator_id, mine in stays.items():
+        for stay, capacity in _places(mine, day):
+            inside = _inside(pieces.get(accelerator_id, ()), mine, capacity, starts)
+            owner_of = owners.at(stay.accelerator.pool, stay.accelerator.node)
+            charges += rate_accelerator_day(stay.accelerator, day, capacity, inside, book, owner_of, until_ms)
+            capacities.append(capacity_cost(stay.accelerator, day, capacity, book, until_ms))
+    for usage in imported:
+        charges += rate_imported(usage, day, book, owners.at(usage.pool, usage.node), until_ms)
+    rated = RatedDay(charges, summarise(charges), prove(day, until_ms, capacities, charges))
+    unit.replace_day(day_ms, rated, now_ms)
+    return rated
+
+
+def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:
+    """Now, or the end of evidence that a node's fast clock put a little after it; at most the end of the day."""
+    if now_ms >= day.end_ms:
+        return day.end_ms
+    latest = unit.latest_evidence_ms(max(day.start_ms, now_ms - HOUR_MS))
+    return min(day.end_ms, max(now_ms, latest or 0))
+
+
+def _pieces(unit: Unit, day: Period) -> dict[int, list[UsagePiece]]:
+    found: dict[int, list[UsagePiece]] = defaultdict(list)
+    for piece in unit.pieces(day):
+        found[piece.accelerator_id].append(piece)
+    return found
+
+
+def _places(stays: Sequence[Stay], day: Period) -> list[tuple[Stay, list[Period]]]:
+    """Stays in one place together: an accelerator that went and came back is rated as one."""
+    together: dict[object, tuple[Stay, list[Period]]] = {}
+    for stay in stays:
+        if (part := stay.period.clip(day)) is not None:
+            together.setdefault(stay.accelerator, (stay, []))[1].append(part)
+    return list(together.values())
+
+
+def _inside(
+    pieces: Sequence[UsagePiece], stays: Sequence[Stay], capacity: Sequence[Period], starts: Sequence[int]
+) -> list[UsagePiece]:
+    """The pieces that fall into these capacity periods, each under the start of the rating atom that holds it.
+
+    Where an accelerator moved, its pieces were cut at the move, so each lies in one place.
+    """
+    found = []
+    for piece in pieces:
+        hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
+        cuts = cuts_of(stays, Period(hour_ms, hour_ms + HOUR_MS))
+        end_ms = min([piece.end_ms, *(cut for cut in cuts if cut > piece.start_ms)])
+        if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
+            atom_ms = starts[bisect_right(starts, piece.start_ms) - 1]
+            found.append(piece if piece.start_ms == atom_ms else replace(piece, start_ms=atom_ms))
+    return found
+
+
+def _not_observed(
+    imported: Iterable[ImportedUsage], observed: Mapping[str, Sequence[Period]], until_ms: int
+) -> Iterable[ImportedUsage]:
+    """Imported usage without the time in which its pool had observed accelerators."""
+    for usage in imported:
+        others = observed.get(usage.pool, ())
+        if not others:
+            yield usage
+            continue
+        end_ms = until_ms if usage.end_ms is None else min(usage.end_ms, until_ms)
+        if end_ms > usage.start_ms:
+            for part in subtract(Period(usage.start_ms, end_ms), others):
+                yield replace(usage, start_ms=part.start_ms, end_ms=part.end_ms)
+
+
+class Owners:
+    """Who pays for a workload in a place; the answer is kept until a rule begins or ends to hold."""
+
+    def __init__(self, rules: Sequence[Rule], workloads: Mapping[int, WorkloadFacts]) -> None:
+        self._attribution = Attribution(rules)
+        self._workloads = workloads
+        edges = {rule.effective_from_ms for rule in rules} | {rule.effective_to_ms for rule in rules}
+        self._edges = sorted(edge for edge in edges if edge is not None)
+        self._known: dict[tuple[int, str, str, int], OwnerPath] = {}
+
+    def at(self, pool: str, node: str) -> OwnerOf:
+        """The owners of workloads that hold accelerators in this pool and on this node."""
+
+        def owner_of(workload_id: int, at_ms: int) -> OwnerPath:
+            key = (workload_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
+            found = self._known.get(key)
+            if found is None:
+                facts = replace(self._workloads[workload_id], pool=pool, node=node)
+                found = self._known[key] = self._attribution.owner_of(facts, at_ms)
+            return found
+
+        return owner_of

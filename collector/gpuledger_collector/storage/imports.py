@@ -1,0 +1,138 @@
+"""Imported usage and samples into Postgres, so that the same file twice changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gpuledger_agent.catalogue import HOT
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
+from gpuledger_collector.storage import partitions
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_IMPORT_LOCK = 0x67707505
+_INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
+    submitted_ms, state"""
+_COMPARED = (
+    ("w", ("user_name", "account", "name", "tags")),
+    ("u", ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state")),
+)
+
+
+def workload_key(workload_id: str) -> str:
+    """The key under which an imported workload is known."""
+    return f"imported:import:{workload_id}"
+
+
+def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime) -> ImportOutcome:
+    """Add or update these rows by workload id, and mark the days that they touched or touch. Commits nothing."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_IMPORT_LOCK,))
+    _copy_incoming(connection, rows)
+    theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
+    ours = [f"i.{name}" for _, names in _COMPARED for name in names]
+    connection.execute(
+        "CREATE TEMP TABLE changed ON COMMIT DROP AS "
+        "SELECT i.*, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms "
+        "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
+        f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
+    )
+    connection.execute(
+        "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags, first_seen_at) "
+        "SELECT key, 'imported', external_id, user_name, account, name, tags, %s FROM changed ORDER BY key "
+        "ON CONFLICT (key) DO UPDATE SET user_name = excluded.user_name, account = excluded.account, "
+        "name = excluded.name, tags = excluded.tags",
+        (now,),
+    )
+    connection.execute("DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed)")
+    connection.execute(
+        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node, submitted_ms, "
+        "state) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, c.submitted_ms, c.state "
+        "FROM changed c JOIN workload w USING (key)"
+    )
+    changed = connection.execute("SELECT known, start_ms, end_ms, old_start_ms, old_end_ms FROM changed").fetchall()
+    updated = sum(row[0] is not None for row in changed)
+    spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
+    days = _days(spans, int(now.timestamp() * 1000))
+    connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    return ImportOutcome(len(changed) - updated, updated, len(rows) - len(changed), len(days))
+
+
+def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:
+    connection.execute(
+        "CREATE TEMP TABLE incoming (key text, external_id text, user_name text, account text, name text, tags jsonb, "
+        "start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model text, pool text, node text, submitted_ms bigint, "
+        "state text) ON COMMIT DROP"
+    )
+    with connection.cursor().copy(f"COPY incoming ({_INCOMING}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(
+                (
+                    workload_key(row.workload_id),
+                    row.workload_id,
+                    row.user,
+                    row.account,
+                    row.job_name,
+                    json.dumps(dict(row.tags)),
+                    row.start_ms,
+                    row.end_ms,
+                    row.gpu_micro,
+                    row.gpu_model,
+                    row.pool,
+                    row.node,
+                    row.submitted_ms,
+                    row.state,
+                )
+            )
+
+
+def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
+    """UTC days that these spans touch, up to now; every span touches the day of its start."""
+    days: list[int] = []
+    for start, end in sorted((start, now_ms if end is None else end) for start, end in spans):
+        first = start - start % DAY_MS
+        if days:
+            first = max(first, days[-1] + DAY_MS)
+        days.extend(range(first, min(max(end, start + 1), now_ms), DAY_MS))
+    return days
+
+
+def add_samples(connection: Connection, rows: Sequence[SampleRow]) -> ImportOutcome:
+    """Add samples by accelerator and instant; those that are there already stay as they are. Commits nothing.
+
+    Accelerators that nobody knows yet are made, without capacity: samples show activity, not who was there to be held.
+    """
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_IMPORT_LOCK,))
+    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows})
+    uuids = sorted({row.uuid for row in rows})
+    connection.execute(
+        "INSERT INTO accelerator (uuid, device_uuid) SELECT u, u FROM unnest(%s::text[]) AS u ON CONFLICT DO NOTHING",
+        (uuids,),
+    )
+    known = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (uuids,))
+    ids = {str(uuid): int(key) for uuid, key in known}
+    names = [metric.name for metric in HOT]
+    columns = sql.SQL(", ").join(map(sql.Identifier, ["accelerator_id", "at_ms", *names]))
+    connection.execute("CREATE TEMP TABLE incoming_sample (LIKE gpu_sample) ON COMMIT DROP")
+    with connection.cursor().copy(sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)) as copy:
+        for row in rows:
+            copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
+    added = connection.execute(
+        sql.SQL(
+            "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT EXISTS ("
+            "SELECT FROM gpu_sample s WHERE s.accelerator_id = i.accelerator_id AND s.at_ms = i.at_ms "
+            "AND s.at_ms >= %s AND s.at_ms <= %s)"
+        ).format(columns=columns),
+        (min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
+    ).rowcount
+    connection.execute(
+        "INSERT INTO dirty_hour (accelerator_id, hour_ms) "
+        "SELECT DISTINCT accelerator_id, at_ms - at_ms %% %s FROM incoming_sample",
+        (HOUR_MS,),
+    )
+    return ImportOutcome(added=added, unchanged=len(rows) - added)

@@ -1,0 +1,265 @@
+"""The ledger in Postgres: units of work for the jobs, and what reports read.
+
+A unit is one REPEATABLE READ transaction. The right to write the ledger is an advisory lock of the session, taken
+before the transaction begins: its snapshot then shows everything that the writer before it committed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.ledger import DayLine, Proof
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.ports import CapacityRow, ChargedState, Mark, RatedDay
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rating import Charge, ImportedUsage
+from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
+from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.storage import inventory, partitions, prices, reports, rules, usage, workloads
+from gpuledger_collector.storage.engine import open_connection
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_WRITER_LOCK = 0x67707504
+_OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
+_CHARGE_COLUMNS = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node,
+    price_id, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
+_LINE_COLUMNS = """day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
+    idle_cost_micro, energy_mj"""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of one database (accounting.ports.Store). `dsn` is asked for anew each time: a server may move."""
+
+    dsn: str | Callable[[], str]
+
+    def connect(self, *, autocommit: bool = False) -> Connection:
+        """A connection of its own. Raises ServerUnavailable."""
+        dsn = self.dsn if isinstance(self.dsn, str) else self.dsn()
+        return open_connection(dsn, autocommit=autocommit, application="gpuledger-ledger")
+
+    @contextmanager
+    def unit(self) -> Iterator[LedgerUnit]:
+        """A transaction over one snapshot, alone in writing the ledger; undone when the block raises."""
+        with self.connect(autocommit=True) as connection:
+            connection.execute("SELECT pg_advisory_lock(%s)", (_WRITER_LOCK,))
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with connection.transaction():
+                yield LedgerUnit(connection)
+
+    def ensure_partitions(self, days_ms: Sequence[int]) -> int:
+        """Make the partitions of these days that are missing; how many were made."""
+        made = 0
+        for table in partitions.PARTITIONED:
+            with self.connect() as connection:
+                made += len(partitions.ensure(connection, table, days_ms))
+        return made
+
+
+@dataclass(frozen=True)
+class LedgerUnit:
+    """accounting.ports.Unit over one connection inside a transaction."""
+
+    connection: Connection
+
+    def prices(self) -> Sequence[Price]:
+        """The price book in force."""
+        return prices.current(self.connection)
+
+    def rules(self) -> Sequence[Rule]:
+        """The attribution rules in force, by position."""
+        return rules.current(self.connection)
+
+    def marks(self, period: Period, limit: int | None = None) -> Sequence[Mark]:
+        """Dirty hours of the period, by hour."""
+        return usage.marks(self.connection, period, limit)
+
+    def drop_marks(self, ids: Iterable[int]) -> None:
+        """Remove exactly these marks."""
+        usage.drop_marks(self.connection, ids)
+
+    def capacity(self, period: Period) -> Sequence[CapacityRow]:
+        """Capacity that overlaps the period."""
+        return inventory.capacity(self.connection, period)
+
+    def stretches(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[StretchFact]:
+        """Evidence of these accelerators that overlaps the period."""
+        return usage.stretches(self.connection, accelerator_ids, period)
+
+    def latest_evidence_ms(self, since_ms: int) -> int | None:
+        """Where the newest evidence that begins at or after an instant ends; None when there is none."""
+        row = self.connection.execute("SELECT max(end_ms) FROM stretch WHERE start_ms >= %s", (since_ms,)).fetchone()
+        return None if row is None else row[0]
+
+    def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[UsagePiece]) -> None:
+        """The hourly ledger of these (accelerator, hour) pairs becomes these pieces."""
+        usage.replace(self.connection, hours, pieces)
+
+    def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
+        """The minute rollup of these (accelerator, hour) pairs is made again."""
+        usage.roll_minutes(self.connection, hours)
+
+    def sampled_hours(self, period: Period) -> Sequence[tuple[int, int]]:
+        """The (accelerator, hour) pairs of the period that have samples."""
+        return usage.sampled_hours(self.connection, period)
+
+    def mark_days(self, days_ms: Iterable[int]) -> None:
+        """Add a mark to each of these days."""
+        self.connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),))
+
+    def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
+        """Days with a mark, or with capacity or imported usage and no proof up to their end or now."""
+        rows = self.connection.execute(
+            """
+            SELECT d FROM generate_series(%(start)s::bigint, %(end)s::bigint - 1, %(day)s::bigint) AS d
+            WHERE d IN (SELECT day_ms FROM dirty_day) OR ((
+                EXISTS (SELECT FROM capacity c WHERE c.in_ms < least(d + %(day)s, %(now)s)
+                    AND (c.out_ms IS NULL OR c.out_ms > d))
+                OR EXISTS (SELECT FROM imported_usage u WHERE u.start_ms < least(d + %(day)s, %(now)s)
+                    AND (u.end_ms IS NULL OR u.end_ms > d))
+            ) AND NOT EXISTS (SELECT FROM day_proof p WHERE p.day_ms = d AND p.until_ms >= least(d + %(day)s, %(now)s)))
+            ORDER BY d
+            """,
+            {
+                "start": period.start_ms - period.start_ms % DAY_MS,
+                "end": min(period.end_ms, now_ms),
+                "now": now_ms,
+                "day": DAY_MS,
+            },
+        )
+        return [int(row[0]) for row in rows]
+
+    def pieces(self, day: Period) -> Sequence[UsagePiece]:
+        """The hourly ledger of a day."""
+        return usage.pieces(self.connection, day)
+
+    def imported(self, day: Period) -> Sequence[ImportedUsage]:
+        """Imported usage that overlaps the day."""
+        rows = self.connection.execute(
+            "SELECT workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node FROM imported_usage "
+            "WHERE start_ms < %s AND (end_ms IS NULL OR end_ms > %s) ORDER BY workload_id, start_ms",
+            (day.end_ms, day.start_ms),
+        )
+        return [ImportedUsage(*row) for row in rows]
+
+    def pools_observed(self, period: Period) -> Mapping[str, Sequence[Period]]:
+        """When each pool had observed accelerators, within the period."""
+        return inventory.pools_observed(self.connection, period)
+
+    def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
+        """Facts of these workloads."""
+        return workloads.facts(self.connection, ids)
+
+    def proofs(self, period: Period) -> Sequence[Proof]:
+        """The proofs of the period's days, by day."""
+        return reports.proofs(self.connection, period)
+
+    def charged_states(self, period: Period) -> Sequence[ChargedState]:
+        """The charges of the period's days, added up by day, state and currency."""
+        return reports.charged_states(self.connection, period)
+
+    def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
+        """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
+        for table in ("charge", "ledger_day", "day_proof", "dirty_day"):
+            self.connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
+        owners = self._owner_ids({charge.owner for charge in rated.charges if charge.owner is not None})
+        with self.connection.cursor().copy(f"COPY charge ({_CHARGE_COLUMNS}) FROM STDIN") as copy:
+            for charge in rated.charges:
+                copy.write_row(_charge_cells(charge, owners))
+        with self.connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
+            for line in rated.lines:
+                copy.write_row(_line_cells(line, owners))
+        if rated.proof.capacity_ns or rated.charges:
+            _insert_proof(self.connection, rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+
+    def _owner_ids(self, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
+        columns = [list(column) for column in zip(*(_levels(owner) for owner in owners), strict=True)]
+        if not columns:
+            return {}
+        given = ", ".join(["%s::text[]"] * len(LEVELS))
+        self.connection.execute(
+            f"INSERT INTO owner ({_OWNER_COLUMNS}) SELECT * FROM unnest({given}) ON CONFLICT DO NOTHING", columns
+        )
+        rows = self.connection.execute(
+            f"SELECT o.id, {', '.join('o.' + name.strip() for name in _OWNER_COLUMNS.split(','))} FROM owner o "
+            f"JOIN unnest({given}) AS g ({_OWNER_COLUMNS}) USING ({_OWNER_COLUMNS})",
+            columns,
+        )
+        return {OwnerPath(*row[1:]): row[0] for row in rows}
+
+
+def _levels(owner: OwnerPath) -> tuple[str, ...]:
+    return (owner.org, owner.team, owner.project, owner.experiment, owner.run, owner.user)
+
+
+def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
+    return (
+        charge.day_ms,
+        charge.start_ms,
+        charge.end_ms,
+        charge.accelerator_id,
+        charge.workload_id,
+        None if charge.owner is None else owners[charge.owner],
+        charge.state,
+        charge.pool,
+        charge.gpu_model,
+        charge.node,
+        None if charge.price is None else charge.price.id,
+        charge.gpu_ns,
+        charge.busy_ns,
+        charge.idle_ns,
+        charge.unknown_ns,
+        charge.currency,
+        charge.cost_micro,
+        charge.idle_cost_micro,
+        charge.list_cost_micro,
+        charge.energy_mj,
+    )
+
+
+def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
+    return (
+        line.day_ms,
+        None if line.owner is None else owners[line.owner],
+        line.state,
+        line.pool,
+        line.gpu_model,
+        line.currency,
+        line.gpu_ns,
+        line.busy_ns,
+        line.idle_ns,
+        line.unknown_ns,
+        line.cost_micro,
+        line.idle_cost_micro,
+        line.energy_mj,
+    )
+
+
+def _insert_proof(connection: Connection, proof: Proof, now: dt.datetime) -> None:
+    connection.execute(
+        "INSERT INTO day_proof (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
+        "capacity_cost, charged_cost, imported_ns, until_ms, holds, proved_at) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)",
+        (
+            proof.day_ms,
+            proof.capacity_ns,
+            proof.held_ns,
+            proof.unallocated_ns,
+            proof.unavailable_ns,
+            proof.unobserved_ns,
+            json.dumps(dict(proof.capacity_cost)),
+            json.dumps(dict(proof.charged_cost)),
+            proof.imported_ns,
+            proof.until_ms,
+            proof.holds,
+            now,
+        ),
+    )

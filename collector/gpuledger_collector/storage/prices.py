@@ -1,0 +1,126 @@
+"""The price book in Postgres: versions are added and superseded, never edited."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.storage import usage
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
+    region, node"""
+_PRICE_LOCK = 0x67707503
+
+
+def _price(row: Sequence[Any]) -> Price:
+    return Price(
+        id=row[0],
+        pool=row[1],
+        gpu_model=row[2],
+        purchase=row[3],
+        rate=row[4],
+        currency=row[5],
+        effective_from_ms=row[6],
+        effective_to_ms=row[7],
+        list_rate=row[8],
+        region=row[9],
+        node=row[10],
+    )
+
+
+def current(connection: Connection) -> list[Price]:
+    """The price book in force, oldest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM price WHERE superseded_at IS NULL ORDER BY effective_from_ms, id"
+    )
+    return [_price(row) for row in rows]
+
+
+def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
+    """Prices by id, superseded ones too: charges name the version that they were rated by."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM price WHERE id = ANY(%s)", (list(ids),))
+    return {row[0]: _price(row) for row in rows}
+
+
+def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
+    """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_PRICE_LOCK,))
+    known = {_identity(price): price for price in current(connection)}
+    changed: list[Price] = []
+    added = updated = 0
+    for price in prices:
+        old = known.get(_identity(price))
+        if old is not None and _amounts(old) == _amounts(price):
+            continue
+        if old is None:
+            added += 1
+        else:
+            updated += 1
+            changed.append(old)
+            connection.execute("UPDATE price SET superseded_at = %s WHERE id = %s", (now, old.id))
+        changed.append(price)
+        _insert(connection, price, now)
+    days = _mark(connection, changed, int(now.timestamp() * 1000))
+    return ImportOutcome(added, updated, len(prices) - added - updated, days)
+
+
+def _insert(connection: Connection, price: Price, now: dt.datetime) -> None:
+    connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, "
+        "effective_to_ms, list_rate, region, node, recorded_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        (
+            price.pool,
+            price.gpu_model,
+            price.purchase,
+            price.rate,
+            price.currency,
+            price.effective_from_ms,
+            price.effective_to_ms,
+            price.list_rate,
+            price.region,
+            price.node,
+            now,
+        ),
+    )
+
+
+def _identity(price: Price) -> tuple[object, ...]:
+    return (price.pool, price.gpu_model, price.purchase, price.region, price.node, price.effective_from_ms)
+
+
+def _amounts(price: Price) -> tuple[object, ...]:
+    return (price.rate, price.currency, price.effective_to_ms, price.list_rate)
+
+
+def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
+    """Mark the days that these prices touch, and the hours inside which one begins or ends; how many days."""
+    if not changed:
+        return 0
+    bounds = {price.effective_from_ms for price in changed} | {price.effective_to_ms for price in changed}
+    usage.mark_cut_hours(
+        connection, sorted({at - at % HOUR_MS for at in bounds if at is not None and at % HOUR_MS != 0})
+    )
+    first = min(price.effective_from_ms for price in changed)
+    last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
+    return mark_days_with_evidence(connection, first, min(last, now_ms))
+
+
+def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
+    """Mark the days between two instants, from the first day that has any capacity or imported usage on."""
+    return connection.execute(
+        """
+        INSERT INTO dirty_day (day_ms) SELECT day_ms FROM (
+            SELECT greatest(%(first)s::bigint, least(
+                (SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))) AS at_ms
+            WHERE EXISTS (SELECT FROM capacity) OR EXISTS (SELECT FROM imported_usage)
+        ) AS first_evidence, generate_series(at_ms - at_ms %% %(day)s, %(last)s::bigint, %(day)s) AS day_ms
+        """,
+        {"first": first_ms, "last": last_ms, "day": DAY_MS},
+    ).rowcount

@@ -1,0 +1,155 @@
+"""What reports read of the ledger: charges added up, single charges with their names, proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import ChargedLine, ChargedState, ExportedCharge, HeldBy
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.storage import prices
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_LEVEL_COLUMNS = {
+    "org": "o.org",
+    "team": "o.team",
+    "project": "o.project",
+    "experiment": "o.experiment",
+    "run": "o.run",
+    "user": "o.user_name",
+}
+_DAY_DIMENSIONS = {**_LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
+_CHARGE_DIMENSIONS = {
+    **_DAY_DIMENSIONS,
+    "node": "l.node",
+    "workload": "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END",
+}
+
+
+def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> list[ChargedLine]:
+    """The ledger of the period's days, added up by these dimensions, state and currency.
+
+    Reads the daily ledger; charges only where a dimension (workload, node) is no part of it.
+    """
+    daily = all(name in _DAY_DIMENSIONS for name in by)
+    table, dimensions = ("ledger_day", _DAY_DIMENSIONS) if daily else ("charge", _CHARGE_DIMENSIONS)
+    joins = "LEFT JOIN owner o ON o.id = l.owner_id"
+    if "workload" in by:
+        joins += " LEFT JOIN workload w ON w.id = l.workload_id"
+    keys = [f"coalesce({dimensions[name]}, '')" for name in by]
+    groups = ", ".join(str(at + 1) for at in range(len(by) + 2))
+    rows = connection.execute(
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, sum(l.gpu_ns), sum(l.busy_ns), "
+        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
+        f"FROM {table} l {joins} WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY {groups} ORDER BY {groups}",
+        (period.start_ms, period.end_ms),
+    )
+    return [_line(row, len(by)) for row in rows]
+
+
+def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
+    state, currency, *amounts = row[width:]
+    gpu_ns, busy_ns, idle_ns, unknown_ns = (int(amount) for amount in amounts[:4])
+    cost, idle_cost, energy = (None if amount is None else int(amount) for amount in amounts[4:])
+    return ChargedLine(row[:width], state, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost, idle_cost, energy)
+
+
+def charges(connection: Connection, period: Period) -> Iterator[ExportedCharge]:
+    """Every charge of the period's days with the names that an export writes, in a fixed order."""
+    ids = connection.execute(
+        "SELECT DISTINCT price_id FROM charge WHERE day_ms >= %s AND day_ms < %s AND price_id IS NOT NULL",
+        (period.start_ms, period.end_ms),
+    )
+    book = prices.by_id(connection, [row[0] for row in ids])
+    rows = connection.execute(
+        """
+        SELECT c.day_ms, c.start_ms, c.end_ms, c.accelerator_id, c.workload_id, c.state, c.pool, c.gpu_model, c.node,
+            c.price_id, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.currency, c.cost_micro, c.idle_cost_micro,
+            c.list_cost_micro, c.energy_mj, a.uuid, w.key, w.external_id, w.name, w.user_name, w.tags,
+            o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name
+        FROM charge c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
+        LEFT JOIN owner o ON o.id = c.owner_id
+        WHERE c.day_ms >= %s AND c.day_ms < %s
+        ORDER BY c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms, c.price_id
+        """,
+        (period.start_ms, period.end_ms),
+    )
+    for row in rows:
+        yield _exported(row, None if row[9] is None else book[row[9]])
+
+
+def _exported(row: tuple[Any, ...], price: Price | None) -> ExportedCharge:
+    day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, _, *amounts = row[:19]
+    uuid, key, external_id, name, user, tags, owner_id, *levels = row[19:]
+    owner = None if owner_id is None else OwnerPath(*levels)
+    place = (state, pool, gpu_model, node)
+    charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, price, *amounts)
+    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {})
+
+
+def proofs(connection: Connection, period: Period) -> list[Proof]:
+    """The proofs of the period's days, by day."""
+    rows = connection.execute(
+        "SELECT day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns, "
+        "capacity_cost, charged_cost, until_ms, holds FROM day_proof WHERE day_ms >= %s AND day_ms < %s ORDER BY 1",
+        (period.start_ms, period.end_ms),
+    )
+    return [_proof(row) for row in rows]
+
+
+def _proof(row: tuple[Any, ...]) -> Proof:
+    capacity, held, unallocated, unavailable, unobserved, imported = (int(value) for value in row[1:7])
+    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *row[7:])
+
+
+def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
+    """The charges of the period's days, added up by day, state and currency."""
+    rows = connection.execute(
+        "SELECT day_ms, state, accelerator_id IS NULL, currency, sum(gpu_ns), sum(cost_micro) FROM charge "
+        "WHERE day_ms >= %s AND day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        (period.start_ms, period.end_ms),
+    )
+    return [
+        ChargedState(day_ms, state, imported, currency, int(gpu_ns), None if cost is None else int(cost))
+        for day_ms, state, imported, currency, gpu_ns, cost in rows
+    ]
+
+
+def held_by(connection: Connection, period: Period) -> list[HeldBy]:
+    """What each workload held, by day, place and currency."""
+    rows = connection.execute(
+        "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM charge "
+        "WHERE day_ms >= %s AND day_ms < %s AND workload_id IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
+        (period.start_ms, period.end_ms),
+    )
+    return [HeldBy(*row) for row in rows]
+
+
+def has_capacity(connection: Connection, period: Period) -> bool:
+    """Whether any accelerator is known to have been there in the period."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s))",
+        (period.end_ms, period.start_ms),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def displaced_imports(connection: Connection, period: Period) -> list[tuple[str, int]]:
+    """Pools whose imported usage overlaps observed accelerators, with how many workloads: left out of rating there."""
+    rows = connection.execute(
+        """
+        SELECT u.pool, count(DISTINCT u.workload_id) FROM imported_usage u JOIN capacity c ON c.pool = u.pool
+            AND c.in_ms < coalesce(u.end_ms, %(end)s) AND coalesce(c.out_ms, %(end)s) > u.start_ms
+        WHERE u.start_ms < %(end)s AND coalesce(u.end_ms, %(end)s) > %(start)s
+            AND c.in_ms < %(end)s AND coalesce(c.out_ms, %(end)s) > %(start)s
+        GROUP BY 1 ORDER BY 1
+        """,
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    return [(str(row[0]), int(row[1])) for row in rows]
