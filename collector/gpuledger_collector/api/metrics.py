@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from gpuledger_collector import __version__
 
@@ -16,6 +16,7 @@ class Metrics:
     """Every family with its registry; one instance a process (or a test)."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series each that nobody reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.build = self._gauge("gpuledger_build_info", "Version of the collector, always 1.", ["version"])

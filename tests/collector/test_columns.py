@@ -1,0 +1,104 @@
+"""Columns and binary COPY: what goes in comes out, absent as NULL, whatever the pattern."""
+
+import itertools
+
+import numpy as np
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuledger_agent.wire import ABSENT_INT64, Column
+from gpuledger_collector.ingest.columns import pack, to_array
+from gpuledger_collector.ingest.samples import Samples, slow_changes
+
+floats32 = st.floats(width=32, allow_nan=True, allow_infinity=False) | st.none()
+floats64 = st.floats(allow_nan=True, allow_infinity=False) | st.none()
+integers = st.integers(-(2**63) + 1, 2**63 - 1) | st.none()
+rows = st.lists(st.tuples(st.integers(0, 2**40), floats32, floats64, integers), min_size=1, max_size=40)
+
+
+@pytest.fixture
+def table(dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TEMP TABLE t (id bigint, a real, b double precision, c bigint)")
+        yield connection
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(given_rows=rows)
+def test_packed_rows_arrive_as_they_were(table, given_rows):
+    """Binary COPY of any rows with any pattern of absent values reads back as the same rows."""
+    table.execute("TRUNCATE t")
+    columns = [
+        np.array([row[0] for row in given_rows], dtype="<i8"),
+        np.array([np.nan if row[1] is None else row[1] for row in given_rows], dtype="<f4"),
+        np.array([np.nan if row[2] is None else row[2] for row in given_rows], dtype="<f8"),
+        np.array([ABSENT_INT64 if row[3] is None else row[3] for row in given_rows], dtype="<i8"),
+    ]
+    with table.cursor() as cursor, cursor.copy("COPY t FROM STDIN (FORMAT BINARY)") as copy:
+        copy.write(pack(columns))
+
+    def absent(value):
+        return None if value is None or value != value else value
+
+    expected = [(row[0], absent(row[1]), absent(row[2]), row[3]) for row in given_rows]
+    # In binary: the text form of a real is the shortest that reads back as that real, and Python would widen it.
+    arrived = table.execute("SELECT * FROM t", binary=True).fetchall()
+    assert sorted(arrived, key=repr) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "expected"),
+    [
+        (Column("f4", [1.5, None]), "f4", [1.5, None]),
+        (Column("f8", [1.5, None]), "f4", [1.5, None]),
+        (Column("i8", [2, None]), "f4", [2.0, None]),
+        (Column("f8", [2.0, None]), "i8", [2, None]),
+        (Column("f8", [1e300, 1.0]), "f4", [None, 1.0]),
+        (Column("f8", [1e300, 1.0]), "i8", [None, 1]),
+        (Column("f4", np.array([1, np.inf], dtype="<f4").tobytes()), "f4", [1.0, None]),
+        (Column("i8", np.array([5, ABSENT_INT64], dtype="<i8").tobytes()), "i8", [5, None]),
+    ],
+)
+def test_columns_become_the_kind_that_is_stored(column, kind, expected):
+    """Kinds are converted without inventing a number: what does not fit is absent."""
+    values = to_array(column, 2, kind).tolist()
+    assert [None if value in (ABSENT_INT64,) or value != value else value for value in values] == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (Column("f4", [1.0]), "1 values for 2 rows"),
+        (Column("f4", b"123"), "no whole number"),
+        (Column("i8", [1, 2.5]), "fraction"),
+        (Column("i8", [1, 2**70]), "cannot hold"),
+        (Column("f8", [1, 10**400]), "cannot hold"),
+    ],
+)
+def test_bad_columns_say_why(column, reason):
+    """A column that cannot be read is a sentence."""
+    with pytest.raises(ValueError, match=reason):
+        to_array(column, 2, column.kind)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 30), st.sampled_from([1.0, 2.0, None])), min_size=1))
+def test_slow_metrics_can_be_read_back_at_any_instant(readings):
+    """The changes alone give each accelerator's value at each instant that was read, in order of time."""
+    once = {(accelerator, at): value for accelerator, at, value in readings}
+    samples = Samples(
+        accelerator=np.array([key[0] for key in once], dtype="<i8"),
+        at_ms=np.array([key[1] for key in once], dtype="<i8"),
+        columns={},
+    )
+    values = np.array([np.nan if value is None else value for value in once.values()])
+    changes, _ = slow_changes(samples, {"m": values}, {})
+    known = {(accelerator, at): value for accelerator, at, value in ((c[0], c[2], c[3]) for c in changes)}
+    for (accelerator, at), value in once.items():
+        if value is not None:
+            latest = max(when for who, when in known if who == accelerator and when <= at)
+            assert known[accelerator, latest] == value
+    for accelerator in {key[0] for key in known}:
+        series = [known[key] for key in sorted(known) if key[0] == accelerator]
+        assert all(before != after for before, after in itertools.pairwise(series))

@@ -1,0 +1,112 @@
+"""The schedule: one replica runs the jobs, every run leaves a row, no failure stops the rest."""
+
+import datetime as dt
+import time
+
+import psycopg
+import pytest
+
+from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.schedule import KEEP_RUNS_DAYS, Job, Leadership, Schedule, forget_old_runs
+from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.errors import ServerUnavailable
+
+NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def connect(dsn):
+    return lambda: open_connection(dsn, autocommit=True)
+
+
+def runs(connect) -> list[tuple]:
+    with connect() as connection:
+        return connection.execute("SELECT job, outcome, detail, started_at FROM job_run ORDER BY id").fetchall()
+
+
+def test_one_replica_leads_until_its_connection_ends(connect, dsn):
+    """The second replica waits; when the first one's connection is lost it takes over."""
+    first, second = Leadership(connect), Leadership(connect)
+    assert first.holds()
+    assert first.holds()
+    assert not second.holds()
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+    deadline = time.monotonic() + 5
+    while not second.holds():
+        assert time.monotonic() < deadline
+    assert not first.holds()
+    second.close()
+    assert first.holds()
+    first.close()
+
+
+def test_every_run_leaves_a_row_and_no_failure_stops_the_rest(connect):
+    """What a job says, that it failed, that the database was away: all in job_run, and the next job runs."""
+
+    def fail() -> None:
+        raise ValueError("wrong sums\0")
+
+    def away() -> None:
+        raise ServerUnavailable("the database is away")
+
+    metrics = Metrics()
+    made = [Job("good", 60, lambda: "3 days rated"), Job("bad", 60, fail), Job("away", 60, away), Job("quiet", 60, int)]
+    schedule = Schedule(made, connect, lambda: NOON, metrics)
+    for job in made:
+        schedule.run(job)
+    schedule._leadership.close()
+    assert runs(connect) == [
+        ("good", "done", "3 days rated", NOON),
+        ("bad", "failed", "ValueError: wrong sums", NOON),
+        ("away", "unavailable", "the database is away", NOON),
+        ("quiet", "done", "", NOON),
+    ]
+    assert metrics.registry.get_sample_value("gpuledger_job_runs_total", {"job": "bad", "outcome": "failed"}) == 1
+
+
+def test_a_replica_that_does_not_lead_runs_nothing(connect):
+    """While another one holds the lock, a job is left to it."""
+    other = Leadership(connect)
+    assert other.holds()
+    schedule = Schedule([], connect, lambda: NOON, Metrics())
+    schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
+    assert runs(connect) == []
+    other.close()
+
+
+def test_jobs_run_at_once_and_again_until_stopped(connect):
+    """Started, each job runs in their order without waiting for its first interval; stopped, none runs any more."""
+    order: list[str] = []
+    made = [Job(name, 1, lambda name=name: order.append(name)) for name in ("a", "b", "c")]
+    schedule = Schedule(made, connect, lambda: dt.datetime.now(dt.UTC), Metrics())
+    schedule.start()
+    deadline = time.monotonic() + 10
+    while len(order) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    schedule.stop(5)
+    assert order[:3] == ["a", "b", "c"]
+    count = len(order)
+    time.sleep(1.2)
+    assert len(order) == count
+
+
+def test_a_database_that_is_away_stops_no_schedule():
+    """Without a database nobody leads, and nothing is raised."""
+
+    def connect():
+        raise ServerUnavailable("away")
+
+    schedule = Schedule([], connect, lambda: NOON, Metrics())
+    schedule.run(Job("job", 60, lambda: pytest.fail("must not run")))
+
+
+def test_old_runs_are_forgotten(connect):
+    """Records of runs are kept for two weeks."""
+    with connect() as connection:
+        for days in (KEEP_RUNS_DAYS + 1, KEEP_RUNS_DAYS - 1):
+            at = NOON - dt.timedelta(days=days)
+            connection.execute("INSERT INTO job_run (job, started_at) VALUES ('x', %s)", (at,))
+        forget_old_runs(connection, NOON)
+    assert len(runs(connect)) == 1
