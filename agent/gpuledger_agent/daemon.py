@@ -124,9 +124,7 @@ class Daemon:
     def _push(self) -> None:
         while not self.stop.is_set():
             pusher = self.pusher
-            pusher.drain(
-                _Either(self.stop, lambda mine=pusher: self.pusher is not mine), self.wake_push, self._push_moved
-            )
+            pusher.drain(_Either(self.stop, partial(self._replaced, pusher)), self.wake_push, self._push_moved)
 
     def _replaced(self, pusher: Pusher) -> bool:
         return self.pusher is not pusher
@@ -269,6 +267,7 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     spool = Spool(settings.spool_folder, settings.spool_bytes, wall_ms())
     if spool.quarantined is not None:
         log.error("the spool was damaged; it lies at %s, a new one has begun", spool.quarantined)
-    sampler = Sampler(settings.node_name, settings.pool, source, owners, Meter(gap_ms(settings), settings.busy_threshold),
+    meter = Meter(gap_ms(settings), settings.busy_threshold)
+    sampler = Sampler(settings.node_name, settings.pool, source, owners, meter,
                       boot_id=boot_id())  # fmt: skip
     return Daemon(settings, reload, spool, sampler, Clock(wall_ms(), time.monotonic_ns()))

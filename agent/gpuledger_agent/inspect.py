@@ -1,0 +1,210 @@
+"""Looking at a node by hand: `once`, `check`, `record`.
+
+Runs with nvidia-ml-py alone (`python3 -m gpuledger_agent.inspect once|check|record FILE`), so that a card can be looked
+at where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuledger_agent.catalogue import BY_NAME, METRICS
+from gpuledger_agent.owners import open_owners
+from gpuledger_agent.readings import Holder, Inventory, Sample, Source, SourceUnavailable
+from gpuledger_agent.sources import open_source
+from gpuledger_agent.sources.recording import header_line, open_text, tick_line
+
+ALL_TIERS = ("fast", "gpm", "slow", "static")
+GPM_PAUSE_S = 0.25
+"""GPM needs two samples at least 100 ms apart (nvml.h)."""
+DONE, FINDINGS, LACKING = 0, 1, 3
+
+
+class Looking(Protocol):
+    """What of the settings these commands read."""
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+    @property
+    def target(self) -> str: ...  # noqa: D102
+    @property
+    def node_name(self) -> str: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    @property
+    def owner_sources(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def owner_rules_file(self) -> Path | None: ...  # noqa: D102
+
+
+class Defaults:
+    """The settings when nothing but a source is chosen."""
+
+    target = ""
+    seed = 7
+    owner_sources = ("static", "processes")
+    owner_rules_file = None
+
+    def __init__(self, source: str = "nvml", target: str = "") -> None:
+        self.source, self.target, self.node_name = source, target, socket.gethostname()
+
+
+def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Mapping[str, Sequence[Holder]]]:
+    """One full look: the inventory, a sample of every tier (GPM included), and the holders."""
+    source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    inventory = source.open()
+    try:
+        samples = source.read(ALL_TIERS)
+        if any(not samples_gpm(sample) for sample in samples) and settings.source == "nvml":
+            time.sleep(GPM_PAUSE_S)
+            samples = source.read(ALL_TIERS)
+        owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
+        holders: dict[str, Sequence[Holder]] = {}
+        for owner in owners:
+            for uuid, found in owner.holders(inventory.accelerators, samples).items():
+                holders.setdefault(uuid, found)
+    finally:
+        source.close()
+    return inventory, samples, holders
+
+
+def samples_gpm(sample: Sample) -> bool:
+    """Whether a sample has a word (value or reason) on activity."""
+    return "gpu_sm_active_ratio" in sample.values or "gpu_sm_active_ratio" in sample.absent
+
+
+def once(settings: Looking) -> dict[str, Any]:
+    """One look as the object that `once --json` prints."""
+    inventory, samples, holders = look(settings)
+    by_uuid = {sample.uuid: sample for sample in samples}
+    accelerators = []
+    for entry in inventory.accelerators:
+        sample = by_uuid.get(entry.uuid)
+        accelerators.append(
+            {
+                "uuid": entry.uuid,
+                "device_uuid": entry.device_uuid,
+                "model": entry.model,
+                "index": entry.index,
+                "mig_instance": entry.mig_instance,
+                "gpu_micro": entry.gpu_micro,
+                "owner": [_owner(holder) for holder in holders.get(entry.uuid, ())],
+                "health": None if sample is None else {"status": sample.health.status, "cause": sample.health.cause},
+                "metrics": {} if sample is None else dict(sorted(sample.values.items())),
+                "absent": {} if sample is None else dict(sorted(sample.absent.items())),
+            }
+        )
+    return {
+        "node": settings.node_name,
+        "driver": inventory.driver,
+        "problems": list(inventory.problems),
+        "accelerators": accelerators,
+    }
+
+
+def _owner(holder: Holder) -> dict[str, Any]:
+    workload = holder.workload
+    return {"id": workload.id, "kind": workload.kind, "user": workload.user, "account": workload.account,
+            "name": workload.name, "tags": dict(workload.tags), "weight": holder.weight}  # fmt: skip
+
+
+def once_text(seen: Mapping[str, Any]) -> str:
+    """The same for people: a block for each accelerator."""
+    lines = [f"node {seen['node']}, driver {seen['driver'] or 'unknown'}, {len(seen['accelerators'])} accelerators"]
+    lines += [f"  problem: {problem}" for problem in seen["problems"]]
+    for entry in seen["accelerators"]:
+        mig = f" MIG {entry['mig_instance']}" if entry["mig_instance"] else ""
+        health = entry["health"] or {"status": "unknown", "cause": ""}
+        cause = f" ({health['cause']})" if health["cause"] else ""
+        owner = ", ".join(f"{holder['kind']} {holder['id']}" for holder in entry["owner"]) or "nobody"
+        lines.append(f"\n{entry['index']}: {entry['model']}{mig} {entry['uuid']}")
+        lines.append(f"   health {health['status']}{cause}; held by {owner}; {len(entry['metrics'])} metrics")
+        lines += [f"   {name:48} {_shown(name, value)}" for name, value in entry["metrics"].items()]
+    return "\n".join(lines)
+
+
+def _shown(name: str, value: float) -> str:
+    unit = BY_NAME[name].unit if name in BY_NAME else ""
+    return f"{value:g} {unit}" if isinstance(value, float) else f"{value} {unit}"
+
+
+def check(settings: Looking) -> tuple[str, int]:
+    """What these cards give and what not, and why; with the exit code (3: no source, 1: something is wrong)."""
+    try:
+        inventory, samples, _ = look(settings)
+    except SourceUnavailable as error:
+        return f"source {settings.source}: {error}\nThe agent would run, keep its heartbeat and try again.", LACKING
+    lines = [
+        f"source {settings.source}, driver {inventory.driver or 'unknown'}: {len(inventory.accelerators)} accelerators"
+    ]
+    lines += [f"problem: {problem}" for problem in inventory.problems]
+    sick = bool(inventory.problems)
+    by_uuid = {sample.uuid: sample for sample in samples}
+    for entry in inventory.accelerators:
+        sample = by_uuid.get(entry.uuid)
+        lines.append(f"\n{entry.index}: {entry.model} {entry.mig_instance or ''} {entry.uuid}")
+        if sample is None:
+            lines.append("   gave no sample")
+            sick = True
+            continue
+        sick = sick or sample.health.status not in {"ok"}
+        known = [metric for metric in METRICS if metric.reader is not None]
+        lines.append(f"   health {sample.health.status} {sample.health.cause}".rstrip())
+        lines.append(f"   gives {len(sample.values)} of {len(known)} metrics that are asked for")
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in sorted(sample.absent.items()):
+            by_reason.setdefault(reason, []).append(name)
+        lines += [f"   {reason}: {', '.join(names)}" for reason, names in sorted(by_reason.items())]
+    return "\n".join(lines), FINDINGS if sick else DONE
+
+
+def record(settings: Looking, path: Path, seconds: float, interval: float) -> int:
+    """Writes what the source gives for some seconds; the number of ticks. The file appears whole or not at all."""
+    source: Source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    inventory = source.open()
+    unfinished = path.with_name(f".{path.name}.part" + (".gz" if path.suffix == ".gz" else ""))
+    ticks = 0
+    try:
+        with open_text(unfinished, "w") as file:
+            file.write(header_line(settings.node_name, inventory) + "\n")
+            start = time.monotonic()
+            while (now := time.monotonic()) - start < seconds or ticks == 0:
+                samples = source.read(ALL_TIERS)
+                file.write(tick_line(round((now - start) * 1000), samples) + "\n")
+                ticks += 1
+                time.sleep(max(0.0, start + ticks * interval - time.monotonic()))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+        source.close()
+    return ticks
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The three commands without the rest of the agent."""
+    command = arguments[0] if arguments else "check"
+    settings = Defaults()
+    try:
+        if command == "once":
+            sys.stdout.write(json.dumps(once(settings), indent=2) + "\n")
+            return DONE
+        if command == "record" and len(arguments) > 1:
+            seconds = float(arguments[2]) if len(arguments) > 2 else 30.0
+            sys.stdout.write(f"{record(settings, Path(arguments[1]), seconds, 1.0)} ticks\n")
+            return DONE
+        text, code = check(settings)
+    except SourceUnavailable as error:
+        sys.stderr.write(f"{error}\n")
+        return LACKING
+    sys.stdout.write(text + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

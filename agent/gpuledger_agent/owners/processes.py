@@ -1,0 +1,111 @@
+"""Owners from processes: who runs on an accelerator, by cgroup (Slurm job, pod, container) and by unix user.
+
+A process is known by (pid, start time), never by pid alone: pids come round again. /proc/PID/cgroup is readable by all;
+the environment of a process, which may hold secrets, is not read. What runs without being allocated is seen here, and
+what is allocated without running is not: that is what the schedulers' sources are for.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
+
+_SLURM = re.compile(r"/(?:[^/]*_)?slurm(?:[^/]*)/(?:.*?/)?job_(\d+)")
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+_CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio)[-/:]([0-9a-f]{64})|/docker/([0-9a-f]{64})")
+_KEPT = 4096
+
+
+def workload_of_cgroup(text: str) -> tuple[str, str] | None:
+    """(kind, id) that a /proc/PID/cgroup names: the innermost scheduler that owns the process; None when none does."""
+    job = _SLURM.search(text)
+    if job:
+        return "slurm", job[1]
+    pod = _POD.search(text)
+    if pod:
+        return "kubernetes", pod[1].replace("_", "-")
+    container = _CONTAINER.search(text)
+    if container:
+        return "container", (container[1] or container[2])[:12]
+    return None
+
+
+def user_name(uid: int) -> str:
+    """The unix user of an id; the number itself when the node does not know it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+class ProcessOwners:
+    """Looks processes up in /proc and remembers them by (pid, start time)."""
+
+    name = "processes"
+
+    def __init__(self, proc: Path = Path("/proc"), names: Callable[[int], str] = user_name) -> None:
+        self._proc, self._names = proc, names
+        self._known: dict[tuple[int, str], Workload] = {}
+
+    def holders(
+        self,
+        accelerators: Sequence[Accelerator],  # noqa: ARG002
+        samples: Sequence[Sample],
+    ) -> Mapping[str, Sequence[Holder]]:
+        """The workloads of the processes on each accelerator; a workload with several processes there counts once."""
+        found: dict[str, Sequence[Holder]] = {}
+        for sample in samples:
+            workloads: dict[tuple[str, str], Workload] = {}
+            for process in sample.processes:
+                workload = self.workload(process.pid)
+                if workload is not None:
+                    workloads.setdefault((workload.kind, workload.id), workload)
+            if workloads:
+                found[sample.uuid] = [Holder(workload) for workload in workloads.values()]
+        return found
+
+    def workload(self, pid: int) -> Workload | None:
+        """The workload of a process; None when it has gone or may not be seen."""
+        started = self._start_time(pid)
+        if started is None:
+            return None
+        key = (pid, started)
+        workload = self._known.get(key)
+        if workload is None:
+            workload = self._look(pid, started)
+            if workload is not None:
+                while len(self._known) >= _KEPT:
+                    self._known.pop(next(iter(self._known)))
+                self._known[key] = workload
+        return workload
+
+    def _start_time(self, pid: int) -> str | None:
+        """Field 22 of /proc/PID/stat, counted from behind the command's closing bracket (proc(5))."""
+        try:
+            return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+        except (OSError, IndexError):
+            return None
+
+    def _look(self, pid: int, started: str) -> Workload | None:
+        folder = self._proc / str(pid)
+        try:
+            status = (folder / "status").read_text()
+            cgroup = (folder / "cgroup").read_text()
+            command = (folder / "comm").read_text().strip()
+        except OSError:
+            return None
+        uid = next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), None)
+        user = None if uid is None else self._names(int(uid))
+        owned = workload_of_cgroup(cgroup)
+        if owned is None:
+            return Workload(f"{user or 'unknown'}:{command}:{pid}:{started}", "process", user, None, command)
+        kind, identity = owned
+        if kind == "slurm":
+            return Workload(identity, "slurm", user, None, f"job {identity}")
+        if kind == "kubernetes":
+            return Workload(identity, "kubernetes", user, None, f"pod {identity}", {"pod_uid": identity})
+        return Workload(identity, "container", user, None, f"container {identity}")

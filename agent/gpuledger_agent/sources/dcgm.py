@@ -1,0 +1,249 @@
+"""An existing dcgm-exporter as a source, and the pod and job labels on its lines as owners.
+
+Old field names and those of DCGM 4.6, `Hostname` and `hostname`, and pages with stray lines are all taken. A device
+metric that is repeated (once per pod that shares the device, once per MIG instance) is counted once: MIG instances are
+accelerators of their own and get only what is measured per instance; the board's power, energy, clocks and temperature
+belong to no instance.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.metrics import Metric
+from gpuledger_agent.mig import profile_share
+from gpuledger_agent.readings import (
+    WHOLE_GPU,
+    Accelerator,
+    Health,
+    Holder,
+    Inventory,
+    Sample,
+    SourceUnavailable,
+    Workload,
+)
+
+TIMEOUT_S = 5.0
+MAX_PAGE_BYTES = 32 * 1024 * 1024
+BLANK = 1e15
+"""DCGM prints its blanks (INT64 and FP64 sentinels) as numbers of 9.2e18 and 1.4e14 and more; no metric is near."""
+_LINE = re.compile(r"^[A-Za-z_:][\w:]*(\{.*\})?[ \t]+[-+]?(\d[\d.eE+-]*|NaN|nan|\+?Inf)([ \t]+\d+)?\s*$")
+_ELISION = re.compile(r",?\s*\.\.\.\s*(?=[,}])")
+_BY_FIELD: dict[str, Metric] = {}
+for _metric in METRICS:
+    if _metric.scopes[0] != "process" and _metric.tier != "compat":
+        for _name in (_metric.dcgm_field, _metric.dcgm_field_46):
+            if _name:
+                _BY_FIELD.setdefault(_name, _metric)
+
+_XID = "gpu_last_xid"
+
+
+@dataclass
+class Seen:
+    """One accelerator of a page: what it is, its values, who is named on its lines."""
+
+    accelerator: Accelerator
+    node: str
+    driver: str | None = None
+    values: dict[str, float | int] = field(default_factory=dict)
+    owners: dict[tuple[str, str], Workload] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A parsed page: accelerators by uuid, and sentences about what was odd in it."""
+
+    seen: Mapping[str, Seen]
+    problems: tuple[str, ...]
+
+
+def parse(text: str) -> Page:
+    """The accelerators of a dcgm-exporter's page. Raises ValueError when it holds no line of one."""
+    clean, problems = _clean(text)
+    seen: dict[str, Seen] = {}
+    devices_with_mig: set[str] = set()
+    by_index: dict[str, str] = {}  # a line whose UUID was elided still names the GPU by its index on this page
+    for family in text_string_to_metric_families(clean):
+        for line in family.samples:
+            uuid = line.labels.get("UUID") or line.labels.get("uuid") or by_index.get(line.labels.get("gpu", ""))
+            if uuid:
+                by_index.setdefault(line.labels.get("gpu", ""), uuid)
+                entry = _entry(seen, uuid, line.labels)
+                if entry.accelerator.mig_instance is not None:
+                    devices_with_mig.add(uuid)
+                _take(entry, line.name, line.labels, line.value)
+    if not seen:
+        raise ValueError("it holds no line with a GPU's UUID: is this the page of a dcgm-exporter?")
+    for uuid in devices_with_mig:
+        # With MIG on, the instances are what is held; the device's own lines would count it a second time.
+        seen.pop(uuid, None)
+    return Page(seen, tuple(problems))
+
+
+def _clean(text: str) -> tuple[str, list[str]]:
+    """The lines that are samples, elided labels closed up, and sentences about the rest."""
+    kept, stray, elided = [], 0, 0
+    for raw in text.splitlines():
+        if not raw.strip() or raw.startswith("#"):
+            continue
+        line = _ELISION.sub("", raw).replace("{,", "{")
+        elided += line != raw
+        if _LINE.match(line):
+            kept.append(line)
+        else:
+            stray += 1
+    problems = []
+    if stray:
+        problems.append(f"{stray} lines are no samples and were passed over")
+    if elided:
+        problems.append(f"{elided} lines have elided labels")
+    return "\n".join(kept) + "\n", problems
+
+
+def _entry(seen: dict[str, Seen], device: str, labels: Mapping[str, str]) -> Seen:
+    profile, instance = labels.get("GPU_I_PROFILE", ""), labels.get("GPU_I_ID", "")
+    model = labels.get("modelName", "") or labels.get("model_name", "")
+    uuid = f"{device}/{instance}" if instance else device
+    entry = seen.get(uuid)
+    if entry is None:
+        digits = labels.get("gpu", "")
+        share = (profile_share(profile, model) if instance else None) or WHOLE_GPU
+        accelerator = Accelerator(
+            uuid,
+            device,
+            int(digits) if digits.isdigit() else 0,
+            model,
+            f"{profile}/{instance}" if instance else None,
+            share,
+            None,
+            labels.get("pci_bus_id") or None,
+        )
+        entry = seen[uuid] = Seen(accelerator, labels.get("Hostname") or labels.get("hostname") or "")
+    entry.driver = entry.driver or labels.get("DCGM_FI_DRIVER_VERSION") or None
+    return entry
+
+
+def _take(entry: Seen, name: str, labels: Mapping[str, str], value: float) -> None:
+    workload = owner_of(labels)
+    if workload is not None:
+        entry.owners.setdefault((workload.kind, workload.id), workload)
+    metric = _BY_FIELD.get(name) or _BY_FIELD.get(name.removesuffix("_total"))
+    if metric is None or value != value or abs(value) >= BLANK:
+        return
+    if entry.accelerator.mig_instance is not None and "MIG" not in metric.scopes:
+        return
+    scaled = (
+        value if name == metric.dcgm_field_46 and metric.dcgm_field_46 != metric.dcgm_field else _scaled(metric, value)
+    )
+    if metric.name in {"gpu_utilization_ratio", "gpu_memory_used_bytes"} and metric.name in entry.values:
+        # Shared devices carry a line per pod: equal ones repeat the device, different ones are its pods' parts.
+        known = entry.values[metric.name]
+        entry.values[metric.name] = max(known, scaled)
+        return
+    entry.values.setdefault(metric.name, scaled)
+
+
+def _scaled(metric: Metric, value: float) -> float | int:
+    scaled = value * metric.dcgm_scale
+    return int(scaled) if metric.column_kind == "i8" else scaled
+
+
+def owner_of(labels: Mapping[str, str]) -> Workload | None:
+    """The Slurm job or the pod that a line names; None when it names none."""
+    job = labels.get("hpc_job", "")
+    if job:
+        return Workload(job, "slurm", name=f"job {job}")
+    pod = labels.get("pod") or labels.get("pod_name") or labels.get("exported_pod") or ""
+    if not pod:
+        return None
+    namespace = labels.get("namespace") or labels.get("pod_namespace") or labels.get("exported_namespace") or ""
+    container = labels.get("container") or labels.get("container_name") or ""
+    tags = {"namespace": namespace, "pod": pod} | ({"container": container} if container else {})
+    return Workload(f"{namespace}/{pod}", "kubernetes", account=namespace or None, name=pod, tags=tags)
+
+
+def fetch(target: str) -> str:
+    """The text of an address or a file. Raises SourceUnavailable with a sentence."""
+    if not target.startswith(("http://", "https://")):
+        try:
+            return Path(target).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise SourceUnavailable(f"{target}: cannot be read ({error.strerror})") from error
+    address = target if target.rstrip("/").endswith("/metrics") else target.rstrip("/") + "/metrics"
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the scheme was checked
+            body: bytes = answer.read(MAX_PAGE_BYTES)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise SourceUnavailable(f"{address}: no answer ({getattr(error, 'reason', error)})") from error
+    return body.decode("utf-8", errors="replace")
+
+
+class DcgmSource:
+    """Reads the page at each tick; it is the owner source of the labels too."""
+
+    name = "dcgm"
+
+    def __init__(self, target: str, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._target, self._monotonic_ns = target, monotonic_ns
+        self._page: Page | None = None
+
+    def _read_page(self) -> Page:
+        try:
+            self._page = parse(fetch(self._target))
+        except ValueError as error:
+            raise SourceUnavailable(f"{self._target}: {error}") from error
+        return self._page
+
+    def open(self) -> Inventory:
+        """The accelerators on the page."""
+        page = self._read_page()
+        drivers = {entry.driver for entry in page.seen.values() if entry.driver}
+        accelerators = [entry.accelerator for entry in page.seen.values()]
+        return Inventory(min(drivers, default=None), accelerators, page.problems)
+
+    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - the exporter has one cadence
+        """A sample of every accelerator on the page. Raises SourceUnavailable while the exporter is away."""
+        page = self._read_page()
+        now_ns = self._monotonic_ns()
+        return [
+            Sample(uuid, now_ns, dict(entry.values), {}, (), verdict(entry.values)) for uuid, entry in page.seen.items()
+        ]
+
+    def holders(
+        self,
+        accelerators: Sequence[Accelerator],  # noqa: ARG002
+        samples: Sequence[Sample],  # noqa: ARG002
+    ) -> Mapping[str, Sequence[Holder]]:
+        """Who the labels of the last page name; several pods on one device share it equally."""
+        if self._page is None:
+            return {}
+        return {
+            uuid: [Holder(workload) for workload in entry.owners.values()]
+            for uuid, entry in self._page.seen.items()
+            if entry.owners
+        }
+
+    def close(self) -> None:
+        """Forgets the page."""
+        self._page = None
+
+
+FATAL_XIDS = frozenset({79, 119, 120, 143, 158})
+
+
+def verdict(values: Mapping[str, float | int]) -> Health:
+    """Health by the last Xid, where the page has one: dcgm-exporter keeps it until its restart, so it degrades only."""
+    xid = int(values.get(_XID, 0))
+    if xid in FATAL_XIDS:
+        return Health("degraded", f"Xid {xid} is the last one seen by the exporter")
+    return Health()

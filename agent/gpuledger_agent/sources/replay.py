@@ -1,0 +1,50 @@
+"""A recording as a source: its ticks come back in their own rhythm, again from the start when they are through."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gpuledger_agent.readings import Inventory, Sample, SourceUnavailable
+from gpuledger_agent.sources.recording import Recording, read
+
+
+class ReplaySource:
+    """Gives the tick that is due at each read, stamped with the present monotonic time."""
+
+    name = "replay"
+
+    def __init__(self, target: str, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._path, self._monotonic_ns = Path(target), monotonic_ns
+        self._recording: Recording | None = None
+        self._offsets: list[int] = []
+        self._start_ns = 0
+
+    def open(self) -> Inventory:
+        """Reads the whole recording. Raises SourceUnavailable naming file and line."""
+        self._recording = read(self._path)
+        if not self._recording.ticks:
+            raise SourceUnavailable(f"{self._path}: the recording has no ticks")
+        self._offsets = [offset for offset, _ in self._recording.ticks]
+        self._start_ns = self._monotonic_ns()
+        return self._recording.inventory
+
+    def read(self, tiers: Iterable[str]) -> Sequence[Sample]:  # noqa: ARG002 - a recording has the tiers it has
+        """The samples of the tick that is due."""
+        if self._recording is None:
+            raise SourceUnavailable(f"{self._path}: the recording is not open")
+        now_ns = self._monotonic_ns()
+        length = self._offsets[-1] - self._offsets[0] + self._typical_step()
+        due = self._offsets[0] + (now_ns - self._start_ns) // 1_000_000 % length
+        _, samples = self._recording.ticks[max(0, bisect_right(self._offsets, due) - 1)]
+        return [dataclasses.replace(sample, monotonic_ns=now_ns) for sample in samples]
+
+    def _typical_step(self) -> int:
+        return max(1, (self._offsets[-1] - self._offsets[0]) // max(1, len(self._offsets) - 1))
+
+    def close(self) -> None:
+        """Forgets the recording."""
+        self._recording = None
