@@ -1,0 +1,277 @@
+"""One forecast per series: the models that were right lately, combined, calibrated, and honest about what they had.
+
+Each series is forecast by every model at a few earlier instants of its own past; a model counts by how small its
+quantile loss was there (a power of it, times a prior that favours the level-and-plateau analog). Quantiles are averaged
+quantile by quantile. The tails are then widened by one factor, learnt across all series of the run (a single series has
+too few independent days to calibrate by itself). Laws: quantiles do not cross, nothing is below zero, and nothing after
+the last instant given is ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpuledger_collector.insight.forecast.analogs import (
+    LOOKS,
+    Past,
+    changes_of,
+    past_of,
+    seasonal,
+    spread,
+    weights_of,
+)
+from gpuledger_collector.insight.series import Floats, Ints, Series
+
+QUANTILES = (0.1, 0.5, 0.9, 0.95)
+WEEK_DAYS = 7
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the models are combined; the defaults hold for any series and were fitted to none."""
+
+    history_steps: int = 1_008  # of the past, at least; see `history_days`
+    history_days: float = 14.0
+    origins: int = 6  # earlier instants at which the models are judged
+    judged_leads: int = 6
+    power: float = 12.0  # how sharply a smaller loss is preferred
+    doubt: float = 1.0  # origins' worth of disbelief in the judgement
+    prior: tuple[tuple[str, float], ...] = (
+        ("analog", 4.0), ("recent", 1.0), ("rhythm", 1.0), ("persistence", 0.5), ("day ago", 0.25), ("week ago", 0.25),
+    )  # fmt: skip
+    calibration_doubt: float = 200.0  # series' worth of disbelief in the common widening of the tails
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Demand to come: `values[i, k]` is quantile `quantiles[k]` at `at_ms[i]`; `naive` is the same by persistence
+    alone.
+
+    `weights` says how much each model counts; `skill` is 1 - loss / loss(naive) over the series' own back-test (None
+    when the past was too short for one); `note` is a sentence when the series had too little history for a sound band.
+    """
+
+    series: str
+    at_ms: Ints
+    mean: Floats
+    values: Floats
+    quantiles: tuple[float, ...]
+    naive: Floats
+    weights: dict[str, float] = field(default_factory=dict)
+    skill: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a series' back-test said: weights and skill, and (actual, median, quantiles) for the calibration."""
+
+    weights: dict[str, float]
+    skill: float | None
+    actual: Floats  # (M,)
+    promised: Floats  # (M, Q)
+
+
+def forecast(
+    series: Sequence[Series],
+    horizon: int,
+    quantiles: Sequence[float] = QUANTILES,
+    settings: Settings | None = None,
+    track: Callable[[Sequence[Series]], Iterable[Series]] = iter,
+) -> list[Forecast]:
+    """Forecast each series for `horizon` steps after its last instant (known or not); order is kept.
+
+    `track` wraps the walk over the series, for a progress bar. Raises ValueError for a horizon below one step,
+    quantiles outside (0, 1) or a series without any known value.
+    """
+    settings = settings or Settings()
+    wanted = np.asarray(sorted(quantiles), dtype=float)
+    if horizon < 1 or not len(wanted) or wanted[0] <= 0 or wanted[-1] >= 1:
+        raise ValueError("a forecast needs at least one step and quantiles between 0 and 1")
+    made = [_one(one, horizon, wanted, settings) for one in track(series)]
+    factors = _widening([judged for _, judged in made if judged], wanted, settings)
+    return [_finish(plain, factors) if judged else _finish(plain, np.ones(len(wanted))) for plain, judged in made]
+
+
+def _one(series: Series, horizon: int, quantiles: Floats, settings: Settings) -> tuple[Forecast, _Judged | None]:
+    """The uncalibrated forecast of one series and what its back-test said."""
+    if not series.known:
+        raise ValueError(f"series {series.name!r} has no known value")
+    cap = max(settings.history_steps, int(settings.history_days * 86_400_000 // series.step_ms))
+    cut = max(0, len(series.values) - cap)
+    values = series.values[cut:]
+    if not np.isfinite(values).any():
+        cut, values = 0, series.values
+    past = past_of(values, series.start_ms + cut * series.step_ms, series.step_ms)
+    at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
+    leads = (at_ms - past.at_ms[-1]) // series.step_ms
+    known = int(past.known.sum())
+    if known < max(24, min(3 * horizon // 2, 96)):
+        return _short(series.name, past, at_ms, leads, quantiles, known), None
+    judged = _judge(past, horizon, quantiles, settings)
+    models = _models(past, leads, quantiles, judged.weights)
+    values_, mean, used = _combine(models, judged.weights)
+    naive = models["persistence"][0]
+    return Forecast(series.name, at_ms, mean, values_, tuple(quantiles), naive, used, judged.skill), judged
+
+
+def _models(
+    past: Past, leads: Ints, quantiles: Floats, weights: dict[str, float] | None
+) -> dict[str, tuple[Floats, Floats]]:
+    """Levels (H, Q) and mean (H,) of each model that counts (all when `weights` is None; persistence always)."""
+    changes = changes_of(past, leads)
+    now = past.values[-1]
+    made: dict[str, tuple[Floats, Floats]] = {}
+    for look in LOOKS:
+        if weights is None or look.name == "persistence" or weights.get(look.name, 0) > 0.02:
+            values, mean = spread(changes, weights_of(look, past, changes.origin), quantiles)
+            made[look.name] = (now + values, now + mean)
+    for name, days in (("day ago", 1), ("week ago", WEEK_DAYS)):
+        period = past.per_day * days
+        if period and len(past.values) >= 2 * period + 1 and (weights is None or weights.get(name, 0) > 0.02):
+            made[name] = seasonal(past, period, leads, quantiles)
+    return made
+
+
+def _combine(
+    models: dict[str, tuple[Floats, Floats]], weights: dict[str, float]
+) -> tuple[Floats, Floats, dict[str, float]]:
+    """The weighted average of the models' quantiles and means; a model without an answer for a lead does not count
+    there.
+    """
+    used = {name: weights[name] for name in models if weights.get(name, 0) > 0.02} or {"persistence": 1.0}
+    total = sum(used.values())
+    used = {name: weight / total for name, weight in used.items()}
+    share = np.array(list(used.values()))
+    values = np.stack([models[name][0] for name in used])
+    mean = np.stack([models[name][1] for name in used])
+    have = np.isfinite(mean) * share[:, None]
+    have = have / np.where(have.sum(axis=0) > 0, have.sum(axis=0), 1.0)
+    joined = (np.nan_to_num(values) * have[:, :, None]).sum(axis=0)
+    return np.sort(joined, axis=1), (np.nan_to_num(mean) * have).sum(axis=0), used
+
+
+def _judge(past: Past, horizon: int, quantiles: Floats, settings: Settings) -> _Judged:
+    """Forecast from earlier instants of the past and weigh the models by their quantile loss there."""
+    count = len(past.values)
+    room = count - horizon - max(48, horizon)
+    prior = dict(settings.prior)
+    empty = np.empty((0, len(quantiles)))
+    if room <= 0:
+        return _Judged(prior, None, np.empty(0), empty)
+    apart = max(1, min(horizon, room // settings.origins))
+    leads = np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int))
+    losses: list[dict[str, float]] = []
+    pairs: list[tuple[Floats, dict[str, tuple[Floats, Floats]]]] = []
+    for back in range(min(settings.origins, 1 + room // apart)):
+        origin = count - horizon - back * apart
+        actual = np.where(past.known[origin - 1 + leads], past.values[origin - 1 + leads], np.nan)
+        if not np.isfinite(actual).any():
+            continue
+        # The arrays are cut, not recomputed: all of `Past` at an instant depends on what came before only.
+        then = replace(past, values=past.values[:origin], known=past.known[:origin], at_ms=past.at_ms[:origin],
+                       age=past.age[:origin])  # fmt: skip
+        models = _models(then, leads, quantiles, None)
+        losses.append({name: pinball(actual, made[0], quantiles) for name, made in models.items()})
+        pairs.append((actual, models))
+    if not losses:
+        return _Judged(prior, None, np.empty(0), empty)
+    weights = _weigh(losses, prior, settings)
+    promised = [(actual, _combine(models, weights)[0]) for actual, models in pairs]
+    ours = sum(pinball(actual, values, quantiles) for actual, values in promised)
+    naive = sum(loss["persistence"] for loss in losses)
+    skill = 1 - ours / naive if naive > 0 else 0.0
+    return _Judged(weights, skill, np.concatenate([actual for actual, _ in promised]),
+                   np.concatenate([values for _, values in promised]))  # fmt: skip
+
+
+def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: Settings) -> dict[str, float]:
+    """Prior x (loss / least loss)^-power, over the origins where a model had an answer; the weights sum to 1."""
+    names = [name for name in prior if any(np.isfinite(loss.get(name, np.nan)) for loss in losses)]
+    relative: dict[str, float] = {}
+    for name in names:
+        have = [loss for loss in losses if np.isfinite(loss.get(name, np.nan))]
+        # The ratio to persistence over the same origins: a model that only answered the last ones is not favoured.
+        base = sum(loss["persistence"] for loss in have)
+        relative[name] = (sum(loss[name] for loss in have) + 1e-9) / (base + 1e-9)
+    least = min(relative.values())
+    power = settings.power * len(losses) / (len(losses) + settings.doubt)
+    raw = {name: prior[name] * float((relative[name] / least) ** -power) for name in names}
+    total = sum(raw.values())
+    return {name: weight / total for name, weight in raw.items()}
+
+
+def pinball(actual: Floats, values: Floats, quantiles: Floats) -> float:
+    """Mean quantile loss of `values` (H, Q) against `actual` (H,), unknown instants left out; NaN when nothing is
+    known.
+    """
+    error = actual[:, None] - values
+    loss = np.maximum(quantiles * error, (quantiles - 1) * error)
+    use = np.isfinite(loss)
+    return float(loss[use].mean()) if use.any() else float("nan")
+
+
+def _widening(judged: Sequence[_Judged], quantiles: Floats, settings: Settings) -> Floats:
+    """Per quantile the factor on its distance from the median that would have given it its share, over all series.
+
+    Split conformal on the ratio (actual - median) / (quantile - median) (Romano et al. 2019, scaled), shrunk towards
+    1 while few series speak. Plateaus, where the quantile equals the median, say nothing about width and stay out.
+    """
+    factors = np.ones(len(quantiles))
+    middle = int(np.argmin(np.abs(quantiles - 0.5)))
+    trust = len(judged) / (len(judged) + settings.calibration_doubt)
+    for k, quantile in enumerate(quantiles):
+        if k == middle or not judged:
+            continue
+        ratios = []
+        for one in judged:
+            distance = one.promised[:, k] - one.promised[:, middle]
+            use = np.isfinite(one.actual) & (np.abs(distance) > 1e-6)
+            ratios.append((one.actual[use] - one.promised[use, middle]) / distance[use])
+        pooled = np.concatenate(ratios)
+        if len(pooled) >= 50:
+            factor = float(np.quantile(pooled, quantile if quantile > 0.5 else 1 - quantile))
+            factors[k] = np.clip(factor, 0.8, 1.6) ** trust
+    return factors
+
+
+def _finish(plain: Forecast, factors: Floats) -> Forecast:
+    """Widen, keep the quantiles in order and nothing below zero."""
+    middle = int(np.argmin(np.abs(np.asarray(plain.quantiles) - 0.5)))
+    centre = plain.values[:, middle : middle + 1]
+    values = np.maximum(np.sort(centre + (plain.values - centre) * factors[None, :], axis=1), 0.0)
+    naive = np.maximum(np.sort(plain.naive, axis=1), 0.0)
+    return replace(plain, values=values, mean=np.maximum(plain.mean, 0.0), naive=naive)
+
+
+def _short(name: str, past: Past, at_ms: Ints, leads: Ints, quantiles: Floats, known: int) -> Forecast:
+    """Too little history for models: the last value with a band that widens with the square root of time.
+
+    The band is that of a random walk with the one-step changes seen so far; with fewer than three of them, that of a
+    count (variance of a day = level), which is a guess, and the note says which it was.
+    """
+    now = float(past.values[-1])
+    steps = np.diff(past.values)[past.known[1:] & past.known[:-1]]
+    per_day = max(1.0, 86_400_000 / past.step_ms)
+    normal = np.asarray([_normal_quantile(q) for q in quantiles])
+    sigma = float(np.sqrt(np.square(steps).mean())) if len(steps) >= 3 else 0.0
+    seen = f"series {name!r} has only {known} known value{'s' if known > 1 else ''}: "
+    if sigma > 0:
+        note = seen + "its forecast is the last value with a band from its few changes, not a learnt one"
+    else:
+        sigma = float(np.sqrt(max(now, 1.0) / per_day))
+        note = seen + "its forecast is the last value with a guessed band"
+    reach = np.sqrt(np.minimum(leads, 2 * per_day))
+    values = now + sigma * reach[:, None] * normal[None, :]
+    return Forecast(
+        name, at_ms, np.full(len(leads), now), values, tuple(quantiles), values.copy(), {"last value": 1.0}, None, note
+    )
+
+
+def _normal_quantile(probability: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(probability)
