@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -26,6 +27,8 @@ from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.wiring import Collector
 
 WATCH_SECONDS = 0.5
+KEEP_ALIVE_SECONDS = 130
+"""Longer than two pushes of an agent, so that a push need not connect anew."""
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     # uvicorn raises the signal again when it has stopped; by then it must no longer end the process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
+    allow_many_files()
     with listen(settings) as listener, wiring.database(settings) as opened:
         parts = wiring.collector(settings, opened)
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
@@ -49,6 +53,12 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             stopping()
             stop(settings, parts, schedule)
+
+
+def allow_many_files() -> None:
+    """Use as many file descriptors as the system allows: every agent keeps a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -72,6 +82,7 @@ def run_http(settings: Settings, parts: Collector, listener: socket.socket, say:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=settings.drain_seconds,
             ssl_certfile=None if certificate is None else str(certificate),
             ssl_keyfile=None if key is None else str(key),

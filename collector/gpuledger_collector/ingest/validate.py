@@ -7,6 +7,7 @@ no clock can have shown are refused.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -32,6 +33,7 @@ MAX_DAYS = 40
 MAX_REJECTED = 1000
 MAX_TAGS = 200
 _INT64 = 2**63 - 1
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
 
 NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
@@ -141,7 +143,7 @@ def bad_text(text: str, limit: int) -> str | None:
     """Why Postgres or a reader could not take this text, None when they can."""
     if len(text) > limit:
         return f"is longer than {limit} characters"
-    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+    if _UNSTORABLE.search(text):
         return "holds a character that cannot be stored"
     return None
 
