@@ -21,8 +21,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.locks import Lock
 
-LEADER_LOCK = 0x67707503
 KEEP_RUNS_DAYS = 14
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Leadership:
 
     def _take(self) -> bool:
         connection = self._connect()
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (LEADER_LOCK,)).fetchone()
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (Lock.JOBS,)).fetchone()
         if row is None or not row[0]:
             connection.close()
             return False

@@ -13,13 +13,16 @@ import typer
 from gpuledger_collector.cli.common import run
 
 COMMANDS = (
+    "gpuledger_collector.cli.demo",
     "gpuledger_collector.cli.serve",
+    "gpuledger_collector.cli.accelerators",
     "gpuledger_collector.cli.db",
     "gpuledger_collector.cli.imports",
     "gpuledger_collector.cli.prices",
     "gpuledger_collector.cli.tags",
     "gpuledger_collector.cli.chargeback",
     "gpuledger_collector.cli.reconcile",
+    "gpuledger_collector.cli.forecast",
 )
 """Modules with a `register(app: typer.Typer) -> None`, in the order of `--help`."""
 

@@ -25,9 +25,9 @@ from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
 from gpuledger_collector.storage import inventory, partitions, prices, reports, rules, usage, workloads
 from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_WRITER_LOCK = 0x67707504
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
 _CHARGE_COLUMNS = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node,
     price_id, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
@@ -50,7 +50,7 @@ class Ledger:
     def unit(self) -> Iterator[LedgerUnit]:
         """A transaction over one snapshot, alone in writing the ledger; undone when the block raises."""
         with self.connect(autocommit=True) as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (_WRITER_LOCK,))
+            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with connection.transaction():
                 yield LedgerUnit(connection)

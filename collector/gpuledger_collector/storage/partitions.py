@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.storage.locks import Lock
+
 DAY_MS = 86_400_000
 PARTITIONED = {"gpu_sample": "at_ms", "stretch": "start_ms"}
 """Partitioned tables and their key."""
-_LOCK = 0x67707502
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def ensure(connection: psycopg.Connection[tuple[object, ...]], table: str, days_
     missing = _missing(connection, table, wanted)
     if not missing:
         return []
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PARTITIONS,))
     missing = _missing(connection, table, wanted)
     for name in missing:
         day = wanted[name]

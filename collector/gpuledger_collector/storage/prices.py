@@ -12,11 +12,11 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.storage import usage
+from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
     region, node"""
-_PRICE_LOCK = 0x67707503
 
 
 def _price(row: Sequence[Any]) -> Price:
@@ -51,7 +51,7 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
 
 def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
     """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_PRICE_LOCK,))
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
     known = {_identity(price): price for price in current(connection)}
     changed: list[Price] = []
     added = updated = 0

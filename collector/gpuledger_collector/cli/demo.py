@@ -1,0 +1,245 @@
+"""gpuledger demo: a month of a simulated fleet through the real agent and the real collector, then live.
+
+Nothing here computes a number: the demo starts the commands that a user would start, and prints what they print. The
+month is sampled more coarsely than the live part, so that it passes in about a minute; the code is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import typer
+
+from gpuledger_collector.cli.common import LACKING, refuse
+
+READY_SECONDS = 60
+MARKER = ".gpuledger-demo"
+
+PRICES = """pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate
+,H100,on_demand,6.88,USD,{start},,6.88
+,A100,on_demand,3.43,USD,{start},,3.43
+,L40S,on_demand,1.86,USD,{start},,1.86
+,L4,on_demand,0.80,USD,{start},,0.80
+,H100,on_demand,5.95,USD,{change},,6.88
+"""
+"""On-demand medians per GPU-hour of a large cloud; H100 becomes cheaper in the middle of an hour of the month."""
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger demo`."""
+    root.command(epilog="Example: gpuledger demo --once")(demo)
+
+
+@dataclass
+class Stage:
+    """Where the demo plays: its folder, its commands' environment, and the processes that it started."""
+
+    folder: Path
+    environment: dict[str, str]
+    port: int
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def collector(self) -> str:
+        """Address of the demo's collector."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def say(self, sentence: str) -> None:
+        """One line of progress, with the seconds since the start."""
+        print(f"[{time.monotonic() - self.started:5.1f} s] {sentence}", flush=True)
+
+    def run(self, *arguments: str, show: bool = True, allow: tuple[int, ...] = (0,)) -> int:
+        """Runs a command of the product, showing it and what it prints."""
+        if show:
+            print(f"\n$ {' '.join(arguments)}", flush=True)
+        program = str(Path(sys.executable).with_name(arguments[0]))
+        done = subprocess.run([program, *arguments[1:]], env=self.environment, cwd=self.folder, check=False)
+        if done.returncode not in allow:
+            refuse(f"the demo stopped: `{' '.join(arguments)}` ended with {done.returncode}", LACKING)
+        return done.returncode
+
+    def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Starts a long-running command of the product; what it logs goes to a file of the folder."""
+        program = str(Path(sys.executable).with_name(arguments[0]))
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [program, *arguments[1:]],
+                env={**self.environment, **environment},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def demo(
+    once: bool = typer.Option(False, "--once", help="End after the month instead of serving live."),
+    days: int = typer.Option(30, "--days", min=1, max=90, help="How many past days to simulate."),
+    output: Path = typer.Option(Path("demo-output"), "--output", help="Folder for the files that the demo makes."),
+    port: int = typer.Option(0, "--port", help="Port of the collector; 0 takes 8440, or a free one."),
+) -> None:
+    """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there."""
+    now = datetime.now(UTC)
+    stage = set_up(output, port)
+    start = (now - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
+    with collector(stage):
+        stage.say(f"collector at {stage.collector}, its Postgres in {stage.folder / 'data'}")
+        enter_prices(stage, start, days)
+        stage.say(f"simulating {days} days of a fleet through the real agent code ...")
+        stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(now), "--step", "5m",
+                  "--collector", stage.collector)  # fmt: skip
+        report(stage, start, now)
+        if not once:
+            live(stage)
+
+
+def instant(at: datetime) -> str:
+    """RFC 3339 in UTC, to the second."""
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def set_up(output: Path, port: int) -> Stage:
+    """An empty folder with the demo's own settings; a folder that is not the demo's is left alone."""
+    folder = output.resolve()
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+        refuse(f"{folder} is not empty and was not made by the demo; name another folder with --output")
+    if folder.exists():
+        shutil.rmtree(folder)
+    (folder / "logs").mkdir(parents=True)
+    (folder / MARKER).write_text("made by gpuledger demo; may be deleted\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER_")}
+    chosen = port or free_port(8440)
+    environment = {
+        **kept,
+        "GPULEDGER_DATA_DIR": str(folder / "data"),
+        "GPULEDGER_LISTEN": f"127.0.0.1:{chosen}",
+    }
+    return Stage(folder, environment, chosen)
+
+
+def free_port(wanted: int) -> int:
+    """The port wanted, or a free one when somebody listens there."""
+    for candidate in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", candidate))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError("no free port on 127.0.0.1")
+
+
+@contextmanager
+def collector(stage: Stage) -> Iterator[None]:
+    """The collector, up and ready while the block runs, and ended with it."""
+    server = stage.start("collector", "gpuledger", "serve")
+    try:
+        wait_ready(stage, server)
+        yield
+    finally:
+        end(server)
+
+
+def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
+    """Waits until the collector answers /readyz with 200."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{stage.collector}/readyz", timeout=2):  # noqa: S310 - our own address
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    log = stage.folder / "logs" / "collector.log"
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["(it said nothing)"]
+    refuse(f"the demo's collector did not become ready: {last[0]} (see {log})", LACKING)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, patience, then SIGKILL: to the process that the demo started, and to no other."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def enter_prices(stage: Stage, start: datetime, days: int) -> None:
+    """The demo's price book."""
+    change = start + timedelta(days=days // 2, hours=9, minutes=30)
+    book = stage.folder / "prices.csv"
+    book.write_text(PRICES.format(start=instant(start - timedelta(days=1)), change=instant(change)))
+    stage.run("gpuledger", "import", "prices", "prices.csv")
+
+
+def report(stage: Stage, start: datetime, now: datetime) -> None:
+    """Prints the bill, the proof and the extremes, and leaves the files."""
+    first, last = f"{start:%Y-%m-%d}", f"{now:%Y-%m-%d}"
+    span = ("--from", first, "--to", last)
+    stage.say("rating the month ...")
+    stage.run("gpuledger", "chargeback", *span, "--by", "team")
+    stage.run("gpuledger", "chargeback", *span, "--by", "team,project", "--format", "csv", "-o", "chargeback.csv")
+    stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "json", "-o", "chargeback.json")
+    stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "focus", "-o", "focus.csv")
+    stage.run("gpuledger", "reconcile", *span)
+    stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
+    stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
+    print()
+    stage.say("done; the files are in " + str(stage.folder))
+    for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv"):
+        print(f"    {name:18} {(stage.folder / name).stat().st_size:>10,} bytes")
+
+
+def live(stage: Stage) -> None:
+    """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
+    names = subprocess.run(
+        [str(Path(sys.executable).with_name("gpuledger-agent")), "simulate", "--list-nodes"],
+        env=stage.environment, check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    agents = [start_agent(stage, name) for name in names]
+    print(
+        f"""
+Live now: {len(agents)} agents sample every 10 s and push every minute. Open:
+    {stage.collector}/docs       the API
+    {stage.collector}/metrics    the collector's own metrics
+Ask it, in another terminal:
+    export GPULEDGER_DATA_DIR={stage.folder / "data"}
+    {Path(sys.executable).with_name("gpuledger")} chargeback --from ... --to ... --by team,project
+Ctrl-C ends everything.""",
+        flush=True,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        stage.say("ending the agents ...")
+        for agent in agents:
+            end(agent)
+
+
+def start_agent(stage: Stage, name: str) -> subprocess.Popen[bytes]:
+    """One node's agent, with a spool of its own."""
+    return stage.start(
+        f"agent-{name}", "gpuledger-agent", "run", "--source", "simulated", "--node", name,
+        GPULEDGER_AGENT_COLLECTOR_URL=stage.collector,
+        GPULEDGER_AGENT_SPOOL_DIR=str(stage.folder / "spool" / name),
+        GPULEDGER_AGENT_METRICS_LISTEN="127.0.0.1:0",
+    )  # fmt: skip

@@ -1,0 +1,17 @@
+"""Every advisory lock of the product, in one place, so that no two of them can be the same by accident."""
+
+from __future__ import annotations
+
+import enum
+
+
+@enum.unique
+class Lock(enum.IntEnum):
+    """Keys of pg_advisory_lock; the high bytes spell `gpu`, to stay clear of other programs in the same database."""
+
+    MIGRATIONS = 0x67707501
+    PARTITIONS = 0x67707502
+    JOBS = 0x67707503
+    LEDGER = 0x67707504
+    IMPORTS = 0x67707505
+    PRICES = 0x67707506
