@@ -60,4 +60,4 @@ def top(
 
 def main() -> None:
     """Run the command line; every failure that a person can cure is one sentence and an exit code."""
-    run(build())
+    run(build)

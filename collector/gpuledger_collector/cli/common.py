@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -62,10 +62,10 @@ def database(dsn: str | None = None, config: Path | None = None, *, migrated: bo
         yield opened
 
 
-def run(app: typer.Typer) -> None:
-    """Run the app and turn what people can cure into a sentence and an exit code."""
+def run(build: Callable[[], typer.Typer]) -> None:
+    """Build and run the app, and turn what people can cure into a sentence and an exit code."""
     try:
-        app()
+        build()()
     except KeyboardInterrupt:
         _end("stopped", 130)
     except BrokenPipeError:
