@@ -1,0 +1,163 @@
+"""gpuledger import usage."""
+
+import gzip
+import json
+
+from fakes.fleet import DAY
+
+HEADER = "gpus,end,workload_id,start,tag:team,pool\n"
+GOOD = HEADER + (
+    "0.25,2025-10-01T02:00:00Z,a,2025-10-01T00:00:00Z,vision,\n"
+    "2,1759284000.5,b,2025-10-01T02:00:00+02:00,speech,fast\n"
+    "1,,c,1759276800,,\n"
+)
+
+
+def stored(fleet) -> list[tuple]:
+    return fleet.rows(
+        "SELECT external_id, start_ms, end_ms, gpu_micro, pool, tags->>'team' FROM imported_usage u "
+        "JOIN workload w ON w.id = u.workload_id ORDER BY 1"
+    )
+
+
+def test_rows_arrive_as_written(run, written, fleet) -> None:
+    """Columns in any order, zones, unix seconds, fractions and an open end arrive exactly."""
+    code, out, err = run("import", "usage", written("u.csv", GOOD))
+    assert (code, err) == (0, "")
+    assert out.startswith("workloads: 3 added, 0 updated, 0 unchanged")
+    october = 1_759_276_800_000
+    assert stored(fleet) == [
+        ("a", october, october + 7_200_000, 250_000, "imported", "vision"),
+        ("b", october, october + 7_200_500, 2_000_000, "fast", "speech"),
+        ("c", october, None, 1_000_000, "imported", None),
+    ]
+
+
+def test_twice_changes_nothing(run, written, fleet) -> None:
+    """The same file again changes nothing and marks no day."""
+    path = written("u.csv", GOOD)
+    run("import", "usage", path)
+    fleet.connection.execute("DELETE FROM dirty_day")
+    code, out, _ = run("import", "usage", path)
+    assert code == 0
+    assert "0 added, 0 updated, 3 unchanged; 0 days" in out
+    assert fleet.rows("SELECT * FROM dirty_day") == []
+
+
+def test_known_workload_with_other_values_is_updated(run, written, fleet) -> None:
+    """Another end or tag updates the known workload, says how many, and marks the days of both versions."""
+    run("import", "usage", written("u.csv", GOOD))
+    fleet.connection.execute("DELETE FROM dirty_day")
+    later = GOOD.replace("2025-10-01T02:00:00Z,a", "2025-10-03T02:00:00Z,a").replace("speech", "vision")
+    code, out, _ = run("import", "usage", written("v.csv", later))
+    assert code == 0
+    assert "0 added, 2 updated, 1 unchanged; 3 days" in out
+    assert stored(fleet)[0][2] == 1_759_276_800_000 + 2 * DAY + 7_200_000
+    assert stored(fleet)[1][5] == "vision"
+
+
+def test_every_bad_cell_is_named_at_once_and_nothing_is_imported(run, written, fleet) -> None:
+    """Each bad cell is named with file, line, column and reason; without --skip-bad nothing is imported."""
+    path = written(
+        "bad.csv",
+        "workload_id,start,end,gpus,submitted\n"
+        "ok,2025-10-01T00:00:00Z,,1,\n"
+        ",2025-10-01T00:00:00,2025-10-01,-1,soon\n"
+        "x,2025-10-02T00:00:00Z,2025-10-01T00:00:00Z,0.0000001,\n"
+        "y,1759276800000,,nan,\n"
+        "z,2025-10-01T00:00:00Z,,0\n"
+        'ok,2025-10-01T00:00:00Z,,"2",\n'
+        "w,,,1e2,\n",
+    )
+    code, out, err = run("import", "usage", path)
+    assert (code, out) == (2, "")
+    said = [line.removeprefix(f"{path}:").split(": ")[0] for line in err.splitlines()]
+    assert said[:-1] == [
+        "3:end", "3:gpus", "3:start", "3:submitted", "3:workload_id", "4:end", "4:gpus", "5:gpus", "5:start", "6",
+        "7:workload_id", "8:start",
+    ]  # fmt: skip
+    assert "6 bad rows, nothing was imported" in err
+    assert stored(fleet) == []
+
+
+def test_skip_bad_imports_the_good_rows(run, written, fleet) -> None:
+    """--skip-bad leaves out exactly the bad rows and says how many."""
+    code, _, err = run("import", "usage", written("u.csv", GOOD + "x,,d,2025-10-01T00:00:00Z,,\n"), "--skip-bad")
+    assert code == 0
+    assert "1 bad row left out" in err
+    assert [row[0] for row in stored(fleet)] == ["a", "b", "c"]
+
+
+def test_dry_run_changes_nothing(run, written, fleet) -> None:
+    """--dry-run says what would be done and does none of it."""
+    code, out, _ = run("import", "usage", written("u.csv", GOOD), "--dry-run")
+    assert code == 0
+    assert "3 added" in out
+    assert stored(fleet) == []
+    assert fleet.rows("SELECT * FROM workload") == []
+
+
+def test_missing_columns_and_files_are_one_sentence(run, written, tmp_path) -> None:
+    """A missing column names the nearest one; a missing, a truncated and a foreign file get a sentence each."""
+    code, _, err = run("import", "usage", written("u.csv", "workload_id,start,stop,gpu\n"))
+    assert code == 2
+    assert "u.csv:1:gpus: the header does not name this required column; is it 'gpu'?" in err
+    assert run("import", "usage", tmp_path / "none.csv")[0] == 2
+    cut = tmp_path / "cut.csv.gz"
+    cut.write_bytes(gzip.compress(GOOD.encode())[:-12])
+    code, _, err = run("import", "usage", cut)
+    assert code == 2
+    assert "not a whole gzip file" in err
+    foreign = tmp_path / "latin.csv"
+    foreign.write_bytes(HEADER.encode() + "1,,café,1,,\n".encode("latin-1"))
+    code, _, err = run("import", "usage", foreign)
+    assert code == 2
+    assert "latin.csv:2: is not UTF-8" in err
+
+
+def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
+    """A foreign file is read through --map, gzipped or not; what an empty start means is said by --empty-start."""
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(b"pod,milli,from,till,qos\np1,250,0,7200,LS\np2,1000,,3600,BE\n"))
+    maps = ["workload_id=pod", "gpus=milli/1000", "start=from+@2025-10-01T00:00:00Z",
+            "end=till+@2025-10-01T00:00:00Z", "tag:team=qos-{qos}"]  # fmt: skip
+    options = [part for one in maps for part in ("--map", one)]
+    code, _, err = run("import", "usage", path, *options)
+    assert code == 2
+    assert "trace.csv.gz:3:start: is empty" in err
+    code, _, err = run("import", "usage", path, *options, "--empty-start", "skip", "--pool", "t")
+    assert code == 0
+    assert "1 rows without a start were left out" in err
+    assert stored(fleet) == [("p1", 1_759_276_800_000, 1_759_284_000_000, 250_000, "t", "qos-LS")]
+    code, _, _ = run("import", "usage", path, *options, "--empty-start", "2025-09-30T00:00:00Z", "--pool", "t")
+    assert code == 0
+    assert stored(fleet)[1][1] == 1_759_276_800_000 - DAY
+
+
+def test_pool_with_observed_accelerators_is_refused(run, written, fleet) -> None:
+    """Counts cannot be added to a pool whose accelerators are observed at that time; before or after they can."""
+    fleet.capacity(1, DAY, 2 * DAY, pool="fast")
+    rows = "workload_id,start,end,gpus,pool\nin,2025-10-02T05:00:00Z,,1,fast\n"
+    rows += "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
+    path = written("u.csv", rows)
+    code, _, err = run("import", "usage", path)
+    assert code == 2
+    assert "u.csv:2:pool: pool 'fast' has observed accelerators from 2025-10-02T00:00:00Z on" in err
+    assert stored(fleet) == []
+    assert run("import", "usage", path, "--skip-bad")[0] == 0
+    assert [row[0] for row in stored(fleet)] == ["before"]
+
+
+def test_chargeback_of_imported_usage(run, written, fleet) -> None:
+    """Two hours of a quarter, two hours and half a second of two, an open end until now: rated to the micro-unit."""
+    run("import", "prices", written("p.csv", "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
+                                             "imported,,on_demand,3.6,USD,2025-01-01\n"))  # fmt: skip
+    run("import", "usage", written("u.csv", GOOD))
+    code, out, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-03", "--by", "team", "--format", "json")
+    assert code == 1
+    assert "no inventory" in err
+    rows = {row["team"]: row for row in json.loads(out)["rows"]}
+    assert rows["vision"]["cost_micro"] == 1_800_000
+    assert rows["(unattributed)"]["cost"] == "172.80"
+    assert rows["(unattributed)"]["gpu_hours_idle"] is None
+    assert rows["(unpriced)"] | {"cost": None, "gpu_ns": 2_000_000 * 7_200_500} == rows["(unpriced)"]

@@ -1,0 +1,217 @@
+"""Fold and rate: idempotent, whatever the order, the repetition and the interruptions."""
+
+import random
+from contextlib import contextmanager
+
+import pytest
+
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.jobs import bring_up_to_date, fold_usage, make_partitions, rate_usage, roll_minutes
+from gpuledger_collector.storage.ledgers import Ledger
+
+PRICES = (
+    "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
+    "VALUES ('', 'H100', 'on_demand', 2.49, 'USD', 0, now()), ('', 'H100', 'on_demand', 1.999999999, 'USD', %s, now())"
+)
+TWO_DAYS = Period(OCTOBER, OCTOBER + 2 * DAY)
+BATCHES = [
+    [Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4, energy=999_999_999), Held(2, None, 0, HOUR, "unallocated")],
+    [Held(1, 2, HOUR, HOUR + 1_234_567, idle=1_000_001), Held(2, 1, HOUR, 2 * HOUR, busy=7)],
+    [Held(1, 3, 23 * HOUR + 59, 24 * HOUR), Held(2, None, 5 * HOUR, 6 * HOUR, "unavailable")],
+    [Held(1, 3, 24 * HOUR, 24 * HOUR + 100), Held(2, 4, 12 * HOUR + 5, 13 * HOUR - 7, idle=11)],
+]
+
+
+def furnish(fleet: Fleet) -> None:
+    """Two accelerators from midnight on, and a price that changes at 12:34:56.789 of the first day."""
+    fleet.connection.execute(PRICES, (OCTOBER + 12 * HOUR + 34 * 60_000 + 56_789,))
+    fleet.capacity(1, 0)
+    fleet.capacity(2, 0, 2 * DAY)
+
+
+@pytest.fixture
+def expected(fleet: Fleet, ledger: Ledger) -> list[tuple[object, ...]]:
+    """The ledger when everything happens in order and once."""
+    furnish(fleet)
+    for batch in BATCHES:
+        fleet.evidence(batch)
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    return fleet.dump()
+
+
+def wipe(fleet: Fleet) -> None:
+    for table in ("stretch", "dirty_hour", "dirty_day", "usage_hour", "charge", "ledger_day", "day_proof"):
+        fleet.connection.execute(f"TRUNCATE {table}")
+    fleet._seq = 0
+
+
+def test_every_proof_holds_to_the_micro_unit(expected, fleet) -> None:
+    """Each day's charges add up to capacity x rate, and its states to the capacity."""
+    rows = fleet.rows("SELECT capacity_ns, held_ns + unallocated_ns + unavailable_ns + unobserved_ns, "
+                      "capacity_cost = charged_cost, holds FROM day_proof")  # fmt: skip
+    assert [(row[0] == row[1], row[2], row[3]) for row in rows] == [(True, True, True)] * 2
+    assert [int(row[0]) for row in rows] == [2 * DAY * 1_000_000] * 2
+
+
+def test_a_second_run_finds_nothing_to_do(expected, fleet, ledger) -> None:
+    """Up to date is up to date: no day is rated again, and the ledger stays."""
+    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 0
+    assert fleet.dump() == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_duplicates_and_late_batches_do_not_matter(expected, fleet, ledger, seed) -> None:
+    """Batches in any order, some twice, with runs in between: the same ledger."""
+    wipe(fleet)
+    drawn = random.Random(seed)
+    order = [*range(len(BATCHES)), drawn.randrange(len(BATCHES))]
+    drawn.shuffle(order)
+    for number in order:
+        # The batch key makes a repeated batch carry the sequence number of the first.
+        fleet._seq = number
+        fleet.evidence(BATCHES[number])
+        if drawn.random() < 0.5:
+            bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    assert fleet.dump() == expected
+
+
+class Stopping:
+    """A store that dies at its n-th question or order, before or after it was carried out."""
+
+    def __init__(self, ledger: Ledger, steps: int, late: bool) -> None:
+        self.ledger, self.steps, self.late = ledger, steps, late
+
+    @contextmanager
+    def unit(self):
+        with self.ledger.unit() as unit:
+            yield _StoppingUnit(unit, self)
+
+
+class _StoppingUnit:
+    def __init__(self, unit, store) -> None:
+        self._unit, self._store = unit, store
+
+    def __getattr__(self, name):
+        method = getattr(self._unit, name)
+
+        def call(*arguments):
+            self._store.steps -= 1
+            if self._store.steps == 0 and not self._store.late:
+                raise KeyboardInterrupt
+            answer = method(*arguments)
+            if self._store.steps == 0:
+                raise KeyboardInterrupt
+            return answer
+
+        return call
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_stopped_after_any_step_and_run_again(expected, fleet, ledger, late) -> None:
+    """Whatever step the jobs die at, the next run ends with the same ledger."""
+    for steps in range(1, 200, 3):
+        wipe(fleet)
+        for batch in BATCHES:
+            fleet.evidence(batch)
+        store = Stopping(ledger, steps, late)
+        try:
+            bring_up_to_date(store, TWO_DAYS, NOW_MS)
+        except KeyboardInterrupt:
+            bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+            assert fleet.dump() == expected
+        else:
+            assert steps > 15
+            return
+    pytest.fail("the jobs never came to their end")
+
+
+def test_marks_that_arrive_during_a_fold_are_kept(fleet, ledger) -> None:
+    """A fold removes the marks that its snapshot showed, and only those."""
+    furnish(fleet)
+    fleet.evidence(BATCHES[0])
+    with ledger.unit() as unit:
+        marks = unit.marks(TWO_DAYS)
+        fleet.evidence([Held(1, 9, 30 * 60_000, HOUR)])
+        assert unit.marks(TWO_DAYS) == marks
+        unit.drop_marks([mark.id for mark in marks])
+    assert len(fleet.rows("SELECT * FROM dirty_hour")) == 1
+    assert fold_usage(ledger) == 1
+
+
+def test_late_evidence_rates_its_day_again(expected, fleet, ledger) -> None:
+    """An hour that was unobserved becomes held when its batch arrives days later."""
+    before = sum(row[0] for row in fleet.rows("SELECT unobserved_ns FROM day_proof"))
+    fleet.evidence([Held(2, 8, 20 * HOUR, 21 * HOUR)])
+    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 1
+    after = sum(row[0] for row in fleet.rows("SELECT unobserved_ns FROM day_proof"))
+    assert before - after == HOUR * 1_000_000
+    assert fleet.rows("SELECT bool_and(holds) FROM day_proof") == [(True,)]
+
+
+def test_today_is_rated_up_to_now_and_again_later(fleet, ledger) -> None:
+    """A day that is not over is rated up to now, and rated on when time has passed."""
+    furnish(fleet)
+    fleet.evidence(BATCHES[0])
+    for hours in (2, 5):
+        rate_usage(ledger, OCTOBER + hours * HOUR, TWO_DAYS)
+        assert fleet.rows("SELECT until_ms, capacity_ns::bigint, holds FROM day_proof") == [
+            (OCTOBER + hours * HOUR, 2 * hours * HOUR * 1_000_000, True)
+        ]
+
+
+def test_an_accelerator_that_moves_in_mid_hour_is_rated_where_it_was(fleet, ledger) -> None:
+    """Each place gets its own milliseconds of the hour of the move, and the proof holds."""
+    fleet.connection.execute(PRICES, (OCTOBER + 12 * HOUR,))
+    fleet.capacity(1, 0, 90 * 60_000, pool="a", node="n1")
+    fleet.capacity(1, 100 * 60_000, 3 * HOUR, pool="b", node="n2")
+    fleet.evidence([Held(1, 1, HOUR, 90 * 60_000)], node="n1")
+    fleet.evidence([Held(1, 2, 100 * 60_000, 2 * HOUR)], node="n2")
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    held = fleet.rows("SELECT pool, node, gpu_ns FROM charge WHERE state = 'held' ORDER BY 1")
+    assert held == [("a", "n1", 30 * 60_000 * 1_000_000), ("b", "n2", 20 * 60_000 * 1_000_000)]
+    assert fleet.rows("SELECT bool_and(holds), sum(capacity_ns)::bigint FROM day_proof") == [
+        (True, (90 + 80) * 60_000 * 1_000_000)
+    ]
+
+
+def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, written) -> None:
+    """Where a pool gets observed accelerators later, imported counts are left out for exactly that time."""
+    usage = "workload_id,start,end,gpus,pool\nj,2025-10-01T00:00:00Z,2025-10-01T10:00:00Z,3,train\n"
+    assert run("import", "usage", written("u.csv", usage))[0] == 0
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    imported = "SELECT sum(gpu_ns)::bigint FROM charge WHERE accelerator_id IS NULL"
+    assert fleet.rows(imported) == [(3 * 10 * HOUR * 1_000_000,)]
+    inventory = (
+        "node,uuid,gpu_model,pool,in_at,out_at\nn1,GPU-0001,H100,train,2025-10-01T04:00:00Z,2025-10-01T06:00:00Z\n"
+    )
+    assert run("import", "inventory", written("i.csv", inventory))[0] == 0
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    assert fleet.rows(imported) == [(3 * 8 * HOUR * 1_000_000,)]
+    _, _, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")
+    assert "pool 'train' has observed accelerators: the usage of 1 imported workloads in it is left out" in err
+
+
+def test_partitions_are_made_ahead_once(fleet, ledger) -> None:
+    """Today and three days after it get their partitions in both big tables; again there is nothing to make."""
+    assert make_partitions(ledger, NOW_MS) == 8
+    assert make_partitions(ledger, NOW_MS) == 0
+
+
+def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None:
+    """The minute rollup counts samples and averages what was read; absent readings do not count as zero."""
+    samples = (
+        "ts,uuid,gpu_utilization_ratio,gpu_power_watts\n"
+        "2025-10-01T00:00:05Z,GPU-0001,0.5,100\n2025-10-01T00:00:55Z,GPU-0001,1,\n2025-10-01T00:01:00Z,GPU-0001,,300\n"
+    )
+    path = written("s.csv", samples)
+    assert "3 added" in run("import", "samples", path)[1]
+    assert "0 added, 0 updated, 3 unchanged" in run("import", "samples", path)[1]
+    minutes = "SELECT minute_ms, samples, utilization_ratio, power_watts FROM gpu_minute ORDER BY 1"
+    expected = [(OCTOBER, 2, 0.75, 100.0), (OCTOBER + 60_000, 1, None, 300.0)]
+    fold_usage(ledger)
+    assert fleet.rows(minutes) == expected
+    fleet.connection.execute("DELETE FROM gpu_minute")
+    assert roll_minutes(ledger, TWO_DAYS) == 1
+    assert fleet.rows(minutes) == expected

@@ -1,0 +1,114 @@
+"""Evidence as ingest leaves it: accelerators, capacity, stretches and marks, written straight into the tables."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from gpuledger_collector.storage import partitions
+
+HOUR = 3_600_000
+DAY = 86_400_000
+OCTOBER = 1_759_276_800_000
+"""2025-10-01T00:00:00Z"""
+NOW = dt.datetime(2025, 11, 20, 12, tzinfo=dt.UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+EPOCH = "00000000-0000-4000-8000-000000000001"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A stretch: accelerator number, holder (None with another state), start and end in ms after OCTOBER."""
+
+    accelerator: int
+    workload: int | None
+    start: int
+    end: int
+    state: str = "held"
+    busy: int = 0
+    idle: int = 0
+    energy: int | None = None
+
+
+class Fleet:
+    """A database with nodes, accelerators and workloads by number."""
+
+    def __init__(self, dsn: str) -> None:
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self._seq = 0
+
+    def node(self, name: str) -> int:
+        self.connection.execute(
+            "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+            (name, NOW, NOW),
+        )
+        return self._one("SELECT id FROM node WHERE name = %s", name)
+
+    def accelerator(self, number: int, *, model: str = "NVIDIA H100 80GB HBM3", gpu_micro: int = 1_000_000) -> int:
+        uuid = f"GPU-{number:04d}"
+        self.connection.execute(
+            "INSERT INTO accelerator (uuid, device_uuid, model, gpu_micro) VALUES (%s, %s, %s, %s) "
+            "ON CONFLICT DO NOTHING",
+            (uuid, uuid, model, gpu_micro),
+        )
+        return self._one("SELECT id FROM accelerator WHERE uuid = %s", uuid)
+
+    def capacity(
+        self, number: int, start: int, end: int | None = None, *, pool: str = "train", node: str = "n1",
+        source: str = "agent",
+    ) -> None:  # fmt: skip
+        self.connection.execute(
+            "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source) VALUES (%s,%s,%s,%s,%s,%s)",
+            (self.accelerator(number), self.node(node), pool, OCTOBER + start, end and OCTOBER + end, source),
+        )
+
+    def workload(self, number: int, **tags: str) -> int:
+        self.connection.execute(
+            "INSERT INTO workload (key, kind, external_id, tags, first_seen_at) VALUES (%s, 'slurm', %s, %s, %s) "
+            "ON CONFLICT DO NOTHING",
+            (f"slurm::{number}", str(number), json.dumps(tags or {"team": f"team-{number % 3}"}), NOW),
+        )
+        return self._one("SELECT id FROM workload WHERE key = %s", f"slurm::{number}")
+
+    def evidence(self, stretches: Iterable[Held], *, node: str = "n1") -> None:
+        """One batch: stretches of one instant and accelerator are holders that share it."""
+        self._seq += 1
+        for record, one in enumerate(stretches):
+            accelerator = self.accelerator(one.accelerator)
+            workload = None if one.workload is None else self.workload(one.workload)
+            start, end = OCTOBER + one.start, OCTOBER + one.end
+            partitions.ensure(self.connection, "stretch", [start - start % DAY])
+            held = one.end - one.start if one.state == "held" else 0
+            row = (accelerator, workload, one.state, start, end, held, one.busy, one.idle, held - one.busy - one.idle,
+                   one.energy, self.node(node), EPOCH, self._seq, record)  # fmt: skip
+            self.connection.execute(f"INSERT INTO stretch VALUES ({', '.join(['%s'] * len(row))})", row)
+            for hour in range(start - start % HOUR, end, HOUR):
+                self.connection.execute(
+                    "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)", (accelerator, hour)
+                )
+
+    def dump(self) -> list[tuple[object, ...]]:
+        """The ledger without what differs from run to run."""
+        rows: list[tuple[object, ...]] = []
+        for query in (
+            "SELECT c.*, o.team FROM charge c LEFT JOIN owner o ON o.id = owner_id",
+            "SELECT l.day_ms, o.team, l.state, l.pool, l.currency, l.gpu_ns, l.cost_micro, l.idle_cost_micro, "
+            "l.energy_mj FROM ledger_day l LEFT JOIN owner o ON o.id = owner_id",
+            "SELECT day_ms, capacity_ns, held_ns, unobserved_ns, capacity_cost::text, charged_cost::text, imported_ns, "
+            "until_ms, holds FROM day_proof",
+            "SELECT * FROM usage_hour",
+        ):
+            rows += sorted(self.connection.execute(query).fetchall(), key=repr)
+        return rows
+
+    def rows(self, query: str, *values: object) -> Sequence[tuple[object, ...]]:
+        return self.connection.execute(query, values).fetchall()
+
+    def _one(self, query: str, *values: object) -> int:
+        row = self.connection.execute(query, values).fetchone()
+        assert row is not None
+        return int(row[0])
