@@ -1,0 +1,172 @@
+/* A stand-in for libnvidia-ml.so.1, driven by a scenario file that is read again at each call.
+ *
+ * The file (environment NVML_STUB_SCENARIO) holds words: `gpus N`, `init CODE`, `hang GPU SECONDS`, `lost GPU`,
+ * `power GPU MILLIWATTS`, `busy GPU PERCENT`, `process GPU PID`, `mig GPU` (two instances of 1g.10gb on that GPU).
+ * Only what the real pynvml asks for in our tests is here; everything else is "function not found", as in old drivers.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, LOST = 15 };
+#define GPUS 16
+#define INSTANCES 2
+
+struct gpu {
+    int index, instance; /* instance -1: the device itself */
+};
+static struct gpu devices[GPUS], instances[GPUS][INSTANCES];
+static int initialised;
+
+static struct {
+    int gpus, init, lost[GPUS], hang[GPUS], power[GPUS], busy[GPUS], pid[GPUS], mig[GPUS];
+} now;
+
+static void look(void) {
+    memset(&now, 0, sizeof now);
+    const char *path = getenv("NVML_STUB_SCENARIO");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char word[32];
+    int gpu, value;
+    for (int i = 0; i < GPUS; i++) now.power[i] = 70000;
+    if (!file) return;
+    while (fscanf(file, "%31s", word) == 1) {
+        if (!strcmp(word, "gpus")) { if (fscanf(file, "%d", &now.gpus) != 1) break; continue; }
+        if (!strcmp(word, "init")) { if (fscanf(file, "%d", &now.init) != 1) break; continue; }
+        if (fscanf(file, "%d", &gpu) != 1 || gpu < 0 || gpu >= GPUS) break;
+        if (!strcmp(word, "lost")) { now.lost[gpu] = 1; continue; }
+        if (!strcmp(word, "mig")) { now.mig[gpu] = 1; continue; }
+        if (fscanf(file, "%d", &value) != 1) break;
+        if (!strcmp(word, "hang")) now.hang[gpu] = value;
+        if (!strcmp(word, "power")) now.power[gpu] = value;
+        if (!strcmp(word, "busy")) now.busy[gpu] = value;
+        if (!strcmp(word, "process")) now.pid[gpu] = value;
+    }
+    fclose(file);
+}
+
+/* A driver call cannot be interrupted by a signal: sleep again until the time is over. */
+static int ready(struct gpu *gpu) {
+    look();
+    if (!initialised) return UNINITIALIZED;
+    struct timespec left = {now.hang[gpu->index], 0};
+    while (left.tv_sec + left.tv_nsec > 0 && nanosleep(&left, &left) == -1 && errno == EINTR) {}
+    return now.lost[gpu->index] ? LOST : OK;
+}
+
+#define ASK(gpu) do { int code = ready(gpu); if (code != OK) return code; } while (0)
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; look(); if (now.init) return now.init; initialised = 1; return OK; }
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) { initialised = 0; return OK; }
+const char *nvmlErrorString(int code) { return code == LOST ? "GPU is lost" : "stub error"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00.stub"); return OK; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) { look(); *count = now.gpus; return initialised ? OK : UNINITIALIZED; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
+    look();
+    if (!initialised) return UNINITIALIZED;
+    if (index >= (unsigned)now.gpus) return INVALID;
+    if (now.lost[index]) return LOST;
+    devices[index] = (struct gpu){index, -1};
+    *handle = &devices[index];
+    return OK;
+}
+int nvmlDeviceGetUUID(struct gpu *gpu, char *text, unsigned size) {
+    ASK(gpu);
+    if (gpu->instance < 0) snprintf(text, size, "GPU-00000000-0000-0000-0000-%012d", gpu->index);
+    else snprintf(text, size, "MIG-00000000-0000-0000-%04d-%012d", gpu->instance, gpu->index);
+    return OK;
+}
+int nvmlDeviceGetName(struct gpu *gpu, char *text, unsigned size) {
+    snprintf(text, size, gpu->instance < 0 ? "NVIDIA H100 80GB HBM3" : "NVIDIA H100 80GB HBM3 MIG 1g.10gb");
+    return OK;
+}
+
+int nvmlDeviceGetPowerUsage(struct gpu *gpu, unsigned *milliwatts) {
+    ASK(gpu);
+    if (gpu->instance >= 0) return NOT_SUPPORTED;
+    *milliwatts = now.power[gpu->index];
+    return OK;
+}
+int nvmlDeviceGetTotalEnergyConsumption(struct gpu *gpu, unsigned long long *millijoules) {
+    ASK(gpu);
+    if (gpu->instance >= 0) return NOT_SUPPORTED;
+    *millijoules = 123456789ULL;
+    return OK;
+}
+struct utilization { unsigned gpu, memory; };
+int nvmlDeviceGetUtilizationRates(struct gpu *gpu, struct utilization *rates) {
+    ASK(gpu);
+    if (gpu->instance >= 0 || now.mig[gpu->index]) return NOT_SUPPORTED;
+    *rates = (struct utilization){now.busy[gpu->index], now.busy[gpu->index] / 2};
+    return OK;
+}
+int nvmlDeviceGetTemperature(struct gpu *gpu, int sensor, unsigned *celsius) { (void)sensor; ASK(gpu); *celsius = 41; return OK; }
+int nvmlDeviceGetPerformanceState(struct gpu *gpu, unsigned *state) { ASK(gpu); *state = 32; return OK; }
+int nvmlDeviceGetFanSpeed(struct gpu *gpu, unsigned *speed) { (void)speed; ASK(gpu); return NOT_SUPPORTED; }
+
+struct memory { unsigned long long total, free, used; };
+int nvmlDeviceGetMemoryInfo(struct gpu *gpu, struct memory *memory) {
+    ASK(gpu);
+    unsigned long long total = gpu->instance < 0 ? 80ULL << 30 : 10ULL << 30;
+    *memory = (struct memory){total, total - (1ULL << 30), 1ULL << 30};
+    return OK;
+}
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(struct gpu *gpu, struct memory_v2 *memory) {
+    ASK(gpu);
+    if (memory->version != (sizeof *memory | 2u << 24)) return 25; /* a wrong struct version must not pass */
+    unsigned long long total = gpu->instance < 0 ? 80ULL << 30 : 10ULL << 30;
+    memory->total = total;
+    memory->reserved = 1ULL << 29;
+    memory->used = 1ULL << 30;
+    memory->free = total - memory->reserved - memory->used;
+    return OK;
+}
+
+struct field { unsigned id, scope; long long at, latency; unsigned type, code; union { double d; unsigned ui; unsigned long long ull; } value; };
+int nvmlDeviceGetFieldValues(struct gpu *gpu, int count, struct field *fields) {
+    ASK(gpu);
+    for (int i = 0; i < count; i++) {
+        fields[i].value.ull = 0xDEADBEEF; /* what a failed field holds must never be read */
+        fields[i].code = NOT_SUPPORTED;
+        if (fields[i].id == 82 || fields[i].id == 186) { /* memory temperature; instant power in milliwatts */
+            fields[i].code = OK;
+            fields[i].type = 1;
+            fields[i].value.ui = fields[i].id == 82 ? 55 : 71000;
+        }
+    }
+    return OK;
+}
+
+struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *list) {
+    ASK(gpu);
+    unsigned have = now.pid[gpu->index] ? 1 : 0, room = *count;
+    *count = have;
+    if (room < have) return TOO_SMALL;
+    if (have) list[0] = (struct process){now.pid[gpu->index], 3ULL << 30, 0xFFFFFFFFu, 0xFFFFFFFFu};
+    return OK;
+}
+
+int nvmlDeviceGetMigMode(struct gpu *gpu, unsigned *current, unsigned *pending) { ASK(gpu); *current = *pending = now.mig[gpu->index]; return OK; }
+int nvmlDeviceGetMaxMigDeviceCount(struct gpu *gpu, unsigned *count) { ASK(gpu); *count = 7; return OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(struct gpu *gpu, unsigned index, struct gpu **handle) {
+    ASK(gpu);
+    if (index >= INSTANCES) return NOT_FOUND;
+    instances[gpu->index][index] = (struct gpu){gpu->index, index};
+    *handle = &instances[gpu->index][index];
+    return OK;
+}
+int nvmlDeviceGetGpuInstanceId(struct gpu *gpu, unsigned *id) { *id = 7 + gpu->instance; return OK; }
+struct attributes { unsigned multiprocessors, copy, decoder, encoder, jpeg, ofa, gpu_slices, compute_slices; unsigned long long memory_mb; };
+int nvmlDeviceGetAttributes_v2(struct gpu *gpu, struct attributes *attributes) {
+    if (gpu->instance < 0) return NOT_SUPPORTED;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->gpu_slices = attributes->compute_slices = 1;
+    attributes->memory_mb = 10ULL << 10;
+    return OK;
+}
