@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gpuledger_collector.storage import migrate
 from gpuledger_collector.storage.embedded import EmbeddedServer
@@ -27,7 +28,14 @@ def open_folder(prefix: str = "gpuledger-test-") -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """DSN of the session's server; its database is migrated and serves as the template, so leave it alone."""
+    """DSN of the session's server; its database is migrated and serves as the template, so leave it alone.
+
+    TEST_POSTGRES_DSN names an empty database of another server (Postgres 15 to 18) to run the tests on.
+    """
+    if given := os.environ.get("TEST_POSTGRES_DSN"):
+        migrate.upgrade(given)
+        yield given
+        return
     folder = open_folder()
     # The tests lose nothing when this machine's power fails.
     server = EmbeddedServer(folder, options={"fsync": "off", "full_page_writes": "off", "max_connections": "100"})
@@ -44,9 +52,9 @@ def postgres() -> Iterator[str]:
 def fresh_database(postgres: str) -> Iterator[str]:
     """DSN of a new database, migrated and empty, dropped at the end of the block."""
     name = f"test_{next(_numbers)}"
-    admin = make_conninfo(postgres, dbname="postgres")
+    admin, template = make_conninfo(postgres, dbname="postgres"), conninfo_to_dict(postgres)["dbname"]
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE gpuledger")
+        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{template}"')
     try:
         yield make_conninfo(postgres, dbname=name)
     finally:

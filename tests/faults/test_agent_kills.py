@@ -1,6 +1,7 @@
 """The real agent and the real collector, both killed while they talk: the spool keeps what was not acknowledged."""
 
 import shutil
+import sqlite3
 import subprocess
 import time
 
@@ -123,7 +124,5 @@ def wait_for_batches_of_a_revived(collector: CollectorProcess, agent: AgentProce
 
 
 def agent_pending(agent: AgentProcess) -> int:
-    import sqlite3
-
     with sqlite3.connect(f"file:{agent.folder / 'spool' / 'spool.sqlite'}?mode=ro", uri=True) as spool:
         return spool.execute("SELECT count(*) FROM batch").fetchone()[0]

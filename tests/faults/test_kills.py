@@ -1,8 +1,10 @@
 """Processes are killed while batches are pushed: nothing that was acknowledged is lost, nothing is counted twice."""
 
+import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ import pytest
 
 from fakes.batches import NOON_MS, batch
 from fakes.postgres import open_folder
-from fakes.processes import CollectorProcess, collector_process
+from fakes.processes import BIN, CollectorProcess, collector_process
 
 MINUTE_MS = 60_000
 
@@ -167,17 +169,11 @@ def test_a_stop_answers_what_is_under_way_and_ends_with_0(folder):
 
 
 def signal_zero(pid: int) -> None:
-    import os
-
     os.kill(pid, 0)
 
 
 def test_a_second_collector_on_the_address_says_so(folder):
     """One sentence and exit code 3 when the address is taken."""
-    import subprocess
-
-    from fakes.processes import BIN
-
     with collector_process(folder) as collector:
         second = subprocess.run(
             [BIN / "gpuledger", "serve"], env=collector.environment, capture_output=True, text=True, timeout=60
