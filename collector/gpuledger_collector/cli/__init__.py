@@ -22,6 +22,7 @@ COMMANDS = (
     "gpuledger_collector.cli.tags",
     "gpuledger_collector.cli.chargeback",
     "gpuledger_collector.cli.reconcile",
+    "gpuledger_collector.cli.apply",
     "gpuledger_collector.cli.forecast",
 )
 """Modules with a `register(app: typer.Typer) -> None`, in the order of `--help`."""

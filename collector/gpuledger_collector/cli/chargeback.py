@@ -60,6 +60,7 @@ def chargeback(
     if output is not None and not output.parent.is_dir():
         refuse(f"{output.parent} is no folder to write to")
     with database(dsn, config) as opened:
+        from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage import reports
         from gpuledger_collector.storage.ledgers import Ledger
@@ -67,7 +68,8 @@ def chargeback(
 
         ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
-        bring_up_to_date(ledger, period, now_ms)
+        with bar("rating") as on_day:
+            bring_up_to_date(ledger, period, now_ms, on_day)
         with ledger.connect() as connection:
             made = report(reports.charged_lines(connection, period, names), names)
             notes = _notes(connection, period, now_ms, made)

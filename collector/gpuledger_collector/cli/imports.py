@@ -91,14 +91,16 @@ def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], skip_b
 
 
 def _empty_start(text: str | None) -> int | str | None:
+    return text if text is None or text == "skip" else _instant("--empty-start", text)
+
+
+def _instant(option: str, text: str) -> int:
     from gpuledger_collector.accounting.period import parse_instant
 
-    if text is None or text == "skip":
-        return text
     try:
         return parse_instant(text)
     except ValueError as error:
-        refuse(f"--empty-start: {error}, or skip")
+        return refuse(f"{option}: {error}")
 
 
 @app.command(epilog="Example: gpuledger import prices prices.csv")
@@ -140,9 +142,16 @@ def inventory(
         _carry_out(opened, "stays of accelerators", lambda one: stays.replace(one, parsed.rows, now()), dry_run)
 
 
-@app.command(epilog="Example: gpuledger import samples recording.jsonl")
+@app.command(epilog="Example: gpuledger import samples recording.jsonl --start 2026-10-01T00:00:00Z")
 def samples(
-    file: File, skip_bad: SkipBad = False, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None
+    file: File,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="INSTANT", help="When a recording of an agent began.")
+    ] = None,
+    skip_bad: SkipBad = False,
+    dry_run: DryRun = False,
+    dsn: Dsn = None,
+    config: Config = None,
 ) -> None:
     """Bring in samples: CSV ts,uuid and metrics by catalogue name, or JSON lines as `gpuledger-agent record` writes.
 
@@ -150,7 +159,8 @@ def samples(
     """
     from gpuledger_collector.ingest.files.samples import read_samples
 
-    parsed = read_samples(file)
+    start_ms = None if start is None else _instant("--start", start)
+    parsed = read_samples(file, start_ms)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import imports

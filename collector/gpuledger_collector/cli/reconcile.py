@@ -40,6 +40,7 @@ def reconcile(
     """
     asked = _asked(period, start, end)
     with database(dsn, config) as opened:
+        from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import proof
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.jobs.reconcile import reconcile as check
@@ -47,7 +48,8 @@ def reconcile(
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
-        bring_up_to_date(ledger, asked, int(now().timestamp() * 1000))
+        with bar("rating") as on_day:
+            bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:
             found = check(unit, asked)
     sums = proof.Sheet(

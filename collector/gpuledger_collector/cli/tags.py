@@ -39,6 +39,7 @@ def check(
     except ValueError as error:
         refuse(str(error))
     with database(dsn, config) as opened:
+        from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import attribution
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.jobs.check_tags import check_tags
@@ -47,7 +48,8 @@ def check(
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
-        bring_up_to_date(ledger, period, int(now().timestamp() * 1000))
+        with bar("rating") as on_day:
+            bring_up_to_date(ledger, period, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:
             found = check_tags(unit, reports.held_by(unit.connection, period), level)
     sys.stdout.write(attribution.as_text(found.rules, found.tags, found.unattributed, level, found.hints))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
@@ -30,14 +30,19 @@ from gpuledger_collector.accounting.usage import UsagePiece, atoms
 from gpuledger_collector.jobs.fold_usage import ALWAYS, fold_marks
 from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, subtract
 
+OnDay = Callable[[int, int], None]
+"""Told after each day: how many are done, of how many."""
 
-def rate_usage(store: Store, now_ms: int, period: Period = ALWAYS) -> int:
+
+def rate_usage(store: Store, now_ms: int, period: Period = ALWAYS, on_day: OnDay | None = None) -> int:
     """Rate every day of the period that needs it, up to now; how many days were rated."""
     with store.unit() as unit:
         days = unit.days_to_rate(period, now_ms)
-    for day_ms in days:
+    for done, day_ms in enumerate(days, 1):
         with store.unit() as unit:
             rate_day(unit, day_ms, now_ms)
+        if on_day is not None:
+            on_day(done, len(days))
     return len(days)
 
 

@@ -119,7 +119,13 @@ class LedgerUnit:
         """Days with a mark, or with capacity or imported usage and no proof up to their end or now."""
         rows = self.connection.execute(
             """
-            SELECT d FROM generate_series(%(start)s::bigint, %(end)s::bigint - 1, %(day)s::bigint) AS d
+            SELECT d FROM generate_series(
+                greatest(%(start)s::bigint, (
+                    SELECT min(at) - min(at) %% %(day)s FROM (
+                        SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) FROM imported_usage
+                        UNION ALL SELECT min(day_ms) FROM dirty_day
+                    ) AS first_evidence
+                )), %(end)s::bigint - 1, %(day)s::bigint) AS d
             WHERE d IN (SELECT day_ms FROM dirty_day) OR ((
                 EXISTS (SELECT FROM capacity c WHERE c.in_ms < least(d + %(day)s, %(now)s)
                     AND (c.out_ms IS NULL OR c.out_ms > d))
@@ -177,8 +183,7 @@ class LedgerUnit:
         with self.connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
             for line in rated.lines:
                 copy.write_row(_line_cells(line, owners))
-        if rated.proof.capacity_ns or rated.charges:
-            _insert_proof(self.connection, rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+        _insert_proof(self.connection, rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
 
     def _owner_ids(self, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
         columns = [list(column) for column in zip(*(_levels(owner) for owner in owners), strict=True)]

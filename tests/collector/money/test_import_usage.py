@@ -137,7 +137,10 @@ def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
 def test_pool_with_observed_accelerators_is_refused(run, written, fleet) -> None:
     """Counts cannot be added to a pool whose accelerators are observed at that time; before or after they can."""
     fleet.capacity(1, DAY, 2 * DAY, pool="fast")
-    rows = "workload_id,start,end,gpus,pool\nin,2025-10-02T05:00:00Z,,1,fast\n"
+    rows = (
+        "workload_id,start,end,gpus,pool\nin,2025-10-02T05:00:00Z,,1,fast\n"
+        "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
+    )
     rows += "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
     path = written("u.csv", rows)
     code, _, err = run("import", "usage", path)

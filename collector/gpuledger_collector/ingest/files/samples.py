@@ -1,7 +1,8 @@
 """Samples from a file: CSV `ts,uuid` and metrics by catalogue name, or JSON lines as the agent records them.
 
-A JSON line is one sample, `{"ts": ..., "uuid": ..., "values": {metric: number}}`, or a line of an agent's recording
-with `at_ms` and a list of `samples`; other lines of a recording are passed over. An empty cell is an absent reading.
+A JSON line is one sample, `{"ts": ..., "uuid": ..., "values": {metric: number}}`, or a tick of an agent's recording
+(`offset_ms` and a list of `samples`), whose instants count from a start that the importer says. An empty cell is an
+absent reading. Kept are the metrics of the sample table; others of a recording are passed over.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ LARGEST = 1e300
 LARGEST_INTEGER = 2**63 - 1
 
 
-def read_samples(path: Path) -> Parsed[SampleRow]:
-    """Every sample of the file, or the problems of all bad rows. Raises OSError when it cannot be opened."""
+def read_samples(path: Path, start_ms: int | None = None) -> Parsed[SampleRow]:
+    """Every sample of the file, or the problems of all bad rows. Raises OSError when it cannot be opened.
+
+    `start_ms` is when a recording began: its ticks only say how long after.
+    """
     parsed: Parsed[SampleRow] = Parsed()
     text, parsed.problems = read_text(path)
     if parsed.problems:
         return parsed
     if text.lstrip().startswith("{"):
-        readers = _json_rows(path, text, parsed.problems)
+        readers = _json_rows(path, text, start_ms, parsed.problems)
     else:
         header, readers = rows_of(path, text, parsed.problems)
         parsed.problems.extend(missing_columns(path, header, REQUIRED))
@@ -75,7 +79,7 @@ def _number(row: RowReader, name: str) -> float | int | None:
     return value
 
 
-def _json_rows(path: Path, text: str, problems: list[Problem]) -> Iterator[RowReader]:
+def _json_rows(path: Path, text: str, start_ms: int | None, problems: list[Problem]) -> Iterator[RowReader]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -84,17 +88,22 @@ def _json_rows(path: Path, text: str, problems: list[Problem]) -> Iterator[RowRe
         except (ValueError, RecursionError) as error:
             problems.append(Problem("bad_json", f"{path}:{number}", f"is not JSON: {error}"))
             continue
-        for one, at in _records(record):
+        if isinstance(record, dict) and "offset_ms" in record and start_ms is None:
+            message = "is counted from the start of the recording: say with --start when that was"
+            problems.append(Problem("no_start", f"{path}:{number}:offset_ms", message))
+            return
+        for one, at in _records(record, start_ms or 0):
             yield RowReader(str(path), number, _cells(one, at), problems)
 
 
-def _records(record: Any) -> Iterator[tuple[Mapping[str, Any], Any]]:
+def _records(record: Any, start_ms: int) -> Iterator[tuple[Mapping[str, Any], Any]]:
     """The samples of one JSON line with their instants, in unix seconds or RFC 3339."""
     if not isinstance(record, dict):
         yield {}, None
     elif isinstance(record.get("samples"), list):
-        at_ms = record.get("at_ms")
-        at = f"{at_ms // 1000}.{at_ms % 1000:03d}" if isinstance(at_ms, int) else record.get("ts")
+        offset_ms = record.get("offset_ms")
+        at_ms = start_ms + offset_ms if isinstance(offset_ms, int) else None
+        at = record.get("ts") if at_ms is None else f"{at_ms // 1000}.{at_ms % 1000:03d}"
         yield from ((one if isinstance(one, dict) else {}, at) for one in record["samples"])
     elif "values" in record or "uuid" in record:
         yield record, record.get("ts")

@@ -1,0 +1,136 @@
+"""What is declared in a TOML file and applied: attribution rules and prices.
+
+    [[rule]]
+    name = "slurm accounts"
+    match = { kind = "slurm", account = "ml-*" }
+    assign = { team = "{account}" }
+
+    [[price]]
+    gpu_model = "H100"
+    purchase = "on_demand"
+    rate_per_gpu_hour = 2.49
+    currency = "USD"
+    effective_from = 2026-11-01
+
+Rules hold in the order of the file. Numbers are read as they are written, never as floats.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.ingest.files import prices
+from gpuledger_collector.ingest.files.table import RowReader
+
+RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
+PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)
+TABLES = ("rule", "price")
+_LINE = re.compile(r"at line (\d+), column (\d+)")
+
+
+@dataclass
+class Declared:
+    """What a file declares; `rules` None means that it says nothing about rules."""
+
+    rules: list[Rule] | None = None
+    prices: list[Price] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_declared(path: Path) -> Declared:
+    """Rules and prices of the file, or every problem in it. Raises OSError when it cannot be opened."""
+    declared = Declared()
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text, parse_float=str)
+    except tomllib.TOMLDecodeError as error:
+        place = _LINE.search(str(error))
+        source = f"{path}:{place[1]}:{place[2]}" if place else str(path)
+        declared.problems.append(Problem("bad_toml", source, f"is not TOML: {error}"))
+        return declared
+    except UnicodeDecodeError:
+        declared.problems.append(Problem("bad_encoding", str(path), "is not UTF-8 text"))
+        return declared
+    for name in content:
+        if name not in TABLES:
+            declared.problems.append(_unknown(str(path), name, TABLES))
+    if "rule" in content:
+        rows = _rows(path, text, content, "rule", RULE_KEYS, declared.problems)
+        made = (_rule(row, given, position) for position, (row, given) in enumerate(rows, 1))
+        declared.rules = [rule for rule in made if rule is not None]
+    for row, _ in _rows(path, text, content, "price", PRICE_KEYS, declared.problems):
+        price = prices.read_price(row)
+        if price is not None:
+            declared.prices.append(price)
+    return declared
+
+
+def _unknown(source: str, name: str, known: Sequence[str]) -> Problem:
+    near = get_close_matches(name, known, 1)
+    hint = f"is it {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return Problem("unknown_key", f"{source}:{name}", f"is not known here; {hint}")
+
+
+def _rows(
+    path: Path, text: str, content: Mapping[str, Any], table: str, keys: Sequence[str], problems: list[Problem]
+) -> list[tuple[RowReader, Mapping[str, Any]]]:
+    """The tables of one name with the lines on which they begin."""
+    found = content.get(table, [])
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[\[\s*{table}\s*\]\]", line)]
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        problems.append(Problem("bad_table", f"{path}:{table}", f"is not a list of tables: write [[{table}]]"))
+        return []
+    rows = []
+    for at, given in enumerate(found):
+        line = lines[at] if at < len(lines) else 1
+        cells = {name: _text(value) for name, value in given.items() if not isinstance(value, dict | list)}
+        row = RowReader(str(path), line, cells, problems)
+        for name in given:
+            if name not in keys:
+                row.bad = True
+                problems.append(_unknown(f"{path}:{line}", name, keys))
+        rows.append((row, given))
+    return rows
+
+
+def _text(value: object) -> str:
+    """A TOML scalar as the text of a cell; a datetime without a zone stays without, and is refused as an instant."""
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    return str(value)
+
+
+def _rule(row: RowReader, given: Mapping[str, Any], position: int) -> Rule | None:
+    match, assign = _texts(row, given, "match"), _texts(row, given, "assign")
+    for level in assign:
+        if level not in LEVELS:
+            near = get_close_matches(level, LEVELS, 1)
+            hint = f"is it {near[0]!r}?" if near else f"levels are {', '.join(LEVELS)}"
+            row.refuse("assign", "bad_level", f"{level!r} is no level of the owner tree; {hint}")
+    if not assign and not row.bad:
+        row.refuse("assign", "empty", "assigns nothing")
+    starts, ends = row.instant("effective_from", dates=True), row.instant("effective_to", dates=True)
+    if starts is not None and ends is not None and ends <= starts:
+        row.refuse("effective_to", "order", "does not lie after effective_from")
+    name = row.text("name")
+    return None if row.bad else Rule(None, name, position, match, assign, starts, ends)
+
+
+def _texts(row: RowReader, given: Mapping[str, Any], name: str) -> dict[str, str]:
+    """A table of texts, such as { team = "vision" }."""
+    found = given.get(name, {})
+    if not isinstance(found, dict) or any(isinstance(value, dict | list) for value in found.values()):
+        row.refuse(name, "bad_table", 'is not a table of texts, such as { team = "vision" }')
+        return {}
+    return {key: _text(value) for key, value in found.items()}
