@@ -1,0 +1,185 @@
+"""Back-tests: what a forecast or a capacity policy would have brought on a pool's own past.
+
+Scaling: the first ten days are history, on which settings are chosen; the rest is judged. Every policy sees the demand up
+to a step and nothing after it. The anchors are named plainly: a static peak, Kubernetes' default autoscaler, a reactive
+scaler without headroom, the reactive scaler tuned on the history within the same cost, ours, and perfect knowledge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuledger_collector.insight.forecast import Forecast
+from gpuledger_collector.insight.forecast.ensemble import pinball
+from gpuledger_collector.insight.scaling.choice import Rules, best, schedule, tally
+from gpuledger_collector.insight.scaling.policies import Setting, joined, predictive, reactive, unit_of
+from gpuledger_collector.insight.scaling.simulation import (
+    Outcome,
+    measure,
+    simulate,
+    simulate_utilisation,
+    whole_nodes,
+)
+from gpuledger_collector.insight.series import Floats, Series
+
+DAY_MS = 86_400_000
+HISTORY_DAYS = 10
+SETTLE_DAYS = 3
+DEFAULT_COST_CAP = 1.25
+
+
+class TooShort(ValueError):
+    """The series leaves nothing to judge after its history."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is back-tested: delay of an order, the most that capacity may be as a multiple of demand, node size."""
+
+    delay_ms: int
+    cost_cap: float = DEFAULT_COST_CAP
+    node_gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One policy's outcome over the judged part, and what it ran."""
+
+    policy: str
+    outcome: Outcome
+    setting: str
+    capacity: Floats
+
+    def row(self) -> dict[str, object]:
+        """The contract's row: GPU-hours rounded to a thousandth."""
+        numbers = {name: round(value, 3) if isinstance(value, float) else value
+                   for name, value in asdict(self.outcome).items()}  # fmt: skip
+        return {"policy": self.policy, **numbers, "setting": self.setting}
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Every policy's verdict, and the share of judged days on which ours looked ahead."""
+
+    verdicts: tuple[Verdict, ...]
+    judged: npt.NDArray[np.bool_]
+    predictive_days: int
+    judged_days: int
+
+
+def backtest_scaling(series: Series, question: Question, rules: Rules | None = None) -> Backtest:
+    """Judge all policies on one demand series.
+
+    Gaps hold the last known demand for the policies and are not judged. Raises TooShort when fewer than eleven days are
+    given, ValueError for a step that is longer than a day's twenty-fourth part.
+    """
+    step = series.step_ms
+    per_day = DAY_MS // step
+    if DAY_MS % step or per_day < 24:
+        raise ValueError(f"a step of {step / 1000:g} s does not divide the day into 24 or more steps")
+    start = HISTORY_DAYS * per_day
+    if len(series.values) <= start + per_day // 24:
+        raise TooShort(
+            f"{len(series.values)} steps of {step / 1000:g} s are given, and the first 10 days are not judged"
+        )
+    known = np.isfinite(series.values)
+    demand = _filled(series.values, known)
+    judged = known & (np.arange(len(demand)) >= start)
+    bench = _Bench(demand, known, judged, step, per_day, max(1, round(question.delay_ms / step)), question)
+    ours, days_ahead, days = bench.ours(rules or Rules())
+    verdicts = (*bench.anchors(), bench.tuned(rules or Rules()), ours, bench.oracle())
+    return Backtest(verdicts, judged, days_ahead, days)
+
+
+def _filled(values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+    seen = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    return np.asarray(np.where(seen >= 0, values[np.maximum(seen, 0)], 0.0))
+
+
+class _Bench:
+    """The shared parts of one back-test: the demand, and every candidate replayed once."""
+
+    def __init__(self, demand: Floats, known: npt.NDArray[np.bool_], judged: npt.NDArray[np.bool_], step_ms: int,
+                 per_day: int, delay: int, question: Question) -> None:  # fmt: skip
+        self.demand, self.judged, self.step_ms, self.per_day, self.delay = demand, judged, step_ms, per_day, delay
+        self.cap, self.node = question.cost_cap, question.node_gpus
+        self.first = HISTORY_DAYS * per_day
+        self.warm = SETTLE_DAYS * per_day
+        unit = unit_of(demand[: self.first], self.node)
+        self.candidates = joined(reactive(demand, unit, step_ms), predictive(demand, unit, delay, step_ms, self.warm))
+        replayed = simulate(demand, self.candidates.target, self.candidates.keep, delay, self.warm, self.node)
+        # The last day may be a part of one: it is padded with steps that count for nobody.
+        pad = -len(demand) % per_day
+        self.table = tally(
+            np.pad(demand, (0, pad)), np.pad(replayed.capacity, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0, pad)),
+            per_day,
+        )  # fmt: skip
+
+    def verdict(self, policy: str, capacity: Floats, setting: str) -> Verdict:
+        """Measured over the judged part."""
+        return Verdict(policy, measure(self.demand, capacity, self.judged, self.step_ms), setting, capacity)
+
+    def run(self, target: Floats, keep: Floats) -> Floats:
+        """One policy's capacity."""
+        return simulate(self.demand, target[:, None], keep[:, None], self.delay, self.warm, self.node).capacity[:, 0]
+
+    def anchors(self) -> tuple[Verdict, ...]:
+        """What people have: a static peak, Kubernetes' defaults, plain reactive."""
+        peak = whole_nodes(np.full(len(self.demand), self.demand[: self.first].max()), self.node)
+        windows = np.array([max(1, round(300_000 / self.step_ms))])
+        hpa = simulate_utilisation(self.demand, np.array([0.65]), windows, self.delay, self.warm, self.node)
+        plain = self.run(self.demand, self.demand)
+        return (
+            self.verdict("static-peak", peak, "the peak of the history, always"),
+            self.verdict("hpa-default", hpa.capacity[:, 0], "utilisation 65 %, tolerance 10 %, window 300 s"),
+            self.verdict("reactive-plain", plain, "demand now"),
+        )
+
+    def tuned(self, rules: Rules) -> Verdict:
+        """The reactive setting that waited least on the history within the cost cap."""
+        sums = self.table.between(SETTLE_DAYS, HISTORY_DAYS)
+        _, column = best(sums, self.candidates.settings, self.cap, HISTORY_DAYS - SETTLE_DAYS, rules)
+        capacity = self.run(self.candidates.target[:, column], self.candidates.keep[:, column])
+        return self.verdict("reactive-tuned", capacity, self.candidates.settings[column].sentence())
+
+    def ours(self, rules: Rules) -> tuple[Verdict, int, int]:
+        """Each day the candidate that its own past recommends; also the days with a forecast, and all judged days."""
+        settings = self.candidates.settings
+        chosen = schedule(self.table, settings, HISTORY_DAYS, self.cap, rules, SETTLE_DAYS)
+        day = np.minimum(np.arange(len(self.demand)) // self.per_day, len(chosen) - 1)
+        column = chosen[np.where(day < HISTORY_DAYS, HISTORY_DAYS, day)]
+        rows = np.arange(len(self.demand))
+        capacity = self.run(self.candidates.target[rows, column], self.candidates.keep[rows, column])
+        days = np.unique(day[self.first :])
+        ahead = sum(settings[chosen[number]].predictive for number in days)
+        last: Setting = settings[column[-1]]
+        return self.verdict("gpuledger", capacity, f"chosen daily; last: {last.sentence()}"), ahead, len(days)
+
+    def oracle(self) -> Verdict:
+        """Perfect knowledge: what was wanted, when it was wanted."""
+        return self.verdict("oracle", whole_nodes(self.demand, self.node), "demand, known in advance")
+
+
+def score(actual: Floats, forecast: Forecast) -> dict[str, float]:
+    """One forecast against what came, shape (H,), NaN where unknown: loss, loss of the naive twin, and coverages.
+
+    `loss` is the mean quantile loss; a weighted quantile loss is 2 x the sum of losses over the sum of |actual|.
+    """
+    quantiles = np.asarray(forecast.quantiles)
+    known = np.isfinite(actual)
+    covered = (actual[known, None] <= forecast.values[known] + 1e-9).mean(axis=0) if known.any() else quantiles * np.nan
+    return {
+        "loss": pinball(actual, forecast.values, quantiles),
+        "naive_loss": pinball(actual, forecast.naive, quantiles),
+        **{f"covered_{q:g}": float(share) for q, share in zip(quantiles, covered, strict=True)},
+    }
+
+
+def skill(scores: Sequence[dict[str, float]]) -> float | None:
+    """1 - loss / loss(naive) over many scored forecasts; None when the naive twin was never wrong."""
+    naive = sum(entry["naive_loss"] for entry in scores)
+    return 1 - sum(entry["loss"] for entry in scores) / naive if naive > 0 else None

@@ -1,0 +1,5 @@
+"""Capacity in time: how many GPUs to hold, given what is wanted now and what usually follows."""
+
+from gpuledger_collector.insight.scaling.simulation import Outcome, Run, measure, simulate
+
+__all__ = ["Outcome", "Run", "measure", "simulate"]

@@ -1,0 +1,107 @@
+"""The policies that compete: reactive with headroom and hold, the same plus a forecast of the rise, and the anchors.
+
+Each candidate is a column of two tables: what it wants at the end of each step, and what it keeps on the way down.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuledger_collector.insight.scaling.lookahead import climate, drift
+from gpuledger_collector.insight.scaling.simulation import rolling_max
+from gpuledger_collector.insight.series import Floats
+
+HEADROOM = (0.0, 0.05, 0.1, 0.2, 0.35, 0.54)
+EXTRA_UNITS = (0, 1, 2, 4)
+HOLD_MINUTES = (0, 15, 30, 60, 120, 240)
+RISE_QUANTILES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995)
+PREDICTIVE_HOLDS = (0, 15, 30, 60, 120)
+PREDICTIVE_EXTRA = (0.0, 0.5, 1.0, 2.0)
+FAMILIES = ("climate", "drift")
+UTILISATION = (0.5, 0.6, 0.65, 0.7, 0.8, 0.9)
+WINDOW_MINUTES = (5, 15, 30, 60)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One candidate, in words and numbers."""
+
+    family: str  # reactive, climate or drift
+    headroom: float = 0.0
+    extra_gpus: float = 0.0
+    hold_minutes: int = 0
+    quantile: float | None = None
+
+    @property
+    def predictive(self) -> bool:
+        """Whether it looks ahead."""
+        return self.quantile is not None
+
+    def sentence(self) -> str:
+        """What it does, for a person."""
+        parts = [f"hold for {self.hold_minutes} min"] if self.hold_minutes else []
+        if self.headroom:
+            parts.insert(0, f"{self.headroom:.0%} headroom")
+        if self.extra_gpus:
+            parts.insert(0, f"{self.extra_gpus:g} GPUs more")
+        if self.quantile is not None:
+            parts.insert(0, f"{self.quantile:.1%} quantile of the rise ({self.family})")
+        return "demand now" + "".join(f", {part}" for part in parts)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Settings with their tables, one column each."""
+
+    settings: tuple[Setting, ...]
+    target: Floats  # (n, K)
+    keep: Floats  # (n, K)
+
+
+def steps_of(minutes: float, step_ms: int) -> int:
+    """Whole steps of a time span, at least 1 (the step itself)."""
+    return 1 + round(minutes * 60_000 / step_ms)
+
+
+def unit_of(demand: Floats, node_gpus: float) -> float:
+    """What one more 'node' of fixed headroom means where capacity is fractional: a twentieth of the usual demand."""
+    return node_gpus or max(1.0, round(float(demand.mean()) / 20))
+
+
+def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
+    """144 settings: demand x (1 + headroom) + extra, held for a while."""
+    held = {hold: rolling_max(demand, steps_of(hold, step_ms)) for hold in HOLD_MINUTES}
+    settings, target, keep = [], [], []
+    for head, extra, hold in itertools.product(HEADROOM, EXTRA_UNITS, HOLD_MINUTES):
+        settings.append(Setting("reactive", head, extra * unit, hold))
+        target.append(demand * (1 + head) + extra * unit)
+        keep.append(held[hold] * (1 + head) + extra * unit)
+    return Candidates(tuple(settings), np.stack(target, axis=1), np.stack(keep, axis=1))
+
+
+def predictive(
+    demand: Floats, unit: float, delay: int, step_ms: int, start: int, families: tuple[str, ...] = FAMILIES
+) -> Candidates:
+    """Demand now plus a quantile of the rise until what is ordered now serves, held for a while."""
+    per_day = max(1, 86_400_000 // step_ms)
+    quantiles = np.asarray(RISE_QUANTILES)
+    settings, target, keep = [], [], []
+    for family in families:
+        look = climate if family == "climate" else drift
+        rise = look(demand, delay, per_day, quantiles, start)
+        for k, quantile in enumerate(RISE_QUANTILES):
+            held = {hold: rolling_max(demand + rise[:, k], steps_of(hold, step_ms)) for hold in PREDICTIVE_HOLDS}
+            for extra, hold in itertools.product(PREDICTIVE_EXTRA, PREDICTIVE_HOLDS):
+                settings.append(Setting(family, 0.0, extra * unit, hold, quantile))
+                target.append(demand + rise[:, k] + extra * unit)
+                keep.append(held[hold] + extra * unit)
+    return Candidates(tuple(settings), np.stack(target, axis=1), np.stack(keep, axis=1))
+
+
+def joined(*parts: Candidates) -> Candidates:
+    """All candidates of the parts, side by side."""
+    settings = tuple(setting for part in parts for setting in part.settings)
+    return Candidates(settings, np.hstack([part.target for part in parts]), np.hstack([part.keep for part in parts]))

@@ -1,0 +1,158 @@
+"""What a capacity policy would have brought: the loop that every policy is judged by.
+
+At the end of step t a policy has seen the demand up to t and states how many GPUs it wants. What is ordered then serves
+`delay` steps later and is counted from when it serves. What is given back goes at once, youngest orders first, but a busy
+GPU is never taken. Many policies run side by side as columns, so a grid of hundreds costs little more than one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuledger_collector.insight.series import Floats, Ints
+
+EPSILON = 1e-9
+
+
+@dataclass(frozen=True)
+class Run:
+    """Capacity that served in each step, shape (n, K) in GPUs, for K policies."""
+
+    capacity: Floats
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Over the judged part: GPU-hours of capacity, demand and wait (demand above capacity), and how it felt.
+
+    `wait_p95_s`: a start is an upward crossing of one more whole GPU of demand; it waits until capacity reaches it or demand
+    leaves it; this is the 95th percentile over all starts. `actions`: steps in which the capacity changed.
+    """
+
+    capacity: float
+    demand: float
+    wait: float
+    wait_p95_s: float
+    starts: int
+    cold_starts: int
+    actions: int
+
+
+def rolling_max(values: Floats, window: int) -> Floats:
+    """The largest of the last `window` values up to each row (axis 0), itself included; window >= 1."""
+    out = values.copy()
+    reach = 1
+    while reach < window:
+        shift = min(reach, window - reach)
+        if shift >= len(out):
+            return np.asarray(np.maximum.accumulate(values, axis=0))
+        out[shift:] = np.maximum(out[shift:], out[:-shift].copy())
+        reach += shift
+    return out
+
+
+def simulate(demand: Floats, target: Floats, keep: Floats, delay: int, start: int = 0, node_gpus: float = 0.0) -> Run:
+    """Run K policies over `demand` (n,), each stating `target` (n, K) GPUs at the end of each step.
+
+    `keep` (n, K), at least `target`, is what a policy does not go below when it gives back (its hold time). Before `start` the
+    capacity equals the demand. With `node_gpus` capacity comes in whole nodes.
+    """
+    target, keep = whole_nodes(target, node_gpus), whole_nodes(keep, node_gpus)
+    held = whole_nodes(demand, node_gpus)
+    count, policies = target.shape
+    capacity = np.empty((count, policies))
+    capacity[:start] = held[:start, None]
+    serving = np.full(policies, held[max(0, start - 1)])
+    pipe = np.zeros((delay, policies))
+    for t in range(start, count):
+        serving = serving + pipe[0]
+        pipe = np.concatenate([pipe[1:], np.zeros((1, policies))])
+        capacity[t] = serving
+        serving, pipe = settle(serving, pipe, target[t], keep[t], held[t])
+    return Run(capacity)
+
+
+def settle(serving: Floats, pipe: Floats, target: Floats, keep: Floats, busy: float) -> tuple[Floats, Floats]:
+    """Serving capacity and orders under way after a decision; `pipe` (delay, K) is changed in place."""
+    coming = serving + pipe.sum(axis=0)
+    pipe[-1] += np.maximum(target - coming, 0.0)
+    drop = np.maximum(coming - np.maximum(keep, target), 0.0)
+    if drop.any():
+        for row in range(len(pipe) - 1, -1, -1):
+            cancelled = np.minimum(drop, pipe[row])
+            pipe[row] -= cancelled
+            drop -= cancelled
+        serving = np.maximum(serving - drop, np.minimum(busy, serving))
+    return serving, pipe
+
+
+def simulate_utilisation(
+    demand: Floats, targets: Floats, windows: Ints, delay: int, start: int = 0, node_gpus: float = 0.0
+) -> Run:
+    """Kubernetes' horizontal autoscaler: ceil(capacity x utilisation / target), 10 % tolerance, stabilisation window.
+
+    `targets` (K,) utilisation wanted; `windows` (K,) steps whose highest wish is kept on the way down.
+    """
+    unit = node_gpus or 1.0
+    held = whole_nodes(demand, unit)
+    policies = len(targets)
+    capacity = np.empty((len(demand), policies))
+    capacity[:start] = held[:start, None]
+    serving = np.full(policies, max(held[max(0, start - 1)], unit))
+    pipe = np.zeros((delay, policies))
+    recent = np.zeros((int(windows.max()), policies))
+    for t in range(start, len(demand)):
+        serving = serving + pipe[0]
+        pipe = np.concatenate([pipe[1:], np.zeros((1, policies))])
+        capacity[t] = serving
+        size = np.maximum(serving, unit)
+        ratio = np.minimum(demand[t], size) / size / targets
+        want = np.where(np.abs(ratio - 1) <= 0.1, size, whole_nodes(size * ratio, unit))
+        recent = np.concatenate([recent[1:], want[None]])
+        age = np.arange(len(recent), 0, -1)[:, None]
+        kept = np.where(age <= windows, recent, 0.0).max(axis=0)
+        serving, pipe = settle(serving, pipe, want, kept, held[t])
+    return Run(capacity)
+
+
+def whole_nodes(gpus: Floats, node_gpus: float) -> Floats:
+    """GPUs rounded up to whole nodes; unchanged for `node_gpus` 0."""
+    return np.ceil(gpus / node_gpus - 1e-6) * node_gpus if node_gpus else gpus
+
+
+def measure(demand: Floats, capacity: Floats, judged: npt.NDArray[np.bool_], step_ms: int) -> Outcome:
+    """What one policy's `capacity` (n,) brought where `judged` (n,) holds."""
+    hours = step_ms / 3_600_000
+    short = np.maximum(demand - capacity, 0.0)[judged]
+    waits = start_waits(demand, capacity, judged)
+    changed = np.abs(np.diff(capacity)) > EPSILON
+    return Outcome(
+        capacity=float(capacity[judged].sum() * hours),
+        demand=float(demand[judged].sum() * hours),
+        wait=float(short.sum() * hours),
+        wait_p95_s=float(np.quantile(waits, 0.95) * step_ms / 1000) if len(waits) else 0.0,
+        starts=len(waits),
+        cold_starts=int((waits > 0).sum()),
+        actions=int((changed & judged[1:]).sum()),
+    )
+
+
+def start_waits(demand: Floats, capacity: Floats, judged: npt.NDArray[np.bool_]) -> Ints:
+    """Steps that each start waited: one entry per whole GPU by which demand rose, in time order."""
+    wanted = np.ceil(demand - 1e-6)
+    waits: list[Ints] = []
+    for t in np.flatnonzero((np.diff(wanted) > 0) & judged[1:]) + 1:
+        levels = np.arange(wanted[t - 1] + 1, wanted[t] + 1)
+        missing = levels > capacity[t] + 1e-6
+        waited = np.zeros(len(levels), dtype=np.int64)
+        s = int(t)
+        while missing.any() and s < len(demand):
+            waited += missing
+            s += 1
+            if s < len(demand):
+                missing &= (levels > capacity[s] + 1e-6) & (levels <= wanted[s])
+        waits.append(waited)
+    return np.concatenate(waits) if waits else np.empty(0, dtype=np.int64)
