@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gpuledger_agent.catalogue import METRICS
 from gpuledger_agent.metrics import Metric
@@ -74,7 +77,85 @@ def schema_page() -> str:
     return "\n".join(parts)
 
 
-PAGES: dict[str, Callable[[], str]] = {"metrics.md": metrics_page, "tables.md": schema_page}
+def settings_page() -> str:
+    """Every setting of the agent and of the collector."""
+    from gpuledger_agent import settings as agent
+    from gpuledger_collector import settings as collector
+
+    parts = [
+        "# Settings\n",
+        NOTICE,
+        "Settings come from a TOML file (`--config FILE`; none is needed) and from the environment, which wins. The name "
+        "in the environment is the key in upper case behind the prefix. An unknown key is an error that names the nearest "
+        "known one; `--check-config` checks them and ends. Secrets are read from files, never from arguments.\n",
+    ]
+    for title, module in (("Collector", collector), ("Agent", agent)):
+        rows = [
+            [f"`{field.name}`", str(field.type).replace(" | None", ""), shown(field), field.metadata["help"]]
+            for field in dataclasses.fields(module.Settings)
+        ]
+        head = f"## {title} (`{module.PREFIX}...`)\n"
+        parts.append(f"{head}\n{table(['key', 'type', 'default', 'meaning'], rows)}")
+    return "\n".join(parts)
+
+
+def shown(field: dataclasses.Field[Any]) -> str:
+    """A default as people write it."""
+    if field.name == "data_dir":
+        return "`$XDG_DATA_HOME/gpuledger`"
+    if field.default in (None, "") or field.default is dataclasses.MISSING:
+        return ""
+    return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+
+
+def commands_page() -> str:
+    """Every command with its options and its example."""
+    import typer
+
+    from gpuledger_agent.cli import parser
+    from gpuledger_collector.cli import build
+
+    parts = [
+        "# Commands\n",
+        NOTICE,
+        "Every command ends with 0 when it is done, 1 for findings, 2 for bad input (one sentence with file and line), and "
+        "3 when the environment lacks something, with the sentence that cures it.\n",
+    ]
+    parts += list(click_pages("gpuledger", typer.main.get_command(build())))
+    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
+        rows = [
+            [f"`{' '.join(action.option_strings) or action.dest.upper()}`", action.help or ""]
+            for action in command._actions
+        ]
+        parts.append(f"## gpuledger-agent {name}\n\n{command.description}\n\n{table(['option', 'meaning'], rows)}")
+        parts.append(f"{command.epilog}\n")
+    return "\n".join(parts)
+
+
+def click_pages(path: str, command: Any) -> Iterator[str]:
+    """A command and those below it."""
+    if hasattr(command, "commands"):
+        for name in sorted(command.commands):
+            yield from click_pages(f"{path} {name}", command.commands[name])
+        return
+    rows = [
+        [f"`{' '.join((*parameter.opts, *parameter.secondary_opts)) or parameter.name}`",
+         (getattr(parameter, "help", "") or "").replace("\n", " ")]
+        for parameter in command.params
+    ]  # fmt: skip
+    text = " ".join((command.help or "").split())
+    yield f"## {path}\n\n{text}\n\n{table(['option', 'meaning'], rows)}"
+    if command.epilog:
+        yield f"{' '.join(command.epilog.split())}\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands_page,
+    "metrics.md": metrics_page,
+    "settings.md": settings_page,
+    "tables.md": schema_page,
+}
 
 
 def main(arguments: list[str]) -> int:
