@@ -56,12 +56,12 @@ class InventoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One imported sample: readings by catalogue name of one accelerator at one instant."""
+    """One imported sample: readings by catalogue name of one accelerator at one instant, as checked decimal text."""
 
     line: int
     uuid: str
     at_ms: int
-    values: Mapping[str, float | int]
+    values: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ def _sample(row: RowReader) -> SampleRow | None:
     return None if row.bad or at_ms is None else SampleRow(row.line, uuid, at_ms, values)
 
 
-def _number(row: RowReader, name: str) -> float | int | None:
+def _number(row: RowReader, name: str) -> str | None:
+    """The cell, once it is known to be a number that its column can hold."""
     text = row.text(name)
     if not text:
         return None
@@ -76,7 +77,7 @@ def _number(row: RowReader, name: str) -> float | int | None:
     if not -most <= value <= most:
         row.refuse(name, "out_of_range", f"{text} cannot be stored; an absent reading is an empty cell")
         return None
-    return value
+    return text
 
 
 def _json_rows(path: Path, text: str, start_ms: int | None, problems: list[Problem]) -> Iterator[RowReader]:
