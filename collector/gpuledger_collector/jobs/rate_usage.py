@@ -30,6 +30,8 @@ from gpuledger_collector.accounting.usage import UsagePiece, atoms
 from gpuledger_collector.jobs.fold_usage import ALWAYS, fold_marks
 from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, subtract
 
+FAST_CLOCK_MS = 600_000
+"""How far ahead of ours a node's clock may be before its evidence waits."""
 OnDay = Callable[[int, int], None]
 """Told after each day: how many are done, of how many."""
 
@@ -53,7 +55,7 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     book = PriceBook(unit.prices())
     until_ms = _rated_until(unit, day, now_ms)
     stays = stays_of(unit.capacity(day))
-    pieces = _pieces(unit, day)
+    pieces = _pieces(unit, day, until_ms)
     imported = list(_not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
     holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
     owners = Owners(unit.rules(), unit.workloads(sorted(holders | {usage.workload_id for usage in imported})))
@@ -74,17 +76,21 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
 
 
 def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:
-    """Now, or the end of evidence that a node's fast clock put a little after it; at most the end of the day."""
+    """Now, or the end of evidence that a node's fast clock put a little after it; at most the end of the day.
+
+    Evidence from further ahead waits until its time has come: nobody is charged for the time in between.
+    """
     if now_ms >= day.end_ms:
         return day.end_ms
     latest = unit.latest_evidence_ms(max(day.start_ms, now_ms - HOUR_MS))
-    return min(day.end_ms, max(now_ms, latest or 0))
+    return min(day.end_ms, max(now_ms, min(latest or 0, now_ms + FAST_CLOCK_MS)))
 
 
-def _pieces(unit: Unit, day: Period) -> dict[int, list[UsagePiece]]:
+def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[UsagePiece]]:
     found: dict[int, list[UsagePiece]] = defaultdict(list)
     for piece in unit.pieces(day):
-        found[piece.accelerator_id].append(piece)
+        if piece.start_ms < until_ms:
+            found[piece.accelerator_id].append(piece)
     return found
 
 

@@ -161,6 +161,18 @@ def test_today_is_rated_up_to_now_and_again_later(fleet, ledger) -> None:
         ]
 
 
+def test_evidence_from_a_fast_clock_waits_for_its_time(fleet, ledger) -> None:
+    """A few minutes ahead are rated with their hour; hours ahead are charged to nobody before they have come."""
+    furnish(fleet)
+    fleet.evidence([Held(1, 1, HOUR, 2 * HOUR), Held(2, 1, 20 * HOUR, 21 * HOUR)])
+    rate_usage(ledger, OCTOBER + 2 * HOUR - 60_000, TWO_DAYS)
+    proof = "SELECT until_ms, capacity_ns::bigint, held_ns::bigint, holds FROM day_proof WHERE day_ms = %s"
+    until = fleet.rows(proof, OCTOBER)[0]
+    assert until == (OCTOBER + 2 * HOUR + 9 * 60_000, 2 * (2 * HOUR + 9 * 60_000) * 1_000_000, HOUR * 1_000_000, True)
+    rate_usage(ledger, NOW_MS, TWO_DAYS)
+    assert fleet.rows(proof, OCTOBER) == [(OCTOBER + DAY, 2 * DAY * 1_000_000, 2 * HOUR * 1_000_000, True)]
+
+
 def test_an_accelerator_that_moves_in_mid_hour_is_rated_where_it_was(fleet, ledger) -> None:
     """Each place gets its own milliseconds of the hour of the move, and the proof holds."""
     fleet.connection.execute(PRICES, (OCTOBER + 12 * HOUR,))

@@ -77,7 +77,7 @@ def _number(row: RowReader, name: str) -> str | None:
     if not -most <= value <= most:
         row.refuse(name, "out_of_range", f"{text} cannot be stored; an absent reading is an empty cell")
         return None
-    return text
+    return repr(value)
 
 
 def _json_rows(path: Path, text: str, start_ms: int | None, problems: list[Problem]) -> Iterator[RowReader]:

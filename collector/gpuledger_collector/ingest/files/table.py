@@ -27,6 +27,7 @@ LATEST_MS = 4_102_444_800_000
 """2100-01-01: an instant after it is a mistake of units (milliseconds taken for seconds)."""
 MAX_TEXT = 4_000
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
+_UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 csv.field_size_limit(1 << 20)
 
@@ -60,8 +61,8 @@ class RowReader:
         value = self.cells.get(column, "").strip()
         if not value and required:
             self.refuse(column, "empty", "is empty")
-        if "\x00" in value:
-            self.refuse(column, "nul_character", "holds a NUL character")
+        if _UNKEEPABLE.search(value):
+            self.refuse(column, "bad_character", "holds a character that no text can keep (NUL, or half of a pair)")
         if len(value) > MAX_TEXT:
             self.refuse(column, "too_long", f"has {len(value)} characters; at most {MAX_TEXT} are kept")
         return value
