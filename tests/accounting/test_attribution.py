@@ -1,0 +1,60 @@
+"""Attribution: tags are levels, rules refine them, and what nobody names stays unattributed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
+from gpuledger_collector.accounting.tags import OwnerPath
+
+
+def facts(user=None, account=None, name=None, pool="", **tags):
+    return WorkloadFacts(1, "slurm", user, account, name, tags, pool, "n1")
+
+
+def rule(position, match, assign, start=None, end=None):
+    return Rule(position, f"rule {position}", position, match, assign, start, end)
+
+
+def test_a_tag_named_like_a_level_is_that_level():
+    """Without any rule, team and project tags attribute; other tags do not; the unix user fills the user."""
+    owner = Attribution().owner_of(facts(user="amina", team="vision", project="seg", colour="blue"), 0)
+    assert owner == OwnerPath(team="vision", project="seg", user="amina")
+    assert Attribution().owner_of(facts(), 0) == OwnerPath()
+
+
+def test_later_rules_override_the_levels_of_earlier_ones():
+    """Rules hold in their order; each sets only the levels that it names."""
+    rules = [rule(2, {"account": "asr-*"}, {"project": "{account}"}), rule(1, {"account": "*"}, {"team": "speech"})]
+    owner = Attribution(rules).owner_of(facts(account="asr-large", team="vision"), 0)
+    assert owner == OwnerPath(team="speech", project="asr-large")
+
+
+def test_a_rule_holds_only_while_it_is_dated_to():
+    """From its start, up to and without its end."""
+    dated = Attribution([rule(1, {"account": "a"}, {"team": "t"}, 100, 200)])
+    assert [dated.owner_of(facts(account="a"), at).team for at in (99, 100, 199, 200)] == ["", "t", "t", ""]
+
+
+def test_a_placeholder_without_a_value_leaves_the_level_alone():
+    """`{account}` of a workload without one sets nothing, and does not set an empty name."""
+    owner = Attribution([rule(1, {"kind": "slurm"}, {"team": "{account}"})]).owner_of(facts(team="vision"), 0)
+    assert owner.team == "vision"
+
+
+@pytest.mark.parametrize(
+    ("match", "hit"),
+    [({"account": "a*"}, True), ({"account": "A*"}, False), ({"missing": "*"}, False), ({"pool": "p"}, True),
+     ({"account": "a?c", "pool": "p"}, True), ({"account": "abc", "pool": "q"}, False), ({}, True)],
+)  # fmt: skip
+def test_every_pattern_of_a_rule_must_fit(match, hit):
+    """Wildcards as in file names, upper and lower case differ, a missing tag fits nothing."""
+    matched = Attribution([rule(1, match, {"team": "t"})]).owner_of(facts(account="abc", pool="p"), 0)
+    assert (matched.team == "t") == hit
+
+
+@given(st.dictionaries(st.sampled_from(["team", "project", "note"]), st.text(max_size=8), max_size=3))
+def test_attribution_never_fails_on_what_people_write(tags):
+    """Any tag value gives an owner; blank ones are no names."""
+    owner = Attribution().owner_of(facts(**tags), 0)
+    assert owner.team == tags.get("team", "").strip()

@@ -1,0 +1,115 @@
+"""The chargeback report: what is printed adds up, and nothing is dropped."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+
+
+@dataclass
+class Line:
+    keys: tuple[str, ...]
+    state: str
+    currency: str | None
+    gpu_ns: int
+    busy_ns: int = 0
+    idle_ns: int = 0
+    unknown_ns: int = 0
+    cost_micro: int | None = 0
+    idle_cost_micro: int | None = None
+
+
+HOUR = GPU_NS_PER_HOUR
+
+
+@st.composite
+def lines(draw):
+    made = []
+    for _ in range(draw(st.integers(1, 25))):
+        state = draw(st.sampled_from(["held", "held", "unallocated", "unavailable", "unobserved"]))
+        currency = draw(st.sampled_from(["USD", "JPY", "BHD", None]))
+        quantity = draw(st.integers(1, 10**15))
+        idle = draw(st.integers(0, quantity)) if state == "held" else 0
+        known = state == "held" and draw(st.booleans())
+        cost = None if currency is None else draw(st.integers(0, 10**12))
+        made.append(
+            Line(
+                (draw(st.sampled_from(["", "a", "b"])) if state == "held" else "", draw(st.sampled_from(["", "p"]))),
+                state,
+                currency,
+                quantity,
+                quantity - idle if known else 0,
+                idle if known else 0,
+                0 if known or state != "held" else quantity,
+                cost,
+                draw(st.integers(0, cost)) if known and cost is not None else None,
+            )
+        )
+    return made
+
+
+@given(lines())
+def test_rows_add_up_to_the_totals_exactly(given_lines):
+    """Per currency, the printed hours and minor units of the rows are those of the total; quantities are conserved."""
+    made = report(given_lines, ["team", "project"])
+    for total in made.totals:
+        rows = [row for row in made.rows if row.currency == total.currency]
+        assert sum(row.gpu_hours for row in rows) == total.gpu_hours
+        assert sum(row.gpu_ns for row in rows) == total.gpu_ns
+        assert sum(row.cost_minor or 0 for row in rows) == (total.cost_minor or 0)
+        assert sum(row.gpu_hours_idle or 0 for row in rows) == (total.gpu_hours_idle or 0)
+    assert sum(total.gpu_ns for total in made.totals) == sum(line.gpu_ns for line in given_lines)
+    assert [total.currency for total in made.totals] == [
+        *sorted({line.currency for line in given_lines if line.currency}),
+        *([None] if any(line.currency is None for line in given_lines) else []),
+    ]
+
+
+@given(lines())
+def test_special_rows_are_there_exactly_when_they_are_not_zero(given_lines):
+    """Each marker stands for something that is there, and only then."""
+    shown = {cell for row in report(given_lines, ["team", "project"]).rows for cell in row.keys}
+    priced = [line for line in given_lines if line.currency is not None]
+    for state in ("unallocated", "unavailable", "unobserved"):
+        assert (f"({state})" in shown) == any(line.state == state for line in priced)
+    assert ("(unattributed)" in shown) == any(line.state == "held" and "" in line.keys for line in priced)
+    assert ("(unpriced)" in shown) == any(line.currency is None for line in given_lines)
+
+
+def test_a_bill_that_a_person_can_check():
+    """Two teams, an idle GPU and a gap: dearest first, cents that add up, idle only where it was known."""
+    made = report(
+        [
+            Line(("speech",), "held", "USD", 10 * HOUR, 6 * HOUR, 4 * HOUR, 0, 24_900_000, 9_960_000),
+            Line(("vision",), "held", "USD", 40 * HOUR, unknown_ns=40 * HOUR, cost_micro=99_600_000),
+            Line(("",), "unallocated", "USD", 2 * HOUR, cost_micro=4_980_000),
+            Line(("",), "unobserved", "USD", HOUR // 2, cost_micro=1_245_000),
+        ],
+        ["team"],
+    )
+    assert [(row.keys[0], str(row.gpu_hours), row.cost_minor, row.gpu_hours_idle) for row in made.rows] == [
+        ("vision", "40.000000", 9960, None),
+        ("speech", "10.000000", 2490, Decimal("4.000000")),
+        ("(unallocated)", "2.000000", 498, None),
+        ("(unobserved)", "0.500000", 124, None),
+    ]
+    (total,) = made.totals
+    assert (total.cost_minor, total.cost_idle_minor, str(total.gpu_hours)) == (13072, 996, "52.500000")
+    assert not made.unpriced
+
+
+def test_pools_keep_their_name_beside_a_marker():
+    """Grouped by team and pool, unallocated time says in which pool."""
+    made = report([Line(("", "train"), "unallocated", "USD", HOUR, cost_micro=1)], ["team", "pool"])
+    assert made.rows[0].keys == ("(unallocated)", "train")
+
+
+def test_an_unknown_dimension_is_refused_with_the_known_ones():
+    """`--by teem` names what there is."""
+    with pytest.raises(ValueError, match="'teem' is nothing to group by; choose from org, team"):
+        report([], ["teem"])
