@@ -1,8 +1,9 @@
 """Back-tests: what a forecast or a capacity policy would have brought on a pool's own past.
 
-Scaling: the first ten days are history, on which settings are chosen; the rest is judged. Every policy sees the demand up
-to a step and nothing after it. The anchors are named plainly: a static peak, Kubernetes' default autoscaler, a reactive
-scaler without headroom, the reactive scaler tuned on the history within the same cost, ours, and perfect knowledge.
+Scaling: the first ten days are history, on which settings are chosen; the rest is judged. Every policy sees the
+demand up to a step and nothing after it. The anchors are named plainly: a static peak, Kubernetes' default
+autoscaler, a reactive scaler without headroom, the reactive scaler tuned on the history within the same cost, ours,
+and perfect knowledge.
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ def backtest_scaling(series: Series, question: Question, rules: Rules | None = N
         raise ValueError(f"a step of {step / 1000:g} s does not divide the day into 24 or more steps")
     start = HISTORY_DAYS * per_day
     if len(series.values) <= start + per_day // 24:
-        raise TooShort(
-            f"{len(series.values)} steps of {step / 1000:g} s are given, and the first 10 days are not judged"
-        )
+        given = len(series.values) * step / DAY_MS
+        raise TooShort(f"{given:.1f} days are given; the first 10 are history, and nothing is left to judge")
     known = np.isfinite(series.values)
     demand = _filled(series.values, known)
     judged = known & (np.arange(len(demand)) >= start)
@@ -115,8 +115,8 @@ class _Bench:
         # The last day may be a part of one: it is padded with steps that count for nobody.
         pad = -len(demand) % per_day
         self.table = tally(
-            np.pad(demand, (0, pad)), np.pad(replayed.capacity, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0, pad)),
-            per_day,
+            np.pad(demand, (0, pad)), np.pad(replayed.capacity, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0,
+            pad)), per_day,
         )  # fmt: skip
 
     def verdict(self, policy: str, capacity: Floats, setting: str) -> Verdict:

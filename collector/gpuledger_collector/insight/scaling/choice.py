@@ -1,8 +1,8 @@
 """Which candidate a pool runs today: the one that would have waited least lately, within its budget.
 
-Every candidate is replayed on the pool's own past. At the start of each day the last two weeks are looked at: among the
-candidates that kept within the money and were not much busier than the best reactive one, the one with least wait is
-taken. A forecast is switched on only where it beat the best reactive candidate by a margin: where demand cannot be
+Every candidate is replayed on the pool's own past. At the start of each day the last four weeks are looked at: among
+the candidates that kept within the money and were not much busier than the best reactive one, the one with least wait
+is taken. A forecast is switched on only where it beat the best reactive candidate by a margin: where demand cannot be
 foreseen, the pool runs plain headroom. What was overspent so far is saved in the days to come, and the other way round.
 """
 
@@ -22,10 +22,11 @@ from gpuledger_collector.insight.series import Floats, Ints
 class Rules:
     """How a day's candidate is chosen."""
 
-    window_days: int = 14
-    margin: float = 0.9  # a forecast must have waited at most this share of the best reactive
+    window_days: int = 28
+    margin: float = 0.97  # a forecast must have waited at most this share of the best reactive
     actions: float = 1.2  # and changed capacity at most this many times as often
     least_actions_per_day: float = 4.0  # below this nobody minds
+    least_gain: float = 0.00001  # of demand: less wait than this to be won is nothing to switch for
     repay_days: float = 3.0  # over how many days over- and underspending is evened out
     most_repaid: float = 0.06  # of a day's demand
 
@@ -78,9 +79,9 @@ def best(
     if ahead is None:
         return base, base
     affordable = sums.capacity[base] <= budget
-    worth = sums.wait[ahead] < rules.margin * sums.wait[base]
-    same = sums.wait[ahead] <= sums.wait[base] and sums.capacity[ahead] <= 0.97 * sums.capacity[base]
-    return (ahead if worth or same or not affordable else base), base
+    gain = sums.wait[base] - sums.wait[ahead]
+    worth = gain > (1 - rules.margin) * sums.wait[base] and gain > rules.least_gain * sums.demand
+    return (ahead if worth or not affordable else base), base
 
 
 def _least(sums: Tally, among: npt.NDArray[np.bool_]) -> int | None:

@@ -1,11 +1,12 @@
 """What usually follows: how far demand may rise while ordered capacity is still on its way.
 
-For each step t the quantity of interest is rise[t] = max(demand[t+1 .. t+reach]) - demand[t]. Two estimators, both from the
-past alone and refitted once a day:
+For each step t the quantity of interest is rise[t] = max(demand[t+1 .. t+reach]) - demand[t]. Two estimators, both
+from the past alone and refitted once a day:
 
 * `climate`: the quantile of the rises that followed at this hour of the last fourteen days;
-* `drift`: a linear model of the rise (what just happened, what followed at this hour one, two and seven days ago, the hour
-  itself), with the quantile of its standardised errors; their scale is a linear model too, of the size of recent errors.
+* `drift`: a linear model of the rise (what just happened, what followed at this hour one, two and seven days ago, the
+hour itself), with the quantile of its standardised errors; their scale is a linear model too, of the size of recent
+errors.
 
 A linear model sees a daily ramp as well as boosted trees do, and is fitted in milliseconds, which lets every pool run
 its own back-test each day.
@@ -33,7 +34,9 @@ def rises(demand: Floats, reach: int) -> Floats:
 
 
 def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: int) -> Floats:
-    """Expected extra GPUs (n, Q), at least 0: quantiles of the rises within an hour of this time on the last 14 days."""
+    """Expected extra GPUs (n, Q), at least 0: quantiles of the rises within an hour of this time on the last 14
+    days.
+    """
     ahead = rises(demand, reach)
     out = np.zeros((len(demand), len(quantiles)))
     wide = max(1, per_day // 24)
@@ -53,10 +56,11 @@ def features(demand: Floats, reach: int, per_day: int) -> Floats:
     """What the drift model sees at the end of each step, shape (n, F); nothing in row t is later than t."""
     count = len(demand)
     ahead = rises(demand, reach)
+    wide = max(1, per_day // 96)
+    calm, calm_rise = _smooth(demand, wide), _smooth(np.nan_to_num(ahead), wide)
     hour = 2 * np.pi * (np.arange(count) % per_day) / per_day
     columns = [np.ones(count), np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour)]
-    for lag in (1, 2, 3, 6, 12, 24):
-        columns.append(demand - _shift(demand, lag))
+    columns.extend(demand - _shift(demand, lag) for lag in (1, 2, 3, 6, 12, 24))
     running = np.concatenate([[0.0], np.cumsum(demand)])
     index = np.arange(count)
     for days in (1 / 24, 0.25, 1):
@@ -65,10 +69,16 @@ def features(demand: Floats, reach: int, per_day: int) -> Floats:
         columns.append(demand - (running[index + 1] - running[low]) / (index + 1 - low))
     for days in (1, 2, 7):
         lag = days * per_day
-        # The rise that followed then is known by now only when its whole reach has passed: reach < a day of steps.
-        columns.append(np.nan_to_num(_shift(ahead, lag)))
-        columns.append(demand - _shift(demand, lag))
+        # A day ago both what followed and its neighbours within a quarter of an hour are known in full.
+        columns.append(_shift(calm_rise, lag))
+        columns.append(demand - _shift(calm, lag))
     return np.stack(columns, axis=1)
+
+
+def _smooth(values: Floats, wide: int) -> Floats:
+    """The mean of each value and its `wide` neighbours on both sides."""
+    padded = np.pad(values, wide, mode="edge")
+    return np.asarray(np.convolve(padded, np.full(2 * wide + 1, 1 / (2 * wide + 1)), mode="valid"))
 
 
 def _shift(values: Floats, lag: int) -> Floats:

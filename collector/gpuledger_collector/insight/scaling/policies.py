@@ -20,7 +20,6 @@ HOLD_MINUTES = (0, 15, 30, 60, 120, 240)
 RISE_QUANTILES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995)
 PREDICTIVE_HOLDS = (0, 15, 30, 60, 120)
 PREDICTIVE_EXTRA = (0.0, 0.5, 1.0, 2.0)
-FAMILIES = ("climate", "drift")
 UTILISATION = (0.5, 0.6, 0.65, 0.7, 0.8, 0.9)
 WINDOW_MINUTES = (5, 15, 30, 60)
 
@@ -29,7 +28,7 @@ WINDOW_MINUTES = (5, 15, 30, 60)
 class Setting:
     """One candidate, in words and numbers."""
 
-    family: str  # reactive, climate or drift
+    family: str  # reactive, climate, drift, or the mean of these two: blend
     headroom: float = 0.0
     extra_gpus: float = 0.0
     hold_minutes: int = 0
@@ -82,16 +81,15 @@ def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
     return Candidates(tuple(settings), np.stack(target, axis=1), np.stack(keep, axis=1))
 
 
-def predictive(
-    demand: Floats, unit: float, delay: int, step_ms: int, start: int, families: tuple[str, ...] = FAMILIES
-) -> Candidates:
+def predictive(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Candidates:
     """Demand now plus a quantile of the rise until what is ordered now serves, held for a while."""
     per_day = max(1, 86_400_000 // step_ms)
     quantiles = np.asarray(RISE_QUANTILES)
     settings, target, keep = [], [], []
-    for family in families:
-        look = climate if family == "climate" else drift
-        rise = look(demand, delay, per_day, quantiles, start)
+    made = {"climate": climate(demand, delay, per_day, quantiles, start),
+            "drift": drift(demand, delay, per_day, quantiles, start)}  # fmt: skip
+    made["blend"] = (made["climate"] + made["drift"]) / 2
+    for family, rise in made.items():
         for k, quantile in enumerate(RISE_QUANTILES):
             held = {hold: rolling_max(demand + rise[:, k], steps_of(hold, step_ms)) for hold in PREDICTIVE_HOLDS}
             for extra, hold in itertools.product(PREDICTIVE_EXTRA, PREDICTIVE_HOLDS):

@@ -1,8 +1,8 @@
 """What a capacity policy would have brought: the loop that every policy is judged by.
 
 At the end of step t a policy has seen the demand up to t and states how many GPUs it wants. What is ordered then serves
-`delay` steps later and is counted from when it serves. What is given back goes at once, youngest orders first, but a busy
-GPU is never taken. Many policies run side by side as columns, so a grid of hundreds costs little more than one.
+`delay` steps later and is counted from when it serves. What is given back goes at once, youngest orders first, but a
+busy GPU is never taken. Many policies run side by side as columns, so a grid of hundreds costs little more than one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Run:
 class Outcome:
     """Over the judged part: GPU-hours of capacity, demand and wait (demand above capacity), and how it felt.
 
-    `wait_p95_s`: a start is an upward crossing of one more whole GPU of demand; it waits until capacity reaches it or demand
-    leaves it; this is the 95th percentile over all starts. `actions`: steps in which the capacity changed.
+    `wait_p95_s`: a start is an upward crossing of one more whole GPU of demand; it waits until capacity reaches it or
+    demand leaves it; this is the 95th percentile over all starts. `actions`: steps in which the capacity changed.
     """
 
     capacity: float
@@ -57,8 +57,8 @@ def rolling_max(values: Floats, window: int) -> Floats:
 def simulate(demand: Floats, target: Floats, keep: Floats, delay: int, start: int = 0, node_gpus: float = 0.0) -> Run:
     """Run K policies over `demand` (n,), each stating `target` (n, K) GPUs at the end of each step.
 
-    `keep` (n, K), at least `target`, is what a policy does not go below when it gives back (its hold time). Before `start` the
-    capacity equals the demand. With `node_gpus` capacity comes in whole nodes.
+    `keep` (n, K), at least `target`, is what a policy does not go below when it gives back (its hold time). Before
+    `start` the capacity equals the demand. With `node_gpus` capacity comes in whole nodes.
     """
     target, keep = whole_nodes(target, node_gpus), whole_nodes(keep, node_gpus)
     held = whole_nodes(demand, node_gpus)
@@ -146,13 +146,13 @@ def start_waits(demand: Floats, capacity: Floats, judged: npt.NDArray[np.bool_])
     waits: list[Ints] = []
     for t in np.flatnonzero((np.diff(wanted) > 0) & judged[1:]) + 1:
         levels = np.arange(wanted[t - 1] + 1, wanted[t] + 1)
-        missing = levels > capacity[t] + 1e-6
+        missing = np.minimum(levels, demand[t]) > capacity[t] + 1e-6
         waited = np.zeros(len(levels), dtype=np.int64)
         s = int(t)
         while missing.any() and s < len(demand):
             waited += missing
             s += 1
             if s < len(demand):
-                missing &= (levels > capacity[s] + 1e-6) & (levels <= wanted[s])
+                missing &= (np.minimum(levels, demand[s]) > capacity[s] + 1e-6) & (levels <= wanted[s])
         waits.append(waited)
     return np.concatenate(waits) if waits else np.empty(0, dtype=np.int64)

@@ -1,0 +1,123 @@
+"""gpuledger scale: what a capacity policy would have brought, and what to hold now."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpuledger_collector.cli.common import refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.insight.backtest import Backtest
+    from gpuledger_collector.insight.series import Series
+
+
+class Shape(enum.StrEnum):
+    """How it is printed."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+COLUMNS = ("policy", "capacity", "demand", "wait", "wait_p95_s", "starts", "cold_starts", "actions", "setting")
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger scale backtest`."""
+    group = typer.Typer(help="Capacity in time: back-test policies on a demand series.", no_args_is_help=True)
+    example = "Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json"
+    group.command(epilog=example)(backtest)
+    group.callback()(_group)
+    root.add_typer(group, name="scale")
+
+
+def _group() -> None:
+    """Capacity in time: what policies would have brought on a demand series."""
+
+
+def backtest(
+    file: str = typer.Argument(..., metavar="FILE", help="CSV with ts,demand, evenly spaced; - reads standard input."),
+    delay: str = typer.Option("10m", "--delay", metavar="SPAN", help="From an order to the GPU that serves."),
+    step: str | None = typer.Option(None, "--step", metavar="SPAN", help="Step of the decisions [the file's own]."),
+    node_gpus: float = typer.Option(0.0, "--node-gpus", min=0.0, help="GPUs of a node; 0: GPUs may be fractional."),
+    cost_cap: float = typer.Option(
+        1.25, "--cost-cap", min=1.0, help="Most capacity, as a multiple of demand, over the judged part."
+    ),
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+) -> None:
+    """Compare capacity policies on one demand series: capacity, demand and wait in GPU-hours.
+
+    The first ten days are history, on which settings are chosen, and are not judged.
+    """
+    from gpuledger_collector.cli.series_files import duration_ms, read_series
+    from gpuledger_collector.insight.backtest import Question, backtest_scaling
+
+    delay_ms = duration_ms(delay, "--delay")
+    step_ms = duration_ms(step, "--step") if step else None
+    series = on_step(read_series(file, "demand", named=False).series[0], step_ms)
+    try:
+        done = backtest_scaling(series, Question(delay_ms, cost_cap, node_gpus))
+    except ValueError as error:
+        refuse(f"{file}: {error}")
+    emit(done, shape)
+
+
+def on_step(series: Series, step_ms: int | None) -> Series:
+    """The series on another step: the mean of finer instants, a coarser one held; refuses what does not divide."""
+    import numpy as np
+
+    from gpuledger_collector.insight.series import Series as Made
+
+    if step_ms is None or step_ms == series.step_ms:
+        return series
+    if series.step_ms % step_ms == 0:
+        return Made(series.name, series.start_ms, step_ms, np.repeat(series.values, series.step_ms // step_ms))
+    if step_ms % series.step_ms:
+        refuse(
+            f"--step: {step_ms / 1000:g} s is no multiple or part of the file's own step of {series.step_ms / 1000:g} s"
+        )
+    width = step_ms // series.step_ms
+    whole = series.values[: len(series.values) // width * width].reshape(-1, width)
+    known = np.isfinite(whole)
+    total = np.where(known, whole, 0.0).sum(axis=1)
+    count = known.sum(axis=1)
+    return Made(series.name, series.start_ms, step_ms, np.where(count > 0, total / np.maximum(count, 1), np.nan))
+
+
+def emit(done: Backtest, shape: Shape) -> None:
+    """Print the verdicts."""
+    rows = [verdict.row() for verdict in done.verdicts]
+    if shape is Shape.json:
+        import json
+
+        print(json.dumps({"policies": rows, "predictive_days": done.predictive_days, "judged_days": done.judged_days},
+                         indent=2))  # fmt: skip
+    elif shape is Shape.csv:
+        import csv
+
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([row[column] for column in COLUMNS] for row in rows)
+    else:
+        _table(done)
+
+
+def _table(done: Backtest) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("policy", "capacity", "x demand", "wait", "wait p95", "cold starts", "actions", "setting",
+                  box=None, header_style="bold", padding=(0, 2, 0, 0))  # fmt: skip
+    for verdict in done.verdicts:
+        outcome = verdict.outcome
+        ratio = f"{outcome.capacity / outcome.demand:.3f}" if outcome.demand else ""
+        cold = f"{outcome.cold_starts / outcome.starts:.0%}" if outcome.starts else ""
+        table.add_row(verdict.policy, f"{outcome.capacity:.1f}", ratio, f"{outcome.wait:.2f}",
+                      f"{outcome.wait_p95_s:.0f} s", cold, str(outcome.actions), verdict.setting)  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print("capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU")
+    print(f"gpuledger looked ahead on {done.predictive_days} of {done.judged_days} days, else ran plain headroom")
