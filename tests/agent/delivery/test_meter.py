@@ -1,0 +1,171 @@
+"""The meter and the clock: seconds are neither invented nor lost."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger_agent.batches import BatchMaker
+from gpuledger_agent.clock import Clock
+from gpuledger_agent.meter import HOUR_MS, Meter, split
+from gpuledger_agent.readings import Accelerator, Health, Holder, Sample, Workload
+
+START = 1_790_812_800_000
+GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")
+JOB, OTHER = Holder(Workload("1", "slurm")), Holder(Workload("2", "slurm"), 2)
+
+settings.register_profile("delivery", max_examples=100, deadline=None)
+settings.load_profile("delivery")
+
+
+def sample(activity=None, *, health="ok", **values):
+    if activity is not None:
+        values["gpu_utilization_ratio"] = activity
+    return Sample("GPU-a", 0, values, {}, (), Health(health))
+
+
+def run(meter, ticks):
+    """Ticks as (milliseconds since START, sample, holders); returns the spans."""
+    for at, seen, holders in ticks:
+        meter.tick(seen, START + at, holders)
+    return meter.take()
+
+
+@st.composite
+def histories(draw):
+    """Ticks at any cadence below the gap, with states that change as they like."""
+    at, ticks = 0, []
+    for _ in range(draw(st.integers(2, 40))):
+        holders = draw(st.sampled_from([(), (JOB,), (JOB, OTHER), (OTHER,)]))
+        activity = draw(st.sampled_from([None, 0.0, 0.5]))
+        health = draw(st.sampled_from(["ok", "ok", "ok", "failed"]))
+        ticks.append((at, sample(activity, health=health, gpu_power_watts=100.0), holders))
+        at += draw(st.integers(1, 30 * 60_000))
+    return ticks
+
+
+@given(histories(), st.lists(st.integers(0, 39), max_size=4))
+def test_what_was_seen_is_measured_to_the_millisecond(ticks, flushes):
+    """Spans abut, cover exactly the time between first and last tick, and cross no hour, however often taken."""
+    meter, spans = Meter(gap_ms=40 * 60_000), []
+    for number, (at, seen, holders) in enumerate(ticks):
+        meter.tick(seen, START + at, holders)
+        if number in flushes:
+            spans += meter.take()
+    spans += meter.take()
+    assert spans[0].start_ms == START + ticks[0][0]
+    assert spans[-1].end_ms == START + ticks[-1][0]
+    assert all(before.end_ms == after.start_ms for before, after in pairwise(spans))
+    for span in spans:
+        assert span.start_ms // HOUR_MS == (span.end_ms - 1) // HOUR_MS
+        length = span.end_ms - span.start_ms if span.state == "held" else 0
+        assert span.busy_ms + span.idle_ms + span.unknown_ms == length
+    assert sum(span.energy_mj for span in spans) == pytest.approx(100 * (ticks[-1][0] - ticks[0][0]), abs=len(ticks))
+
+
+@given(histories())
+def test_holders_share_a_span_without_remainder(ticks):
+    """On the wire the holders' parts of a span add up to it, by weight, and their activities to the parts."""
+    spans = run(Meter(gap_ms=40 * 60_000), ticks)
+    stretches = BatchMaker([GPU], "", {}).stretches(spans)
+    parts = {}
+    for stretch in stretches:
+        assert stretch.busy_ms + stretch.idle_ms + stretch.unknown_ms == stretch.held_ms
+        if stretch.state == "held":
+            parts.setdefault((stretch.start_ms, stretch.end_ms), []).append(stretch.held_ms)
+    for (start, end), held in parts.items():
+        assert sum(held) == end - start
+        if len(held) == 2:
+            assert abs(held[0] - Fraction(end - start, 3)) < 1
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=2, max_size=50))
+def test_the_cadence_changes_no_sum(steps):
+    """The same hour of a busy job is the same hour, sampled evenly or not."""
+    at, uneven = 0, []
+    for step in steps:
+        uneven.append((at, sample(0.9), (JOB,)))
+        at += step
+    uneven.append((at, sample(0.9), (JOB,)))
+    ends = [(0, sample(0.9), (JOB,)), (at, sample(0.9), (JOB,))]
+    first = sum(span.busy_ms for span in run(Meter(gap_ms=10**9), uneven))
+    second = sum(span.busy_ms for span in run(Meter(gap_ms=10**9), ends))
+    assert first == second == at
+
+
+def test_a_gap_is_not_filled():
+    """After more than the longest gap the span ends at the last evidence, and a new one begins at the next."""
+    spans = run(Meter(gap_ms=30_000), [(at, sample(0.9), (JOB,)) for at in (0, 10_000, 50_000, 60_000)])
+    assert [(span.start_ms - START, span.end_ms - START) for span in spans] == [(0, 10_000), (50_000, 60_000)]
+
+
+def test_states_follow_health_and_holders():
+    """Failed is unavailable even when held; nobody's is unallocated; a silent GPU that nobody holds shows nothing."""
+    silent = Sample("GPU-a", 0, {}, {}, (), Health("unknown"))
+    spans = run(
+        Meter(gap_ms=30_000),
+        [(0, sample(0.0), ()), (10_000, sample(0.0), ()), (20_000, sample(health="failed"), (JOB,)),
+         (30_000, silent, (JOB,)), (40_000, silent, ()), (50_000, sample(0.0), ())],
+    )  # fmt: skip
+    assert [(span.state, span.end_ms - span.start_ms) for span in spans] == [
+        ("unallocated", 10_000), ("unavailable", 10_000), ("held", 10_000),
+    ]  # fmt: skip
+    assert spans[2].unknown_ms == 10_000
+
+
+def test_the_best_witness_of_activity_counts():
+    """SM activity before utilisation: a kernel that is resident and idle is idle."""
+    meter = Meter(gap_ms=30_000)
+    seen = sample(1.0, gpu_sm_active_ratio=0.0)
+    (span,) = run(meter, [(0, seen, (JOB,)), (10_000, seen, (JOB,))])
+    assert (span.idle_ms, span.busy_ms) == (10_000, 0)
+
+
+def test_a_counter_that_starts_again_is_bridged_by_power():
+    """Energy comes from the counter's difference; a driver reload (the counter falls) from power x time."""
+    readings = [(0, 1000.0), (10_000, 1500.0), (20_000, 2.0), (30_000, 502.0)]
+    ticks = [(at, sample(0.5, gpu_energy_joules_total=joules, gpu_power_watts=40.0), (JOB,)) for at, joules in readings]
+    (span,) = run(Meter(gap_ms=30_000), ticks)
+    assert span.energy_mj == 500_000 + 400_000 + 500_000
+
+
+def test_spans_that_could_not_be_stored_wait():
+    """What a full disk refused comes again with the next batch, once."""
+    meter = Meter(gap_ms=30_000)
+    first = run(meter, [(0, sample(0.9), (JOB,)), (10_000, sample(0.9), (JOB,))])
+    meter.put_back(first)
+    later = run(meter, [(20_000, sample(0.9), (JOB,))])
+    assert [(span.start_ms - START, span.end_ms - START) for span in later] == [(0, 10_000), (10_000, 20_000)]
+    assert meter.take() == []
+
+
+def test_equal_weights_of_zero_share_equally():
+    """Weights that are all zero mean that nothing is known of them."""
+    assert split(10, [0, 0, 0]) == [4, 3, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(-(10**7), 10**7)), min_size=1, max_size=30))
+def test_instants_never_run_backwards(steps):
+    """Whatever the wall clock does, instants grow with the monotonic clock; only a step forwards makes a jump."""
+    clock, mono, wall, before = Clock(START, 0), 0, START, START
+    for elapsed_ns, wall_step in steps:
+        mono += elapsed_ns
+        wall += elapsed_ns // 1_000_000 + wall_step
+        jumped = clock.check(wall, mono)
+        at = clock.at_ms(mono)
+        assert at >= before
+        assert jumped or at - before <= elapsed_ns // 1_000_000 + 1
+        before = at
+
+
+def test_a_clock_set_back_by_an_hour_bills_no_hour_twice():
+    """After a step back, time goes on from where it was; after one forward, a gap of that length is left."""
+    clock = Clock(START, 0)
+    second = 1_000_000_000
+    assert not clock.check(START + 10_000 - 3_600_000, 10 * second)
+    assert clock.at_ms(10 * second) == START + 10_000
+    assert clock.skew_ms == -3_600_000
+    assert clock.check(START + 20_000 + 3_600_000, 20 * second)
+    assert clock.at_ms(20 * second) == START + 20_000 + 3_600_000

@@ -1,0 +1,156 @@
+"""The spool: every batch is acked, pending, dropped or dead, whatever happens in between."""
+
+import shutil
+import sqlite3
+import uuid
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger_agent.spool import Spool, uuid7
+
+NOW = 1_790_812_800_000
+
+
+def opened(folder, max_bytes=64 * 1024 * 1024):
+    return Spool(folder, max_bytes, NOW, free_floor=0)
+
+
+def body_of(size=100):
+    return lambda epoch, seq: f"{epoch}/{seq}".encode().ljust(size, b".")
+
+
+@pytest.fixture
+def spool(tmp_path):
+    made = opened(tmp_path)
+    yield made
+    made.close()
+
+
+def test_numbers_start_at_one_and_never_come_again(spool, tmp_path):
+    """seq is 1, 2, 3 ... within an epoch, also after a restart; the bytes of a batch stay the same."""
+    assert [spool.add(body_of(), NOW) for _ in range(3)] == [1, 2, 3]
+    first = spool.next("oldest")
+    spool.close()
+    again = opened(tmp_path)
+    assert again.epoch == spool.epoch
+    assert again.next("oldest") == first
+    assert again.add(body_of(), NOW) == 4
+    assert again.next("newest").seq == 4
+    again.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["add", "ack", "bury", "restart", "crash", "split"]), max_size=25))
+def test_every_batch_is_accounted_for(tmp_path_factory, steps):
+    """produced = acked + pending + dropped + dead after any sequence, also when the file is cut off by a crash."""
+    folder = tmp_path_factory.mktemp("spool")
+    spool = opened(folder)
+    for step in steps:
+        waiting = spool.next("oldest")
+        if step == "add":
+            spool.add(body_of(), NOW)
+        elif step == "ack" and waiting:
+            spool.acknowledge(waiting.seq)
+        elif step == "bury" and waiting:
+            spool.bury(waiting.seq, "no")
+        elif step == "split" and waiting:
+            spool.replace(waiting.seq, [body_of(), body_of()], NOW)
+        elif step in {"restart", "crash"}:
+            if step == "crash":  # the files as they are at this moment, without a close
+                copy = tmp_path_factory.mktemp("crashed")
+                for path in folder.iterdir():
+                    shutil.copy(path, copy / path.name)
+                folder = copy
+            spool.close()
+            spool = opened(folder)
+        counts = spool.counts()
+        assert counts.conserved, counts
+    spool.close()
+
+
+def test_acknowledging_twice_counts_once(spool):
+    """A reply that comes twice acks its batch once."""
+    seq = spool.add(body_of(), NOW)
+    spool.acknowledge(seq)
+    spool.acknowledge(seq)
+    assert (spool.counts().acked, spool.counts().pending) == (1, 0)
+
+
+def test_a_full_spool_drops_the_oldest_and_says_so(tmp_path):
+    """At its bound the oldest batches go, each loss with its range; the newest is always taken."""
+    spool = opened(tmp_path, 1024 * 1024)
+    last = [spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 10_000, NOW) for _ in range(60)][-1]
+    counts = spool.counts()
+    assert last == 60
+    assert counts.conserved
+    assert counts.dropped > 0
+    assert spool.next("newest").seq == 60
+    losses = spool.losses()
+    assert sum(batches for _, _, batches, _ in losses) == counts.dropped
+    assert losses[0][0] == 1
+    assert spool.next("oldest").seq == losses[-1][1] + 1
+    assert (tmp_path / "spool.sqlite").stat().st_size <= 1024 * 1024
+    spool.close()
+
+
+def test_too_little_space_on_the_disk_is_an_accounted_loss(tmp_path):
+    """Below the floor of free space nothing is written for the batch but its number."""
+    spool = Spool(tmp_path, 64 * 1024 * 1024, NOW, free_floor=2**62)
+    spool.add(body_of(), NOW)
+    assert (spool.counts().dropped, spool.counts().pending, spool.counts().conserved) == (1, 0, True)
+    assert spool.losses() == [(1, 1, 1, "disk nearly full")]
+    spool.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 100, None])
+def test_a_damaged_spool_is_put_aside_and_sampling_goes_on(tmp_path, damage):
+    """Junk or a torn file goes to quarantine/, a new epoch begins; an empty file is simply filled."""
+    spool = opened(tmp_path)
+    for _ in range(50):
+        spool.add(body_of(3000), NOW)
+    epoch = spool.epoch
+    spool.close()
+    path = tmp_path / "spool.sqlite"
+    if damage is None:
+        torn = bytearray(path.read_bytes())
+        torn[4096:40_960] = b"\xff" * 36_864
+        damage = bytes(torn)
+    path.write_bytes(damage)
+    again = opened(tmp_path)
+    assert again.epoch != epoch
+    assert again.add(body_of(), NOW) == 1
+    assert (again.quarantined is None) == (damage == b"")
+    if again.quarantined is not None:
+        assert again.quarantined.read_bytes() == damage
+    again.close()
+
+
+def test_a_batch_that_fails_to_be_made_uses_no_number(spool):
+    """Numbering and storing are one transaction: an error in between leaves no hole."""
+
+    def broken(epoch, seq):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with pytest.raises(sqlite3.OperationalError):
+        spool.add(broken, NOW)
+    assert spool.add(body_of(), NOW) == 1
+    assert spool.counts().conserved
+
+
+def test_an_epoch_is_a_uuid_of_version_7():
+    """The epoch sorts by the time at which the spool was made (RFC 9562)."""
+    made = [uuid.UUID(uuid7(NOW + step, bytes(10))) for step in (0, 1, 1000)]
+    assert [one.version for one in made] == [7, 7, 7]
+    assert made == sorted(made)
+    assert made[0].variant == uuid.RFC_4122
+
+
+def test_dead_letters_are_bounded(spool):
+    """The latest thousand refused records are kept for a person to look at."""
+    seq = spool.add(body_of(), NOW)
+    spool.acknowledge(seq, tuple((f"stretches[{number}]", "no") for number in range(1500)))
+    letters = spool.dead_letters()
+    assert len(letters) == 1000
+    assert letters[-1] == (seq, "stretches[1499]", "no")
