@@ -24,6 +24,7 @@ COMMANDS = (
     "gpuledger_collector.cli.reconcile",
     "gpuledger_collector.cli.apply",
     "gpuledger_collector.cli.forecast",
+    "gpuledger_collector.cli.scale",
 )
 """Modules with a `register(app: typer.Typer) -> None`, in the order of `--help`."""
 
