@@ -2,7 +2,7 @@
 
 The reaction to every answer is a table (`reaction`), free of I/O: success acknowledges; a refusal of records
 acknowledges the rest; what can pass is retried for ever with full jitter; what can never pass is buried with its
-reason. Nothing is deleted from the spool before a 200 or 422 says COMMIT. After an outage the newest and the oldest
+reason. Nothing is deleted from the spool before a collector says COMMIT. After an outage the newest and the oldest
 batches are sent in turn, so that dashboards recover at once while the backlog drains.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
-import json
 import random
 import ssl
 import threading
@@ -63,10 +62,8 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
     status = reply.status
     if status is None:
         return Reaction("retry", reply.error, None)
-    if status in {200, 201, 202, 204}:
-        return Reaction("ack")
-    if status == 422:
-        return Reaction("ack", "records refused", 0.0, rejected_records(reply.body))
+    if status == 200 or status == 422:
+        return _answered(status, reply.body)
     if status in {401, 403}:
         return Reaction("probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S)
     if status == 413:
@@ -78,13 +75,18 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
     return Reaction("undecodable", f"status {status}: {reply.body[:200].decode(errors='replace')}", None)
 
 
-def rejected_records(body: bytes) -> tuple[tuple[str, str], ...]:
-    """The refused records of an answer, as (record, reason)."""
+def _answered(status: int, body: bytes) -> Reaction:
+    """Only a collector's own answer, whole, ends a batch: a portal or a proxy that says 200 has committed nothing."""
     try:
-        answer = json.loads(body)
-        return tuple((str(entry["record"]), str(entry["reason"])) for entry in answer.get("rejected", []))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return (("batch", "refused, with an answer that could not be read"),)
+        answer = msgspec.json.decode(body, type=wire.Answer)
+    except msgspec.MsgspecError:
+        return Reaction("retry", f"status {status}, with an answer that is not a collector's", None)
+    if status == 200 and answer.status in {"committed", "duplicate"}:
+        return Reaction("ack")
+    if status == 422 and answer.status == "partial":
+        refused = tuple((entry.record, entry.reason) for entry in answer.rejected)
+        return Reaction("ack", f"{len(refused)} records refused", 0.0, refused)
+    return Reaction("retry", f"status {status} with the answer {answer.status}", None)
 
 
 def retry_after(text: str | None, now_s: float) -> float | None:

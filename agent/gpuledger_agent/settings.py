@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpuledger_agent.readings import AgentError
 
@@ -147,16 +148,25 @@ def check(settings: Settings) -> list[str]:
     for name, least in (("sample_interval_s", 0.1), ("push_interval_s", 1.0), ("slow_interval_s", 1.0)):
         if not least <= getattr(settings, name) <= 3600:
             faults.append(f"{name}: must lie between {least:g} and 3600")
+    faults += _check_addresses(settings)
     if not 0 <= settings.busy_threshold < 1:
         faults.append("busy_threshold: must lie between 0 and 1")
     if settings.spool_bytes < 1024 * 1024:
         faults.append("spool_bytes: must be 1048576 or more")
-    if settings.metrics_listen and not settings.metrics_listen.rpartition(":")[2].isdigit():
-        faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")
     unknown = set(settings.owner_sources) - {"static", "processes", "dcgm", "simulated"}
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
     if settings.log_level not in {"debug", "info", "warning", "error"}:
         faults.append(f"log_level: {settings.log_level!r} is not debug, info, warning or error")
     if settings.log_format not in {"plain", "json"}:
         faults.append(f"log_format: {settings.log_format!r} is not plain or json")
+    return faults
+
+
+def _check_addresses(settings: Settings) -> list[str]:
+    faults = []
+    address = urlsplit(settings.collector_url)
+    if address.scheme not in {"http", "https"} or not address.hostname:
+        faults.append(f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+    if settings.metrics_listen and not settings.metrics_listen.rpartition(":")[2].isdigit():
+        faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")
     return faults

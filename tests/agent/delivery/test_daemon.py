@@ -1,0 +1,232 @@
+"""The agent as a daemon: signals, kills, missing GPUs, settings and /metrics, in real processes."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fakes.sink import sink
+from gpuledger_agent.spool import Spool
+
+AGENT = str(Path(sys.executable).with_name("gpuledger-agent"))
+
+
+class Agent:
+    """`gpuledger-agent run`, quick enough for a test."""
+
+    def __init__(self, folder, url, source="simulated", **settings):
+        self.spool = folder / "spool"
+        self.log = folder / "log"
+        self.config = folder / "agent.toml"
+        self.config.write_text("sample_interval_s = 0.1\npush_interval_s = 1\n")
+        self.environment = {
+            **os.environ,
+            "GPULEDGER_AGENT_COLLECTOR_URL": url,
+            "GPULEDGER_AGENT_SPOOL_DIR": str(self.spool),
+            "GPULEDGER_AGENT_METRICS_LISTEN": "",
+            "GPULEDGER_AGENT_NODE": "h100-03",
+            "GPULEDGER_AGENT_SOURCE": source,
+            **{f"GPULEDGER_AGENT_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+
+    def start(self):
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([AGENT, "run", "--config", self.config], env=self.environment, stderr=log)
+        return self
+
+    def wait_for(self, true, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+    def said(self, words):
+        return lambda: words in self.log.read_text()
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.process.wait(25)
+
+    def counts(self):
+        spool = Spool(self.spool, 2**29, 0)
+        try:
+            return spool.counts()
+        finally:
+            spool.close()
+
+
+@pytest.fixture
+def agent(tmp_path):
+    made = []
+
+    def build(url, **settings):
+        made.append(Agent(tmp_path, url, **settings).start())
+        return made[-1]
+
+    yield build
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_term_spools_the_open_batch_sends_it_and_ends_with_0(agent):
+    """What was measured up to the signal is delivered in one last attempt."""
+    with sink() as target:
+        running = agent(target.url)
+        running.wait_for(lambda: len(target.committed()) >= 1)
+        before = len(target.committed())
+        assert running.stop() == 0
+        assert len(target.committed()) > before
+        stretches = sorted((s.accelerator, s.start_ms, s.end_ms) for b in target.batches for s in b.stretches)
+        for one, two in pairwise(stretches):
+            assert one[0] != two[0] or one[2] == two[1], "stretches of an accelerator abut"
+    counts = running.counts()
+    assert (counts.pending, counts.conserved) == (0, True)
+
+
+def test_kill_9_loses_no_spooled_batch_and_doubles_none(agent):
+    """After each kill the spool goes on where it was: acked stays acked, every number is used once."""
+    with sink() as target:
+        running = agent(target.url)
+        for round_ in range(3):
+            running.wait_for(lambda wanted=2 * (round_ + 1): len(target.committed()) >= wanted)
+            running.process.kill()
+            running.process.wait()
+            assert running.counts().conserved
+            running.start()
+        running.wait_for(lambda: len(target.committed()) >= 8)
+        assert running.stop() == 0
+        epochs = {epoch for epoch, _ in target.committed()}
+        numbers = sorted(seq for _, seq in target.committed())
+    counts = running.counts()
+    assert len(epochs) == 1
+    assert numbers == list(range(1, counts.produced + 1))
+    assert (counts.acked, counts.pending) == (counts.produced, 0)
+
+
+def test_an_absent_collector_stops_nothing(agent):
+    """Batches wait in the spool; when the collector comes, all arrive."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = agent(f"http://127.0.0.1:{port}")
+    running.wait_for(running.said("accelerators"))
+    time.sleep(2.5)
+    assert running.stop() == 0
+    assert running.counts().pending >= 2
+
+
+def test_hup_takes_new_settings_and_keeps_old_ones_when_they_are_bad(agent):
+    """Good settings are read again; bad ones are reported with their fault and change nothing."""
+    with sink() as target:
+        running = agent(target.url)
+        running.wait_for(lambda: target.committed())
+        running.config.write_text("sample_intervall_s = 1\n")
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_for(running.said("the settings stay as they were"))
+        assert "sample_interval_s" in running.log.read_text()
+        running.config.write_text("sample_interval_s = 0.2\npush_interval_s = 1\n")
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_for(running.said("settings read again"))
+        count = len(target.committed())
+        running.wait_for(lambda: len(target.committed()) > count)
+        assert running.stop() == 0
+
+
+def test_a_node_without_a_driver_keeps_its_heartbeat(agent):
+    """No GPU, no driver: one sentence in the log, and batches that say so."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    with sink() as target:
+        running = agent(target.url, source="nvml")
+        running.wait_for(lambda: target.committed())
+        assert running.stop() == 0
+        beat = target.batches[-1].heartbeat
+    assert beat.status == "no_driver"
+    assert "no NVIDIA driver" in beat.detail
+    assert running.log.read_text().count("libnvidia-ml") == 1
+
+
+def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
+    """/metrics parses, names each family once, speaks base units; promtool finds nothing where it is installed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with sink() as target:
+        running = agent(target.url, metrics_listen=f"127.0.0.1:{port}")
+        running.wait_for(lambda: target.committed())
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        assert running.stop() == 0
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families["gpu_power_watts"].samples) == 8
+    assert {sample.labels["node"] for sample in families["gpu_power_watts"].samples} == {"h100-03"}
+    assert families["gpuledger_agent_conservation_violation"].samples[0].value == 0
+    assert families["gpu_held_ratio"].samples
+    assert len(re.findall(r"^# TYPE gpu_power_watts ", text, re.MULTILINE)) == 1
+    promtool = shutil.which("promtool")
+    if promtool:
+        checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "words"),
+    [
+        (["run"], {"GPULEDGER_AGENT_NODDE": "x"}, 2, "the nearest one is node"),
+        (["run"], {"GPULEDGER_AGENT_SAMPLE_INTERVAL_S": "often"}, 2, "'often' is not a float"),
+        (["run"], {"GPULEDGER_AGENT_SOURCE": "nvidia"}, 2, "not one of nvml, dcgm"),
+        (["run", "--source", "dcgm"], {}, 2, "needs an address or a file"),
+        (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "collector:1"}, 2, "is not http"),
+        (["run", "--config", "/nonexistent.toml"], {}, 2, "cannot be read"),
+        (["once", "--source", "replay", "--target", "/nonexistent"], {}, 3, "cannot be read"),
+        (["simulate", "--from", "x", "--to", "y"], {}, 2, "is not an instant"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_an_exit_code(arguments, environment, code, words, tmp_path):
+    """What is wrong, where, and how it should be: no traceback."""
+    environment = {"GPULEDGER_AGENT_SPOOL_DIR": str(tmp_path), **environment}
+    answer = subprocess.run(
+        [AGENT, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=30
+    )
+    assert answer.returncode == code, answer.stderr
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_check_config_checks_and_ends(tmp_path):
+    """`run --check-config` says that good settings are good."""
+    answer = subprocess.run([AGENT, "run", "--source", "simulated", "--check-config"], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout) == (0, "the settings are good\n")
+
+
+def test_systemd_is_told_when_it_is_ready(agent, tmp_path):
+    """READY, WATCHDOG and STOPPING go to the socket that systemd names."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, sink() as target:
+        channel.bind(path)
+        channel.settimeout(20)
+        os.environ["NOTIFY_SOCKET"] = path
+        try:
+            running = agent(target.url)
+        finally:
+            del os.environ["NOTIFY_SOCKET"]
+        said = {channel.recv(200).decode() for _ in range(2)}
+        running.wait_for(lambda: target.committed())
+        assert running.stop() == 0
+        channel.settimeout(1)
+        while "STOPPING=1" not in said:
+            said.add(channel.recv(200).decode())
+    assert {"READY=1", "WATCHDOG=1", "STOPPING=1"} <= said
