@@ -1,0 +1,170 @@
+"""Forecasts keep their laws whatever the series, and see nothing after its end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger_collector.insight.backtest import score, skill
+from gpuledger_collector.insight.forecast import forecast
+from gpuledger_collector.insight.forecast.analogs import LOOKS, changes_of, past_of, spread, weights_of
+from gpuledger_collector.insight.forecast.ensemble import pinball
+from gpuledger_collector.insight.series import Series, series_of
+
+HOUR = 3_600_000
+
+
+def hourly(values, name="pool", start=0):
+    return Series(name, start, HOUR, np.asarray(values, dtype=float))
+
+
+def steps(seed, count=300, level=40):
+    rng = np.random.default_rng(seed)
+    moves = rng.integers(-6, 7, count) * (rng.random(count) < 0.3)
+    return np.maximum(level + np.cumsum(moves), 0).astype(float)
+
+
+plausible = st.lists(st.one_of(st.integers(0, 400).map(float), st.just(float("nan"))), min_size=1, max_size=160)
+
+
+@settings(max_examples=40, deadline=None)
+@given(values=plausible, horizon=st.integers(1, 30))
+def test_quantiles_are_ordered_and_never_below_zero(values, horizon):
+    """Any known history gives finite quantiles in order, none below zero, at the instants after the series' end."""
+    series = hourly(values, start=7 * HOUR)
+    if not series.known:
+        with pytest.raises(ValueError, match="no known value"):
+            forecast([series], horizon)
+        return
+    made = forecast([series], horizon)[0]
+    assert np.isfinite(made.values).all()
+    assert np.isfinite(made.mean).all()
+    assert (np.diff(made.values, axis=1) >= 0).all()
+    assert (made.values >= 0).all()
+    assert (made.mean >= 0).all()
+    assert made.at_ms.tolist() == [series.end_ms + HOUR * k for k in range(1, horizon + 1)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_the_past_of_a_forecast_does_not_change_with_the_future(seed):
+    """Appending values and cutting them off again gives the same forecast: nothing after the end is looked at."""
+    values = steps(seed)
+    whole = hourly(values)
+    assert np.array_equal(
+        forecast([whole.until(200)], 12)[0].values, forecast([hourly(values[:200].copy())], 12)[0].values
+    )
+
+
+def test_a_backtest_inside_a_forecast_uses_only_what_was_known_then():
+    """The models' answers at an earlier instant are the same with the later values replaced."""
+    values = steps(3)
+    changed = values.copy()
+    changed[200:] = 7.0
+    for look in LOOKS:
+        answers = []
+        for source in (values, changed):
+            past = past_of(source[:200], 0, HOUR)
+            changes = changes_of(past, np.arange(1, 13))
+            answers.append(spread(changes, weights_of(look, past, changes.origin), np.array([0.1, 0.9]))[0])
+        assert np.array_equal(*answers)
+
+
+def test_persistence_gives_the_empirical_quantiles_of_past_changes():
+    """The look that finds everything alike is the plain distribution of changes over that many steps."""
+    values = np.arange(101, dtype=float) ** 1.5
+    past = past_of(values, 0, HOUR)
+    changes = changes_of(past, np.array([3]))
+    look = next(look for look in LOOKS if look.name == "persistence")
+    got, mean = spread(changes, weights_of(look, past, changes.origin), np.array([0.5]))
+    expected = values[3:] - values[:-3]
+    assert got[0, 0] == pytest.approx(np.median(expected), rel=1e-6)
+    assert mean[0] == pytest.approx(expected.mean())
+
+
+def test_a_daily_rhythm_is_followed():
+    """On a clean daily shape the median follows the shape, and the forecast beats its naive twin by far."""
+    hours = np.arange(24 * 21)
+    values = 50 + 30 * np.sin(2 * np.pi * hours / 24) + np.random.default_rng(0).normal(0, 1, len(hours))
+    made = forecast([hourly(values[:-24])], 24)[0]
+    assert np.abs(made.values[:, 1] - values[-24:]).mean() < 3
+    assert made.skill is not None
+    assert made.skill > 0.5
+
+
+def test_a_plateau_is_forecast_as_a_plateau():
+    """A series that never moved is forecast without a band."""
+    made = forecast([hourly(np.full(200, 8.0))], 24)[0]
+    assert np.allclose(made.values, 8.0)
+
+
+def test_bands_hold_what_they_promise_on_random_walks():
+    """Over many random walks about nine tenths of what came lay under the 0.9 quantile."""
+    walks = [steps(seed, 260) + 200 for seed in range(60)]
+    made = forecast([hourly(walk[:-24], f"s{i}") for i, walk in enumerate(walks)], 24)
+    covered = np.mean([score(walk[-24:], one)["covered_0.9"] for walk, one in zip(walks, made, strict=True)])
+    assert 0.82 <= covered <= 0.97
+
+
+def test_short_histories_say_so():
+    """A handful of values gives the last value with a widening band, and a note that says so."""
+    made = forecast([hourly([3.0, 5.0, 4.0, 6.0, 5.0])], 24)[0]
+    assert made.note is not None
+    assert "only 5 known values" in made.note
+    assert (made.values[:, 1] == 5.0).all()
+    width = made.values[:, 2] - made.values[:, 0]
+    assert width[-1] > width[0] > 0
+
+
+def test_a_gap_at_the_end_is_reached_over():
+    """Instants without a value at the end push the horizon on: it starts after the last instant, not the last value."""
+    values = np.concatenate([steps(1), [np.nan] * 5])
+    made = forecast([hourly(values)], 6)[0]
+    assert made.at_ms[0] == len(values) * HOUR
+    assert np.isfinite(made.values).all()
+
+
+def test_gaps_are_not_zero():
+    """A hole in the middle of a steady series does not pull the forecast down."""
+    values = np.full(300, 40.0)
+    values[100:160] = np.nan
+    assert np.allclose(forecast([hourly(values)], 24)[0].values, 40.0)
+
+
+@pytest.mark.parametrize(("horizon", "quantiles"), [(0, (0.5,)), (3, ()), (3, (0.0, 0.5)), (3, (0.5, 1.0))])
+def test_impossible_questions_are_refused(horizon, quantiles):
+    """No step, no quantile, or a quantile that is none, is a ValueError."""
+    with pytest.raises(ValueError, match="at least one step"):
+        forecast([hourly(steps(1))], horizon, quantiles)
+
+
+def test_pinball_is_the_quantile_loss():
+    """Ten GPUs too few cost 0.9 each at the 0.9 quantile, ten too many 0.1 each; unknown instants cost nothing."""
+    nine = np.array([0.9])
+    assert pinball(np.array([20.0]), np.array([[10.0]]), nine) == pytest.approx(9.0)
+    assert pinball(np.array([10.0, np.nan]), np.array([[20.0], [5.0]]), nine) == pytest.approx(1.0)
+
+
+def test_skill_compares_with_the_naive_twin():
+    """Half the loss of the naive twin is a skill of one half; a twin that was never wrong gives none."""
+    assert skill([{"loss": 1.0, "naive_loss": 2.0}]) == pytest.approx(0.5)
+    assert skill([{"loss": 1.0, "naive_loss": 0.0}]) is None
+
+
+def test_series_are_placed_on_their_grid_with_gaps_unknown():
+    """Rows in any order become one evenly spaced series; a missing instant is NaN."""
+    at = np.array([3 * HOUR, 0, HOUR, 4 * HOUR])
+    made, faults = series_of(["a"], np.zeros(4, dtype=int), at, np.array([4.0, 1.0, 2.0, 5.0]))
+    assert not faults
+    assert made[0].step_ms == HOUR
+    assert np.array_equal(made[0].values, [1.0, 2.0, np.nan, 4.0, 5.0], equal_nan=True)
+
+
+def test_rows_off_the_grid_or_twice_are_faults_with_their_row():
+    """An instant off the step and an instant given twice are named by row, and the series is left out."""
+    at = np.array([0, HOUR, 2 * HOUR, 2 * HOUR, 3 * HOUR + 5])
+    made, faults = series_of(["a"], np.zeros(5, dtype=int), at, np.ones(5))
+    assert not made
+    assert [(fault.row, "twice" in fault.message) for fault in faults] == [(3, True), (4, False)]

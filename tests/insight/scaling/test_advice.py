@@ -1,0 +1,78 @@
+"""Advice for a pool: never below what is wanted now, inside the limits, and silent when stale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger_collector.insight.scaling import Limits, advise
+from gpuledger_collector.insight.series import Series
+
+STEP = 1_800_000
+PER_DAY = 48
+
+
+def pool(days=16, level=40, seed=0):
+    at = np.arange(days * PER_DAY + 13)
+    noise = np.random.default_rng(seed).normal(0, 1, len(at))
+    return Series("pool", 0, STEP, np.maximum(np.round(level + 24 * np.sin(2 * np.pi * at / PER_DAY) + noise), 0))
+
+
+def test_advice_is_a_number_with_a_sentence():
+    """A pool with history gets GPUs, nodes, the demand ahead in order, and one sentence."""
+    series = pool()
+    got = advise(series, STEP, series.end_ms, Limits(node_gpus=8))
+    assert got is not None
+    assert got.desired_gpus >= got.demand_now
+    assert got.desired_gpus == got.desired_nodes * 8
+    assert list(got.demand_ahead.values()) == sorted(got.demand_ahead.values())
+    assert got.valid_until_ms == series.end_ms + STEP
+    assert "GPUs" in got.reason
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), cut=st.integers(0, 4 * PER_DAY))
+def test_never_below_the_demand_of_now(seed, cut):
+    """Whatever the history and however much of it, the advice covers what is wanted now."""
+    series = pool(seed=seed)
+    series = series.until(len(series.values) - cut)
+    got = advise(series, STEP, series.end_ms)
+    assert got is not None
+    assert got.desired_gpus >= got.demand_now
+
+
+def test_stale_demand_gives_no_number():
+    """Older than three steps, or never known: no advice."""
+    series = pool()
+    assert advise(series, STEP, series.end_ms + 3 * STEP) is not None
+    assert advise(series, STEP, series.end_ms + 3 * STEP + 1) is None
+    assert advise(Series("new", 0, STEP, np.array([np.nan, np.nan])), STEP, STEP) is None
+
+
+def test_a_young_pool_gets_plain_headroom_and_is_told_so():
+    """With less than ten days nothing is chosen: a tenth more than now, and the sentence says why."""
+    series = Series("new", 0, STEP, np.full(PER_DAY, 20.0))
+    got = advise(series, STEP, series.end_ms)
+    assert got is not None
+    assert (got.mode, got.desired_gpus) == ("young", 22.0)
+    assert "less than 10 days" in got.reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "held", "gpus", "said"),
+    [
+        (Limits(floor_gpus=64), None, 64, "the floor"),
+        (Limits(ceiling_gpus=10), None, 10, "the ceiling"),
+        (Limits(step_down_gpus=4), 100, 96, "the step limit down"),
+        (Limits(step_up_gpus=1), 20, 21, "the step limit up"),
+    ],
+)
+def test_the_limits_of_the_pool_decide_and_are_named(limits, held, gpus, said):
+    """A floor, a ceiling or a step limit that changed the wish is named in the sentence."""
+    series = Series("new", 0, STEP, np.full(PER_DAY, 20.0))
+    got = advise(series, STEP, series.end_ms, limits, held)
+    assert got is not None
+    assert got.desired_gpus == gpus
+    assert said in got.reason
