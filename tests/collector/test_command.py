@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -30,16 +29,12 @@ def gpuledger(*arguments: str, **changes: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_help_answers_at_once():
-    """gpuledger --help takes less than 0.3 s (the best of five, since others may be using this machine)."""
-    seconds = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        answer = gpuledger("--help")
-        seconds.append(time.perf_counter() - begun)
-        assert answer.returncode == 0
-    assert "serve" in answer.stdout
-    assert min(seconds) < 0.3
+def test_help_names_every_command():
+    """gpuledger --help lists what there is. (How fast it is, `./dev bench startup` measures.)"""
+    answer = gpuledger("--help")
+    assert answer.returncode == 0
+    for command in ("demo", "serve", "chargeback", "reconcile", "import", "prices", "tags", "db"):
+        assert command in answer.stdout
 
 
 def test_the_database_is_made_checked_and_kept(folder):

@@ -13,8 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -155,6 +153,9 @@ def collector(stage: Stage) -> Iterator[None]:
 
 def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
     """Waits until the collector answers /readyz with 200."""
+    import urllib.error
+    import urllib.request
+
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
