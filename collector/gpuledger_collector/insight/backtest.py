@@ -20,16 +20,19 @@ from gpuledger_collector.insight.scaling.choice import Rules, best, schedule, ta
 from gpuledger_collector.insight.scaling.policies import Setting, joined, predictive, reactive, unit_of
 from gpuledger_collector.insight.scaling.simulation import (
     Outcome,
+    Purse,
     measure,
     simulate,
     simulate_utilisation,
+    simulate_within,
     whole_nodes,
 )
-from gpuledger_collector.insight.series import Floats, Series
+from gpuledger_collector.insight.series import Floats, Ints, Series
 
 DAY_MS = 86_400_000
 HISTORY_DAYS = 10
 SETTLE_DAYS = 3
+LENT_HOURS = 72
 DEFAULT_COST_CAP = 1.25
 
 
@@ -90,8 +93,11 @@ def backtest_scaling(series: Series, question: Question, rules: Rules | None = N
     demand = _filled(series.values, known)
     judged = known & (np.arange(len(demand)) >= start)
     bench = _Bench(demand, known, judged, step, per_day, max(1, round(question.delay_ms / step)), question)
-    ours, days_ahead, days = bench.ours(rules or Rules())
-    verdicts = (*bench.anchors(), bench.tuned(rules or Rules()), ours, bench.oracle())
+    rules = rules or Rules()
+    everything = np.arange(len(bench.candidates.settings))
+    ours, days_ahead, days = bench.daily("gpuledger", everything, rules)
+    retuned, _, _ = bench.daily("reactive-daily", bench.reacting(), rules)
+    verdicts = (*bench.anchors(), bench.tuned(rules), retuned, bench.hindsight(), ours, bench.oracle())
     return Backtest(verdicts, judged, days_ahead, days)
 
 
@@ -106,16 +112,19 @@ class _Bench:
     def __init__(self, demand: Floats, known: npt.NDArray[np.bool_], judged: npt.NDArray[np.bool_], step_ms: int,
                  per_day: int, delay: int, question: Question) -> None:  # fmt: skip
         self.demand, self.judged, self.step_ms, self.per_day, self.delay = demand, judged, step_ms, per_day, delay
+        self.known = known
         self.cap, self.node = question.cost_cap, question.node_gpus
         self.first = HISTORY_DAYS * per_day
         self.warm = SETTLE_DAYS * per_day
         unit = unit_of(demand[: self.first], self.node)
         self.candidates = joined(reactive(demand, unit, step_ms), predictive(demand, unit, delay, step_ms, self.warm))
-        replayed = simulate(demand, self.candidates.target, self.candidates.keep, delay, self.warm, self.node)
+        self.replayed = simulate(
+            demand, self.candidates.target, self.candidates.keep, delay, self.warm, self.node
+        ).capacity
         # The last day may be a part of one: it is padded with steps that count for nobody.
         pad = -len(demand) % per_day
         self.table = tally(
-            np.pad(demand, (0, pad)), np.pad(replayed.capacity, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0,
+            np.pad(demand, (0, pad)), np.pad(self.replayed, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0,
             pad)), per_day,
         )  # fmt: skip
 
@@ -146,18 +155,40 @@ class _Bench:
         capacity = self.run(self.candidates.target[:, column], self.candidates.keep[:, column])
         return self.verdict("reactive-tuned", capacity, self.candidates.settings[column].sentence())
 
-    def ours(self, rules: Rules) -> tuple[Verdict, int, int]:
-        """Each day the candidate that its own past recommends; also the days with a forecast, and all judged days."""
+    def reacting(self) -> Ints:
+        """The columns of the reactive candidates."""
+        return np.flatnonzero([not setting.predictive for setting in self.candidates.settings])
+
+    def hindsight(self) -> Verdict:
+        """The reactive setting that would have been best on the judged part itself: a bound, no policy."""
         settings = self.candidates.settings
-        chosen = schedule(self.table, settings, HISTORY_DAYS, self.cap, rules, SETTLE_DAYS)
+        reacting = self.reacting()
+        found = [(column, self.replayed[:, column]) for column in reacting]
+        known = self.judged
+        spent = np.array([capacity[known].sum() for _, capacity in found])
+        waited = np.array([np.maximum(self.demand - capacity, 0)[known].sum() for _, capacity in found])
+        allowed = spent <= self.cap * self.demand[known].sum() + 1e-9
+        place = int(np.argmin(np.where(allowed, waited, np.inf))) if allowed.any() else int(np.argmin(spent))
+        column, capacity = found[place]
+        return self.verdict("reactive-hindsight", capacity, settings[column].sentence())
+
+    def daily(self, policy: str, columns: Ints, rules: Rules) -> tuple[Verdict, int, int]:
+        """Each day the one of these candidates that its own past recommends; also the days with a forecast, and all."""
+        settings = [self.candidates.settings[column] for column in columns]
+        chosen = schedule(self.table.of(columns), settings, HISTORY_DAYS, self.cap, rules, SETTLE_DAYS)
         day = np.minimum(np.arange(len(self.demand)) // self.per_day, len(chosen) - 1)
-        column = chosen[np.where(day < HISTORY_DAYS, HISTORY_DAYS, day)]
+        column = columns[chosen[np.maximum(day, HISTORY_DAYS)]]
         rows = np.arange(len(self.demand))
-        capacity = self.run(self.candidates.target[rows, column], self.candidates.keep[rows, column])
+        target, keep = self.candidates.target[rows, column], self.candidates.keep[rows, column]
+        # Two hours' worth of what may be spent above the demand is enough to slow down in; days' worth are lent.
+        hourly = (self.cap - 1) * float(self.demand[: self.first].mean()) * self.per_day / 24
+        purse = Purse(self.first, self.cap, 2 * hourly, LENT_HOURS * hourly, len(self.demand))
+        known = self.known
+        capacity = simulate_within(self.demand, target, keep, self.delay, self.warm, self.node, known, purse)
         days = np.unique(day[self.first :])
         ahead = sum(settings[chosen[number]].predictive for number in days)
-        last: Setting = settings[column[-1]]
-        return self.verdict("gpuledger", capacity, f"chosen daily; last: {last.sentence()}"), ahead, len(days)
+        last: Setting = self.candidates.settings[column[-1]]
+        return self.verdict(policy, capacity, f"chosen daily; last: {last.sentence()}"), ahead, len(days)
 
     def oracle(self) -> Verdict:
         """Perfect knowledge: what was wanted, when it was wanted."""

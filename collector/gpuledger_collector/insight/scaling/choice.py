@@ -44,6 +44,10 @@ class Tally:
         """The sums from the start of day `first` to the start of day `last`, one row each."""
         return Tally(*(table[last] - table[first] for table in (self.capacity, self.wait, self.actions, self.demand)))
 
+    def of(self, columns: Ints) -> Tally:
+        """The same for some of the candidates."""
+        return Tally(self.capacity[:, columns], self.wait[:, columns], self.actions[:, columns], self.demand)
+
 
 def tally(demand: Floats, capacity: Floats, known: npt.NDArray[np.bool_], per_day: int) -> Tally:
     """Sums of the replayed candidates; steps without known demand count for nobody."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gpuledger_collector.insight.series import Floats, Ints
 
+Bools = npt.NDArray[np.bool_]
 EPSILON = 1e-9
 
 
@@ -87,6 +88,45 @@ def settle(serving: Floats, pipe: Floats, target: Floats, keep: Floats, busy: fl
             drop -= cancelled
         serving = np.maximum(serving - drop, np.minimum(busy, serving))
     return serving, pipe
+
+
+@dataclass(frozen=True)
+class Purse:
+    """The money of one policy: from step `start` on, capacity in all may be `cap` x demand in all.
+
+    What is above the demand of now shrinks as the purse empties, and is gone when it is empty. `reserve` (GPU-steps)
+    is the balance below which it begins to shrink; as much is lent at the start, and paid back over `lent_steps`.
+    """
+
+    start: int
+    cap: float
+    reserve: float
+    lent: float
+    end: int
+
+
+def simulate_within(
+    demand: Floats, target: Floats, keep: Floats, delay: int, start: int, node_gpus: float, known: Bools, purse: Purse
+) -> Floats:
+    """Capacity (n,) of one policy, as `simulate`, that never spends more than its purse holds."""
+    count = len(demand)
+    held = whole_nodes(demand, node_gpus)
+    capacity = held.copy()
+    serving, pipe = np.full(1, held[max(0, start - 1)]), np.zeros((delay, 1))
+    balance = 0.0
+    for t in range(start, count):
+        serving = serving + pipe[0]
+        pipe = np.concatenate([pipe[1:], np.zeros((1, 1))])
+        capacity[t] = serving[0]
+        share = 1.0
+        if t >= purse.start:
+            balance += (purse.cap * demand[t] - capacity[t]) if known[t] else 0.0
+            lent = purse.lent * max(0.0, 1 - (t - purse.start) / (purse.end - purse.start))
+            share = min(1.0, max(0.0, (balance + lent) / max(purse.reserve, EPSILON)))
+        wanted = demand[t] + share * np.array([target[t] - demand[t], max(keep[t], target[t]) - demand[t]])
+        wanted = whole_nodes(wanted, node_gpus)
+        serving, pipe = settle(serving, pipe, wanted[:1], wanted[1:], held[t])
+    return capacity
 
 
 def simulate_utilisation(

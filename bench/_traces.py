@@ -1,0 +1,114 @@
+"""The open traces as the benchmarks use them; not a benchmark of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+DEFAULT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "traces"
+DAY = 86_400
+
+
+def folder() -> Path:
+    """Where the traces lie: `--traces=DIR`, or beside the repository; ends with 3 when they are not there."""
+    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--traces=")]
+    place = Path(given[0]) if given else DEFAULT
+    if not (place / "helios_earth_team_gpus_5min.csv.gz").exists():
+        print(f"bench: no traces in {place}; name their folder with --traces=DIR", file=sys.stderr)
+        sys.exit(3)
+    return place
+
+
+def mean_in_use(start, end, gpus, step_s, until_s):
+    """Exact mean of GPUs in use over each step, from intervals in seconds."""
+    edges = np.arange(int(until_s // step_s) + 1) * float(step_s)
+    total = np.zeros(len(edges))
+    for sign, at in ((1, start), (-1, end)):
+        at = np.clip(np.asarray(at, float), 0, until_s)
+        order = np.argsort(at)
+        at, weight = at[order], np.asarray(gpus, float)[order]
+        count = np.concatenate([[0], np.cumsum(weight)])
+        moment = np.concatenate([[0], np.cumsum(weight * at)])
+        seen = np.searchsorted(at, edges, side="right")
+        total += sign * (count[seen] * edges - moment[seen])
+    return np.diff(total) / step_s
+
+
+def helios(place: Path) -> pd.DataFrame:
+    frame = pd.read_csv(place / "helios_earth_team_gpus_5min.csv.gz")
+    frame["demand"] = frame.gpus_running + frame.gpus_pending
+    return frame
+
+
+def dlrm(place: Path, step_s: int) -> dict[str, np.ndarray]:
+    """GPUs per inference service, the eight that change most, and all together."""
+    jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz")
+    until = 31 * DAY
+    jobs["start"], jobs["end"] = jobs.start_s.fillna(0), jobs.end_s.fillna(until)
+    services = {
+        str(team): mean_in_use(part.start, part.end, part.gpus, step_s, until) for team, part in jobs.groupby("team")
+    }
+    per_day = DAY // step_s
+    moved = {team: np.abs(np.diff(v[per_day:])).sum() for team, v in services.items() if v.mean() >= 5}
+    chosen = sorted(moved, key=lambda team: moved[team])[-8:]
+    return {team: services[team] for team in chosen} | {"all": np.sum(list(services.values()), axis=0)}
+
+
+def openb(place: Path, step_s: int) -> np.ndarray:
+    """GPUs of the short pods (under three days), 35 days."""
+    pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz")
+    short = pods[(pods.deletion_time - pods.creation_time) < 3 * DAY]
+    first = short.creation_time.quantile(0.05)
+    short = short[short.creation_time >= first]
+    until = min(35 * DAY, float((short.deletion_time - first).max()))
+    return mean_in_use(short.creation_time - first, short.deletion_time - first,
+                       short.num_gpu * short.gpu_milli / 1000, step_s, until)  # fmt: skip
+
+
+def hourly(place: Path) -> dict[str, np.ndarray]:
+    """Hourly series by `family/name`: Helios teams in use and demanded, inference services, short pods."""
+    frame = helios(place)
+    frame["hour"] = pd.to_datetime(frame.ts).dt.floor("h")
+    out: dict[str, np.ndarray] = {}
+    by_team = frame.groupby(["team", "hour"])[["gpus_running", "demand"]].mean()
+    for team in frame.team.unique():
+        part = by_team.loc[team]
+        if part.gpus_running.mean() >= 1:
+            out[f"helios in use/{team}"] = part.gpus_running.to_numpy()
+            out[f"helios demand/{team}"] = part.demand.to_numpy()
+    whole = frame.groupby("hour")[["gpus_running", "demand"]].sum() / 12
+    out["helios in use/all"], out["helios demand/all"] = whole.gpus_running.to_numpy(), whole.demand.to_numpy()
+    out |= {f"dlrm/{name}": values for name, values in dlrm(place, 3600).items()}
+    out["openb/short pods"] = openb(place, 3600)
+    return out
+
+
+def five_minutes(place: Path) -> dict[str, tuple[np.ndarray, int]]:
+    """Demand in GPUs at 5 minutes and GPUs of a node: cluster, teams, services, pods, and request counts as shapes."""
+    frame = helios(place)
+    out = {"helios_cluster": (frame.groupby("ts").demand.sum().to_numpy(), 8)}
+    for team in frame.groupby("team").demand.mean().sort_values().index[-3:]:
+        out[f"helios_{team}"] = (frame[frame.team == team].sort_values("ts").demand.to_numpy(), 8)
+    services = dlrm(place, 300)
+    out |= {f"dlrm_{name}": (values, 1) for name, values in list(services.items())[-4:-1]}
+    out["openb_short_pods"] = (openb(place, 300), 1)
+    requests = pd.read_csv(place / "nab_requests_5min.csv.gz")
+    ten = [requests[requests.series == name].value.to_numpy(float) for name in requests.series.unique()]
+    count = min(35 * 288, *(len(one) for one in ten))
+    total = np.sum([one[:count] / one.mean() for one in ten], axis=0)
+    out["requests_diurnal"] = (_as_gpus(total, 80), 4)
+    out["requests_bursty"] = (_as_gpus(ten[1][:count], 20), 1)
+    rides = pd.read_csv(place / "nab_taxi_30min.csv.gz").value.to_numpy(float)[: 35 * 48]
+    smooth = np.interp(np.arange(35 * 288), np.arange(len(rides)) * 6 + 3, rides)
+    smooth = smooth * (1 + np.random.default_rng(0).normal(0, 0.02, len(smooth)))
+    out["taxi_diurnal"] = (smooth / smooth.mean() * 80, 4)
+    return {name: (np.ceil(values - 1e-6), node) for name, (values, node) in out.items()}
+
+
+def _as_gpus(counts: np.ndarray, mean: float) -> np.ndarray:
+    """Request counts, 15 min mean without the highest 0.2 %, scaled to a mean number of GPUs."""
+    calm = pd.Series(counts.clip(0, np.quantile(counts, 0.998))).rolling(3, min_periods=1).mean().to_numpy()
+    return calm / calm.mean() * mean

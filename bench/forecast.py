@@ -1,0 +1,133 @@
+"""Demand forecasts on the open traces against what people have: quantile loss, coverage and time.
+
+Hourly series, 24 h ahead, 22 rolling origins 18 h apart, at most 1,008 h of history; every method sees the same past
+and is clipped at zero. relWQL is the geometric mean over series of WQL / WQL(seasonal naive 24 h): every series weighs
+the same. `--quick` leaves out the three classical models; `--days=7` asks for 168 h.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+
+import numpy as np
+
+from bench._traces import folder, hourly
+from gpuledger_collector.insight.forecast import QUANTILES, forecast
+from gpuledger_collector.insight.series import Series
+
+HOUR = 3_600_000
+CAP = 1008
+Q = np.array(QUANTILES)
+
+
+def origins(count, horizon):
+    step, many = (18, 22) if horizon == 24 else (36, 8)
+    found = [count - horizon - step * back for back in range(many)][::-1]
+    return [origin for origin in found if origin >= 192]
+
+
+def ours(pasts, horizon):
+    return [one.values for one in forecast([Series(str(i), 0, HOUR, past) for i, past in enumerate(pasts)], horizon)]
+
+
+def empirical(pasts, horizon):
+    return [np.stack([y[-1] + np.quantile(y[h:] - y[:-h], Q) for h in range(1, horizon + 1)]) for y in pasts]
+
+
+def seasonal(pasts, horizon):
+    return [np.resize(y[-24:], horizon)[:, None] + np.quantile(y[24:] - y[:-24], Q)[None, :] for y in pasts]
+
+
+def classical(make):
+    def run(pasts, horizon):
+        out = []
+        for y in pasts:
+            made = make(horizon).forecast(y=y.astype(float), h=horizon, level=[80, 90])
+            out.append(np.stack([made["lo-80"], made["mean"], made["hi-80"], made["hi-90"]], axis=1))
+        return out
+
+    return run
+
+
+def methods(quick):
+    from statsforecast.models import MSTL, AutoETS, AutoTheta, Naive
+    from statsforecast.utils import ConformalIntervals
+
+    found = {
+        "gpuledger": ours,
+        "EmpNaive": empirical,
+        "Naive + conformal": classical(
+            lambda h: Naive(prediction_intervals=ConformalIntervals(n_windows=2 if h > 24 else 5, h=h))
+        ),
+        "seasonal naive 24 h": seasonal,
+    }
+    if not quick:
+        found["AutoETS (24)"] = classical(lambda _: AutoETS(season_length=24))
+        found["AutoTheta (24)"] = classical(lambda _: AutoTheta(season_length=24))
+        found["MSTL (24, 168)"] = classical(lambda _: MSTL(season_length=[24, 168]))
+    return found
+
+
+def judge(method, series, horizon):
+    """Per series (loss, sum of |actual|, coverages) and milliseconds per forecast."""
+    found = {name: [] for name in series}
+    seconds, made = 0.0, 0
+    rounds = max(len(origins(len(y), horizon)) for y in series.values())
+    for number in range(rounds):
+        due = [(name, y, at[number]) for name, y in series.items() if number < len(at := origins(len(y), horizon))]
+        started = time.process_time()
+        answers = method([y[max(0, at - CAP) : at] for _, y, at in due], horizon)
+        seconds, made = seconds + time.process_time() - started, made + len(due)
+        for (name, y, at), answer in zip(due, answers, strict=True):
+            actual, values = y[at : at + horizon], np.maximum(answer, 0)
+            error = actual[:, None] - values
+            loss = np.maximum(Q * error, (Q - 1) * error).sum()
+            found[name].append((loss, np.abs(actual).sum(), (error <= 1e-9).mean(0)))
+    out = {name: (2 * sum(r[0] for r in rows) / 4, sum(r[1] for r in rows), np.mean([r[2] for r in rows], axis=0))
+           for name, rows in found.items()}  # fmt: skip
+    return out, 1000 * seconds / made
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    horizon = 168 if "--days=7" in sys.argv else 24
+    series = hourly(folder())
+    results = {}
+    for name, method in methods("--quick" in sys.argv).items():
+        print(f"... {name}", file=sys.stderr, flush=True)
+        results[name] = judge(method, series, horizon)
+    wql = {name: {s: r[0] / max(r[1], 1e-9) for s, r in rows.items()} for name, (rows, _) in results.items()}
+    base = wql["seasonal naive 24 h"]
+    used = [s for s in series if base[s] > 0]
+    families = sorted({s.split("/")[0] for s in used})
+
+    def relative(name, part):
+        return float(np.exp(np.mean([np.log(max(wql[name][s], 1e-9) / base[s]) for s in part])))
+
+    print(
+        f"{len(used)} series, {horizon} h ahead; relWQL: smaller is better; cov: share of actuals under the quantile\n"
+    )
+    print("| method | relWQL | WQL pooled | cov90 | cov95 | " + " | ".join(families) + " | ms |")
+    print("|---|" + "---|" * (len(families) + 5))
+    for name, (rows, ms) in results.items():
+        pooled = sum(rows[s][0] for s in used) / sum(rows[s][1] for s in used)
+        cover = np.mean([rows[s][2] for s in used], axis=0)
+        parts = [[s for s in used if s.startswith(family + "/")] for family in families]
+        each = " | ".join(f"{relative(name, part):.3f}" for part in parts)
+        overall = f"{relative(name, used):.3f} | {pooled:.4f} | {cover[2]:.3f} | {cover[3]:.3f}"
+        print(f"| {name} | {overall} | {each} | {ms:.1f} |")
+    rivals = [name for name in results if name != "gpuledger"]
+    best = min(rivals, key=lambda name: relative(name, used))
+    print(f"\nours / best baseline ({best}): {relative('gpuledger', used) / relative(best, used):.3f}")
+    if "AutoETS (24)" in results:
+        print(f"ours / AutoETS: {relative('gpuledger', used) / relative('AutoETS (24)', used):.3f}")
+    worst = max(used, key=lambda s: wql["gpuledger"][s] / max(wql["Naive + conformal"][s], 1e-9))
+    ratio = wql["gpuledger"][worst] / wql["Naive + conformal"][worst]
+    print(f"worst series against Naive + conformal: {ratio:.3f} ({worst})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
