@@ -25,7 +25,7 @@ Q = np.array(QUANTILES)
 def origins(count, horizon):
     step, many = (18, 22) if horizon == 24 else (36, 8)
     found = [count - horizon - step * back for back in range(many)][::-1]
-    return [origin for origin in found if origin >= 192]
+    return [origin for origin in found if origin >= max(192, 2 * horizon + 1)]
 
 
 def ours(pasts, horizon):
