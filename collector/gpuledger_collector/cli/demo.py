@@ -101,7 +101,7 @@ def demo(
                   "--collector", stage.collector)  # fmt: skip
         report(stage, start, now)
         if not once:
-            live(stage)
+            live(stage, now)
 
 
 def instant(at: datetime) -> str:
@@ -207,7 +207,7 @@ def report(stage: Stage, start: datetime, now: datetime) -> None:
         print(f"    {name:18} {(stage.folder / name).stat().st_size:>10,} bytes")
 
 
-def live(stage: Stage) -> None:
+def live(stage: Stage, now: datetime) -> None:
     """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
     names = subprocess.run(
         [str(Path(sys.executable).with_name("gpuledger-agent")), "simulate", "--list-nodes"],
@@ -221,7 +221,7 @@ Live now: {len(agents)} agents sample every 10 s and push every minute. Open:
     {stage.collector}/metrics    the collector's own metrics
 Ask it, in another terminal:
     export GPULEDGER_DATA_DIR={stage.folder / "data"}
-    {Path(sys.executable).with_name("gpuledger")} chargeback --from ... --to ... --by team,project
+    {Path(sys.executable).with_name("gpuledger")} accelerators --from {now:%Y-%m-%d} --to {now + timedelta(days=1):%Y-%m-%d} --sort idlest
 Ctrl-C ends everything.""",
         flush=True,
     )
