@@ -221,7 +221,7 @@ Live now: {len(agents)} agents sample every 10 s and push every minute. Open:
     {stage.collector}/metrics    the collector's own metrics
 Ask it, in another terminal:
     export GPULEDGER_DATA_DIR={stage.folder / "data"}
-    {Path(sys.executable).with_name("gpuledger")} accelerators --from {now:%Y-%m-%d} --to {now + timedelta(days=1):%Y-%m-%d} --sort idlest
+    {Path(sys.executable).with_name("gpuledger")} {question}
 Ctrl-C ends everything.""",
         flush=True,
     )
