@@ -98,3 +98,12 @@ def test_no_file_names_a_path_of_a_build_machine():
         if path == Path(__file__):
             continue
         assert "/work/" not in path.read_text(errors="replace"), path
+
+
+def test_the_command_without_its_libraries_says_how_to_get_them():
+    """Where only the agent is installed, `gpuledger` is one sentence and exit code 3."""
+    code = "import sys\nsys.modules['typer'] = None\nfrom gpuledger_collector.__main__ import main\nmain()"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode == 3
+    assert "gpuledger[collector,embedded]" in answer.stderr
+    assert answer.stderr.count("\n") == 1

@@ -214,6 +214,7 @@ def live(stage: Stage, now: datetime) -> None:
         env=stage.environment, check=True, capture_output=True, text=True,
     ).stdout.split()  # fmt: skip
     agents = [start_agent(stage, name) for name in names]
+    question = f"accelerators --from {now:%Y-%m-%d} --to {now + timedelta(days=1):%Y-%m-%d} --sort idlest"
     print(
         f"""
 Live now: {len(agents)} agents sample every 10 s and push every minute. Open:
