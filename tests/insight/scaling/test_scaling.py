@@ -133,6 +133,16 @@ def test_ours_waits_less_than_the_tuned_reactive_on_a_daily_rhythm():
     assert done.predictive_days > 0
 
 
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000), cap=st.sampled_from([1.02, 1.05, 1.1]))
+def test_ours_keeps_to_the_money(seed, cap):
+    """Over the judged part capacity stays within the cap, also where the days after the history are wilder."""
+    demand = daily(20, seed)
+    demand[12 * PER_DAY :] += np.random.default_rng(seed).poisson(3, 8 * PER_DAY) * 4
+    ours = outcomes(demand, cost_cap=cap)[0]["gpuledger"].outcome
+    assert ours.capacity <= cap * ours.demand * 1.002
+
+
 def test_perfect_knowledge_waits_for_nothing_and_costs_the_demand():
     """The oracle's capacity is the demand; nothing can be cheaper without waiting."""
     found, _ = outcomes(daily())
