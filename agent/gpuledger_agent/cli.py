@@ -99,7 +99,10 @@ def run_command(given: argparse.Namespace) -> int:
         from gpuledger_agent.exposition import AgentCollector, serve
 
         sampler = agent.sampler
-        collector = AgentCollector(settings.node_name, lambda: sampler.latest, lambda: sampler.ticks, agent.spool)
+        vintage: Any = settings.dcgm_names
+        collector = AgentCollector(
+            settings.node_name, lambda: sampler.latest, lambda: sampler.ticks, agent.spool, vintage
+        )
         try:
             serve(settings.metrics_listen, collector)
         except OSError as error:

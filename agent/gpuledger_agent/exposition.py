@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
 from gpuledger_agent.catalogue import BY_NAME
+from gpuledger_agent.dcgm_names import Vintage, families
 from gpuledger_agent.readings import Accelerator
 from gpuledger_agent.sampler import Latest
 from gpuledger_agent.spool import Spool
@@ -25,14 +26,23 @@ HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
 class AgentCollector(Collector):
     """Reads the newest samples and the spool's counters at each scrape; never touches a GPU."""
 
-    def __init__(self, node: str, latest: Callable[[], Latest], ticks: Callable[[], int], spool: Spool) -> None:
-        self._node, self._latest, self._ticks, self._spool = node, latest, ticks, spool
+    def __init__(
+        self, node: str, latest: Callable[[], Latest], ticks: Callable[[], int], spool: Spool, dcgm: Vintage = "old"
+    ) -> None:
+        self._node, self._latest, self._ticks, self._spool, self._dcgm = node, latest, ticks, spool, dcgm
 
     def collect(self) -> Iterable[Metric]:
         """Every family once, with all its series together."""
         latest = self._latest()
         yield from self._gpu(latest)
         yield from self._owners(latest)
+        if self._dcgm != "off":
+            seen = [
+                (accelerator, latest.samples[accelerator.uuid], latest.holders.get(accelerator.uuid, ()))
+                for accelerator in latest.accelerators
+                if accelerator.uuid in latest.samples
+            ]
+            yield from families(self._node, latest.driver, seen, self._dcgm)
         yield from self._agent()
 
     def _labels(self, accelerator: Accelerator) -> list[str]:

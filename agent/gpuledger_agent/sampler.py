@@ -23,6 +23,7 @@ class Latest:
     """What /metrics shows: the newest sample and holders of each accelerator."""
 
     accelerators: Sequence[Accelerator] = ()
+    driver: str | None = None
     samples: dict[str, Sample] = field(default_factory=dict)
     holders: dict[str, Sequence[Holder]] = field(default_factory=dict)
 
@@ -46,7 +47,7 @@ class Sampler:
 
     def attached(self, inventory: Inventory) -> None:
         """The source has enumerated its accelerators."""
-        self.latest = Latest(tuple(inventory.accelerators))
+        self.latest = Latest(tuple(inventory.accelerators), inventory.driver)
         self.driver = inventory.driver
         self.status = "ok" if inventory.accelerators else "no_gpu"
         self.detail = "; ".join(inventory.problems) or ("" if inventory.accelerators else "the driver shows no GPU")

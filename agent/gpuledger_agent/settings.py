@@ -42,6 +42,7 @@ class Settings:
     push_interval_s: float = field(default=60.0, metadata={"help": "seconds between batches"})
     busy_threshold: float = field(default=0.01, metadata={"help": "activity above this ratio is busy"})
     metrics_listen: str = field(default="127.0.0.1:9440", metadata={"help": "address of /metrics; empty: none"})
+    dcgm_names: str = field(default="old", metadata={"help": "dcgm-exporter's names on /metrics: old, new or off"})
     owners: str = field(default="static,processes", metadata={"help": "owner sources, first match wins"})
     owner_rules_file: Path | None = field(default=None, metadata={"help": "TOML file with static owner rules"})
     seed: int = field(default=7, metadata={"help": "seed of the simulated fleet"})
@@ -155,6 +156,8 @@ def check(settings: Settings) -> list[str]:
         faults.append("spool_bytes: must be 1048576 or more")
     unknown = set(settings.owner_sources) - {"static", "processes", "dcgm", "simulated"}
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
+    if settings.dcgm_names not in {"old", "new", "off"}:
+        faults.append(f"dcgm_names: {settings.dcgm_names!r} is not old, new or off")
     if settings.log_level not in {"debug", "info", "warning", "error"}:
         faults.append(f"log_level: {settings.log_level!r} is not debug, info, warning or error")
     if settings.log_format not in {"plain", "json"}:

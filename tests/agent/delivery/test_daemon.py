@@ -178,7 +178,9 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
     promtool = shutil.which("promtool")
     if promtool:
         checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
+        # `modelName` is dcgm-exporter's own label; its pages draw the same remark. Nothing else may be said.
+        remarks = {line for line in checked.stderr.splitlines() if "camelCase" not in line or "DCGM_" not in line}
+        assert not remarks, remarks
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""/metrics in dcgm-exporter's words: what we write, our own reader of dcgm-exporter's pages understands."""
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gpuledger_agent.dcgm_names import families
+from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_agent.sources.dcgm import parse
+from gpuledger_agent.sources.fleet import Fleet
+from gpuledger_agent.sources.simulated import SimulatedSource
+
+AT = 1_790_850_000_000
+
+
+class Page:
+    def __init__(self, made):
+        self.made = made
+
+    def collect(self):
+        return self.made
+
+
+def page(node, vintage):
+    source = SimulatedSource(Fleet(7), node, lambda: AT)
+    inventory = source.open()
+    samples = {sample.uuid: sample for sample in source.read(())}
+    seen = [(entry, samples[entry.uuid], ()) for entry in inventory.accelerators]
+    registry = CollectorRegistry()
+    registry.register(Page(families(node, "580.1", seen, vintage)))
+    return inventory, samples, generate_latest(registry).decode()
+
+
+@pytest.mark.parametrize("vintage", ["old", "new"])
+@pytest.mark.parametrize("node", ["h100-01", "a100-01"])
+def test_what_we_write_reads_back_as_it_was(node, vintage):
+    """Every accelerator, MIG instances too, and every reading that both sides know comes back in base units."""
+    inventory, samples, text = page(node, vintage)
+    back = parse(text).seen
+    assert len(back) == len(inventory.accelerators)
+    for entry, (_, seen) in zip(inventory.accelerators, back.items(), strict=True):
+        assert seen.accelerator.mig_instance == entry.mig_instance
+        assert seen.accelerator.gpu_micro == entry.gpu_micro
+        assert (seen.node, seen.driver, seen.accelerator.model) == (node, "580.1", entry.model)
+        assert seen.values
+        for name, value in seen.values.items():
+            assert value == pytest.approx(samples[entry.uuid].values[name], rel=1e-5, abs=1e-6)
+
+
+def test_nvidias_dashboard_finds_its_six_metrics_and_two_labels():
+    """Dashboard 12239 asks for these names; the label order is dcgm-exporter's."""
+    _, _, text = page("h100-01", "old")
+    for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL",
+                 "DCGM_FI_DEV_FB_USED", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"):  # fmt: skip
+        assert re.search(rf"^{name}\{{", text, re.MULTILINE), name
+    line = next(line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_POWER_USAGE{"))
+    labels = re.findall(r'(\w+)="', line)
+    assert sorted(labels) == sorted(["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname",
+                                     "DCGM_FI_DRIVER_VERSION"])  # fmt: skip
+
+
+def test_units_are_dcgms():
+    """Watts, MHz, MiB and percent, as its users' alert rules expect."""
+    sample = Sample("G", 0, {"gpu_power_watts": 312.5, "gpu_sm_clock_hertz": 1.41e9, "gpu_memory_used_bytes": 2**30,
+                             "gpu_utilization_ratio": 0.91, "gpu_energy_joules_total": 5.0})  # fmt: skip
+    made = families("n", None, [(Accelerator("G", "G", 0, "NVIDIA L4"), sample, ())], "old")
+    assert {family.name: family.samples[0].value for family in made} == {
+        "DCGM_FI_DEV_GPU_UTIL": 91,
+        "DCGM_FI_DEV_FB_USED": 1024,
+        "DCGM_FI_DEV_SM_CLOCK": 1410,
+        "DCGM_FI_DEV_POWER_USAGE": 312.5,
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 5000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        (Workload("vision/train-0", "kubernetes", account="vision", name="train-0", tags={"container": "main"}),
+         {"container": "main", "namespace": "vision", "pod": "train-0"}),
+        (Workload("4711", "slurm"), {"hpc_job": "4711"}),
+        (Workload("x", "process"), {}),
+    ],
+)  # fmt: skip
+def test_pods_and_jobs_stand_on_the_lines(workload, expected):
+    """The holder is named as dcgm-exporter names it in Kubernetes and with job mapping files."""
+    sample = Sample("G", 0, {"gpu_power_watts": 1.0})
+    (family,) = families("n", None, [(Accelerator("G", "G", 0, "L4"), sample, [Holder(workload)])], "new")
+    labels = family.samples[0].labels
+    assert {name: labels[name] for name in expected} == expected
+    assert labels["hostname"] == "n"
+    assert ("pod" in labels) == (workload.kind == "kubernetes")
