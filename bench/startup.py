@@ -76,7 +76,8 @@ def main() -> int:
         middle = statistics.median(values)
         print(f"{name:32} {middle:9.3f} {middle / floor:7.1f}")
     rss, peak, share = agent_weight()
-    print(f"\nagent, 8 simulated GPUs at 1 s, collector away: RSS {rss:.1f} MiB, peak {peak:.1f} MiB, {share:.2%} of a core")
+    weight = f"RSS {rss:.1f} MiB, peak {peak:.1f} MiB, {share:.2%} of a core"
+    print(f"\nagent, 8 simulated GPUs at 1 s, collector away: {weight}")
     return 0
 
 
