@@ -2,7 +2,8 @@
 
 A profile such as `1g.10gb` names compute slices and memory. The share is max(compute slices / 7, memory / the device's
 memory), so that a physically full device is paid for in full; on A30 there are 4 compute slices. (dominant resource
-share, Ghodsi et al., NSDI 2011)
+share, Ghodsi et al., NSDI 2011) Compute instances that share the memory of one GPU instance (`1c.3g.40gb`) share its
+weight too, in proportion to their slices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from gpuledger_agent.readings import WHOLE_GPU
 
 _PROFILE = re.compile(r"(\d+)(?:c\.(\d+))?g\.(\d+)gb")
 _MEMORY_GB = re.compile(r"(\d+)\s*gb", re.IGNORECASE)
-_KNOWN_GB = (("a30", 24), ("gh200", 96), ("h200", 141), ("b200", 180), ("h100", 80), ("h800", 80), ("a800", 80))
+_KNOWN_GB = (("a30", 24), ("h200", 141), ("b200", 180), ("h100 nvl", 94), ("h100", 80),
+             ("h800", 80), ("a800", 80))  # fmt: skip
 GIB = 1024**3
 
 
@@ -29,6 +31,8 @@ def memory_slices(model: str) -> int:
 
 def device_gb(model: str) -> int | None:
     """Memory of a device in GB as its name tells it; None when neither name nor table does."""
+    if "gh200" in model.lower():  # its name tells the memory of the CPU: GH200 480GB has 96 GB, the HBM3e part 144
+        return 144 if "144g" in model.lower() else 96
     found = _MEMORY_GB.search(model)
     if found:
         return int(found[1])
@@ -44,21 +48,21 @@ def profile_share(profile: str, model: str) -> int | None:
     found = _PROFILE.match(profile.lower())
     if not found:
         return None
-    compute = int(found[1] if found[2] is None else found[2])
-    share = min(WHOLE_GPU, compute * WHOLE_GPU // compute_slices(model))
+    gpu_slices = int(found[1] if found[2] is None else found[2])
+    slices = memory_slices(model)
     whole_gb = device_gb(model)
-    if whole_gb:
-        slices = memory_slices(model)
-        taken = min(slices, max(1, round(int(found[3]) * slices / whole_gb)))
-        share = max(share, taken * WHOLE_GPU // slices)
-    return share
+    taken = round(int(found[3]) * slices / whole_gb) if whole_gb else 0
+    return share_of(int(found[1]), gpu_slices, taken, model)
 
 
-def measured_share(compute: int, memory_bytes: int, model: str, device_bytes: int | None) -> int:
-    """Micro-GPUs of an instance from what NVML says of it: compute slices, and memory beside the device's."""
-    share = min(WHOLE_GPU, compute * WHOLE_GPU // compute_slices(model))
-    if device_bytes:
-        slices = memory_slices(model)
-        taken = min(slices, max(1, round(memory_bytes * slices / device_bytes)))
-        share = max(share, taken * WHOLE_GPU // slices)
-    return share
+def measured_share(compute: int, gpu_slices: int, memory_bytes: int, model: str, device_bytes: int | None) -> int:
+    """Micro-GPUs by what NVML says: compute slices of the instance, those of its GPU instance, and memory."""
+    taken = round(memory_bytes * memory_slices(model) / device_bytes) if device_bytes else 0
+    return share_of(compute, gpu_slices, taken, model)
+
+
+def share_of(compute: int, gpu_slices: int, memory: int, model: str) -> int:
+    """The dominant share: of `gpu_slices` compute slices with `memory` memory slices, the part of `compute` slices."""
+    slices = memory_slices(model)
+    whole = max(gpu_slices * WHOLE_GPU // compute_slices(model), min(memory, slices) * WHOLE_GPU // slices)
+    return min(WHOLE_GPU, whole * min(compute, gpu_slices) // gpu_slices)

@@ -2,16 +2,21 @@
 
 Init happens once, never per sample; a GPU that is lost stays in the inventory by its UUID; what a card does not support
 is asked once per attach and then left out with its reason. With MIG on, the instances are the accelerators and the
-board's power and energy belong to none of them.
+board's power and energy belong to none of them: there is no sensor per instance, and any split would be invented.
+When the handles no longer stand for what is there (a driver reload, other MIG instances), the source says that it is
+unavailable, and the next `open` attaches anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from gpuledger_agent.health import worse
 from gpuledger_agent.mig import measured_share
 from gpuledger_agent.readings import Accelerator, Health, Inventory, Sample, SourceUnavailable
 from gpuledger_agent.sources.nvml_reader import DeviceReader, text
@@ -19,7 +24,10 @@ from gpuledger_agent.sources.nvml_worker import Pending, Worker
 
 INIT_DEADLINE_S = 60.0
 """The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence documentation)."""
+ATTACH_DEADLINE_S = 10.0
 READ_DEADLINE_S = 5.0
+STALE = frozenset({1, 2, 28, 999})
+"""Codes of a handle that no longer stands for its device: uninitialised, invalid argument, GPU not found, unknown."""
 
 _INIT_SENTENCES = {
     9: "the NVIDIA driver is not loaded; load it (modprobe nvidia) or install it",
@@ -30,14 +38,37 @@ _INIT_SENTENCES = {
 }
 
 
-@dataclass(slots=True)
-class Device:
-    """One accelerator with its worker and reader; `reader` is None for a device that could not be attached."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An accelerator of a board, with what reads it."""
 
     accelerator: Accelerator
-    worker: Worker
-    reader: DeviceReader | None
+    reader: DeviceReader
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A physical GPU as attached: itself the one member, or its MIG instances and a reader for the board's health."""
+
+    index: int
+    uuid: str
+    handle: Any
+    members: tuple[Member, ...]
+    guard: DeviceReader | None = None
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place in the driver's enumeration; without a board, `accelerators` are those known, and `health` says why."""
+
+    worker: Worker | None
+    board: Board | None
+    accelerators: Sequence[Accelerator]
     health: Health = field(default_factory=Health)
+
+
+class StaleBoard(Exception):
+    """A board's handles no longer stand for what is there."""
 
 
 class NvmlSource:
@@ -49,49 +80,90 @@ class NvmlSource:
         self,
         binding: Any = None,
         deadline_s: float = READ_DEADLINE_S,
+        attach_deadline_s: float = ATTACH_DEADLINE_S,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._given, self._deadline_s, self._monotonic_ns = binding, deadline_s, monotonic_ns
+        self._given, self._deadline_s, self._attach_deadline_s = binding, deadline_s, attach_deadline_s
+        self._monotonic_ns = monotonic_ns
         self._init = Worker("nvml-init")
         self._nvml: Any = binding
-        self._devices: list[Device] = []
+        self._started = False
+        self._workers: dict[int, Worker] = {}
+        self._late: dict[int, Pending[Board]] = {}
+        self._slots: list[Slot] = []
         self._known: dict[str, Accelerator] = {}
 
     def open(self) -> Inventory:
         """Loads the library and attaches every GPU. Raises SourceUnavailable with the sentence that cures it."""
-        pending = self._init.submit(self._attach)
+        pending = self._init.submit(self._start)
         if pending is None:
             raise SourceUnavailable("the NVIDIA driver has not answered the last attempt yet; see dmesg for Xid errors")
         try:
-            return pending.take(time.monotonic() + INIT_DEADLINE_S)
+            gpus, driver = pending.take(time.monotonic() + INIT_DEADLINE_S)
         except TimeoutError:
             raise SourceUnavailable(
                 f"the NVIDIA driver did not answer within {INIT_DEADLINE_S:.0f} s; see dmesg for Xid errors"
             ) from None
+        problems = self._attach_all(gpus)
+        return Inventory(driver, [entry for slot in self._slots for entry in slot.accelerators], problems)
 
-    def _attach(self) -> Inventory:
-        """Runs in the init worker."""
+    def _start(self) -> tuple[int, str | None]:
+        """Number of GPUs and driver version; runs in the init worker."""
         nvml = self._load()
+        try:
+            gpus = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            self._started = False
+            raise SourceUnavailable(f"NVML does not count its GPUs: {error_text(nvml, error)}") from error
+        return gpus, text(quietly(nvml, nvml.nvmlSystemGetDriverVersion)) or None
+
+    def _attach_all(self, gpus: int) -> list[str]:
+        """Attaches every GPU in its worker, all at once; sentences about those that could not be."""
+        boards = {slot.board.index: slot.board for slot in self._slots if slot.board is not None}
+        started = []
+        for index in range(gpus):
+            if index not in self._workers:
+                self._workers[index] = Worker(f"nvml-{index}")
+            started.append((index, self._begin(index, boards.get(index))))
+        deadline = time.monotonic() + self._attach_deadline_s
         problems: list[str] = []
-        devices: list[Device] = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                devices += self._attach_device(nvml, handle, index)
-            except nvml.NVMLError as error:
-                problems.append(f"GPU {index} cannot be attached: {error_text(nvml, error)}")
-        present = {device.accelerator.uuid for device in devices}
-        parents = {device.accelerator.device_uuid for device in devices}
-        for uuid, accelerator in self._known.items():
-            if uuid not in present and accelerator.device_uuid not in parents:
-                lost = Health("failed", "the GPU is lost: it was here and the driver no longer shows it")
-                devices.append(Device(accelerator, Worker(f"nvml-{uuid}"), None, lost))
-        self._known |= {device.accelerator.uuid: device.accelerator for device in devices}
-        for old in self._devices:
-            old.worker.end()
-        self._devices = devices
-        driver = quietly(nvml, nvml.nvmlSystemGetDriverVersion)
-        return Inventory(text(driver) or None, [device.accelerator for device in devices], problems)
+        slots = [self._attached(index, pending, deadline, problems) for index, pending in started]
+        present = {uuid for slot in slots for entry in slot.accelerators for uuid in (entry.uuid, entry.device_uuid)}
+        present |= {slot.board.uuid for slot in slots if slot.board is not None}
+        lost = Health("failed", "the GPU is lost: it was here and the driver no longer shows it")
+        for uuid, entry in self._known.items():
+            if uuid not in present and entry.device_uuid not in present:
+                slots.append(Slot(None, None, [entry], lost))
+        here = {entry.uuid: entry for slot in slots for entry in slot.accelerators}
+        # Instances that a present board no longer has were taken apart on purpose: they are gone, not lost.
+        self._known = here
+        self._slots = slots
+        return problems
+
+    def _begin(self, index: int, old: Board | None) -> Pending[Board] | None:
+        """An attach under way: the last one when it came too late to be taken, else a new one; None when neither."""
+        return self._late.pop(index, None) or self._workers[index].submit(partial(self._attach, index, old))
+
+    def _attached(self, index: int, pending: Pending[Board] | None, deadline: float, problems: list[str]) -> Slot:
+        """What became of an attach; its sentence goes to `problems` when there is no board."""
+        worker = self._workers[index]
+        known = [entry for entry in self._known.values() if entry.index == index]
+        silent = Slot(worker, None, known, Health("unknown", "the GPU did not answer when it was attached"))
+        try:
+            board = None if pending is None else pending.take(deadline)
+        except TimeoutError:
+            board = None
+            if pending is not None:
+                self._late[index] = pending
+        except Exception as error:  # one sick GPU must not keep the others from being read
+            problems.append(f"GPU {index} cannot be attached: {error_text(self._nvml, error)}")
+            return Slot(None, None, [])
+        if board is None:
+            problems.append(f"GPU {index} does not answer; it is attached as soon as it does")
+            return silent
+        if not board.members:
+            problems.append(f"GPU {index} has MIG on and no instance: nothing on it can be held")
+        return Slot(worker, board, [member.accelerator for member in board.members])
 
     def _load(self) -> Any:
         try:
@@ -99,7 +171,9 @@ class NvmlSource:
                 import pynvml
 
                 self._nvml = pynvml
-            self._nvml.nvmlInit()
+            if not self._started:
+                self._nvml.nvmlInit()
+                self._started = True
         except ImportError as error:
             raise SourceUnavailable("the package nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
         except self._nvml.NVMLError as error:
@@ -107,7 +181,12 @@ class NvmlSource:
             raise SourceUnavailable(sentence) from error
         return self._nvml
 
-    def _attach_device(self, nvml: Any, handle: Any, index: int) -> list[Device]:
+    def _attach(self, index: int, old: Board | None) -> Board:
+        """Runs in the worker of this GPU."""
+        nvml = self._nvml
+        for member in old.members if old is not None else ():
+            member.reader.release()
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         model = text(quietly(nvml, nvml.nvmlDeviceGetName, handle)) or "unknown"
         bus = quietly(nvml, nvml.nvmlDeviceGetPciInfo, handle)
@@ -115,91 +194,153 @@ class NvmlSource:
         total = None if memory is None else int(memory.total)
         pci = None if bus is None else text(bus.busId)
         mode = quietly(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        device = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
         if mode is not None and mode[0] == 1:
-            return self._attach_instances(nvml, handle, Accelerator(uuid, uuid, index, model, None, 1, total, pci))
-        accelerator = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
-        return [Device(accelerator, Worker(f"nvml-{index}"), DeviceReader(nvml, handle))]
-
-    def _attach_instances(self, nvml: Any, parent: Any, device: Accelerator) -> list[Device]:
-        """The MIG instances of a device; they share the device's worker, since they share its fate."""
-        worker = Worker(f"nvml-{device.index}")
-        found = []
-        for position in range(quietly(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
-            handle = quietly(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, position)
-            if handle is None:
-                continue
-            gpu_instance = quietly(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle)
-            attributes = quietly(nvml, nvml.nvmlDeviceGetAttributes, handle)
-            profile = text(quietly(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
-            memory = None if attributes is None else int(attributes.memorySizeMB) * 1024**2
-            compute = 7 if attributes is None else int(attributes.computeInstanceSliceCount or 1)
-            share = measured_share(compute, memory or 0, device.model, device.memory_bytes if memory else None)
-            accelerator = Accelerator(
-                text(nvml.nvmlDeviceGetUUID(handle)), device.uuid, device.index, device.model,
-                f"{profile or 'mig'}/{position if gpu_instance is None else gpu_instance}", share, memory,
-                device.pci_bus_id,
-            )  # fmt: skip
-            reader = DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance)
-            found.append(Device(accelerator, worker, reader))
-        return found
+            instances = tuple(instance(nvml, handle, entry, device) for entry in instance_handles(nvml, handle))
+            return Board(index, uuid, handle, instances, DeviceReader(nvml, handle))
+        return Board(index, uuid, handle, (Member(device, DeviceReader(nvml, handle)),))
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
-        """A sample of every accelerator; one that does not answer in time is `unknown`, one that is gone `failed`."""
+        """A sample of every accelerator; one that does not answer in time is `unknown`, one that is gone `failed`.
+
+        Raises SourceUnavailable when the GPUs are no longer those that were attached.
+        """
         wanted = frozenset(tiers)
-        groups: dict[int, list[Device]] = {}
-        for device in self._devices:
-            groups.setdefault(id(device.worker), []).append(device)
-        started = [
-            (group, group[0].worker.submit(lambda group=group: [self._read(device, wanted) for device in group]))  # type: ignore[misc]
-            for group in groups.values()
-        ]
+        started = [(slot, self._submit(slot, wanted)) for slot in self._slots]
         deadline = time.monotonic() + self._deadline_s
         samples: list[Sample] = []
-        for group, pending in started:
-            samples += self._take(group, pending, deadline)
+        stale: list[str] = []
+        for slot, pending in started:
+            try:
+                samples += self._take(slot, pending, deadline)
+            except StaleBoard as error:
+                stale.append(str(error))
+        if stale:
+            raise SourceUnavailable(f"{'; '.join(stale)}; the GPUs are attached anew")
         return samples
 
-    def _take(self, group: list[Device], pending: Pending[list[Sample]] | None, deadline: float) -> list[Sample]:
+    def _submit(self, slot: Slot, wanted: frozenset[str]) -> Pending[list[Sample]] | None:
+        if slot.worker is None:
+            return None
+        if slot.board is None:
+            return slot.worker.submit(answers_again)
+        return slot.worker.submit(partial(self._read, slot.board, wanted))
+
+    def _take(self, slot: Slot, pending: Pending[list[Sample]] | None, deadline: float) -> list[Sample]:
+        health = slot.health
         if pending is not None:
             try:
                 return pending.take(deadline)
             except TimeoutError:
                 pass
-        silent = Health("unknown", f"no answer from the driver within {self._deadline_s:g} s")
+            except StaleBoard:
+                raise
+            except Exception as error:  # read never raises for one sick accelerator
+                health = Health("unknown", f"reading it failed: {error_text(self._nvml, error)}")
+        if health == Health():
+            health = Health("unknown", f"unresponsive: no answer from the driver within {self._deadline_s:g} s")
         now_ns = self._monotonic_ns()
-        return [Sample(device.accelerator.uuid, now_ns, {}, {}, (), silent) for device in group]
+        return [Sample(entry.uuid, now_ns, {}, {}, (), health) for entry in slot.accelerators]
 
-    def _read(self, device: Device, tiers: frozenset[str]) -> Sample:
-        """Runs in the device's worker."""
-        uuid = device.accelerator.uuid
-        if device.reader is None:
-            return Sample(uuid, self._monotonic_ns(), {}, {}, (), device.health)
-        seen = device.reader.read(tiers)
-        return Sample(uuid, self._monotonic_ns(), seen.values, seen.absent, seen.processes, seen.health)
+    def _read(self, board: Board, tiers: frozenset[str]) -> list[Sample]:
+        """Runs in the worker of this GPU. Raises StaleBoard."""
+        self._check(board, tiers)
+        fate = Health() if board.guard is None else board.guard.health(tiers)
+        samples = []
+        for member in board.members:
+            seen = member.reader.read(tiers)
+            samples.append(Sample(member.accelerator.uuid, self._monotonic_ns(), seen.values, seen.absent,
+                                  seen.processes, worse(seen.health, fate)))  # fmt: skip
+        return samples
+
+    def _check(self, board: Board, tiers: frozenset[str]) -> None:
+        """Whether the handles still stand for what is there; the instances are counted on slow ticks only."""
+        codes = {member.reader.alive() for member in board.members}
+        if codes & STALE:
+            if 1 in codes:
+                self._started = False
+            raise StaleBoard(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
+        if board.guard is not None and "slow" in tiers:
+            nvml = self._nvml
+            there = {
+                text(quietly(nvml, nvml.nvmlDeviceGetUUID, entry)) for entry in instance_handles(nvml, board.handle)
+            }
+            if there != {member.accelerator.uuid for member in board.members}:
+                raise StaleBoard(f"GPU {board.index}: its MIG instances are others now")
 
     def close(self) -> None:
         """Lets every handle go (nvmlShutdown), so that a reset or a MIG change is not blocked."""
-        for device in self._devices:
-            device.worker.end()
-        self._devices = []
-        if self._nvml is not None:
-            pending = self._init.submit(lambda: quietly(self._nvml, self._nvml.nvmlShutdown))
-            if pending is not None:
-                try:
-                    pending.take(time.monotonic() + self._deadline_s)
-                except TimeoutError:
-                    return
+        ends: list[Pending[None] | None] = [
+            slot.worker.submit(partial(release, slot.board))
+            for slot in self._slots
+            if slot.worker is not None and slot.board is not None
+        ]
+        deadline = time.monotonic() + self._deadline_s
+        settled(ends, deadline)
+        for worker in self._workers.values():
+            worker.end()
+        self._slots, self._workers, self._late = [], {}, {}
+        if self._started:
+            self._started = False
+            settled([self._init.submit(lambda: quietly(self._nvml, self._nvml.nvmlShutdown))], deadline)
+
+
+def answers_again() -> list[Sample]:
+    """The first thing that the worker of a GPU does which did not answer when it was attached: it can be attached."""
+    raise StaleBoard("a GPU that did not answer does so again")
+
+
+def settled(calls: Iterable[Pending[None] | None], deadline: float) -> None:
+    """Waits for calls whose answers nobody needs, until the deadline at most."""
+    for call in calls:
+        if call is not None:
+            with contextlib.suppress(TimeoutError):
+                call.take(deadline)
+
+
+def release(board: Board) -> None:
+    """Frees what the readers of a board hold."""
+    for member in board.members:
+        member.reader.release()
+
+
+def instance_handles(nvml: Any, parent: Any) -> list[Any]:
+    """Handles of the MIG instances of a device; the positions of destroyed ones stay empty."""
+    most = quietly(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0
+    found = [quietly(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, position) for position in range(most)]
+    return [handle for handle in found if handle is not None]
+
+
+def instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Member:
+    """A MIG instance with its dominant share of the device."""
+    gpu_instance = quietly(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle)
+    attributes = quietly(nvml, nvml.nvmlDeviceGetAttributes, handle)
+    profile = text(quietly(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
+    memory = None if attributes is None else int(attributes.memorySizeMB) * 1024**2
+    compute, slices = (7, 7) if attributes is None else (
+        int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1)
+    )  # fmt: skip
+    share = measured_share(compute, slices, memory or 0, device.model, device.memory_bytes if memory else None)
+    accelerator = replace(
+        device, uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        mig_instance=f"{profile or 'mig'}/{'' if gpu_instance is None else gpu_instance}",
+        gpu_micro=share, memory_bytes=memory,
+    )  # fmt: skip
+    return Member(accelerator, DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance))
 
 
 def quietly(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
     """The call's answer, None where the card or the driver does not have it."""
     try:
         return call(*arguments)
-    except (nvml.NVMLError, AttributeError):
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError, AttributeError):
         return None
 
 
 def error_text(nvml: Any, error: Any) -> str:
     """NVML's own words for an error, with its number."""
-    words = text(quietly(nvml, nvml.nvmlErrorString, error.value)) if hasattr(nvml, "nvmlErrorString") else ""
-    return f"{words or error} (NVML {error.value})"
+    code = getattr(error, "value", None)
+    if not isinstance(code, int):
+        return f"{type(error).__name__}: {error}"
+    words = text(quietly(nvml, nvml.nvmlErrorString, code)) if hasattr(nvml, "nvmlErrorString") else ""
+    return f"{words or error} (NVML {code})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.health import EVIDENCE, verdict
 from gpuledger_agent.metrics import Call, Field, Gpm, Metric
 from gpuledger_agent.readings import Health, Process
 
@@ -62,6 +63,7 @@ class DeviceReader:
         scope = "GPU" if parent is None else "MIG"
         self._plan = [metric for metric in METRICS if metric.reader is not None and scope in metric.scopes]
         self._never: dict[str, str] = {}
+        self._evidence: dict[str, float | int] = {}
         if parent is not None:
             self._never |= {
                 metric.name: "not measured per MIG instance"
@@ -73,19 +75,41 @@ class DeviceReader:
 
     def read(self, tiers: frozenset[str]) -> Seen:
         """The metrics of the tiers asked for. Never raises for what a card lacks."""
-        seen = Seen()
-        due = [metric for metric in self._plan if metric.tier in tiers and metric.name not in self._never]
-        self._read_calls([metric for metric in due if isinstance(metric.reader, Call)], seen)
-        self._read_fields([metric for metric in due if isinstance(metric.reader, Field)], seen)
-        if "gpm" in tiers:
-            self._read_gpm([metric for metric in due if isinstance(metric.reader, Gpm)], seen)
-        seen.processes = self._processes(seen)
-        seen.values["gpu_processes"] = len(seen.processes)
+        seen = self._gather([metric for metric in self._plan if metric.tier in tiers], "gpm" in tiers)
+        self._read_processes(seen)
         if seen.failed is not None:
             seen.values.clear()
         seen.absent |= self._never
         self._derive(seen)
         seen.health = self._verdict(seen)
+        if "fast" in tiers and seen.health == Health() and not seen.values.keys() - {"gpu_processes"}:
+            seen.health = Health("unknown", "the driver refuses every reading")
+        return seen
+
+    def health(self, tiers: frozenset[str]) -> Health:
+        """The verdict alone, from the few metrics that it looks at: for a device whose instances are read instead."""
+        return self._verdict(
+            self._gather([metric for metric in self._plan if metric.tier in tiers and metric.name in EVIDENCE], False)
+        )
+
+    def alive(self) -> int:
+        """0 when the handle still stands for this device; else NVML's code (1 and 2 after a reload or a MIG change)."""
+        answer = self._guarded(lambda: self._nvml.nvmlDeviceGetUUID(self._handle))
+        return answer.code if isinstance(answer, _Refusal) else 0
+
+    def release(self) -> None:
+        """Frees what the driver's library holds for this reader."""
+        for sample in self._gpm or ():
+            self._guarded(lambda sample=sample: self._nvml.nvmlGpmSampleFree(sample))  # type: ignore[misc]
+        self._gpm, self._gpm_ready = None, False
+
+    def _gather(self, due: Sequence[Metric], gpm: bool) -> Seen:
+        seen = Seen()
+        asked = [metric for metric in due if metric.name not in self._never]
+        self._read_calls([metric for metric in asked if isinstance(metric.reader, Call)], seen)
+        self._read_fields([metric for metric in asked if isinstance(metric.reader, Field)], seen)
+        if gpm:
+            self._read_gpm([metric for metric in asked if isinstance(metric.reader, Gpm)], seen)
         return seen
 
     def _refused(self, metric: Metric, code: int, seen: Seen) -> None:
@@ -195,8 +219,12 @@ class DeviceReader:
             for metric in due:
                 self._refused(metric, support.code if isinstance(support, _Refusal) else 3, seen)
             return False
-        self._gpm = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
-        return True
+        buffers = [self._guarded(nvml.nvmlGpmSampleAlloc) for _ in range(2)]
+        refusals = [buffer for buffer in buffers if isinstance(buffer, _Refusal)]
+        for metric in due if refusals else ():
+            self._refused(metric, refusals[0].code, seen)
+        self._gpm = None if refusals else buffers
+        return not refusals
 
     def _gpm_sample(self, sample: Any) -> None:
         if self._parent is not None and self._gpu_instance is not None:
@@ -226,24 +254,34 @@ class DeviceReader:
             else:
                 self._put(metric, entry.value, seen)
 
-    def _processes(self, seen: Seen) -> Sequence[Process]:
+    def _read_processes(self, seen: Seen) -> None:
+        """Every process with a context, once; no number at all where the driver does not list them."""
         found: dict[int, Process] = {}
         for kind, names in _PROCESS_CALLS:
-            for name in names:
-                function = getattr(self._nvml, name, None)
-                answer = _Refusal(13) if function is None else self._guarded(lambda call=function: call(self._handle))  # type: ignore[misc]
-                if isinstance(answer, _Refusal):
-                    if answer.code in {LOST, RESET_REQUIRED}:
-                        seen.failed = answer.code
-                        return ()
-                    continue
-                for entry in answer:
-                    found.setdefault(int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind))
-                break
-            else:
-                if kind == "compute":
-                    seen.absent["gpu_processes"] = "the driver does not list processes"
-        return tuple(found.values())
+            answer = self._first_answer(names)
+            if isinstance(answer, _Refusal):
+                if answer.code in {LOST, RESET_REQUIRED}:
+                    seen.failed = answer.code
+                if kind == "compute" and names is _PROCESS_CALLS[0][1]:
+                    why = _REASONS.get(answer.code, f"NVML error {answer.code}")
+                    seen.absent["gpu_processes"] = f"the driver does not list processes: {why}"
+                    return
+                continue
+            for entry in answer:
+                found.setdefault(int(entry.pid), Process(int(entry.pid), _memory(entry.usedGpuMemory), kind))
+        seen.processes = tuple(found.values())
+        seen.values["gpu_processes"] = len(found)
+
+    def _first_answer(self, names: Sequence[str]) -> Any:
+        """The answer of the newest version of a call that this driver has, or the last refusal."""
+        answer: Any = _Refusal(13)
+        for name in names:
+            function = getattr(self._nvml, name, None)
+            if function is not None:
+                answer = self._guarded(lambda call=function: call(self._handle))  # type: ignore[misc]
+            if not (isinstance(answer, _Refusal) and answer.code in {13, 25}):
+                return answer
+        return answer
 
     def _derive(self, seen: Seen) -> None:
         values = seen.values
@@ -253,16 +291,11 @@ class DeviceReader:
             values["gpu_memory_used_ratio"] = used / (used + free)
 
     def _verdict(self, seen: Seen) -> Health:
-        values = seen.values
+        """By the newest of each counter: they are not all due at every read, and a fault stands until read as gone."""
         if seen.failed is not None:
             return Health("failed", _REASONS[seen.failed])
-        action = values.get("gpu_recovery_action", 0)
-        if action:
-            return Health("degraded", f"the driver asks for recovery action {int(action)}")
-        for name, cause in _DEGRADED:
-            if values.get(name, 0) > 0:
-                return Health("degraded", cause)
-        return Health()
+        self._evidence |= {name: seen.values[name] for name in EVIDENCE & seen.values.keys()}
+        return verdict(self._evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,14 +307,9 @@ class _Refusal:
 
 _PROCESS_CALLS: tuple[tuple[Literal["compute", "graphics"], tuple[str, ...]], ...] = (
     ("compute", ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")),
+    ("compute", ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")),
     ("graphics", ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")),
 )  # fmt: skip
-_DEGRADED = (
-    ("gpu_remapped_rows_failure", "a row of memory could not be remapped"),
-    ("gpu_ecc_uncorrected_volatile_total", "uncorrected ECC errors since the driver was loaded"),
-    ("gpu_remapped_rows_pending", "a row remap waits for a reset"),
-    ("gpu_retired_pages_pending", "a page retirement waits for a reset"),
-)
 
 
 def _item(answer: Any, item: int | str | None) -> Any:
