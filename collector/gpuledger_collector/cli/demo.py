@@ -201,6 +201,8 @@ def report(stage: Stage, start: datetime, now: datetime) -> None:
     stage.run("gpuledger", "reconcile", *span)
     stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
+    stage.run("gpuledger", "forecast", "--horizon", "24h")
+    stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
     print()
     stage.say("done; the files are in " + str(stage.folder))
     for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuledger_collector.cli.common import DONE, FINDINGS, refuse
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 5_000
 MANY = 200
+
+
+class Group(enum.StrEnum):
+    """What the ledger's demand is summed by."""
+
+    pool = "pool"
+    model = "model"
 
 
 class Shape(enum.StrEnum):
@@ -35,20 +42,32 @@ def register(root: typer.Typer) -> None:
 
 
 def forecast(
-    series: str = typer.Option(
-        ...,
+    series: str | None = typer.Option(
+        None,
         "--series",
         metavar="FILE",
-        help="CSV with ts,series,value, evenly spaced; an empty value is a gap; - reads standard input.",
+        help="CSV with ts,series,value, evenly spaced; an empty value is a gap; - reads standard input. "
+        "Without it: the ledger's own demand, by pool and hour.",
     ),
+    pool: str | None = typer.Option(None, "--pool", help="Only this pool of the ledger."),
+    by: Group = typer.Option(Group.pool, "--by", help="Series of the ledger: by pool or by GPU model."),
     horizon: str = typer.Option("24h", "--horizon", metavar="SPAN", help="How far ahead: 6h, 24h, 7d."),
     shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
 ) -> None:
     """Forecast demand as quantiles, for the horizon after each series' last instant."""
+    from gpuledger_collector.cli.ledger_demand import from_ledger
     from gpuledger_collector.cli.series_files import duration_ms, read_series
 
     span = duration_ms(horizon, "--horizon")
-    read = read_series(series)
+    if series is not None and pool is not None:
+        refuse("--series and --pool: give one of them, a file or a pool of the ledger")
+    read = (
+        read_series(series)
+        if series is not None
+        else from_ledger(dsn, config, "model" if by is Group.model else "pool", pool)
+    )
     usable = [one for one in read.series if one.known]
     for one in read.series:
         if not one.known:

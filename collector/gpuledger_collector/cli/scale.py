@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
 
-from gpuledger_collector.cli.common import refuse
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest
+    from gpuledger_collector.insight.scaling.advice import Advice
     from gpuledger_collector.insight.series import Series
 
 
@@ -31,12 +33,70 @@ def register(root: typer.Typer) -> None:
     group = typer.Typer(help="Capacity in time: back-test policies on a demand series.", no_args_is_help=True)
     example = "Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json"
     group.command(epilog=example)(backtest)
+    advice = "Example: gpuledger scale advise --delay 10m --format json"
+    group.command(epilog=advice)(advise)
     group.callback()(_group)
     root.add_typer(group, name="scale")
 
 
 def _group() -> None:
-    """Capacity in time: what policies would have brought on a demand series."""
+    """Capacity in time: what policies would have brought, and what to hold now."""
+
+
+def advise(
+    pool: str | None = typer.Option(None, "--pool", help="Only this pool of the ledger."),
+    delay: str = typer.Option("10m", "--delay", metavar="SPAN", help="From an order to the GPU that serves."),
+    floor: float = typer.Option(0.0, "--floor", min=0.0, help="GPUs to hold at least."),
+    ceiling: float | None = typer.Option(None, "--ceiling", min=0.0, help="GPUs to hold at most."),
+    node_gpus: float = typer.Option(1.0, "--node-gpus", min=0.01, help="GPUs of a node."),
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say how many GPUs each pool should hold now, and why. Advice only: nothing is started or stopped.
+
+    Never below the demand of now; a pool whose demand is not known of late gets no number, and the command ends with 1.
+    """
+    from gpuledger_collector.cli.ledger_demand import from_ledger
+    from gpuledger_collector.cli.series_files import duration_ms
+    from gpuledger_collector.insight.scaling.advice import Limits
+    from gpuledger_collector.insight.scaling.advice import advise as compute
+    from gpuledger_collector.wiring import now
+
+    lead_ms = duration_ms(delay, "--delay")
+    limits = Limits(floor_gpus=floor, ceiling_gpus=ceiling, node_gpus=node_gpus)
+    read = from_ledger(dsn, config, "pool", pool)
+    now_ms = round(now().timestamp() * 1000)
+    given = {one.name: compute(one, lead_ms, now_ms, limits) for one in read.series}
+    emit_advice(given, shape)
+    raise typer.Exit(FINDINGS if None in given.values() else DONE)
+
+
+STALE = "demand is not known of late: no number, react to what you see"
+ADVICE = ("pool", "demand_now", "desired_gpus", "mode", "reason")
+
+
+def emit_advice(given: Mapping[str, Advice | None], shape: Shape) -> None:
+    """Print the advice; a pool without one has its reason and no number."""
+    rows = [
+        (name, None, None, "stale", STALE)
+        if one is None
+        else (name, round(one.demand_now, 3), one.desired_gpus, one.mode, one.reason)
+        for name, one in given.items()
+    ]
+    if shape is Shape.json:
+        import json
+
+        print(json.dumps([dict(zip(ADVICE, row, strict=True)) for row in rows], indent=2))
+        return
+    if shape is Shape.csv:
+        import csv
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *rows])
+        return
+    for name, demand, desired, mode, reason in rows:
+        print(f"{name}: hold {desired:g} GPUs (demand now {demand:g}, {mode}). {reason}" if desired is not None
+              else f"{name}: {reason}")  # fmt: skip
 
 
 def backtest(

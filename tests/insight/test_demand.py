@@ -1,0 +1,54 @@
+"""Demand from the ledger: what was held, hour by hour, and unknown where nobody looked."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.insight.demand import HOUR_MS, HeldHour, Span, hourly
+
+T0 = 490_000 * HOUR_MS
+
+
+def hour(number):
+    return T0 + number * HOUR_MS
+
+
+def held(number, gpus, seen):
+    return HeldHour("train", hour(number), gpus * HOUR_MS, seen * HOUR_MS)
+
+
+def test_hours_without_enough_evidence_are_unknown():
+    """Of four GPUs, all seen: known. Two seen: nobody knows how many were held. None seen: a gap, never zero."""
+    capacity = [Span("train", 1.0, hour(0), hour(4))] * 4
+    (series,) = hourly(hour(0), hour(4), [held(0, 3, 4), held(1, 2, 2), held(3, 0, 4)], capacity, [])
+    assert series.start_ms == hour(0)
+    np.testing.assert_array_equal(series.values, [3.0, np.nan, np.nan, 0.0])
+
+
+def test_a_series_begins_with_its_pool():
+    """A pool that was bought in the third hour has no hours before it; one that left has none after."""
+    capacity = [Span("train", 2.0, hour(2), hour(4))]
+    (series,) = hourly(hour(0), hour(8), [held(2, 1, 2), held(3, 2, 2)], capacity, [])
+    assert (series.start_ms, len(series.values)) == (hour(2), 2)
+
+
+def test_counts_are_known_from_first_to_last_and_never_added_to_observed_pools():
+    """Imported usage is a series of its own pool; in a pool with observed accelerators it is left out."""
+    counted = [Span("slurm", 8.0, hour(1), hour(3)), Span("train", 5.0, hour(0), hour(4))]
+    series = hourly(hour(0), hour(4), [held(0, 1, 1)], [Span("train", 1.0, hour(0), hour(1))], counted)
+    assert [one.name for one in series] == ["slurm", "train"]
+    np.testing.assert_array_equal(series[0].values, [8.0, 8.0])
+    np.testing.assert_array_equal(series[1].values, [1.0])
+
+
+@given(
+    st.lists(st.tuples(st.integers(-5 * HOUR_MS, 30 * HOUR_MS), st.integers(1, 9 * HOUR_MS)), min_size=1, max_size=8)
+)
+def test_hours_add_up_to_the_spans(spans):
+    """Partial hours count in part: the series' GPU-hours are those of the spans inside the period."""
+    made = hourly(
+        hour(0), hour(24), [], [], [Span("p", 2.0, T0 + start, T0 + start + length) for start, length in spans]
+    )
+    inside = sum(max(0, min(start + length, 24 * HOUR_MS) - max(start, 0)) for start, length in spans)
+    total = sum(one.values.sum() for one in made)
+    assert abs(total - 2.0 * inside / HOUR_MS) < 1e-6
