@@ -32,7 +32,7 @@ def gpuledger():
 
 
 def test_usage_in_the_ledger_is_forecast_and_advised_on(gpuledger):
-    """A pool that holds 4 GPUs by day and 1 by night is forecast hour by hour, and advised never below what it holds."""
+    """A pool that holds 4 GPUs by day and 1 by night is forecast by the hour, and advised never below its demand."""
     now = dt.datetime.now(dt.UTC).replace(minute=0, second=0, microsecond=0)
     rows = ["workload_id,start,end,gpus,pool"]
     start = now - dt.timedelta(days=21)
