@@ -1,7 +1,10 @@
 /* A stand-in for libnvidia-ml.so.1, driven by a scenario file that is read again at each call.
  *
  * The file (environment NVML_STUB_SCENARIO) holds words: `gpus N`, `init CODE`, `hang GPU SECONDS`, `lost GPU`,
- * `power GPU MILLIWATTS`, `busy GPU PERCENT`, `process GPU PID`, `mig GPU` (two instances of 1g.10gb on that GPU).
+ * `power GPU MILLIWATTS`, `busy GPU PERCENT`, `process GPU PID`, `mig GPU` (two instances of 1g.10gb on that GPU),
+ * `instances GPU N` (that many instead), `recovery GPU ACTION`, `remap GPU FAILURES`, `hidden GPU 1` (its processes may
+ * not be seen), `stale GPU CODE` (handles of that GPU answer with this code), `gpm GPU PERCENT` (a card that has GPU
+ * performance monitoring, with this SM activity).
  * Only what the real pynvml asks for in our tests is here; everything else is "function not found", as in old drivers.
  */
 #include <errno.h>
@@ -10,9 +13,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, LOST = 15 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7, LOST = 15 };
 #define GPUS 16
-#define INSTANCES 2
+#define INSTANCES 7
 
 struct gpu {
     int index, instance; /* instance -1: the device itself */
@@ -22,6 +25,7 @@ static int initialised;
 
 static struct {
     int gpus, init, lost[GPUS], hang[GPUS], power[GPUS], busy[GPUS], pid[GPUS], mig[GPUS];
+    int instances[GPUS], recovery[GPUS], remap[GPUS], hidden[GPUS], stale[GPUS], gpm[GPUS];
 } now;
 
 static void look(void) {
@@ -30,7 +34,7 @@ static void look(void) {
     FILE *file = path ? fopen(path, "r") : NULL;
     char word[32];
     int gpu, value;
-    for (int i = 0; i < GPUS; i++) now.power[i] = 70000;
+    for (int i = 0; i < GPUS; i++) { now.power[i] = 70000; now.instances[i] = 2; }
     if (!file) return;
     while (fscanf(file, "%31s", word) == 1) {
         if (!strcmp(word, "gpus")) { if (fscanf(file, "%d", &now.gpus) != 1) break; continue; }
@@ -43,6 +47,12 @@ static void look(void) {
         if (!strcmp(word, "power")) now.power[gpu] = value;
         if (!strcmp(word, "busy")) now.busy[gpu] = value;
         if (!strcmp(word, "process")) now.pid[gpu] = value;
+        if (!strcmp(word, "instances")) now.instances[gpu] = value;
+        if (!strcmp(word, "recovery")) now.recovery[gpu] = value;
+        if (!strcmp(word, "remap")) now.remap[gpu] = value;
+        if (!strcmp(word, "hidden")) now.hidden[gpu] = value;
+        if (!strcmp(word, "stale")) now.stale[gpu] = value;
+        if (!strcmp(word, "gpm")) now.gpm[gpu] = value;
     }
     fclose(file);
 }
@@ -53,6 +63,8 @@ static int ready(struct gpu *gpu) {
     if (!initialised) return UNINITIALIZED;
     struct timespec left = {now.hang[gpu->index], 0};
     while (left.tv_sec + left.tv_nsec > 0 && nanosleep(&left, &left) == -1 && errno == EINTR) {}
+    if (now.stale[gpu->index]) return now.stale[gpu->index];
+    if (gpu->instance >= now.instances[gpu->index]) return INVALID;
     return now.lost[gpu->index] ? LOST : OK;
 }
 
@@ -138,6 +150,11 @@ int nvmlDeviceGetFieldValues(struct gpu *gpu, int count, struct field *fields) {
             fields[i].type = 1;
             fields[i].value.ui = fields[i].id == 82 ? 55 : 71000;
         }
+        if (fields[i].id == 230 || fields[i].id == 145) { /* recovery action; failed row remaps */
+            fields[i].code = OK;
+            fields[i].type = 1;
+            fields[i].value.ui = fields[i].id == 230 ? now.recovery[gpu->index] : now.remap[gpu->index];
+        }
     }
     return OK;
 }
@@ -145,6 +162,7 @@ int nvmlDeviceGetFieldValues(struct gpu *gpu, int count, struct field *fields) {
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *list) {
     ASK(gpu);
+    if (now.hidden[gpu->index]) return NO_PERMISSION;
     unsigned have = now.pid[gpu->index] ? 1 : 0, room = *count;
     *count = have;
     if (room < have) return TOO_SMALL;
@@ -156,7 +174,7 @@ int nvmlDeviceGetMigMode(struct gpu *gpu, unsigned *current, unsigned *pending) 
 int nvmlDeviceGetMaxMigDeviceCount(struct gpu *gpu, unsigned *count) { ASK(gpu); *count = 7; return OK; }
 int nvmlDeviceGetMigDeviceHandleByIndex(struct gpu *gpu, unsigned index, struct gpu **handle) {
     ASK(gpu);
-    if (index >= INSTANCES) return NOT_FOUND;
+    if (index >= (unsigned)now.instances[gpu->index]) return NOT_FOUND;
     instances[gpu->index][index] = (struct gpu){gpu->index, index};
     *handle = &instances[gpu->index][index];
     return OK;
@@ -168,5 +186,38 @@ int nvmlDeviceGetAttributes_v2(struct gpu *gpu, struct attributes *attributes) {
     memset(attributes, 0, sizeof *attributes);
     attributes->gpu_slices = attributes->compute_slices = 1;
     attributes->memory_mb = 10ULL << 10;
+    return OK;
+}
+
+/* GPU performance monitoring: a sample keeps when it was taken; a metric needs two samples, the older one first. */
+struct sample { unsigned long taken; int percent; };
+struct gpm_metric { unsigned id; int code; double value; const char *names[3]; };
+struct gpm_request { unsigned version, count; struct sample *first, *second; struct gpm_metric metrics[477]; };
+static unsigned long taken, allocated;
+
+int nvmlGpmQueryDeviceSupport(struct gpu *gpu, unsigned *support) { ASK(gpu); support[1] = now.gpm[gpu->index] > 0; return OK; }
+int nvmlGpmSampleAlloc(struct sample **sample) { *sample = calloc(1, sizeof **sample); allocated++; return OK; }
+int nvmlGpmSampleFree(struct sample *sample) { free(sample); allocated--; return OK; }
+unsigned long nvml_stub_allocated(void) { return allocated; }
+int nvmlGpmSampleGet(struct gpu *gpu, struct sample *sample) {
+    ASK(gpu);
+    *sample = (struct sample){++taken, now.gpm[gpu->index]};
+    return OK;
+}
+int nvmlGpmMigSampleGet(struct gpu *gpu, unsigned gpu_instance, struct sample *sample) {
+    ASK(gpu);
+    *sample = (struct sample){++taken, now.gpm[gpu->index] / (int)gpu_instance};
+    return OK;
+}
+int nvmlGpmMetricsGet(struct gpm_request *request) {
+    if (request->version != 1) return 25;
+    if (!request->first->taken || request->first->taken >= request->second->taken) return INVALID;
+    for (unsigned i = 0; i < request->count; i++) {
+        struct gpm_metric *metric = &request->metrics[i];
+        metric->value = 3735928559.0; /* what a failed metric holds must never be read */
+        metric->code = metric->id == 2 || metric->id == 20 ? OK : NOT_SUPPORTED;
+        if (metric->id == 2) metric->value = request->second->percent; /* SM activity, percent */
+        if (metric->id == 20) metric->value = 3.0;                     /* PCIe transmit, MiB/s */
+    }
     return OK;
 }

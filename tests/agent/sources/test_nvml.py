@@ -133,3 +133,159 @@ def test_a_recording_replays_what_was_seen(card, tmp_path):
         assert is_now["uuid"] == was["uuid"]
         assert is_now["metrics"] == was["metrics"]
         assert is_now["absent"] == was["absent"]
+
+
+LOOK = """
+import json, sys, time
+from gpuledger_agent.readings import SourceUnavailable
+from gpuledger_agent.sources.nvml import NvmlSource
+def scene(text):
+    open({path!r}, 'w').write(text)
+def show(value):
+    print(json.dumps(value))
+def health(samples):
+    return [[sample.health.status, sample.health.cause] for sample in samples]
+"""
+
+
+def told(card, code):
+    printed = card.python(LOOK.format(path=str(card.path)) + code)
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_a_fault_stands_between_its_rare_readings(card):
+    """The counters behind a verdict are read once a minute; in between the GPU stays degraded, and its repair shows."""
+    fault, between, repaired = told(
+        card,
+        "scene('gpus 1\\nrecovery 0 1\\n')\n"
+        "source = NvmlSource(); source.open()\n"
+        "show(health(source.read(('fast', 'slow'))))\n"
+        "show(health(source.read(('fast',))))\n"
+        "scene('gpus 1\\n')\n"
+        "show(health(source.read(('fast', 'slow'))))\n",
+    )
+    assert fault == between == [["degraded", "the driver asks to reset the GPU"]]
+    assert repaired == [["ok", ""]]
+
+
+def test_a_failed_remap_of_a_board_degrades_its_mig_instances(card):
+    """Instances share the fate of their board: its broken memory is theirs."""
+    (seen,) = told(
+        card,
+        "scene('gpus 1\\nmig 0\\nremap 0 1\\n')\n"
+        "source = NvmlSource(); source.open()\n"
+        "show(health(source.read(('fast', 'slow'))))\n",
+    )
+    assert seen == [["degraded", "a row of memory could not be remapped"]] * 2
+
+
+def test_a_gpu_that_hangs_when_it_is_attached_keeps_nobody_waiting(card):
+    """The others are attached and read; the sentence names the silent one, and it joins when it answers."""
+    inventory, health, late, after = told(
+        card,
+        "scene('gpus 2\\nhang 1 1\\n')\n"
+        "source = NvmlSource(attach_deadline_s=0.3)\n"
+        "inventory = source.open()\n"
+        "show([[entry.index for entry in inventory.accelerators], list(inventory.problems)])\n"
+        "show(health(source.read(('fast',))))\n"
+        "scene('gpus 2\\n')\n"
+        "deadline = time.monotonic() + 40\n"
+        "sentence = ''\n"
+        "while not sentence and time.monotonic() < deadline:\n"
+        "    try: source.read(('fast',)); time.sleep(0.1)\n"
+        "    except SourceUnavailable as error: sentence = str(error)\n"
+        "show(sentence)\n"
+        "show([entry.index for entry in source.open().accelerators] + health(source.read(('fast',))))\n",
+    )
+    assert inventory == [[0], ["GPU 1 does not answer; it is attached as soon as it does"]]
+    assert health == [["ok", ""]]
+    assert "answers" in late or "does so again" in late
+    assert after == [0, 1, ["ok", ""], ["ok", ""]]
+
+
+def test_other_mig_instances_are_noticed(card):
+    """A new instance makes the source say so at the next slow tick, and the next attach knows it; none is lost."""
+    before, sentence, grown, shrunk = told(
+        card,
+        "scene('gpus 1\\nmig 0\\n')\n"
+        "source = NvmlSource()\n"
+        "show([entry.mig_instance for entry in source.open().accelerators])\n"
+        "scene('gpus 1\\nmig 0\\ninstances 0 3\\n')\n"
+        "source.read(('fast',))\n"
+        "try: source.read(('fast', 'slow'))\n"
+        "except SourceUnavailable as error: show(str(error))\n"
+        "show([entry.mig_instance for entry in source.open().accelerators])\n"
+        "scene('gpus 1\\nmig 0\\ninstances 0 1\\n')\n"
+        "try: source.read(('fast',))\n"
+        "except SourceUnavailable: show([entry.mig_instance for entry in source.open().accelerators])\n",
+    )
+    assert before == ["1g.10gb/7", "1g.10gb/8"]
+    assert "MIG instances are others now" in sentence
+    assert grown == ["1g.10gb/7", "1g.10gb/8", "1g.10gb/9"]
+    assert shrunk == ["1g.10gb/7"]
+
+
+def test_mig_without_an_instance_is_said(card):
+    """A board that is cut up into nothing gives no accelerator and a sentence."""
+    card.scenario("gpus 1\nmig 0\ninstances 0 0\n")
+    seen = card.once()
+    assert seen["accelerators"] == []
+    assert seen["problems"] == ["GPU 0 has MIG on and no instance: nothing on it can be held"]
+
+
+def test_handles_that_went_stale_are_taken_anew(card):
+    """After a driver reload the source says so once, attaches anew, and reads on."""
+    sentence, after = told(
+        card,
+        "source = NvmlSource(); source.open()\n"
+        "scene('gpus 2\\nstale 1 1\\n')\n"
+        "try: source.read(('fast',))\n"
+        "except SourceUnavailable as error: show(str(error))\n"
+        "scene('gpus 2\\n')\n"
+        "source.open()\n"
+        "show(health(source.read(('fast',))))\n",
+    )
+    assert "GPU 1: its handle is stale (NVML 1)" in sentence
+    assert after == [["ok", ""], ["ok", ""]]
+
+
+def test_processes_that_may_not_be_seen_are_not_zero(card):
+    """Where the driver refuses the list, the number of processes is absent with the reason."""
+    card.scenario("gpus 1\nhidden 0 1\n")
+    entry = card.once()["accelerators"][0]
+    assert "gpu_processes" not in entry["metrics"]
+    assert entry["absent"]["gpu_processes"] == "the driver does not list processes: not permitted to this user"
+
+
+def test_activity_comes_from_pairs_of_gpm_samples(card):
+    """Percent and MiB/s become ratios and bytes per second; the samples swap roles and are freed at the end."""
+    values, absent, later, left = told(
+        card,
+        "import pynvml\n"
+        "scene('gpus 1\\ngpm 0 40\\n')\n"
+        "source = NvmlSource(); source.open()\n"
+        "source.read(('gpm',)); sample = source.read(('gpm',))[0]\n"
+        "show({name: sample.values[name] for name in ('gpu_sm_active_ratio', 'gpu_pcie_transmit_bytes_per_second')})\n"
+        "show(sample.absent['gpu_tensor_active_ratio'])\n"
+        "scene('gpus 1\\ngpm 0 90\\n')\n"
+        "show(source.read(('gpm',))[0].values['gpu_sm_active_ratio'])\n"
+        "source.close()\n"
+        "show(pynvml.nvmlLib.nvml_stub_allocated())\n",
+    )
+    assert values == {"gpu_sm_active_ratio": 0.4, "gpu_pcie_transmit_bytes_per_second": 3 * 1024**2}
+    assert absent == "not supported by this card"
+    assert later == 0.9
+    assert left == 0
+
+
+def test_mig_instances_have_their_own_activity(card):
+    """On a Hopper card each instance is measured through its board, by its GPU instance's id."""
+    card.scenario("gpus 1\nmig 0\ngpm 0 56\n")
+    activity = [entry["metrics"]["gpu_sm_active_ratio"] for entry in card.once()["accelerators"]]
+    assert activity == [0.08, 0.07]
+
+
+def test_one_card_without_gpm_is_told_so_and_asked_once(card):
+    """A card older than Hopper has no activity and says why."""
+    card.scenario("gpus 1\n")
+    assert card.once()["accelerators"][0]["absent"]["gpu_sm_active_ratio"] == "not supported by this card"
