@@ -15,6 +15,8 @@ from gpuledger_agent.readings import AgentError, SourceUnavailable
 from gpuledger_agent.settings import SOURCES, Settings, SettingsError, load
 
 DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
+CONFIRM_TRIES = 300
+"""Tenths of a second in which a running agent confirms a release: three of its sampling intervals by default."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,6 +48,10 @@ def parser() -> argparse.ArgumentParser:
     record.add_argument("file", metavar="FILE", help="the recording to write (.jsonl or .jsonl.gz)")
     record.add_argument("--seconds", type=float, default=60.0, help="how long to record (default: 60)")
     record.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: 1)")
+    letting = add("release", "Let every GPU go, for a reset or a MIG change; the agent comes back by itself.",
+                  "gpuledger-agent release --for 10m")  # fmt: skip
+    letting.add_argument("--for", dest="duration", default="10m", metavar="SPAN", help="how long (default: 10m)")
+    add("resume", "Take the GPUs up again before the time is over.", "gpuledger-agent resume")
     simulate = add(
         "simulate", "Send a simulated fleet's past through the real meter, spool and push.",
         "gpuledger-agent simulate --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m",
@@ -139,6 +145,35 @@ def record_command(given: argparse.Namespace) -> int:
     return DONE
 
 
+def release_command(given: argparse.Namespace) -> int:
+    """`release`: ends when the daemon has confirmed it, or after a while without a confirmation (exit 1)."""
+    import time
+
+    from gpuledger_agent import release
+    from gpuledger_agent.simulate import step_ms
+
+    folder = settings_of(given).spool_folder
+    until_ms = time.time_ns() // 1_000_000 + step_ms(given.duration, "--for", release.LONGEST_MS)
+    release.write(folder, release.Release(until_ms))
+    for _ in range(CONFIRM_TRIES):
+        found = release.read(folder, time.time_ns() // 1_000_000)
+        if found is not None and found.confirmed:
+            print(f"every GPU is let go for {given.duration}; `gpuledger-agent resume` ends it earlier")
+            return DONE
+        time.sleep(0.1)
+    print(f"no agent with the state folder {folder} has confirmed; it will when it runs", file=sys.stderr)
+    return FINDINGS
+
+
+def resume_command(given: argparse.Namespace) -> int:
+    """`resume`."""
+    from gpuledger_agent import release
+
+    there = release.clear(settings_of(given).spool_folder)
+    print("the GPUs are taken up again with the next sample" if there else "nothing was released")
+    return DONE
+
+
 def simulate_command(given: argparse.Namespace) -> int:
     """`simulate`."""
     from gpuledger_agent.simulate import node_names, simulate
@@ -155,6 +190,8 @@ COMMANDS = {
     "once": once_command,
     "check": check_command,
     "record": record_command,
+    "release": release_command,
+    "resume": resume_command,
     "simulate": simulate_command,
 }
 

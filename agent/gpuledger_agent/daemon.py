@@ -7,6 +7,7 @@ again (bad ones are reported and the old ones kept). The watchdog of systemd is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from gpuledger_agent import release
 from gpuledger_agent.clock import Clock
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.owners import open_owners
@@ -95,6 +97,7 @@ class Daemon:
     hup: bool = False
     moved_push: float = field(default_factory=time.monotonic)
     _open: bool = False
+    _released: bool = False
     _reopen_at: float = 0.0
     _reopen_s: float = REOPEN_MIN_S
 
@@ -159,12 +162,33 @@ class Daemon:
         if self.clock.check(wall_ms(), time.monotonic_ns()):
             log.warning("the wall clock was stepped forwards: a gap begins, no time is invented")
             self.sampler.meter.lose_all()
-        if not self._open and not self._try_open():
+        if self._let_go() or (not self._open and not self._try_open()):
             return
         try:
             self.sampler.tick(self.clock.at_ms, tiers)
         except SourceUnavailable as error:
             self._lost(str(error))
+
+    def _let_go(self) -> bool:
+        """While a release is in force: every handle is closed, once, and confirmed in the note."""
+        folder = self.settings.spool_folder
+        released = release.read(folder, wall_ms())
+        if released is None:
+            if self._released:
+                log.info("the release is over: the GPUs are taken up again")
+                self._released, self._reopen_at = False, 0.0
+            return False
+        if self._open:
+            self.sampler.source.close()
+            self._open = False
+        if not self._released:
+            self._released = True
+            self.sampler.detached("released on request: the GPUs are let go for a reset or a MIG change", "degraded")
+            log.info("every GPU is let go; `gpuledger-agent resume` or the end of the time takes them up again")
+        if not released.confirmed:
+            with contextlib.suppress(OSError):
+                release.write(folder, dataclasses.replace(released, confirmed=True))
+        return True
 
     def _try_open(self) -> bool:
         """Opens the source, at growing intervals; the heartbeat goes on without it."""

@@ -38,12 +38,12 @@ def instant_ms(text: str | None, name: str) -> int:
     return round(at.timestamp() * 1000)
 
 
-def step_ms(text: str) -> int:
-    """A duration such as 30s, 5m or 1h. Raises SettingsError."""
+def step_ms(text: str, option: str = "--step", longest_ms: int = 3_600_000) -> int:
+    """A duration such as 30s, 5m or 1h. Raises SettingsError naming the option."""
     found = re.fullmatch(r"(\d+)(s|m|h)", text)
     milliseconds = int(found[1]) * {"s": 1000, "m": 60_000, "h": 3_600_000}[found[2]] if found else 0
-    if not 1000 <= milliseconds <= 3_600_000:
-        raise SettingsError(f"--step: {text!r} is not a duration from 1s to 1h")
+    if not 1000 <= milliseconds <= longest_ms:
+        raise SettingsError(f"{option}: {text!r} is not a duration from 1s to {longest_ms // 3_600_000}h")
     return milliseconds
 
 

@@ -159,6 +159,32 @@ def test_a_node_without_a_driver_keeps_its_heartbeat(agent):
     assert running.log.read_text().count("libnvidia-ml") == 1
 
 
+def test_release_lets_the_gpus_go_and_resume_takes_them_up(agent):
+    """While released nothing is sampled and the heartbeat says why; resume, or the end of the time, brings samples."""
+    with sink() as target:
+        running = agent(target.url)
+        running.wait_for(lambda: target.committed())
+
+        def command(*arguments):
+            return subprocess.run([AGENT, *arguments], env=running.environment, capture_output=True, text=True)
+
+        answer = command("release", "--for", "5m")
+        assert answer.returncode == 0, answer.stderr
+        released = len(target.batches)
+        running.wait_for(lambda: len(target.batches) >= released + 3)
+        last = target.batches[-1]
+        assert (last.stretches, last.samples.at_ms) == ([], [])
+        assert last.heartbeat.status == "degraded"
+        assert "released" in last.heartbeat.detail
+        assert "taken up again" in command("resume").stdout
+        running.wait_for(lambda: target.batches[-1].heartbeat.status == "ok" and target.batches[-1].stretches)
+        assert command("release", "--for", "1s").returncode == 0
+        count = len(target.batches)
+        running.wait_for(lambda: len(target.batches) > count + 2 and target.batches[-1].stretches)
+        assert running.stop() == 0
+    assert command("resume").returncode == 0
+
+
 def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
     """/metrics parses, names each family once, speaks base units; promtool finds nothing where it is installed."""
     with socket.socket() as probe:
@@ -194,6 +220,7 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
         (["run", "--config", "/nonexistent.toml"], {}, 2, "cannot be read"),
         (["once", "--source", "replay", "--target", "/nonexistent"], {}, 3, "cannot be read"),
         (["simulate", "--from", "x", "--to", "y"], {}, 2, "is not an instant"),
+        (["release", "--for", "ever"], {}, 2, "--for: 'ever' is not a duration"),
     ],
 )
 def test_bad_input_is_one_sentence_and_an_exit_code(arguments, environment, code, words, tmp_path):
