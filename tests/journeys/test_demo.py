@@ -1,0 +1,92 @@
+"""The demo as a newcomer runs it: it ends well, its numbers add up, and they are the simulated fleet's own truth."""
+
+import csv
+import datetime as dt
+import json
+import shutil
+import subprocess
+from collections import defaultdict
+from decimal import Decimal
+
+import pytest
+
+from fakes.postgres import open_folder
+from fakes.processes import BIN, environment
+from gpuledger_agent.sources.fleet import BLOCK_MS, Fleet
+
+DAYS = 3
+STEP_H = Decimal(5) / 60
+
+
+@pytest.fixture(scope="module")
+def demo():
+    folder = open_folder("gpuledger-demo-")
+    answer = subprocess.run(
+        [BIN / "gpuledger", "demo", "--once", "--days", str(DAYS), "--output", str(folder / "out"), "--port", "0"],
+        env=environment(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    yield answer, folder / "out"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_it_ends_well_and_tells_its_story(demo):
+    """Exit 0, a bill with every special row that the fleet's story has, the proof, and the look ahead."""
+    answer, _ = demo
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    for words in ("foundation", "(unallocated)", "(unattributed)", f"It holds on each of {DAYS} days", "idlest",
+                  "gpuledger forecast", "gpuledger scale advise", "focus.csv"):  # fmt: skip
+        assert words in answer.stdout, words
+    assert "Traceback" not in answer.stdout + answer.stderr
+
+
+def test_its_files_add_up(demo):
+    """The rows of the CSV add up to the totals of the JSON, in hours and in cents."""
+    _, folder = demo
+    rows = list(csv.DictReader((folder / "chargeback.csv").open()))
+    made = json.loads((folder / "chargeback.json").read_text())
+    (total,) = made["totals"]
+    assert sum(Decimal(row["gpu_hours"]) for row in rows) == Decimal(total["gpu_hours"])
+    assert sum(Decimal(row["cost"]) for row in rows) == Decimal(total["cost"])
+    assert {row["currency"] for row in rows} == {"USD"}
+
+
+def test_the_ledger_says_what_the_fleet_did(demo):
+    """Each team's hours are those that the simulation gave it, to one sampling step per hold that began or ended."""
+    _, folder = demo
+    made = json.loads((folder / "chargeback.json").read_text())
+    start = int(dt.datetime.fromisoformat(made["from"]).timestamp() * 1000)
+    end = int(dt.datetime.fromisoformat(made["to"]).timestamp() * 1000)
+    truth, edges = true_hours(start, end)
+    seen = {row["team"]: Decimal(row["gpu_hours"]) for row in made["rows"] if not row["team"].startswith("(un")}
+    seen[""] = next((Decimal(row["gpu_hours"]) for row in made["rows"] if row["team"] == "(unattributed)"), Decimal(0))
+    assert set(seen) - {""} == {team for team in truth if team}
+    for team, hours in truth.items():
+        assert abs(seen[team] - hours) <= edges[team] * STEP_H + Decimal("0.01"), team
+
+
+def true_hours(start_ms, end_ms):
+    """GPU-hours and edges of holds per team, from the simulation's schedule alone (failed and silent times out)."""
+    fleet = Fleet(7)
+    hours, edges = defaultdict(Decimal), defaultdict(int)
+    for node in fleet.nodes:
+        for lane in node.lanes:
+            for block in range(start_ms // BLOCK_MS, (end_ms - 1) // BLOCK_MS + 1):
+                for hold in fleet.holds(lane, block * BLOCK_MS):
+                    first, last = max(hold.start_ms, start_ms), min(hold.end_ms, end_ms)
+                    for slot in lane.slots if first < last else ():
+                        lost = away(fleet, node.name, slot, first, last)
+                        share = Decimal(node.accelerators[slot].gpu_micro) / 1_000_000
+                        for team in (hold.workload.tags.get("team", ""), *(["nlp"] if lane.sharers > 1 else [])):
+                            hours[team] += share * Decimal(last - first - lost) / 3_600_000 / lane.sharers
+                            edges[team] += 2
+    return hours, edges
+
+
+def away(fleet, node, slot, first, last):
+    """Milliseconds in which this GPU had failed or its node was silent, minute by minute."""
+    return sum(60_000 for at in range(first, last, 60_000) if fleet.failed(node, slot, at) or fleet.silent(node, at))
