@@ -6,6 +6,7 @@ at where nothing else is installed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -16,13 +17,18 @@ from typing import Any, Protocol
 
 from gpuledger_agent.catalogue import BY_NAME, METRICS
 from gpuledger_agent.owners import open_owners
-from gpuledger_agent.readings import Holder, Inventory, Sample, Source, SourceUnavailable
+from gpuledger_agent.readings import Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.sources.recording import header_line, open_text, tick_line
 
 ALL_TIERS = ("fast", "gpm", "slow", "static")
 GPM_PAUSE_S = 0.25
 """GPM needs two samples at least 100 ms apart (nvml.h)."""
+LEAST_INTERVAL_S = 0.1
+PERSISTENCE_HINT = (
+    "persistence mode is off, so that a cold card waits seconds and forgets counters; run nvidia-persistenced"
+)
+PERMISSION_HINT = "some readings need root, or the capability CAP_SYS_ADMIN, on this driver"
 DONE, FINDINGS, LACKING = 0, 1, 3
 
 
@@ -65,13 +71,21 @@ def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Mapping[str, S
             time.sleep(GPM_PAUSE_S)
             samples = source.read(ALL_TIERS)
         owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
-        holders: dict[str, Sequence[Holder]] = {}
-        for owner in owners:
-            for uuid, found in owner.holders(inventory.accelerators, samples).items():
-                holders.setdefault(uuid, found)
+        holders = held_by(owners, inventory, samples)
     finally:
         source.close()
     return inventory, samples, holders
+
+
+def held_by(
+    owners: Sequence[OwnerSource], inventory: Inventory, samples: Sequence[Sample]
+) -> dict[str, Sequence[Holder]]:
+    """Who holds what; the first owner source that knows a holder of an accelerator has the word on it."""
+    holders: dict[str, Sequence[Holder]] = {}
+    for owner in owners:
+        for uuid, found in owner.holders(inventory.accelerators, samples).items():
+            holders.setdefault(uuid, found)
+    return holders
 
 
 def samples_gpm(sample: Sample) -> bool:
@@ -147,38 +161,51 @@ def check(settings: Looking) -> tuple[str, int]:
     sick = bool(inventory.problems)
     by_uuid = {sample.uuid: sample for sample in samples}
     for entry in inventory.accelerators:
-        sample = by_uuid.get(entry.uuid)
         lines.append(f"\n{entry.index}: {entry.model} {entry.mig_instance or ''} {entry.uuid}")
-        if sample is None:
-            lines.append("   gave no sample")
-            sick = True
-            continue
-        sick = sick or sample.health.status not in {"ok"}
-        known = [metric for metric in METRICS if metric.reader is not None]
-        lines.append(f"   health {sample.health.status} {sample.health.cause}".rstrip())
-        lines.append(f"   gives {len(sample.values)} of {len(known)} metrics that are asked for")
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in sorted(sample.absent.items()):
-            by_reason.setdefault(reason, []).append(name)
-        lines += [f"   {reason}: {', '.join(names)}" for reason, names in sorted(by_reason.items())]
+        sample = by_uuid.get(entry.uuid)
+        lines += ["   gave no sample"] if sample is None else checked(sample)
+        sick = sick or sample is None or sample.health.status != "ok"
     return "\n".join(lines), FINDINGS if sick else DONE
 
 
+def checked(sample: Sample) -> list[str]:
+    """The lines of one accelerator: health, how much it gives, what not and why, and what would help."""
+    known = [metric for metric in METRICS if metric.reader is not None]
+    lines = [
+        f"   health {sample.health.status} {sample.health.cause}".rstrip(),
+        f"   gives {len(sample.values)} of {len(known)} metrics that are asked for",
+    ]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in sorted(sample.absent.items()):
+        by_reason.setdefault(reason, []).append(name)
+    lines += [f"   {reason}: {', '.join(names)}" for reason, names in sorted(by_reason.items())]
+    if sample.values.get("gpu_persistence_mode") == 0:
+        lines.append(f"   hint: {PERSISTENCE_HINT}")
+    if any("not permitted" in reason for reason in by_reason):
+        lines.append(f"   hint: {PERMISSION_HINT}")
+    return lines
+
+
 def record(settings: Looking, path: Path, seconds: float, interval: float) -> int:
-    """Writes what the source gives for some seconds; the number of ticks. The file appears whole or not at all."""
+    """Writes what the source gives for some seconds, or until Ctrl-C; the number of ticks.
+
+    The file appears whole, or (when the source or the disk fails) not at all.
+    """
     source: Source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
     inventory = source.open()
     unfinished = path.with_name(f".{path.name}.part" + (".gz" if path.suffix == ".gz" else ""))
     ticks = 0
     try:
-        with open_text(unfinished, "w") as file:
+        with open_text(unfinished, "w") as file, contextlib.suppress(KeyboardInterrupt):
             file.write(header_line(settings.node_name, inventory) + "\n")
             start = time.monotonic()
             while (now := time.monotonic()) - start < seconds or ticks == 0:
                 samples = source.read(ALL_TIERS)
-                file.write(tick_line(round((now - start) * 1000), samples) + "\n")
+                held = held_by(owners, inventory, samples)
+                file.write(tick_line(round((now - start) * 1000), samples, held) + "\n")
                 ticks += 1
-                time.sleep(max(0.0, start + ticks * interval - time.monotonic()))
+                time.sleep(max(LEAST_INTERVAL_S / 2, start + ticks * interval - time.monotonic()))
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -201,6 +228,9 @@ def main(arguments: Sequence[str]) -> int:
         text, code = check(settings)
     except SourceUnavailable as error:
         sys.stderr.write(f"{error}\n")
+        return LACKING
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or 'the system'}: {error.strerror or error}\n")
         return LACKING
     sys.stdout.write(text + "\n")
     return code

@@ -1,4 +1,4 @@
-"""Who holds an accelerator: static rules, processes, and what a source itself knows (dcgm, simulated)."""
+"""Who holds an accelerator: static rules, processes, and what a source itself knows (dcgm, replay, simulated)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_owners(names: Sequence[str], rules_file: Path | None, node: str, source
         found.append(StaticOwners.from_file(rules_file, node))
     if isinstance(source, OwnerSource):
         found.append(source)
-    if "processes" in names and source.name in {"nvml", "replay"}:
+    if "processes" in names and source.name == "nvml":  # the pids of any other source are not of this machine
         from gpuledger_agent.owners.processes import ProcessOwners
 
         found.append(ProcessOwners())

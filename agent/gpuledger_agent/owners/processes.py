@@ -15,8 +15,10 @@ from pathlib import Path
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 
 _SLURM = re.compile(r"/(?:[^/]*_)?slurm(?:[^/]*)/(?:.*?/)?job_(\d+)")
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
-_CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio)[-/:]([0-9a-f]{64})|/docker/([0-9a-f]{64})")
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})")
+"""A pod's UID; that of a static pod is a hash of 32 digits."""
+_CONTAINER = re.compile(r"/(?:[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTILINE)
+"""What docker, podman, containerd and CRI-O call a container's cgroup: its id, alone or between a prefix and .scope."""
 _KEPT = 4096
 
 
@@ -30,7 +32,7 @@ def workload_of_cgroup(text: str) -> tuple[str, str] | None:
         return "kubernetes", pod[1].replace("_", "-")
     container = _CONTAINER.search(text)
     if container:
-        return "container", (container[1] or container[2])[:12]
+        return "container", container[1][:12]
     return None
 
 

@@ -12,13 +12,14 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.health import verdict
 from gpuledger_agent.metrics import Metric
 from gpuledger_agent.mig import profile_share
 from gpuledger_agent.readings import (
@@ -46,6 +47,8 @@ for _metric in METRICS:
                 _BY_FIELD.setdefault(_name, _metric)
 
 _XID = "gpu_last_xid"
+BY_POD = {"gpu_utilization_ratio": 1.0, "gpu_memory_used_bytes": 1e15}
+"""What newer exporters print per pod on a shared GPU, with the most that the pods together can have."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Seen:
     driver: str | None = None
     values: dict[str, float | int] = field(default_factory=dict)
     owners: dict[tuple[str, str], Workload] = field(default_factory=dict)
+    parts: dict[str, dict[str, float | int]] = field(default_factory=dict)
+    """Of the metrics that newer exporters split over pods: values by pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +150,22 @@ def _take(entry: Seen, name: str, labels: Mapping[str, str], value: float) -> No
     scaled = (
         value if name == metric.dcgm_field_46 and metric.dcgm_field_46 != metric.dcgm_field else _scaled(metric, value)
     )
-    if metric.name in {"gpu_utilization_ratio", "gpu_memory_used_bytes"} and metric.name in entry.values:
-        # Shared devices carry a line per pod: equal ones repeat the device, different ones are its pods' parts.
-        known = entry.values[metric.name]
-        entry.values[metric.name] = max(known, scaled)
+    if metric.name in BY_POD:
+        pod = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
+        parts = entry.parts.setdefault(metric.name, {})
+        parts[pod] = max(scaled, parts.get(pod, scaled))
+        entry.values[metric.name] = whole(parts.values(), BY_POD[metric.name])
         return
     entry.values.setdefault(metric.name, scaled)
+
+
+def whole(parts: Collection[float | int], most: float) -> float | int:
+    """A device's value from its lines, one per pod: equal ones repeat the device, different ones are its pods' parts.
+
+    dcgm-exporter repeated the device's value for every pod that shares it until 4.5.1, and gives each pod's own part
+    since; a part is 0 for a pod without a process.
+    """
+    return max(parts) if len(set(parts)) == 1 else min(sum(parts), most)
 
 
 def _scaled(metric: Metric, value: float) -> float | int:
@@ -216,7 +231,7 @@ class DcgmSource:
         page = self._read_page()
         now_ns = self._monotonic_ns()
         return [
-            Sample(uuid, now_ns, dict(entry.values), {}, (), verdict(entry.values)) for uuid, entry in page.seen.items()
+            Sample(uuid, now_ns, dict(entry.values), {}, (), judged(entry.values)) for uuid, entry in page.seen.items()
         ]
 
     def holders(
@@ -241,9 +256,9 @@ class DcgmSource:
 FATAL_XIDS = frozenset({79, 119, 120, 143, 158})
 
 
-def verdict(values: Mapping[str, float | int]) -> Health:
-    """Health by the last Xid, where the page has one: dcgm-exporter keeps it until its restart, so it degrades only."""
+def judged(values: Mapping[str, float | int]) -> Health:
+    """Health by the counters, and by the last Xid: dcgm-exporter keeps that until its restart, so it degrades only."""
     xid = int(values.get(_XID, 0))
     if xid in FATAL_XIDS:
         return Health("degraded", f"Xid {xid} is the last one seen by the exporter")
-    return Health()
+    return verdict(values)

@@ -1,7 +1,8 @@
 """Recordings: what a source gave, as JSON lines, so that a card seen once can be replayed anywhere.
 
 The first line is the header (format, node, driver, accelerators); each further line is one tick with its offset in
-milliseconds and the samples. `.gz` files are compressed. Standard library only, so that a recording can be made on a
+milliseconds, the samples, and who held what. `.gz` files are compressed. A recording is taken from elsewhere, so
+everything in it is checked before it is used. Standard library only, so that a recording can be made on a
 machine that has nothing but nvidia-ml-py.
 """
 
@@ -10,14 +11,26 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
-from gpuledger_agent.readings import Accelerator, Health, Inventory, Process, Sample, SourceUnavailable
+from gpuledger_agent.readings import (
+    Accelerator,
+    Health,
+    HealthStatus,
+    Holder,
+    Inventory,
+    Process,
+    Sample,
+    SourceUnavailable,
+    Workload,
+)
 
 FORMAT = "gpuledger-recording/1"
+WORKLOAD_KINDS = frozenset({"slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm"})
 
 
 def open_text(path: Path, mode: str) -> IO[str]:
@@ -34,7 +47,7 @@ def header_line(node: str, inventory: Inventory) -> str:
                        "problems": list(inventory.problems)})  # fmt: skip
 
 
-def tick_line(offset_ms: int, samples: Sequence[Sample]) -> str:
+def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, Sequence[Holder]]) -> str:
     """One tick."""
     rows = []
     for sample in samples:
@@ -45,17 +58,35 @@ def tick_line(offset_ms: int, samples: Sequence[Sample]) -> str:
             row["processes"] = [[entry.pid, entry.memory_bytes, entry.kind] for entry in sample.processes]
         if sample.health != Health():
             row["health"] = [sample.health.status, sample.health.cause]
+        if holders.get(sample.uuid):
+            row["holders"] = [_holder_row(holder) for holder in holders[sample.uuid]]
         rows.append(row)
     return json.dumps({"offset_ms": offset_ms, "samples": rows}, separators=(",", ":"))
 
 
+def _holder_row(holder: Holder) -> dict[str, Any]:
+    workload = holder.workload
+    told = {"id": workload.id, "kind": workload.kind, "user": workload.user, "account": workload.account,
+            "name": workload.name, "tags": dict(workload.tags)}  # fmt: skip
+    return {"weight": holder.weight} | {name: value for name, value in told.items() if value}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick: its offset in ms, the samples (with monotonic_ns = offset), and the holders by accelerator uuid."""
+
+    offset_ms: int
+    samples: tuple[Sample, ...]
+    holders: Mapping[str, Sequence[Holder]]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording in memory: its inventory and its ticks as (offset in ms, samples with monotonic_ns = offset)."""
+    """A recording in memory."""
 
     node: str
     inventory: Inventory
-    ticks: tuple[tuple[int, tuple[Sample, ...]], ...]
+    ticks: tuple[Tick, ...]
 
 
 def read(path: Path) -> Recording:
@@ -69,14 +100,15 @@ def read(path: Path) -> Recording:
         raise SourceUnavailable(f"{path}:1: is not a recording of this program (format {FORMAT})")
     head = lines[0][1]
     try:
-        accelerators = [Accelerator(**entry) for entry in head["accelerators"]]
-        inventory = Inventory(head["driver"], accelerators, tuple(head.get("problems", ())))
-    except (KeyError, TypeError) as error:
+        accelerators = [_accelerator(entry) for entry in head["accelerators"]]
+        inventory = Inventory(_optional(head["driver"], str), accelerators, tuple(map(str, head.get("problems", ()))))
+    except (KeyError, TypeError, ValueError) as error:
         raise SourceUnavailable(f"{path}:1: the header lacks or has a field that does not belong: {error}") from error
     known = {entry.uuid for entry in accelerators}
     ticks = tuple(_tick(path, number, line, known) for number, line in lines[1:])
-    if any(later[0] <= earlier[0] for earlier, later in pairwise(ticks)):
-        raise SourceUnavailable(f"{path}: the offsets of its ticks do not grow")
+    for (earlier, later), (number, _) in zip(pairwise(ticks), lines[2:], strict=True):
+        if later.offset_ms <= earlier.offset_ms:
+            raise SourceUnavailable(f"{path}:{number}: its offset_ms {later.offset_ms} is not after the tick before it")
     return Recording(str(head.get("node", "")), inventory, ticks)
 
 
@@ -93,20 +125,77 @@ def _objects(path: Path, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, line
 
 
-def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> tuple[int, tuple[Sample, ...]]:
+def _tick(path: Path, number: int, line: dict[str, Any], known: set[str]) -> Tick:
     try:
-        offset_ms = int(line["offset_ms"])
+        offset_ms = _typed(line["offset_ms"], int)
         samples = tuple(_sample(offset_ms, row) for row in line["samples"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        holders = {row["uuid"]: _holders(row["holders"]) for row in line["samples"] if "holders" in row}
+    except KeyError as error:
+        raise SourceUnavailable(f"{path}:{number}: is not a tick: {error} is missing") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise SourceUnavailable(f"{path}:{number}: is not a tick: {error}") from error
     for sample in samples:
         if sample.uuid not in known:
             raise SourceUnavailable(f"{path}:{number}: {sample.uuid} is not in the header")
-    return offset_ms, samples
+    return Tick(offset_ms, samples, holders)
+
+
+def _typed(value: Any, kind: type[Any]) -> Any:
+    """The value, when it is of this type. Raises ValueError."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def _optional(value: Any, kind: type[Any]) -> Any:
+    return None if value is None else _typed(value, kind)
+
+
+def _accelerator(entry: dict[str, Any]) -> Accelerator:
+    for name, kind in (("uuid", str), ("device_uuid", str), ("index", int), ("model", str)):
+        _typed(entry[name], kind)
+    made = Accelerator(**entry)
+    if not 0 < _typed(made.gpu_micro, int) <= 1_000_000:
+        raise ValueError(f"gpu_micro {made.gpu_micro} is no share of a device")
+    _optional(made.mig_instance, str)
+    _optional(made.memory_bytes, int)
+    _optional(made.pci_bus_id, str)
+    return made
 
 
 def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
-    processes = tuple(Process(pid, memory, kind) for pid, memory, kind in row.get("processes", ()))
-    health = Health(*row["health"]) if "health" in row else Health()
-    return Sample(str(row["uuid"]), offset_ms * 1_000_000, dict(row["values"]), dict(row.get("absent", {})),
-                  processes, health)  # fmt: skip
+    processes = tuple(
+        Process(_typed(pid, int), _optional(memory, int), _one_of(kind, frozenset({"compute", "graphics"})))
+        for pid, memory, kind in row.get("processes", ())
+    )
+    status, cause = row.get("health", ("ok", ""))
+    health = Health(_one_of(status, frozenset(get_args(HealthStatus))), _typed(cause, str))
+    values = {name: _number(name, value) for name, value in row["values"].items()}
+    absent = {name: _typed(reason, str) for name, reason in row.get("absent", {}).items()}
+    return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health)
+
+
+def _number(name: str, value: Any) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, which is no number")
+    return value
+
+
+def _one_of(value: Any, known: frozenset[str]) -> Any:
+    if value not in known:
+        raise ValueError(f"{value!r} is none of {', '.join(sorted(known))}")
+    return value
+
+
+def _holders(rows: Sequence[dict[str, Any]]) -> tuple[Holder, ...]:
+    return tuple(_holder(row) for row in rows)
+
+
+def _holder(row: dict[str, Any]) -> Holder:
+    tags = {_typed(name, str): _typed(value, str) for name, value in row.get("tags", {}).items()}
+    user, account, name = (_optional(row.get(key), str) for key in ("user", "account", "name"))
+    weight = _typed(row.get("weight", 1), int)
+    if weight < 1:
+        raise ValueError(f"weight {weight} is not positive")
+    kind = _one_of(row["kind"], WORKLOAD_KINDS)
+    return Holder(Workload(_typed(row["id"], str), kind, user, account, name, tags), weight)

@@ -1,15 +1,18 @@
-"""A recording as a source: its ticks come back in their own rhythm, again from the start when they are through."""
+"""A recording as a source: its ticks come back in their own rhythm, again from the start when they are through.
+
+It is its own owner source: the pids in a recording mean nothing on the machine that replays it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpuledger_agent.readings import Inventory, Sample, SourceUnavailable
-from gpuledger_agent.sources.recording import Recording, read
+from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
+from gpuledger_agent.sources.recording import Recording, Tick, read
 
 
 class ReplaySource:
@@ -22,13 +25,14 @@ class ReplaySource:
         self._recording: Recording | None = None
         self._offsets: list[int] = []
         self._start_ns = 0
+        self._last: Tick | None = None
 
     def open(self) -> Inventory:
         """Reads the whole recording. Raises SourceUnavailable naming file and line."""
         self._recording = read(self._path)
         if not self._recording.ticks:
             raise SourceUnavailable(f"{self._path}: the recording has no ticks")
-        self._offsets = [offset for offset, _ in self._recording.ticks]
+        self._offsets = [tick.offset_ms for tick in self._recording.ticks]
         self._start_ns = self._monotonic_ns()
         return self._recording.inventory
 
@@ -39,12 +43,20 @@ class ReplaySource:
         now_ns = self._monotonic_ns()
         length = self._offsets[-1] - self._offsets[0] + self._typical_step()
         due = self._offsets[0] + (now_ns - self._start_ns) // 1_000_000 % length
-        _, samples = self._recording.ticks[max(0, bisect_right(self._offsets, due) - 1)]
-        return [dataclasses.replace(sample, monotonic_ns=now_ns) for sample in samples]
+        self._last = self._recording.ticks[max(0, bisect_right(self._offsets, due) - 1)]
+        return [dataclasses.replace(sample, monotonic_ns=now_ns) for sample in self._last.samples]
+
+    def holders(
+        self,
+        accelerators: Sequence[Accelerator],  # noqa: ARG002
+        samples: Sequence[Sample],  # noqa: ARG002
+    ) -> Mapping[str, Sequence[Holder]]:
+        """Who held what in the tick that was read last."""
+        return {} if self._last is None else self._last.holders
 
     def _typical_step(self) -> int:
         return max(1, (self._offsets[-1] - self._offsets[0]) // max(1, len(self._offsets) - 1))
 
     def close(self) -> None:
         """Forgets the recording."""
-        self._recording = None
+        self._recording = self._last = None

@@ -24,6 +24,12 @@ GPU = Accelerator("GPU-a", "GPU-a", 3, "NVIDIA H100 80GB HBM3")
             f"pod0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0.slice/cri-containerd-{HEX}.scope\n",
             ("kubernetes", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"),
         ),
+        (f"0::/system.slice/nerdctl-{HEX}.scope\n", ("container", HEX[:12])),
+        (f"9:devices:/default/{HEX}\n8:cpu:/default/{HEX}\n", ("container", HEX[:12])),
+        (
+            f"0::/kubepods.slice/kubepods-pod{'ab' * 16}.slice/crio-{HEX}.scope\n",
+            ("kubernetes", "ab" * 16),
+        ),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
     ],
 )

@@ -80,6 +80,23 @@ def test_pods_on_a_shared_gpu_hold_it_together_and_are_not_counted_twice(tmp_pat
     assert holders[0].workload.account == "vision"
 
 
+@pytest.mark.parametrize(("first", "second", "used"), [(512, 512, 512), (512, 256, 768), (512, 0, 512)])
+def test_a_shared_gpus_memory_is_repeated_or_split_by_pods(first, second, used):
+    """Equal lines repeat the device's value (exporters to 4.5.1); different ones are its pods' parts and add up."""
+    line = 'DCGM_FI_DEV_FB_USED{{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",namespace="n",pod="{}"}} {}\n'
+    (entry,) = parse(line.format("a", first) + line.format("b", second)).seen.values()
+    assert entry.values["gpu_memory_used_bytes"] == used * 1024**2
+
+
+def test_the_exporters_word_on_broken_memory_is_heard(tmp_path):
+    """A failed row remap degrades the GPU, in the old name and in that of DCGM 4.6."""
+    path = tmp_path / "page.prom"
+    for name in ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"):
+        path.write_text(OLD + f'{name}{{gpu="0",UUID="GPU-a",modelName="NVIDIA L4"}} 1\n')
+        (sample,) = DcgmSource(str(path)).read(())
+        assert (sample.health.status, sample.health.cause) == ("degraded", "a row of memory could not be remapped")
+
+
 def test_stray_lines_are_passed_over_and_said(tmp_path):
     """A page with a title or elided labels is read, and the inventory says what was odd."""
     path = tmp_path / "page.prom"
