@@ -12,6 +12,7 @@ import dataclasses
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +95,7 @@ def read(path: Path) -> Recording:
     try:
         with open_text(path, "r") as file:
             lines = list(_objects(path, file))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise SourceUnavailable(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not lines or lines[0][1].get("format") != FORMAT:
         raise SourceUnavailable(f"{path}:1: is not a recording of this program (format {FORMAT})")
