@@ -233,7 +233,7 @@ def _notebook(chance: random.Random, start_ms: int) -> Spans:
             continue
         at = morning + _minutes(chance, 7 * 60, 11 * 60)
         hours = chance.uniform(11, 13) if chance.random() < 0.5 else chance.uniform(3, 9)
-        yield at, at + _minutes(chance, hours * 60, hours * 60 + 1)
+        yield at, min(at + _minutes(chance, hours * 60, hours * 60 + 1), start_ms + BLOCK_MS)
 
 
 def _whole(_chance: random.Random, start_ms: int) -> Spans:

@@ -23,12 +23,15 @@ class Pending(Generic[Answer]):
         self._answer: Answer | None = None
         self._error: BaseException | None = None
 
-    def settle(self, call: Callable[[], Answer]) -> None:
+    def make(self, call: Callable[[], Answer]) -> None:
         """Makes the call and keeps what came of it."""
         try:
             self._answer = call()
         except BaseException as error:  # it is raised again where the answer is taken
             self._error = error
+
+    def announce(self) -> None:
+        """Lets those go on who wait for the answer."""
         self._done.set()
 
     def take(self, deadline: float) -> Answer:
@@ -55,13 +58,12 @@ class Worker:
             return None
         pending: Pending[Answer] = Pending()
 
-        def settle() -> None:
-            try:
-                pending.settle(call)
-            finally:
-                self._busy.release()
+        def work() -> None:
+            pending.make(call)
+            self._busy.release()  # before the answer is out: whoever takes it may submit at once
+            pending.announce()
 
-        self._work.put(settle)
+        self._work.put(work)
         return pending
 
     def _run(self) -> None:
