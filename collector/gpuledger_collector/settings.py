@@ -39,6 +39,7 @@ class Settings:
     embedded_user: str = field(default="", metadata={"help": "user of the embedded server when started by root"})
     listen: str = field(default="127.0.0.1:8440", metadata={"help": "address and port of the HTTP server"})
     agent_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of agents, one a line"})
+    reader_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of readers, one a line"})
     tls_certificate_file: Path | None = field(default=None, metadata={"help": "PEM certificate chain"})
     tls_key_file: Path | None = field(default=None, metadata={"help": "PEM private key"})
     allow_plain_http: bool = field(default=False, metadata={"help": "listen beyond loopback without TLS"})
@@ -81,6 +82,15 @@ class Settings:
         tokens = frozenset(read_secret(self.agent_token_file, "agent_token_file").split())
         if not tokens:
             raise SettingsError(f"agent_token_file: {self.agent_token_file} holds no token")
+        return tokens
+
+    def reader_tokens(self) -> frozenset[str] | None:
+        """The tokens that readers may present; empty: none is asked for, on loopback; None: nobody may read."""
+        if self.reader_token_file is None:
+            return frozenset() if self.on_loopback else None
+        tokens = frozenset(read_secret(self.reader_token_file, "reader_token_file").split())
+        if not tokens:
+            raise SettingsError(f"reader_token_file: {self.reader_token_file} holds no token")
         return tokens
 
 

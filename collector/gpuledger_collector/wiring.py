@@ -107,11 +107,12 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
     import psycopg
 
-    from gpuledger_collector.api import app, batches
+    from gpuledger_collector.api import app, batches, reads
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.store import Store
     from gpuledger_collector.storage import engine, partitions
+    from gpuledger_collector.storage.ledgers import Ledger
 
     metrics = Metrics()
 
@@ -134,7 +135,8 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     commit = GroupCommit(store, connect, clock, limits, on_flush)
     metrics.watch_queue(lambda: commit.waiting)
     intake = batches.Intake(commit, metrics, clock, settings.agent_tokens(), settings.queue_bytes)
-    return Collector(app.create(intake, metrics, lambda: lacking(opened)), intake, commit, metrics)
+    readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, settings.reader_tokens())
+    return Collector(app.create(intake, metrics, lambda: lacking(opened), readers), intake, commit, metrics)
 
 
 def lacking(opened: Database) -> str | None:

@@ -54,10 +54,18 @@ class AgentProcess:
 
 
 def batches(collector: CollectorProcess) -> int:
-    with psycopg.connect(collector.dsn()) as connection:
-        row = connection.execute("SELECT count(*) FROM ingest_batch").fetchone()
-    assert row is not None
-    return row[0]
+    """Batches in the ledger; a database that was just killed is asked again until it is back."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with psycopg.connect(collector.dsn()) as connection:
+                row = connection.execute("SELECT count(*) FROM ingest_batch").fetchone()
+        except psycopg.OperationalError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        else:
+            assert row is not None
+            return row[0]
 
 
 def wait_for_batches(collector: CollectorProcess, more: int, agent: AgentProcess) -> None:

@@ -20,6 +20,7 @@ def serve(
     """Take batches from agents, keep the ledger, run the jobs, answer the API."""
     wanted = settings(config, dsn)
     wanted.agent_tokens()
+    wanted.reader_tokens()
     wanted.database_dsn()
     if check_config:
         print("the settings are good")

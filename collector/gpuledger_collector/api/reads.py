@@ -1,0 +1,221 @@
+"""GET: what the ledger says, for those who ask over HTTP. The numbers are those of the commands, from the same code.
+
+Reading changes nothing and rates nothing: the jobs do that, and answers say up to when they did. Who may read: anybody
+on loopback while no reader token is set; else whoever bears one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hmac
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from sqlalchemy.engine import Engine
+
+from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
+from gpuledger_collector.storage import reports
+from gpuledger_collector.storage.activity import activity
+from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.ledgers import Ledger
+
+RETRY_AFTER_SECONDS = "5"
+DEMAND_DAYS = 56
+MOST_DAYS = 400
+MOST_ROWS = 1000
+BEARER = "Bearer "
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class Reads:
+    """What the routes need. `tokens` None: nobody may read, because the server is reachable and no token is set."""
+
+    ledger: Ledger
+    engine: Callable[[], Engine]
+    clock: Callable[[], dt.datetime]
+    tokens: frozenset[str] | None = frozenset()
+
+    @property
+    def now_ms(self) -> int:
+        """The instant of the request."""
+        return round(self.clock().timestamp() * 1000)
+
+
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most items of one answer.")]
+After = Annotated[str, Query(description="`next` of the answer before; empty: from the start.")]
+First = Annotated[str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")]
+Last = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "A reader's token is asked for."},
+    403: {"description": "Reading is not open beyond loopback."},
+    503: {"description": "The database, or the demand of late, is not there: come back after Retry-After."},
+}
+
+
+def router(reads: Reads) -> APIRouter:
+    """The routes, bound to a ledger."""
+    made = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS)
+
+    def may_read(request: Request) -> None:
+        authorise(request.headers.get("authorization", ""), reads.tokens)
+
+    allowed = [Depends(may_read)]
+
+    @made.get("/chargeback", dependencies=allowed)
+    def chargeback(start: First, end: Last, by: str = "team") -> Response:
+        """Who bears what, by the dimensions of `by` (comma-separated), as `gpuledger chargeback --format json`."""
+        return guarded(lambda: Response(chargeback_of(reads, start, end, by), media_type="application/json"))
+
+    @made.get("/accelerators", dependencies=allowed)
+    def accelerators(start: First, end: Last, limit: Limit = 100, after: After = "") -> dict[str, Any]:
+        """What each accelerator did: held, busy, idle, unknown, unallocated and unavailable milliseconds, by UUID."""
+        return guarded(lambda: accelerators_of(reads, start, end, limit, after))
+
+    @made.get("/nodes", dependencies=allowed)
+    def nodes(limit: Limit = 100, after: After = "") -> dict[str, Any]:
+        """Every node with its agent's last sign of life, by name."""
+        return guarded(lambda: nodes_of(reads, limit, after))
+
+    @made.get("/forecast", dependencies=allowed)
+    def forecast(horizon_hours: Annotated[int, Query(ge=1, le=168)] = 24, pool: str | None = None) -> dict[str, Any]:
+        """Demand of each pool as quantiles, hour by hour."""
+        return guarded(lambda: forecast_of(reads, horizon_hours, pool))
+
+    @made.get("/scaling/{pool}", dependencies=allowed)
+    def scaling(pool: str, delay_s: Annotated[int, Query(ge=1, le=86_400)] = 600) -> dict[str, Any]:
+        """GPUs that the pool should hold now, as one flat object; 503 and no number when demand is not known."""
+        return guarded(lambda: scaling_of(reads, pool, delay_s))
+
+    return made
+
+
+def authorise(offered: str, tokens: frozenset[str] | None) -> None:
+    """Raises 401 or 403 unless the header bears a reader's token (or none is asked for)."""
+    if tokens is None:
+        raise HTTPException(403, "reading beyond loopback needs reader_token_file in the collector's settings")
+    if not tokens:
+        return
+    given = offered.removeprefix(BEARER).strip().encode() if offered.startswith(BEARER) else b""
+    if not any([hmac.compare_digest(given, token.encode()) for token in tokens]):  # noqa: C419 - every one is compared
+        raise HTTPException(401, "a reader's token is needed", {"WWW-Authenticate": "Bearer"})
+
+
+def guarded(read: Callable[[], Answer]) -> Answer:
+    """The answer; a database that is away is a 503, what cannot be asked a 422 with its sentence."""
+    try:
+        return read()
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
+    except (StorageError, sa.exc.OperationalError, psycopg.OperationalError) as error:
+        detail = "the database is away: come back later"
+        raise HTTPException(503, detail, {"Retry-After": RETRY_AFTER_SECONDS}) from error
+
+
+def period_of(start: str, end: str) -> Period:
+    """The days asked for. Raises ValueError with a sentence."""
+    period = date_range(start, end)
+    if period.ms > MOST_DAYS * 24 * HOUR_MS:
+        raise ValueError(f"from and to: at most {MOST_DAYS} days can be asked for at once")
+    return period
+
+
+def chargeback_of(reads: Reads, start: str, end: str, by: str) -> str:
+    """The chargeback as JSON text."""
+    from gpuledger_collector.export.chargeback import as_json
+
+    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip())) or ("team",)
+    report([], names)  # an unknown dimension is refused before the database is asked
+    period = period_of(start, end)
+    with reads.ledger.connect() as connection:
+        made = report(reports.charged_lines(connection, period, names), names)
+        proofs = reports.proofs(connection, period)
+        capacity = reports.has_capacity(connection, period)
+    rated = format_instant(max((proof.until_ms for proof in proofs), default=period.start_ms))
+    notes = [f"rated up to {rated}"]
+    if not capacity:
+        notes.append("there is no inventory for these days: unallocated and unobserved time is not known")
+    return as_json(made, period, notes)
+
+
+def accelerators_of(reads: Reads, start: str, end: str, limit: int, after: str) -> dict[str, Any]:
+    """One page of accelerators, by UUID."""
+    period = period_of(start, end)
+    with reads.engine().connect() as connection:
+        found = sorted(activity(connection, period.start_ms, period.end_ms), key=lambda entry: entry.uuid)
+    return page([asdict(entry) for entry in found if entry.uuid > after], limit, "uuid")
+
+
+def nodes_of(reads: Reads, limit: int, after: str) -> dict[str, Any]:
+    """One page of nodes, by name."""
+    query = sa.text(
+        "SELECT name, first_seen_at, last_seen_at, status, status_detail, agent_version, source, driver FROM node "
+        "WHERE name > :after ORDER BY name LIMIT :most"
+    )
+    with reads.engine().connect() as connection:
+        rows = connection.execute(query, {"after": after, "most": limit + 1}).mappings().all()
+    return page([dict(row) for row in rows], limit, "name")
+
+
+def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
+    """The first items, and where the next page begins (None: there is none)."""
+    shown = items[:limit]
+    return {"items": shown, "next": shown[-1][key] if len(items) > limit else None}
+
+
+def demand_of(reads: Reads, pool: str | None) -> Any:
+    """Hourly demand of the pools over the last weeks. Raises 404 for a pool that the ledger does not know."""
+    from gpuledger_collector.insight.demand import hourly
+    from gpuledger_collector.storage.demand import evidence
+
+    end_ms = reads.now_ms // HOUR_MS * HOUR_MS
+    start_ms = end_ms - DEMAND_DAYS * 24 * HOUR_MS
+    with reads.engine().connect() as connection:
+        found = hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool"))
+    chosen = [one for one in found if pool in {None, one.name}]
+    if pool is not None and not chosen:
+        raise HTTPException(404, f"no pool {pool!r} held GPUs in the last {DEMAND_DAYS} days")
+    return chosen
+
+
+def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str, Any]:
+    """Quantiles of demand per pool."""
+    from gpuledger_collector.insight.forecast import forecast as compute
+
+    usable = [one for one in demand_of(reads, pool) if one.known]
+    items = []
+    for entry in compute(usable, horizon_hours) if usable else []:
+        names = [f"q{quantile:g}" for quantile in entry.quantiles]
+        points = [
+            {"ts": format_instant(int(at)), "mean": mean, **dict(zip(names, row, strict=True))}
+            for at, mean, row in zip(
+                entry.at_ms, entry.mean.round(6).tolist(), entry.values.round(6).tolist(), strict=True
+            )
+        ]
+        items.append({"pool": entry.series, "note": entry.note, "points": points})
+    return {"items": items, "next": None}
+
+
+def scaling_of(reads: Reads, pool: str, delay_s: int) -> dict[str, Any]:
+    """Advice for one pool, flat, with numbers as numbers (KEDA's metrics-api scaler reads `desired_gpus`)."""
+    from gpuledger_collector.insight.scaling.advice import advise
+
+    (series,) = demand_of(reads, pool)
+    advice = advise(series, delay_s * 1000, reads.now_ms)
+    if advice is None:
+        detail = "the demand of this pool is not known of late: no number, react to what you see"
+        raise HTTPException(503, detail, {"Retry-After": RETRY_AFTER_SECONDS})
+    return {
+        "pool": pool,
+        "desired_gpus": advice.desired_gpus,
+        "demand_gpus": advice.demand_now,
+        "mode": advice.mode,
+        "reason": advice.reason,
+        "as_of": format_instant(advice.as_of_ms),
+        "valid_until": format_instant(advice.valid_until_ms),
+    }
