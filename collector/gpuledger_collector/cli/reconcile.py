@@ -52,13 +52,7 @@ def reconcile(
             bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:
             found = check(unit, asked)
-    sums = proof.Sheet(
-        asked, {name: (part.gpu_ns, part.cost) for name, part in found.parts.items()},
-        (found.capacity.gpu_ns, found.capacity.cost), (found.imported.gpu_ns, found.imported.cost),
-        found.unpriced_ns,
-        [proof.SheetDay(day.day_ms, day.until_ms, day.capacity_ns, day.observed_ns, day.holds) for day in found.days],
-    )  # fmt: skip
-    sys.stdout.write(proof.as_json(sums) if shape is Shape.json else proof.as_text(sums))
+    sys.stdout.write(proof.as_json(found) if shape is Shape.json else proof.as_text(found))
     if not found.holds or found.unpriced_ns:
         raise typer.Exit(FINDINGS)
 

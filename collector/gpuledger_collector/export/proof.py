@@ -4,77 +4,31 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Mapping
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import Period, format_date, format_instant
+from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
-
-Amount = tuple[int, Mapping[str, int]]
-"""GPU-nanoseconds, and micro-units by currency."""
+from gpuledger_collector.accounting.reconciliation import Reconciliation
 
 
-@dataclass(frozen=True)
-class SheetDay:
-    """One rated day."""
-
-    day_ms: int
-    until_ms: int
-    capacity_ns: int
-    observed_ns: int
-    holds: bool
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """The sums of a reconciliation, `parts` in the order in which they are shown."""
-
-    period: Period
-    parts: Mapping[str, Amount]
-    capacity: Amount
-    imported: Amount
-    unpriced_ns: int
-    days: Sequence[SheetDay]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every day holds."""
-        return all(day.holds for day in self.days)
-
-    @property
-    def currencies(self) -> list[str]:
-        """Every currency that appears."""
-        return sorted({currency for _, cost in [*self.parts.values(), self.capacity] for currency in cost})
-
-    @property
-    def coverage(self) -> Decimal | None:
-        """Percent of the capacity that was observed, None without capacity."""
-        capacity = sum(day.capacity_ns for day in self.days)
-        if not capacity:
-            return None
-        observed = sum(day.observed_ns for day in self.days)
-        return Decimal(observed * 10_000 // capacity) / 100
-
-
-def _minor(sheet: Sheet, currency: str) -> tuple[dict[str, str], str]:
+def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
     """The parts of one currency in minor units, and capacity x rate: the parts add up to it as printed."""
     digits = minor_digits(currency)
-    units = to_minor_units([cost.get(currency, 0) for _, cost in sheet.parts.values()], digits)
-    whole = to_minor_units([sheet.capacity[1].get(currency, 0)], digits)[0]
+    units = to_minor_units([sums.cost.get(currency, 0) for sums in sheet.parts.values()], digits)
+    whole = to_minor_units([sheet.capacity.cost.get(currency, 0)], digits)[0]
     return {name: format_minor(unit, digits) for name, unit in zip(sheet.parts, units, strict=True)}, (
         format_minor(whole, digits)
     )
 
 
-def as_json(sheet: Sheet) -> str:
+def as_json(sheet: Reconciliation) -> str:
     """Everything, exact: micro-units and GPU-nanoseconds as integers, amounts as printed as text."""
     money = {}
     for currency in sheet.currencies:
         parts, whole = _minor(sheet, currency)
-        micros = {name: cost.get(currency, 0) for name, (_, cost) in sheet.parts.items()}
-        capacity_micro = sheet.capacity[1].get(currency, 0)
+        micros = {name: sums.cost.get(currency, 0) for name, sums in sheet.parts.items()}
+        capacity_micro = sheet.capacity.cost.get(currency, 0)
         money[currency] = {
             **{name: {"micro": micros[name], "amount": parts[name]} for name in sheet.parts},
             "capacity_x_rate": {"micro": capacity_micro, "amount": whole},
@@ -85,9 +39,9 @@ def as_json(sheet: Sheet) -> str:
         "to": format_instant(sheet.period.end_ms),
         "holds": sheet.holds,
         "coverage_percent": None if sheet.coverage is None else str(sheet.coverage),
-        "gpu_ns": {**{name: amount[0] for name, amount in sheet.parts.items()}, "capacity": sheet.capacity[0]},
+        "gpu_ns": {**{name: sums.gpu_ns for name, sums in sheet.parts.items()}, "capacity": sheet.capacity.gpu_ns},
         "money": money,
-        "outside": {"imported_gpu_ns": sheet.imported[0], "imported_cost_micro": dict(sheet.imported[1])},
+        "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "days": [
             {
@@ -103,12 +57,12 @@ def as_json(sheet: Sheet) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def as_text(sheet: Sheet) -> str:
+def as_text(sheet: Reconciliation) -> str:
     """One screen: the sums, whether they agree, the days that do not, what was outside."""
     out = io.StringIO()
     names = [*sheet.parts, "capacity x rate"]
-    hours = [f"{value:.6f}" for value in hours_decimal([amount[0] for amount in sheet.parts.values()])]
-    hours.append(f"{hours_decimal([sheet.capacity[0]])[0]:.6f}")
+    hours = [f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])]
+    hours.append(f"{hours_decimal([sheet.capacity.gpu_ns])[0]:.6f}")
     columns = [("", names), ("GPU-hours", hours)]
     for currency in sheet.currencies:
         parts, whole = _minor(sheet, currency)
@@ -127,17 +81,15 @@ def as_text(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-def _sentences(sheet: Sheet) -> list[str]:
+def _sentences(sheet: Reconciliation) -> list[str]:
     said = []
     with_capacity = [day for day in sheet.days if day.capacity_ns]
     broken = [format_date(day.day_ms) for day in sheet.days if not day.holds]
     if not with_capacity:
         said.append("There is no inventory for this period: nothing to reconcile against.")
     elif not broken:
-        micros = [
-            f"{sum(cost.get(one, 0) for _, cost in sheet.parts.values())} = {sheet.capacity[1].get(one, 0)} micro-{one}"
-            for one in sheet.currencies
-        ]
+        charged = {one: sum(sums.cost.get(one, 0) for sums in sheet.parts.values()) for one in sheet.currencies}
+        micros = [f"{charged[one]} = {sheet.capacity.cost.get(one, 0)} micro-{one}" for one in sheet.currencies]
         said.append(
             f"It holds on each of {len(with_capacity)} days: {'; '.join(micros) or 'in time; nothing is priced'}."
         )
@@ -148,9 +100,9 @@ def _sentences(sheet: Sheet) -> list[str]:
         said.append(
             f"{sheet.coverage} % of the capacity was observed; rated up to {format_instant(last - last % 1000)}."
         )
-    if sheet.imported[0]:
-        outside = f"{hours_decimal([sheet.imported[0]])[0]:.6f} GPU-hours"
-        said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported[1])}.")
+    if sheet.imported.gpu_ns:
+        outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
+        said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
     if sheet.unpriced_ns:
         said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
     return said

@@ -7,60 +7,16 @@ were rated, what the charges say now, and capacity x rate computed again from in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.ports import ChargedState, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import capacity_cost
+from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.jobs.stays import Stay, stays_of
-
-PARTS = ("owners", "unallocated", "unavailable", "unobserved")
-
-
-@dataclass
-class Sums:
-    """GPU-nanoseconds and, by currency, micro-units."""
-
-    gpu_ns: int = 0
-    cost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    def add(self, gpu_ns: int, cost: Mapping[str, int]) -> None:
-        """Add a quantity and its costs."""
-        self.gpu_ns += gpu_ns
-        for currency, micro in cost.items():
-            self.cost[currency] += micro
-
-
-@dataclass(frozen=True)
-class DayCheck:
-    """One rated day: whether its three sums agree, and how much of its capacity was observed."""
-
-    day_ms: int
-    until_ms: int
-    capacity_ns: int
-    observed_ns: int
-    holds: bool
-
-
-@dataclass(frozen=True)
-class Reconciliation:
-    """The proof of a period. `imported` is usage without inventory: priced, and outside of it."""
-
-    period: Period
-    parts: Mapping[str, Sums]
-    capacity: Sums
-    imported: Sums
-    unpriced_ns: int
-    days: Sequence[DayCheck]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every day's sums agree."""
-        return all(day.holds for day in self.days)
 
 
 def reconcile(unit: Unit, period: Period) -> Reconciliation:

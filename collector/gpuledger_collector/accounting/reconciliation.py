@@ -1,0 +1,68 @@
+"""What a reconciliation finds: owners + unallocated + unavailable + unobserved against capacity x rate."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from gpuledger_collector.accounting.period import Period
+
+PARTS = ("owners", "unallocated", "unavailable", "unobserved")
+
+
+@dataclass
+class Sums:
+    """GPU-nanoseconds and, by currency, micro-units."""
+
+    gpu_ns: int = 0
+    cost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, gpu_ns: int, cost: Mapping[str, int]) -> None:
+        """Add a quantity and its costs."""
+        self.gpu_ns += gpu_ns
+        for currency, micro in cost.items():
+            self.cost[currency] += micro
+
+
+@dataclass(frozen=True)
+class DayCheck:
+    """One rated day: whether its three sums agree, and how much of its capacity was observed."""
+
+    day_ms: int
+    until_ms: int
+    capacity_ns: int
+    observed_ns: int
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """The proof of a period, `parts` by the names of PARTS. `imported` is usage without inventory: outside of it."""
+
+    period: Period
+    parts: Mapping[str, Sums]
+    capacity: Sums
+    imported: Sums
+    unpriced_ns: int
+    days: Sequence[DayCheck]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every day's sums agree."""
+        return all(day.holds for day in self.days)
+
+    @property
+    def currencies(self) -> list[str]:
+        """Every currency that appears."""
+        return sorted({currency for sums in [*self.parts.values(), self.capacity] for currency in sums.cost})
+
+    @property
+    def coverage(self) -> Decimal | None:
+        """Percent of the capacity that was observed (to two places, cut off), None without capacity."""
+        capacity = sum(day.capacity_ns for day in self.days)
+        if not capacity:
+            return None
+        observed = sum(day.observed_ns for day in self.days)
+        return Decimal(observed * 10_000 // capacity).scaleb(-2)
