@@ -1,9 +1,9 @@
 """An existing dcgm-exporter as a source, and the pod and job labels on its lines as owners.
 
-Old field names and those of DCGM 4.6, `Hostname` and `hostname`, and pages with stray lines are all taken. A device
-metric that is repeated (once per pod that shares the device, once per MIG instance) is counted once: MIG instances are
-accelerators of their own and get only what is measured per instance; the board's power, energy, clocks and temperature
-belong to no instance.
+Old field names, those of DCGM 4.6 and the base-unit fields of 4.7, `Hostname` and `hostname`, and pages with stray
+lines are all taken. A device metric that is repeated (once per pod that shares the device, once per MIG instance) is
+counted once: MIG instances are accelerators of their own and get only what is measured per instance; the board's power,
+energy, clocks and temperature belong to no instance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.catalogue import BY_NAME, METRICS
 from gpuledger_agent.health import verdict
 from gpuledger_agent.metrics import Metric
 from gpuledger_agent.mig import profile_share
@@ -45,6 +45,33 @@ for _metric in METRICS:
         for _name in (_metric.dcgm_field, _metric.dcgm_field_46):
             if _name:
                 _BY_FIELD.setdefault(_name, _metric)
+
+BASE_UNIT_NAMES = {
+    "DCGM_FI_DEV_BAR1_CAPACITY_BYTES": "gpu_bar1_total_bytes",
+    "DCGM_FI_DEV_BAR1_USED_BYTES": "gpu_bar1_used_bytes",
+    "DCGM_FI_DEV_BAR1_FREE_BYTES": "gpu_bar1_free_bytes",
+    "DCGM_FI_DEV_SM_CLOCK_HERTZ": "gpu_sm_clock_hertz",
+    "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ": "gpu_memory_clock_hertz",
+    "DCGM_FI_DEV_VIDEO_CLOCK_HERTZ": "gpu_video_clock_hertz",
+    "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ": "gpu_application_sm_clock_hertz",
+    "DCGM_FI_DEV_MEMORY_APP_CLOCK_HERTZ": "gpu_application_memory_clock_hertz",
+    "DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ": "gpu_sm_clock_max_hertz",
+    "DCGM_FI_DEV_MEMORY_MAX_CLOCK_HERTZ": "gpu_memory_clock_max_hertz",
+    "DCGM_FI_DEV_VIDEO_MAX_CLOCK_HERTZ": "gpu_video_clock_max_hertz",
+    "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "gpu_energy_joules_total",
+    "DCGM_FI_DEV_FAN_SPEED_RATIO": "gpu_fan_speed_ratio",
+    "DCGM_FI_DEV_GPU_UTIL_RATIO": "gpu_utilization_ratio",
+    "DCGM_FI_DEV_MEMORY_UTIL_RATIO": "gpu_memory_copy_utilization_ratio",
+    "DCGM_FI_DEV_ENC_UTIL_RATIO": "gpu_encoder_utilization_ratio",
+    "DCGM_FI_DEV_DEC_UTIL_RATIO": "gpu_decoder_utilization_ratio",
+    "DCGM_FI_DEV_FB_CAPACITY_BYTES": "gpu_memory_total_bytes",
+    "DCGM_FI_DEV_FB_FREE_BYTES": "gpu_memory_free_bytes",
+    "DCGM_FI_DEV_FB_USED_BYTES": "gpu_memory_used_bytes",
+    "DCGM_FI_DEV_FB_RESERVED_BYTES": "gpu_memory_reserved_bytes",
+}
+"""DCGM 4.7's fields 1600 to 1628, which dcgm-exporter 4.9 prints by default: already in base units."""
+PERCENT_UNDER_A_RATIO_NAME = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+"""In DCGM 4.6 this was the new name of field 203, a whole percentage; from 4.7 on it is field 1613, a ratio in 0..1."""
 
 _XID = "gpu_last_xid"
 BY_POD = {"gpu_utilization_ratio": 1.0, "gpu_memory_used_bytes": 1e15}
@@ -80,7 +107,7 @@ def parse(text: str) -> Page:
     by_index: dict[str, str] = {}  # a line whose UUID was elided still names the GPU by its index on this page
     for family in text_string_to_metric_families(clean):
         for line in family.samples:
-            uuid = line.labels.get("UUID") or line.labels.get("uuid") or by_index.get(line.labels.get("gpu", ""))
+            uuid = _first(line.labels, "UUID", "gpu_uuid", "uuid") or by_index.get(line.labels.get("gpu", ""))
             if uuid:
                 by_index.setdefault(line.labels.get("gpu", ""), uuid)
                 entry = _entry(seen, uuid, line.labels)
@@ -93,6 +120,11 @@ def parse(text: str) -> Page:
         # With MIG on, the instances are what is held; the device's own lines would count it a second time.
         seen.pop(uuid, None)
     return Page(seen, tuple(problems))
+
+
+def _first(labels: Mapping[str, str], *names: str) -> str:
+    """The label by the first of its names that is there and not empty; exporters renamed theirs over the years."""
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _clean(text: str) -> tuple[str, list[str]]:
@@ -117,7 +149,7 @@ def _clean(text: str) -> tuple[str, list[str]]:
 
 def _entry(seen: dict[str, Seen], device: str, labels: Mapping[str, str]) -> Seen:
     profile, instance = labels.get("GPU_I_PROFILE", ""), labels.get("GPU_I_ID", "")
-    model = labels.get("modelName", "") or labels.get("model_name", "")
+    model = _first(labels, "modelName", "model_name")
     uuid = f"{device}/{instance}" if instance else device
     entry = seen.get(uuid)
     if entry is None:
@@ -133,8 +165,8 @@ def _entry(seen: dict[str, Seen], device: str, labels: Mapping[str, str]) -> See
             None,
             labels.get("pci_bus_id") or None,
         )
-        entry = seen[uuid] = Seen(accelerator, labels.get("Hostname") or labels.get("hostname") or "")
-    entry.driver = entry.driver or labels.get("DCGM_FI_DRIVER_VERSION") or None
+        entry = seen[uuid] = Seen(accelerator, _first(labels, "Hostname", "hostname"))
+    entry.driver = entry.driver or _first(labels, "DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION") or None
     return entry
 
 
@@ -142,14 +174,12 @@ def _take(entry: Seen, name: str, labels: Mapping[str, str], value: float) -> No
     workload = owner_of(labels)
     if workload is not None:
         entry.owners.setdefault((workload.kind, workload.id), workload)
-    metric = _BY_FIELD.get(name) or _BY_FIELD.get(name.removesuffix("_total"))
+    metric = _metric_of(name)
     if metric is None or value != value or abs(value) >= BLANK:
         return
     if entry.accelerator.mig_instance is not None and "MIG" not in metric.scopes:
         return
-    scaled = (
-        value if name == metric.dcgm_field_46 and metric.dcgm_field_46 != metric.dcgm_field else _scaled(metric, value)
-    )
+    scaled = _scaled(metric, name, value)
     if metric.name in BY_POD:
         pod = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
         parts = entry.parts.setdefault(metric.name, {})
@@ -168,8 +198,19 @@ def whole(parts: Collection[float | int], most: float) -> float | int:
     return max(parts) if len(set(parts)) == 1 else min(sum(parts), most)
 
 
-def _scaled(metric: Metric, value: float) -> float | int:
-    scaled = value * metric.dcgm_scale
+def _metric_of(name: str) -> Metric | None:
+    if name in BASE_UNIT_NAMES:
+        return BY_NAME[BASE_UNIT_NAMES[name]]
+    return _BY_FIELD.get(name) or _BY_FIELD.get(name.removesuffix("_total"))
+
+
+def _scaled(metric: Metric, name: str, value: float) -> float | int:
+    if name == PERCENT_UNDER_A_RATIO_NAME:
+        scaled = value / 100 if value > 1 else value
+    elif name in BASE_UNIT_NAMES:
+        scaled = value
+    else:
+        scaled = value * metric.dcgm_scale
     return int(scaled) if metric.column_kind == "i8" else scaled
 
 
@@ -178,11 +219,11 @@ def owner_of(labels: Mapping[str, str]) -> Workload | None:
     job = labels.get("hpc_job", "")
     if job:
         return Workload(job, "slurm", name=f"job {job}")
-    pod = labels.get("pod") or labels.get("pod_name") or labels.get("exported_pod") or ""
+    pod = _first(labels, "pod", "pod_name", "exported_pod")
     if not pod:
         return None
-    namespace = labels.get("namespace") or labels.get("pod_namespace") or labels.get("exported_namespace") or ""
-    container = labels.get("container") or labels.get("container_name") or ""
+    namespace = _first(labels, "namespace", "pod_namespace", "exported_namespace")
+    container = _first(labels, "container", "container_name", "exported_container")
     tags = {"namespace": namespace, "pod": pod} | ({"container": container} if container else {})
     return Workload(f"{namespace}/{pod}", "kubernetes", account=namespace or None, name=pod, tags=tags)
 

@@ -25,6 +25,13 @@ DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",hos
 """
 
 
+BASE = """DCGM_FI_DEV_SM_CLOCK_HERTZ{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",hostname="n1",DCGM_FI_SYSTEM_DRIVER_VERSION="580.1"} 1.41e+09
+DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",hostname="n1"} 0.4
+DCGM_FI_DEV_FB_USED_BYTES{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",hostname="n1"} 1073741824
+DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL{gpu="0",UUID="GPU-a",modelName="NVIDIA L4",hostname="n1"} 5
+"""
+
+
 def mig_line(name, instance, profile, value):
     return (
         f'{name}{{gpu="0",UUID="GPU-m",device="nvidia0",modelName="NVIDIA A100-SXM4-40GB",GPU_I_PROFILE="{profile}",'
@@ -50,6 +57,20 @@ def test_names_of_dcgm_4_6_mean_the_same():
     (entry,) = parse(NEW).seen.values()
     assert entry.values == {"gpu_power_watts": 31.5, "gpu_graphics_engine_active_ratio": 0.25}
     assert entry.node == "n1"
+
+
+def test_base_unit_names_of_dcgm_4_7_are_taken_as_they_are():
+    """What dcgm-exporter 4.9 prints by default is the old page's values, already in base units."""
+    (old,), (new,) = parse(OLD).seen.values(), parse(BASE).seen.values()
+    assert len(new.values) == 4
+    assert {name: old.values[name] for name in new.values} == new.values
+    assert (new.node, new.driver) == ("n1", "580.1")
+
+
+def test_a_percentage_under_the_ratios_name_is_a_percentage():
+    """DCGM 4.6 called its whole percentage GPU_UTIL_RATIO: what exceeds 1 is no ratio."""
+    (entry,) = parse(BASE.replace("} 0.4", "} 40")).seen.values()
+    assert entry.values["gpu_utilization_ratio"] == 0.4
 
 
 def test_mig_instances_share_no_board_reading():
