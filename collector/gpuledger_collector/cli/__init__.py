@@ -16,6 +16,7 @@ COMMANDS = (
     "gpuledger_collector.cli.demo",
     "gpuledger_collector.cli.serve",
     "gpuledger_collector.cli.accelerators",
+    "gpuledger_collector.cli.doctor",
     "gpuledger_collector.cli.db",
     "gpuledger_collector.cli.imports",
     "gpuledger_collector.cli.prices",

@@ -1,0 +1,62 @@
+"""Questions that tell a healthy ledger from a misconfigured one; each is one cheap query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What the ledger shows of itself over the last days. Counts are rows, `_ns` GPU-nanoseconds."""
+
+    nodes: int
+    silent: tuple[str, ...]
+    troubled: tuple[tuple[str, str], ...]
+    accelerators: int
+    prices: int
+    held_ns: int
+    unattributed_ns: int
+    unpriced_ns: int
+    broken_days: int
+    failed_jobs: tuple[tuple[str, str], ...]
+    last_job_ms: int | None
+    conflicts: int
+
+
+def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) -> Signs:
+    """Reads the signs since an instant; a node is silent when its last sign of life is older than `silent_ms`."""
+
+    def one(query: str, **values: object) -> int:
+        return int(connection.execute(sa.text(query), values).scalar() or 0)
+
+    def pairs(query: str, **values: object) -> tuple[tuple[str, str], ...]:
+        return tuple((str(row[0]), str(row[1])) for row in connection.execute(sa.text(query), values))
+
+    late = "SELECT name, status FROM node WHERE extract(epoch FROM last_seen_at) * 1000 < :at ORDER BY name LIMIT 20"
+    sick = (
+        "SELECT name, status_detail FROM node WHERE status <> 'ok' "
+        "AND extract(epoch FROM last_seen_at) * 1000 >= :at ORDER BY name LIMIT 20"
+    )
+    failed = (
+        "SELECT DISTINCT ON (job) job, detail FROM job_run WHERE outcome <> 'done' "
+        "AND extract(epoch FROM started_at) * 1000 >= :since ORDER BY job, started_at DESC"
+    )
+    held = "SELECT sum(l.gpu_ns) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= :since"
+    last_job = connection.execute(sa.text("SELECT max(started_at) FROM job_run")).scalar()
+    return Signs(
+        nodes=one("SELECT count(*) FROM node"),
+        silent=tuple(name for name, _ in pairs(late, at=now_ms - silent_ms)),
+        troubled=pairs(sick, at=now_ms - silent_ms),
+        accelerators=one("SELECT count(*) FROM accelerator"),
+        prices=one("SELECT count(*) FROM price WHERE superseded_at IS NULL"),
+        held_ns=one(f"{held} AND l.state = 'held'", since=since_ms),
+        unattributed_ns=one(f"{held} AND l.state = 'held' AND coalesce(o.team, '') = ''", since=since_ms),
+        unpriced_ns=one(f"{held} AND l.currency IS NULL", since=since_ms),
+        broken_days=one("SELECT count(*) FROM day_proof WHERE NOT holds AND day_ms >= :since", since=since_ms),
+        failed_jobs=pairs(failed, since=since_ms),
+        last_job_ms=None if last_job is None else round(last_job.timestamp() * 1000),
+        conflicts=one("SELECT count(*) FROM ingest_conflict"),
+    )
