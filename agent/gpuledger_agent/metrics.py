@@ -16,7 +16,10 @@ Scope = Literal["GPU", "MIG", "NVLink", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A plain NVML call on a device handle: function, names of pynvml constants to pass, item or attribute to take."""
+    """A plain NVML call on a device handle: function, names of pynvml constants to pass, item or attribute to take.
+
+    The name of a pynvml structure stands for a new one that the call fills in: it is then the answer.
+    """
 
     function: str
     args: tuple[str, ...] = ()

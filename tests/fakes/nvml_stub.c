@@ -159,6 +159,15 @@ int nvmlDeviceGetFieldValues(struct gpu *gpu, int count, struct field *fields) {
     return OK;
 }
 
+struct fabric { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state; unsigned health; };
+int nvmlDeviceGetGpuFabricInfoV(struct gpu *gpu, struct fabric *fabric) {
+    ASK(gpu);
+    if (fabric->version != 0x02000024) return 25;
+    fabric->state = 3;
+    fabric->health = 0x2a;
+    return OK;
+}
+
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *list) {
     ASK(gpu);

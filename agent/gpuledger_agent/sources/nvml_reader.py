@@ -6,6 +6,7 @@ looked at before its own return code: on failure it holds garbage.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -122,6 +123,8 @@ class DeviceReader:
 
     def _put(self, metric: Metric, raw: Any, seen: Seen) -> None:
         """A raw number in base units; what is no number, or a sentinel for unknown, is absent."""
+        if isinstance(raw, list) and metric.unit == "bool":
+            raw = any(raw)
         try:
             value = float(raw) * metric.scale
         except (TypeError, ValueError):
@@ -154,14 +157,23 @@ class DeviceReader:
         function = getattr(self._nvml, reader.function, None)
         if function is None:
             return _Refusal(13)
-        positional, named = [], {}
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        filled: Any = None
         for argument in reader.args:
             name, equals, constant = argument.partition("=")
-            if equals:
-                named[name] = getattr(self._nvml, constant)
+            value = getattr(self._nvml, constant or name, None)
+            if value is None:
+                return _Refusal(13)
+            if isinstance(value, type):
+                filled = value()
+                positional.append(ctypes.byref(filled))
+            elif equals:
+                named[name] = value
             else:
-                positional.append(getattr(self._nvml, name))
-        return self._guarded(lambda: function(self._handle, *positional, **named))
+                positional.append(value)
+        answer = self._guarded(lambda: function(self._handle, *positional, **named))
+        return answer if filled is None or isinstance(answer, _Refusal) else filled
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         """The answer, or a _Refusal. NVMLLibraryMismatchError is no NVMLError, hence the wider net."""

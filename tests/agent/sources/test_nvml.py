@@ -1,7 +1,13 @@
 """The nvml source: the real pynvml, in a real process, over a stand-in for the driver's library."""
 
+import inspect
 import json
 import os
+
+import pynvml
+
+from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.metrics import Call
 
 
 def by_index(seen):
@@ -29,6 +35,25 @@ def test_what_a_card_lacks_is_absent_with_a_reason(card):
     assert entry["absent"]["gpu_performance_state"] == "the driver does not know"
     assert entry["absent"]["gpu_sm_clock_hertz"] == "not in this driver (function not found)"
     assert not set(entry["absent"]) & set(entry["metrics"])
+
+
+def test_a_structure_that_the_driver_fills_is_read(card):
+    """Calls that fill in a versioned structure give its fields, and the whole bitmask."""
+    metrics = card.once()["accelerators"][0]["metrics"]
+    assert (metrics["gpu_fabric_state"], metrics["gpu_fabric_health_mask"]) == (3, 0x2A)
+
+
+def test_the_binding_knows_every_call_of_the_catalogue():
+    """Each function, field and structure that the catalogue names is there, and takes what it is given."""
+    for metric in METRICS:
+        if isinstance(metric.reader, Call):
+            function = inspect.signature(getattr(pynvml, metric.reader.function))
+            positional = [None, *(name for name in metric.reader.args if "=" not in name)]
+            named = dict.fromkeys(name.partition("=")[0] for name in metric.reader.args if "=" in name)
+            function.bind(*positional, **named)
+            assert all(hasattr(pynvml, name.rpartition("=")[2]) for name in metric.reader.args), metric.name
+        elif metric.reader is not None:
+            assert hasattr(pynvml, metric.reader.constant), metric.name
 
 
 def test_a_lost_gpu_fails_alone(card):
