@@ -74,6 +74,30 @@ def usage(
         _import_usage(opened, file, parsed, skip_bad, dry_run)
 
 
+@app.command(epilog="Example: gpuledger import sacct jobs.txt")
+def sacct(
+    file: File,
+    pool: Annotated[str | None, typer.Option("--pool", help="Pool of all jobs; else their partition is.")] = None,
+    skip_bad: SkipBad = False,
+    dry_run: DryRun = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Bring in Slurm's accounting, printed by sacct -X -a -P -n -D with TZ=UTC SLURM_TIME_FORMAT=%s and the columns
+    jobidraw,cluster,account,user,partition,qos,state,submit,eligible,start,end,elapsedraw,suspended,alloctres,nodelist,
+    comment,wckey,jobname in this order.
+
+    The account is the team unless the job's comment names one (team=x;project=y). Suspended time is not held. The same
+    file twice changes nothing; a job that has ended since is updated.
+    """
+    from gpuledger_collector.ingest.files.sacct import read_sacct
+
+    parsed = read_sacct(file, pool)
+    _refuse_bad(file, parsed, skip_bad)
+    with database(dsn, config) as opened:
+        _import_usage(opened, file, parsed, skip_bad, dry_run)
+
+
 def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], skip_bad: bool, dry_run: bool) -> None:
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.ingest.files.usage import FAR_MS, observed_conflicts

@@ -1,0 +1,110 @@
+"""Slurm's accounting as usage: the traps that its output sets, and a bill that is right."""
+
+import json
+import subprocess
+
+import pytest
+
+from fakes.processes import BIN, environment
+from gpuledger_collector.ingest.files.sacct import gpus_of, read_sacct, suspended_ms, tags_of
+
+START = 1_790_812_800  # 2026-10-01T00:00:00Z
+
+
+TWO_H100 = "billing=8,cpu=8,gres/gpu:h100=2,gres/gpu=2,mem=64G"
+
+
+def job(number, *, start=START, end=START + 3600, tres=TWO_H100, name="train", account="vision", comment="",
+        state="COMPLETED", suspended="00:00:00", submit=START - 60):  # fmt: skip
+    cells = [number, "hpc", account, "amina", "gpu", "normal", state, submit, submit, start, end, 3600, suspended, tres,
+             "n1", comment, "", name]  # fmt: skip
+    return "|".join(str(cell) for cell in cells)
+
+
+def written(tmp_path, *lines):
+    path = tmp_path / "jobs.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("tres", "expected"),
+    [
+        ("cpu=8,gres/gpu:h100=2,gres/gpu=2", (2, "h100")),
+        ("gres/gpu=4", (4, "")),
+        ("gres/gpu:a100=1,gres/gpu:h100=3", (4, "")),
+        ("gres/gpu:a100=1,gres/gpu:h100=3,gres/gpu=4", (4, "")),
+        ("cpu=8,mem=1G", (0, "")),
+        ("", (0, "")),
+    ],
+)
+def test_gpus_are_counted_once(tres, expected):
+    """AllocTRES lists typed and untyped GPUs side by side: adding them up would bill each twice."""
+    assert gpus_of(tres) == expected
+
+
+def test_names_with_bars_states_with_words_and_comments_with_tags(tmp_path):
+    """A job's name may hold the separator; `CANCELLED by 0` is CANCELLED; the comment's pairs are tags."""
+    path = written(tmp_path, job(7, name="we|ird;name", state="CANCELLED by 0", comment="project=llm;exp=42"))
+    (row,) = read_sacct(path).rows
+    assert (row.job_name, row.state, row.gpu_micro, row.gpu_model) == ("we|ird;name", "CANCELLED", 2_000_000, "h100")
+    assert row.tags == {"project": "llm", "exp": "42", "team": "vision"}
+    assert row.pool == "gpu"
+    assert tags_of({"comment": "team=speech", "wckey": "*w1", "account": "vision"}) == {"team": "speech", "wckey": "w1"}
+
+
+def test_waiting_and_cpu_jobs_are_left_out_and_said(tmp_path):
+    """Jobs that never started and jobs without GPUs are no usage; running ones have no end."""
+    path = written(
+        tmp_path,
+        "JobIDRaw|Cluster|a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p",
+        job(1, start="Unknown", end="Unknown", state="PENDING"),
+        job(2, tres="cpu=4"),
+        job(3, end="Unknown", state="RUNNING"),
+    )
+    parsed = read_sacct(path)
+    assert [row.end_ms for row in parsed.rows] == [None]
+    assert parsed.notes == ["1 jobs have not started and were left out", "1 jobs without GPUs were left out"]
+
+
+def test_a_requeued_job_is_two_usages(tmp_path):
+    """One id, two submissions: both runs are held time."""
+    path = written(tmp_path, job(5), job(5, submit=START + 4000, start=START + 4000, end=START + 5000))
+    assert len({row.workload_id for row in read_sacct(path).rows}) == 2
+
+
+def test_suspended_time_is_not_held(tmp_path):
+    """An hour with ten minutes of suspension is fifty minutes of GPUs."""
+    (row,) = read_sacct(written(tmp_path, job(5, suspended="00:10:00"))).rows
+    assert row.end_ms - row.start_ms == 50 * 60_000
+    assert [suspended_ms(text) for text in ("1-02:03:04", "05:06", "", "x")] == [93_784_000, 306_000, 0, None]
+
+
+def test_every_bad_row_is_named_with_line_and_reason(tmp_path):
+    """Too few columns, instants without zone, an end before the start: all at once."""
+    path = written(tmp_path, "1|2|3", job(2, start="2026-10-01T00:00:00"), job(3, end=START - 5), job(4, suspended="?"))
+    said = [str(problem) for problem in read_sacct(path).problems]
+    assert len(said) == 4
+    assert "jobs.txt:1: has 3 columns" in said[0]
+    assert "jobs.txt:2:start" in said[1]
+    assert "SLURM_TIME_FORMAT=%s" in said[1]
+    assert "jobs.txt:3:end" in said[2]
+    assert "jobs.txt:4:suspended" in said[3]
+
+
+def test_a_months_jobs_become_a_bill(dsn, tmp_path):
+    """Two accounts, three jobs: hours and money by team as Slurm counted them; the same file twice changes nothing."""
+    prices = tmp_path / "prices.csv"
+    prices.write_text("pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\ngpu,h100,on_demand,3,USD,0\n")
+    path = written(tmp_path, job(1), job(2, end=START + 7200), job(3, account="speech", comment="project=asr"))
+
+    def gpuledger(*arguments):
+        return subprocess.run([BIN / "gpuledger", *arguments, "--dsn", dsn], env=environment(), capture_output=True,
+                              text=True, timeout=60, check=False)  # fmt: skip
+
+    assert gpuledger("import", "prices", str(prices)).returncode == 0
+    assert "3 added" in gpuledger("import", "sacct", str(path)).stdout
+    assert "3 unchanged" in gpuledger("import", "sacct", str(path)).stdout
+    answer = gpuledger("chargeback", "--from", "2026-10-01", "--to", "2026-10-02", "--by", "team", "--format", "json")
+    rows = {row["team"]: (row["gpu_hours"], row["cost"]) for row in json.loads(answer.stdout)["rows"]}
+    assert rows == {"vision": ("6.000000", "18.00"), "speech": ("2.000000", "6.00")}
