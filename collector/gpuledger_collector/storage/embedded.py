@@ -398,11 +398,16 @@ class EmbeddedServer:
                 os.kill(pid, number)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
-                if self._child is not None:
-                    self._child.poll()
                 if not serves(pid, self._cluster):
+                    self._reap()
                     return
                 time.sleep(0.01)
+
+    def _reap(self) -> None:
+        """Takes the ended child's exit status, so that nothing of it is left."""
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(5)
 
 
 def command_line(pid: int) -> list[str]:
