@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -93,12 +94,14 @@ def retry_after(text: str | None, now_s: float) -> float | None:
     """Seconds to wait by a Retry-After header (seconds or HTTP date), capped; None when it says nothing usable."""
     if text is None:
         return None
-    if text.strip().isdigit():
+    if text.strip().isdecimal():
         return min(float(text), RETRY_AFTER_CAP_S)
     try:
         at = email.utils.parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
+    if at.tzinfo is None:  # a zone of "-0000": UTC, RFC 5322 §3.3
+        at = at.replace(tzinfo=UTC)
     return min(max(at.timestamp() - now_s, 0.0), RETRY_AFTER_CAP_S)
 
 
@@ -111,10 +114,14 @@ class Http:
     """One kept-alive connection to the collector."""
 
     def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            self._port = parts.port
+        except ValueError:
+            raise ValueError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
-        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        self._host, self._tls = parts.hostname, parts.scheme == "https"
         self._path = parts.path.rstrip("/") + PATH
         self._token_file, self._ca_file = token_file, ca_file
         self._connection: http.client.HTTPConnection | None = None

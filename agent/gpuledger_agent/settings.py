@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from gpuledger_agent.readings import AgentError
 
 PREFIX = "GPULEDGER_AGENT_"
+LAST_PORT = 65_535
 SOURCES = ("nvml", "dcgm", "simulated", "replay")
 
 
@@ -136,7 +137,9 @@ def _convert(kind: str, value: object) -> object:
         return float(str(value))
     if not isinstance(value, str):
         raise TypeError(value)
-    return Path(value).expanduser() if kind.startswith("Path") else value
+    if kind.startswith("Path"):
+        return Path(value).expanduser() if value else None  # an empty path is no path; as one it would be the cwd
+    return value
 
 
 def check(settings: Settings) -> list[str]:
@@ -167,9 +170,18 @@ def check(settings: Settings) -> list[str]:
 
 def _check_addresses(settings: Settings) -> list[str]:
     faults = []
-    address = urlsplit(settings.collector_url)
-    if address.scheme not in {"http", "https"} or not address.hostname:
+    if not _is_web_address(settings.collector_url):
         faults.append(f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
-    if settings.metrics_listen and not settings.metrics_listen.rpartition(":")[2].isdigit():
+    port = settings.metrics_listen.rpartition(":")[2]
+    if settings.metrics_listen and not (port.isdecimal() and int(port) <= LAST_PORT):
         faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")
     return faults
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        address = urlsplit(text)
+        port = address.port
+    except ValueError:  # brackets that do not match, a port that is no number or out of range
+        return False
+    return address.scheme in {"http", "https"} and bool(address.hostname) and port != 0

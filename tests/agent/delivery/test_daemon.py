@@ -217,6 +217,8 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
         (["run"], {"GPULEDGER_AGENT_SOURCE": "nvidia"}, 2, "not one of nvml, dcgm"),
         (["run", "--source", "dcgm"], {}, 2, "needs an address or a file"),
         (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "collector:1"}, 2, "is not http"),
+        (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "http://h:99999"}, 2, "is not http"),
+        (["run", "--source", "simulated"], {"GPULEDGER_AGENT_METRICS_LISTEN": "127.0.0.1:99999"}, 2, "is not ADDRESS"),
         (["run", "--config", "/nonexistent.toml"], {}, 2, "cannot be read"),
         (["once", "--source", "replay", "--target", "/nonexistent"], {}, 3, "cannot be read"),
         (["simulate", "--from", "x", "--to", "y"], {}, 2, "is not an instant"),

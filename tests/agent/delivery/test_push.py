@@ -5,6 +5,8 @@ import json
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes.sink import sink
 from gpuledger_agent import wire
@@ -75,6 +77,13 @@ def test_waiting_follows_the_server_or_full_jitter():
     assert backoff(5, 0.0) == 0
     assert reaction(Reply(503, {"retry-after": "3"}), 0).wait_s == 3
     assert reaction(Reply(503), 0).wait_s is None
+
+
+@given(st.text() | st.integers(0, 10**30).map(str) | st.datetimes().map(lambda at: f"{at:%a, %d %b %Y %H:%M:%S} -0000"))
+def test_any_retry_after_gives_a_wait_that_ends(text):
+    """Whatever a proxy writes there: at most 15 minutes, or nothing usable; never an error that stops delivery."""
+    wait_s = retry_after(text, 1_790_812_800.0)
+    assert wait_s is None or 0 <= wait_s <= 900
 
 
 def test_what_is_acknowledged_is_what_was_spooled(spool):
@@ -205,7 +214,9 @@ def test_the_loop_stops_when_told(spool):
     assert spool.counts().acked == 1
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "localhost:8440", "http://", ""])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "localhost:8440", "http://", "", "http://h:99999", "http://h:a", "http://[::1"]
+)
 def test_an_address_that_is_none_is_refused(url):
     """The sentence shows the form."""
     with pytest.raises(ValueError, match="collector_url"):

@@ -1,0 +1,60 @@
+"""The agent's settings: the file, then the environment, then the command line; every fault at once."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_agent.settings import FIELDS, PREFIX, Settings, SettingsError, load
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
+    """Each later source overrides what the earlier ones gave, and leaves the rest."""
+    config = tmp_path / "agent.toml"
+    config.write_text('pool = "file"\nnode = "file"\nsource = "simulated"\n')
+    made = load(config, {"GPULEDGER_AGENT_NODE": "env", "GPULEDGER_AGENT_SOURCE": "nvml", "HOME": "/x"}, node="line")
+    assert (made.pool, made.source, made.node) == ("file", "nvml", "line")
+
+
+def test_all_faults_are_told_at_once(tmp_path):
+    """A misspelt name (with its neighbour), a wrong kind and an unknown setting stand in one message, with places."""
+    config = tmp_path / "agent.toml"
+    config.write_text("sample_intervall_s = 5\nspool_bytes = 1.5\npush_interval_s = true\n")
+    with pytest.raises(SettingsError) as caught:
+        load(config, {"GPULEDGER_AGENT_POOOL": "x"})
+    message = str(caught.value)
+    for words in (f"{config}: sample_intervall_s", "sample_interval_s", "1.5 is not a int", "True is not a float",
+                  "GPULEDGER_AGENT_POOOL", "nearest one is pool"):  # fmt: skip
+        assert words in message
+
+
+@pytest.mark.parametrize("name", ["spool_dir", "token_file", "ca_file", "owner_rules_file"])
+def test_an_empty_path_is_no_path(name):
+    """`GPULEDGER_AGENT_SPOOL_DIR=` means the default, not the folder in which the agent happens to run."""
+    assert getattr(load(None, {PREFIX + name.upper(): ""}), name) is None
+    assert getattr(load(None, {PREFIX + name.upper(): "/x"}), name) == Path("/x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sample_interval_s", "nan"), ("sample_interval_s", "inf"), ("sample_interval_s", "0"),
+        ("busy_threshold", "1"), ("busy_threshold", "-0.1"), ("spool_bytes", "1"), ("owners", "slurm,bogus"),
+        ("collector_url", "http://h:0"), ("collector_url", "//h"), ("metrics_listen", "9440x"), ("log_level", "loud"),
+        ("log_format", "xml"), ("dcgm_names", "both"),
+    ],
+)  # fmt: skip
+def test_what_lies_out_of_range_is_named(name, value):
+    """The sentence begins with the setting."""
+    with pytest.raises(SettingsError, match=f"^{name}: "):
+        load(None, {PREFIX + name.upper(): value})
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=8), st.text(max_size=8), max_size=3))
+def test_any_environment_gives_settings_or_a_sentence(values):
+    try:
+        made = load(None, {PREFIX + name.upper(): value for name, value in values.items()})
+    except SettingsError as error:
+        made = error
+    assert isinstance(made, Settings) or str(made)
