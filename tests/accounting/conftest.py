@@ -1,9 +1,5 @@
-"""Hypothesis profiles: `default` for every run, `long` (10,000 examples) by HYPOTHESIS_PROFILE=long."""
+"""The hypothesis profile."""
 
-import os
+from fakes import profiles
 
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("default", max_examples=150, deadline=None)
-settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+profiles.load()

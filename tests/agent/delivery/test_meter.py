@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.batches import BatchMaker
@@ -15,9 +15,6 @@ from gpuledger_agent.readings import Accelerator, Health, Holder, Sample, Worklo
 START = 1_790_812_800_000
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")
 JOB, OTHER = Holder(Workload("1", "slurm")), Holder(Workload("2", "slurm"), 2)
-
-settings.register_profile("delivery", max_examples=100, deadline=None)
-settings.load_profile("delivery")
 
 
 def sample(activity=None, *, health="ok", **values):

@@ -1,0 +1,5 @@
+"""The hypothesis profile."""
+
+from fakes import profiles
+
+profiles.load()
