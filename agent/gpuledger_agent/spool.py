@@ -224,16 +224,28 @@ class Spool:
             self._bound_dead()
 
     def bury(self, seq: int, reason: str) -> None:
-        """This batch can never be delivered: it leaves the queue, its bytes are kept for a person to look at."""
+        """This batch can never be delivered: it leaves the queue, its bytes are kept for a person to look at.
+
+        Bytes are kept for the latest ones only, up to an eighth of the spool: refusals must not crowd out what waits.
+        """
         with self._transaction():
-            moved = self._db.execute(
-                "INSERT INTO dead (seq, record, reason, body) SELECT seq, 'batch', ?, body FROM batch WHERE seq = ?",
-                (reason, seq),
-            ).rowcount
-            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))
-            if moved:
-                self._count("dead", 1)
+            body = self._value("SELECT body FROM batch WHERE seq = ?", seq)
+            if not isinstance(body, bytes):
+                return
+            self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))  # first: its pages serve the copy
+            self._forget_bodies(self._max_bytes // 8 - len(body))
+            kept = body if len(body) <= self._max_bytes // 8 else None
+            self._db.execute("INSERT INTO dead (seq, record, reason, body) VALUES (?, 'batch', ?, ?)",
+                             (seq, reason, kept))  # fmt: skip
+            self._count("dead", 1)
             self._bound_dead()
+
+    def _forget_bodies(self, room: int) -> None:
+        """Drops the bytes, not the reasons, of the oldest dead letters until the others fit into `room`."""
+        for letter, size in self._rows("SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"):
+            room -= size
+            if room < 0:
+                self._db.execute("UPDATE dead SET body = NULL WHERE id = ?", (letter,))
 
     def _bound_dead(self) -> None:
         self._db.execute("DELETE FROM dead WHERE id <= (SELECT max(id) FROM dead) - ?", (DEAD_LETTERS_KEPT,))

@@ -53,6 +53,7 @@ def test_what_lies_out_of_range_is_named(name, value):
 
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=8), st.text(max_size=8), max_size=3))
 def test_any_environment_gives_settings_or_a_sentence(values):
+    """No value of any variable ends in anything but settings or a SettingsError."""
     try:
         made = load(None, {PREFIX + name.upper(): value for name, value in values.items()})
     except SettingsError as error:

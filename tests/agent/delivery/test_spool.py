@@ -1,5 +1,6 @@
 """The spool: every batch is acked, pending, dropped or dead, whatever happens in between."""
 
+import contextlib
 import shutil
 import sqlite3
 import uuid
@@ -154,3 +155,27 @@ def test_dead_letters_are_bounded(spool):
     letters = spool.dead_letters()
     assert len(letters) == 1000
     assert letters[-1] == (seq, "stretches[1499]", "no")
+
+
+def test_refusals_never_crowd_out_what_waits(tmp_path):
+    """However many batches are buried, their bytes keep to an eighth of the spool, the rest of it stays for new ones."""
+    spool = opened(tmp_path, 1024 * 1024)
+    for _ in range(60):
+        spool.bury(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
+    assert [letter[0] for letter in spool.dead_letters()] == list(range(1, 61))
+    for _ in range(12):
+        spool.add(lambda epoch, seq: bytes(48_000), NOW)
+    counts = spool.counts()
+    assert (counts.dead, counts.pending, counts.dropped, counts.conserved) == (60, 12, 0, True)
+    spool.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as file:
+        kept = file.execute("SELECT seq, body FROM dead WHERE body IS NOT NULL ORDER BY seq").fetchall()
+    assert kept == [(seq, seq.to_bytes(4, "big") * 12_000) for seq in (59, 60)]
+
+
+def test_burying_twice_counts_once(spool):
+    """A batch that has left the queue is not buried again."""
+    seq = spool.add(body_of(), NOW)
+    spool.bury(seq, "no")
+    spool.bury(seq, "no")
+    assert (spool.counts().dead, spool.dead_letters()) == (1, [(seq, "batch", "no")])
