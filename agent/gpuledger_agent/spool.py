@@ -163,22 +163,32 @@ class Spool:
             try:
                 return self._add(make, now_ms)
             except sqlite3.OperationalError as error:
-                if not _is_full(error) or not self._drop_oldest(now_ms, "spool full"):
+                if not _is_full(error):
                     raise
+            if not self._drop_oldest(now_ms, "spool full"):
+                with self._transaction():
+                    return self._lose_new("spool full", now_ms)
 
     def _add(self, make: Callable[[str, int], bytes], now_ms: int) -> int:
         with self._transaction():
-            seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
             if shutil.disk_usage(self.path.parent).free < self._free_floor:
-                self._count("produced", 1)
-                self._lose(seq, seq, 1, "disk nearly full", now_ms)
-                return seq
+                return self._lose_new("disk nearly full", now_ms)
+            seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
             body = make(self.epoch, seq)
+            if len(body) > self._max_bytes // 2:  # it would drive out all others, and might not fit even then
+                return self._lose_new("larger than half the spool", now_ms)
             self._db.execute(
                 "INSERT INTO batch (seq, made_ms, sha256, body) VALUES (?, ?, ?, ?)",
                 (seq, now_ms, hashlib.sha256(body).digest(), body),
             )
             self._count("produced", 1)
+        return seq
+
+    def _lose_new(self, reason: str, now_ms: int) -> int:
+        """Within a transaction: a new batch is numbered and lost, and both are counted."""
+        seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
+        self._count("produced", 1)
+        self._lose(seq, seq, 1, reason, now_ms)
         return seq
 
     def _int(self, query: str, *arguments: object) -> int:

@@ -96,6 +96,18 @@ def test_a_full_spool_drops_the_oldest_and_says_so(tmp_path):
     spool.close()
 
 
+def test_a_batch_larger_than_the_spool_drives_out_no_other(tmp_path):
+    """It is the loss itself, with its number and reason; what waited still waits, and the next one is taken."""
+    spool = opened(tmp_path, 1024 * 1024)
+    spool.add(body_of(), NOW)
+    assert spool.add(lambda epoch, seq: bytes(2_000_000), NOW) == 2
+    assert spool.losses() == [(2, 2, 1, "larger than half the spool")]
+    assert spool.add(body_of(), NOW) == 3
+    counts = spool.counts()
+    assert (counts.pending, counts.dropped, counts.conserved) == (2, 1, True)
+    spool.close()
+
+
 def test_too_little_space_on_the_disk_is_an_accounted_loss(tmp_path):
     """Below the floor of free space nothing is written for the batch but its number."""
     spool = Spool(tmp_path, 64 * 1024 * 1024, NOW, free_floor=2**62)
