@@ -23,6 +23,8 @@ from gpuledger_agent.readings import AgentError
 
 PAGE_BYTES = 4096
 DEAD_LETTERS_KEPT = 1000
+LOCK_WAIT_S = 10.0
+"""How long another program may hold the file (a backup, a person with sqlite3) before we say so."""
 FREE_FLOOR_BYTES = 256 * 1024 * 1024
 """Below this much free space on the filesystem nothing more is spooled: the node needs it more."""
 _SCHEMA = """
@@ -95,17 +97,25 @@ class Spool:
         except OSError as error:
             raise SpoolUnavailable(f"the spool folder {folder} cannot be made: {error.strerror}") from error
         try:
-            self._db = self._open(now_ms)
+            self._db = self._open_or_replace(folder, now_ms)
         except sqlite3.OperationalError as error:
-            if not os.access(folder, os.W_OK):
-                raise SpoolUnavailable(f"the spool folder {folder} cannot be written") from error
-            self._db = self._replace(folder, now_ms)
-        except sqlite3.DatabaseError:
-            self._db = self._replace(folder, now_ms)
+            why = f"({error})" if os.access(folder, os.W_OK) else "by this user"
+            raise SpoolUnavailable(f"the spool {self.path} cannot be written {why}") from error
         self.epoch = str(self._value("SELECT value FROM meta WHERE name = 'epoch'"))
 
+    def _open_or_replace(self, folder: Path, now_ms: int) -> sqlite3.Connection:
+        """Opens the file, or a new one if it is damaged. Locked, unwritable or on a full disk, it is not damaged."""
+        try:
+            return self._open(now_ms)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:  # a foreign table where ours should be
+                raise
+        except sqlite3.DatabaseError:
+            pass
+        return self._replace(folder, now_ms)
+
     def _open(self, now_ms: int) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
         try:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict is None or verdict[0] != "ok":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.spool import Spool, uuid7
+from gpuledger_agent.spool import Spool, SpoolUnavailable, uuid7
 
 NOW = 1_790_812_800_000
 
@@ -140,6 +140,41 @@ def test_a_damaged_spool_is_put_aside_and_sampling_goes_on(tmp_path, damage):
     again.close()
 
 
+def test_a_file_that_somebody_locks_is_not_a_damaged_one(tmp_path, monkeypatch):
+    """A backup that holds the file for too long is a sentence; nothing is put aside, all batches are there later."""
+    monkeypatch.setattr("gpuledger_agent.spool.LOCK_WAIT_S", 0.1)
+    spool = opened(tmp_path)
+    spool.add(body_of(), NOW)
+    spool.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SpoolUnavailable, match="database is locked"):
+            opened(tmp_path)
+    again = opened(tmp_path)
+    assert (again.epoch, again.counts().pending, again.quarantined) == (spool.epoch, 1, None)
+    again.close()
+
+
+def test_a_file_of_another_program_is_put_aside(tmp_path):
+    """A database with a table of our names but other columns is no spool of ours."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as other:
+        other.execute("CREATE TABLE meta (something TEXT)")
+    spool = opened(tmp_path)
+    assert spool.quarantined is not None
+    assert spool.add(body_of(), NOW) == 1
+    spool.close()
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    """A file in the place of the folder: which one, and why."""
+    (tmp_path / "state").write_text("")
+    with pytest.raises(SpoolUnavailable, match=r"the spool folder .*/state/agent cannot be made"):
+        opened(tmp_path / "state" / "agent")
+    (tmp_path / "spool.sqlite").mkdir()
+    with pytest.raises(SpoolUnavailable, match=r"spool\.sqlite cannot be written"):
+        opened(tmp_path)
+
+
 def test_a_batch_that_fails_to_be_made_uses_no_number(spool):
     """Numbering and storing are one transaction: an error in between leaves no hole."""
 
@@ -170,7 +205,7 @@ def test_dead_letters_are_bounded(spool):
 
 
 def test_refusals_never_crowd_out_what_waits(tmp_path):
-    """However many batches are buried, their bytes keep to an eighth of the spool, the rest of it stays for new ones."""
+    """However many batches are buried, their bytes keep to an eighth of the spool; the rest stays for new ones."""
     spool = opened(tmp_path, 1024 * 1024)
     for _ in range(60):
         spool.bury(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
