@@ -44,9 +44,14 @@ class Sampler:
     latest: Latest = field(default_factory=Latest)
     ticks: int = 0
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
+    _gone: list[Accelerator] = field(default_factory=list)
+    """Accelerators that are no longer there, of which something may still have to be told."""
 
     def attached(self, inventory: Inventory) -> None:
-        """The source has enumerated its accelerators."""
+        """The source has enumerated its accelerators; what was seen of others before still goes into the next batch."""
+        here = {entry.uuid for entry in inventory.accelerators}
+        before = {entry.uuid: entry for entry in (*self._gone, *self.latest.accelerators)}
+        self._gone = [entry for entry in before.values() if entry.uuid not in here]
         self.latest = Latest(tuple(inventory.accelerators), inventory.driver)
         self.driver = inventory.driver
         self.status = "ok" if inventory.accelerators else "no_gpu"
@@ -55,6 +60,7 @@ class Sampler:
     def detached(self, sentence: str, status: Status = "no_driver") -> None:
         """The source cannot speak: nothing bridges to its next tick, the heartbeat says why."""
         self.meter.lose_all()
+        self.latest.samples, self.latest.holders = {}, {}
         self.status, self.detail = status, sentence
 
     def tick(self, at_ms: Callable[[int], int], tiers: Sequence[str]) -> None:
@@ -92,9 +98,11 @@ class Sampler:
             counts.produced, counts.acked, counts.pending, counts.dropped, counts.dead,
         )  # fmt: skip
         health = {uuid: sample.health for uuid, sample in self.latest.samples.items()}
+        told = {span.uuid for span in spans} | {sample.uuid for _, sample in rows}
+        listed = [*self.latest.accelerators, *(entry for entry in self._gone if entry.uuid in told)]
 
         def make(epoch: str, seq: int) -> bytes:
-            maker = BatchMaker(self.latest.accelerators, self.pool, health)
+            maker = BatchMaker(listed, self.pool, health)
             stretches = maker.stretches(spans)
             return pack(maker.batch(self.node, epoch, seq, heartbeat, stretches, maker.samples(rows)))
 
@@ -104,7 +112,7 @@ class Sampler:
             self.meter.put_back(spans)
             del self._rows[:-MOST_ROWS]
             raise
-        self._rows = []
+        self._rows, self._gone = [], []
         return number
 
 
@@ -113,8 +121,8 @@ MOST_ROWS = 20_000
 
 
 def _merged(before: Sample | None, now: Sample) -> Sample:
-    """The newest reading of every metric: a slow one stays shown between its turns."""
-    if before is None:
+    """The newest reading of every metric: a slow one stays shown between its turns, unless nothing was read now."""
+    if before is None or not now.values:
         return now
     absent: Mapping[str, str] = {**before.absent, **now.absent}
     values = {**before.values, **now.values}
