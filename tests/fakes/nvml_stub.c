@@ -23,38 +23,41 @@ struct gpu {
 static struct gpu devices[GPUS], instances[GPUS][INSTANCES];
 static int initialised;
 
-static struct {
+struct scenario {
     int gpus, init, lost[GPUS], hang[GPUS], power[GPUS], busy[GPUS], pid[GPUS], mig[GPUS];
     int instances[GPUS], recovery[GPUS], remap[GPUS], hidden[GPUS], stale[GPUS], gpm[GPUS];
-} now;
+};
+static struct scenario now;
 
 static void look(void) {
-    memset(&now, 0, sizeof now);
+    struct scenario fresh; /* read apart and put in place whole: the GPUs are asked by several threads at once */
+    memset(&fresh, 0, sizeof fresh);
     const char *path = getenv("NVML_STUB_SCENARIO");
     FILE *file = path ? fopen(path, "r") : NULL;
     char word[32];
     int gpu, value;
-    for (int i = 0; i < GPUS; i++) { now.power[i] = 70000; now.instances[i] = 2; }
-    if (!file) return;
+    for (int i = 0; i < GPUS; i++) { fresh.power[i] = 70000; fresh.instances[i] = 2; }
+    if (!file) { now = fresh; return; }
     while (fscanf(file, "%31s", word) == 1) {
-        if (!strcmp(word, "gpus")) { if (fscanf(file, "%d", &now.gpus) != 1) break; continue; }
-        if (!strcmp(word, "init")) { if (fscanf(file, "%d", &now.init) != 1) break; continue; }
+        if (!strcmp(word, "gpus")) { if (fscanf(file, "%d", &fresh.gpus) != 1) break; continue; }
+        if (!strcmp(word, "init")) { if (fscanf(file, "%d", &fresh.init) != 1) break; continue; }
         if (fscanf(file, "%d", &gpu) != 1 || gpu < 0 || gpu >= GPUS) break;
-        if (!strcmp(word, "lost")) { now.lost[gpu] = 1; continue; }
-        if (!strcmp(word, "mig")) { now.mig[gpu] = 1; continue; }
+        if (!strcmp(word, "lost")) { fresh.lost[gpu] = 1; continue; }
+        if (!strcmp(word, "mig")) { fresh.mig[gpu] = 1; continue; }
         if (fscanf(file, "%d", &value) != 1) break;
-        if (!strcmp(word, "hang")) now.hang[gpu] = value;
-        if (!strcmp(word, "power")) now.power[gpu] = value;
-        if (!strcmp(word, "busy")) now.busy[gpu] = value;
-        if (!strcmp(word, "process")) now.pid[gpu] = value;
-        if (!strcmp(word, "instances")) now.instances[gpu] = value;
-        if (!strcmp(word, "recovery")) now.recovery[gpu] = value;
-        if (!strcmp(word, "remap")) now.remap[gpu] = value;
-        if (!strcmp(word, "hidden")) now.hidden[gpu] = value;
-        if (!strcmp(word, "stale")) now.stale[gpu] = value;
-        if (!strcmp(word, "gpm")) now.gpm[gpu] = value;
+        if (!strcmp(word, "hang")) fresh.hang[gpu] = value;
+        if (!strcmp(word, "power")) fresh.power[gpu] = value;
+        if (!strcmp(word, "busy")) fresh.busy[gpu] = value;
+        if (!strcmp(word, "process")) fresh.pid[gpu] = value;
+        if (!strcmp(word, "instances")) fresh.instances[gpu] = value;
+        if (!strcmp(word, "recovery")) fresh.recovery[gpu] = value;
+        if (!strcmp(word, "remap")) fresh.remap[gpu] = value;
+        if (!strcmp(word, "hidden")) fresh.hidden[gpu] = value;
+        if (!strcmp(word, "stale")) fresh.stale[gpu] = value;
+        if (!strcmp(word, "gpm")) fresh.gpm[gpu] = value;
     }
     fclose(file);
+    now = fresh;
 }
 
 /* A driver call cannot be interrupted by a signal: sleep again until the time is over. */
