@@ -104,11 +104,8 @@ def run_command(given: argparse.Namespace) -> int:
     if settings.metrics_listen:
         from gpuledger_agent.exposition import AgentCollector, serve
 
-        sampler = agent.sampler
         vintage: Any = settings.dcgm_names
-        collector = AgentCollector(
-            settings.node_name, lambda: sampler.latest, lambda: sampler.ticks, agent.spool, vintage
-        )
+        collector = AgentCollector(agent.sampler, agent.spool, vintage)
         try:
             serve(settings.metrics_listen, collector)
         except OSError as error:

@@ -1,7 +1,10 @@
 """The daemon: the main thread only schedules; a sick driver, a slow collector or a full disk stops nothing else.
 
-Signals: TERM and INT stop sampling, spool the open batch, try one last send, and end with 0; HUP reads the settings
-again (bad ones are reported and the old ones kept). The watchdog of systemd is fed only while both loops move.
+Signals: TERM and INT stop sampling, spool the open batch, send what waits, the newest first, for LAST_SEND_S at most
+(also when the push loop hangs in a slow request), and end with 0; HUP reads the settings again (bad ones are reported
+and the old ones kept). A handler only puts its number into a queue: an Event that the interrupted thread waits on is
+not safe to set there. The watchdog of systemd is fed only while both loops move. Whatever else goes wrong in a round
+is said once, counted (gpuledger_agent_faults_total), and the next round begins as if nothing had been.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import dataclasses
 import json
 import logging
 import os
+import queue
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -26,7 +31,7 @@ from gpuledger_agent import release
 from gpuledger_agent.clock import Clock
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.owners import open_owners
-from gpuledger_agent.push import Http, Pusher
+from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
 from gpuledger_agent.readings import SourceUnavailable
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings, SettingsError
@@ -40,6 +45,8 @@ REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
 STALE_S = 120.0
 """A loop that has not moved for so long gets no watchdog signal."""
 LAST_SEND_S = 10.0
+HANDOVER_S = 2.0
+"""How long a request that is under way at the end may still take before the last send begins without it."""
 
 
 def wall_ms() -> int:
@@ -94,25 +101,28 @@ class Daemon:
     clock: Clock
     stop: threading.Event = field(default_factory=threading.Event)
     wake_push: threading.Event = field(default_factory=threading.Event)
-    hup: bool = False
+    signals: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
     moved_push: float = field(default_factory=time.monotonic)
     _open: bool = False
     _released: bool = False
     _reopen_at: float = 0.0
     _reopen_s: float = REOPEN_MIN_S
+    _broken_rounds: int = 0
 
     def __post_init__(self) -> None:
         self._make_pusher()
 
     def _make_pusher(self) -> None:
-        self.http = Http(self.settings.collector_url, self.settings.token_path, self.settings.ca_file)
-        self.pusher = Pusher(self.spool, self.http.post, wall_ms)
+        self.pusher = self._new_pusher(TIMEOUT_S)
+
+    def _new_pusher(self, timeout_s: float) -> Pusher:
+        http = Http(self.settings.collector_url, self.settings.token_path, self.settings.ca_file, timeout_s)
+        return Pusher(self.spool, http.post, wall_ms)
 
     def run(self) -> int:
         """Until a signal; the exit code."""
-        signal.signal(signal.SIGTERM, self._on_stop)
-        signal.signal(signal.SIGINT, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
         pushing.start()
         notify("READY=1")
@@ -137,14 +147,11 @@ class Daemon:
 
     def _sample(self) -> None:
         """The sampling loop: on a fixed grid of the monotonic clock, so that a slow tick does not shift the next."""
-        interval = self.settings.sample_interval_s
         next_tick = next_slow = time.monotonic()
         next_flush = next_tick + min(self.settings.push_interval_s, 5.0)
         while not self.stop.is_set():
             now = time.monotonic()
-            if self.hup:
-                self._reload()
-                interval = self.settings.sample_interval_s
+            interval = self.settings.sample_interval_s
             slow = now >= next_slow
             if slow:
                 next_slow = now + self.settings.slow_interval_s
@@ -155,10 +162,35 @@ class Daemon:
             if now - self.moved_push < STALE_S:
                 notify("WATCHDOG=1")
             next_tick = max(next_tick + interval, time.monotonic())
-            while not self.stop.is_set() and not self.hup and (left := next_tick - time.monotonic()) > 0:
-                self.stop.wait(left)
+            self._obey(next_tick)
+
+    def _obey(self, until: float) -> None:
+        """Waits for the next round, and does what signals say as soon as they come."""
+        while not self.stop.is_set():
+            try:
+                number = self.signals.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return
+            if number == signal.SIGHUP:
+                self._reload()
+            else:
+                self.stop.set()
 
     def _tick(self, tiers: tuple[str, ...]) -> None:
+        """A round. What nobody foresaw ends only this one; when it goes on, the source is closed and opened again."""
+        try:
+            self._round(tiers)
+        except Exception as error:  # a source's, the clock's or the meter's own mistake must not end sampling
+            self.sampler.faults.note("source", error)
+            self._broken_rounds += 1
+            if self._broken_rounds >= GAP_INTERVALS:
+                self._broken_rounds = 0
+                self._let_source_go()
+                self._lost(f"the source fails: {type(error).__name__}: {error}")
+        else:
+            self._broken_rounds = 0
+
+    def _round(self, tiers: tuple[str, ...]) -> None:
         if self.clock.check(wall_ms(), time.monotonic_ns()):
             log.warning("the wall clock was stepped forwards: a gap begins, no time is invented")
             self.sampler.meter.lose_all()
@@ -179,8 +211,7 @@ class Daemon:
                 self._released, self._reopen_at = False, 0.0
             return False
         if self._open:
-            self.sampler.source.close()
-            self._open = False
+            self._let_source_go()
         if not self._released:
             self._released = True
             self.sampler.detached("released on request: the GPUs are let go for a reset or a MIG change", "degraded")
@@ -189,6 +220,13 @@ class Daemon:
             with contextlib.suppress(OSError):
                 release.write(folder, dataclasses.replace(released, confirmed=True))
         return True
+
+    def _let_source_go(self) -> None:
+        self._open = False
+        try:
+            self.sampler.source.close()
+        except Exception as error:
+            self.sampler.faults.note("source", error)
 
     def _try_open(self) -> bool:
         """Opens the source, at growing intervals; the heartbeat goes on without it."""
@@ -221,15 +259,11 @@ class Daemon:
             return
         self.wake_push.set()
 
-    def _on_stop(self, _signal: int, _frame: FrameType | None) -> None:
-        self.stop.set()
-
-    def _on_reload(self, _signal: int, _frame: FrameType | None) -> None:
-        self.hup = True
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.signals.put(number)
 
     def _reload(self) -> None:
         """Takes what can change while running: intervals, threshold, collector, token, log; the rest at a restart."""
-        self.hup = False
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             fresh = self.reload()
@@ -248,18 +282,24 @@ class Daemon:
         notify("READY=1")
 
     def _end(self, pushing: threading.Thread) -> None:
+        """Spools what is open and delivers what it can; a request that hangs is left to itself (it may come twice)."""
         notify("STOPPING=1")
-        self._flush()
+        deadline = time.monotonic() + LAST_SEND_S
         self.stop.set()
         self.wake_push.set()
-        pushing.join(LAST_SEND_S)
-        if not pushing.is_alive():
-            with contextlib.suppress(Exception):
-                self.pusher.step()
-        with contextlib.suppress(Exception):
-            if self._open:
-                self.sampler.source.close()
-        log.info("stopped; %d batches wait in the spool", self.spool.counts().pending)
+        self._flush()
+        pushing.join(HANDOVER_S)
+        last = threading.Thread(target=self._last_send, args=(deadline,), name="last send", daemon=True)
+        last.start()
+        if self._open:
+            self._let_source_go()
+        last.join(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(sqlite3.Error):
+            log.info("stopped; %d batches wait in the spool", self.spool.counts().pending)
+
+    def _last_send(self, deadline: float) -> None:
+        with contextlib.suppress(Exception):  # whatever it is, the batches wait for the next start
+            self._new_pusher(LAST_SEND_S / 2).last(deadline)
 
 
 class _Either(threading.Event):

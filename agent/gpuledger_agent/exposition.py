@@ -15,7 +15,7 @@ from gpuledger_agent import __version__
 from gpuledger_agent.catalogue import BY_NAME
 from gpuledger_agent.dcgm_names import Vintage, families
 from gpuledger_agent.readings import Accelerator
-from gpuledger_agent.sampler import Latest
+from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 
 LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
@@ -26,14 +26,12 @@ HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
 class AgentCollector(Collector):
     """Reads the newest samples and the spool's counters at each scrape; never touches a GPU."""
 
-    def __init__(
-        self, node: str, latest: Callable[[], Latest], ticks: Callable[[], int], spool: Spool, dcgm: Vintage = "old"
-    ) -> None:
-        self._node, self._latest, self._ticks, self._spool, self._dcgm = node, latest, ticks, spool, dcgm
+    def __init__(self, sampler: Sampler, spool: Spool, dcgm: Vintage = "old") -> None:
+        self._node, self._sampler, self._spool, self._dcgm = sampler.node, sampler, spool, dcgm
 
     def collect(self) -> Iterable[Metric]:
         """Every family once, with all its series together."""
-        latest = self._latest()
+        latest = self._sampler.latest
         yield from self._gpu(latest)
         yield from self._owners(latest)
         if self._dcgm != "off":
@@ -87,7 +85,11 @@ class AgentCollector(Collector):
     def _agent(self) -> Iterable[Metric]:
         counts = self._spool.counts()
         yield _gauge("gpuledger_agent_info", "The running agent", 1, {"version": __version__, "node": self._node})
-        yield _counter("gpuledger_agent_ticks_total", "Rounds of sampling", self._ticks())
+        yield _counter("gpuledger_agent_ticks_total", "Rounds of sampling", self._sampler.ticks)
+        faults = CounterMetricFamily("gpuledger_agent_faults_total", "Exceptions survived, by place", labels=("place",))
+        for place, count in self._sampler.faults.counts.items():
+            faults.add_metric((place,), count)
+        yield faults
         for name, value in (("produced", counts.produced), ("acked", counts.acked), ("dropped", counts.dropped),
                             ("dead", counts.dead)):  # fmt: skip
             yield _counter(f"gpuledger_agent_batches_{name}_total", f"Batches {name} in this spool's epoch", value)

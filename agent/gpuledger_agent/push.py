@@ -113,7 +113,9 @@ def backoff(attempt: int, chance: float) -> float:
 class Http:
     """One kept-alive connection to the collector."""
 
-    def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
+    def __init__(
+        self, url: str, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         try:
             parts = urlsplit(url)
             self._port = parts.port
@@ -123,7 +125,7 @@ class Http:
             raise ValueError(f"collector_url: {url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
         self._host, self._tls = parts.hostname, parts.scheme == "https"
         self._path = parts.path.rstrip("/") + PATH
-        self._token_file, self._ca_file = token_file, ca_file
+        self._token_file, self._ca_file, self._timeout_s = token_file, ca_file, timeout_s
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, body: bytes, sent_ms: int) -> Reply:
@@ -152,10 +154,10 @@ class Http:
             if self._tls:
                 context = ssl.create_default_context(cafile=self._ca_file and str(self._ca_file))
                 self._connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=TIMEOUT_S, context=context
+                    self._host, self._port, timeout=self._timeout_s, context=context
                 )
             else:
-                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         return self._connection
 
     def close(self) -> None:
@@ -183,12 +185,14 @@ class Pusher:
         self.last_ack_ms: int | None = None
 
     def step(self) -> float | None:
-        """Sends one batch and reacts. Seconds to wait before the next one; None when nothing waits."""
-        lane: Literal["oldest", "newest"] = "newest" if self._newest_next else "oldest"
+        """Sends one batch, lane by lane, and reacts. Seconds to wait before the next one; None when nothing waits."""
+        self._newest_next = not self._newest_next
+        return self._send("oldest" if self._newest_next else "newest")
+
+    def _send(self, lane: Literal["oldest", "newest"]) -> float | None:
         batch = self._spool.next(lane)
         if batch is None:
             return None
-        self._newest_next = not self._newest_next
         reply = self._post(batch.body, self._wall_ms())
         found = reaction(reply, self._wall_ms() / 1000)
         return self._act(batch, found)
@@ -218,6 +222,11 @@ class Pusher:
             self._spool.bury(batch.seq, "too large, and cannot be split")
             return
         self._spool.replace(batch.seq, [_numbered(half) for half in halves], self._wall_ms())
+
+    def last(self, deadline: float) -> None:
+        """Before the agent ends: the newest first, until nothing waits, one is not taken, or the time is over."""
+        while time.monotonic() < deadline and self._send("newest") == 0.0:
+            pass
 
     def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
         """The push loop: until `stop`, sends whenever something waits; `moved` is called each round (watchdog)."""

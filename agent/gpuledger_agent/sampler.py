@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpuledger_agent import __version__, wire
 from gpuledger_agent.batches import BatchMaker, pack
+from gpuledger_agent.faults import Faults
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 from gpuledger_agent.spool import Spool
@@ -43,6 +44,9 @@ class Sampler:
     boot_id: str = ""
     latest: Latest = field(default_factory=Latest)
     ticks: int = 0
+    faults: Faults = field(default_factory=Faults)
+    _owners_told: bool = True
+    """Whether every owner source had its word in the latest round; if not, no holder is not nobody."""
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
     _gone: list[Accelerator] = field(default_factory=list)
     """Accelerators that are no longer there, of which something may still have to be told."""
@@ -69,7 +73,13 @@ class Sampler:
         holders = self._holders(samples)
         for sample in samples:
             instant = at_ms(sample.monotonic_ns)
-            self.meter.tick(sample, instant, holders.get(sample.uuid, ()))
+            whose = holders.get(sample.uuid, ())
+            try:
+                if whose or self._owners_told:  # else a holder may be unknown: the next round may still speak for it
+                    self.meter.tick(sample, instant, whose)
+            except Exception as error:  # a reading that no arithmetic can take: this accelerator's interval is unseen
+                self.faults.note("meter", error)
+                self.meter.lose(sample.uuid)
             self._rows.append((instant, sample))
         self.latest.samples = {sample.uuid: _merged(self.latest.samples.get(sample.uuid), sample) for sample in samples}
         self.latest.holders = holders
@@ -78,8 +88,15 @@ class Sampler:
     def _holders(self, samples: Sequence[Sample]) -> dict[str, Sequence[Holder]]:
         """Who holds what: the first owner source that knows a holder of an accelerator has the word on it."""
         found: dict[str, Sequence[Holder]] = {}
+        self._owners_told = True
         for owner in self.owners:
-            for uuid, holders in owner.holders(self.latest.accelerators, samples).items():
+            try:
+                known = owner.holders(self.latest.accelerators, samples)
+            except Exception as error:  # its word is missing; the other owner sources have theirs
+                self.faults.note(f"owner {type(owner).__name__}", error)
+                self._owners_told = False
+                continue
+            for uuid, holders in known.items():
                 if holders:
                     found.setdefault(uuid, tuple(holders))
         return found
@@ -90,9 +107,9 @@ class Sampler:
         When the spool cannot be written (disk full, I/O error) the exception passes, and what was measured stays in
         memory for the next attempt: samples up to a bound, spans all.
         """
+        counts = spool.counts()
         spans = self.meter.take()
         rows = self._rows
-        counts = spool.counts()
         heartbeat = wire.Heartbeat(
             __version__, self.source.name, self.status, self.detail, self.driver, self.boot_id,
             counts.produced, counts.acked, counts.pending, counts.dropped, counts.dead,

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from itertools import pairwise
@@ -15,70 +14,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fakes.agents import AGENT, agent
 from fakes.sink import sink
-from gpuledger_agent.spool import Spool
 
-AGENT = str(Path(sys.executable).with_name("gpuledger-agent"))
-
-
-class Agent:
-    """`gpuledger-agent run`, quick enough for a test."""
-
-    def __init__(self, folder, url, source="simulated", **settings):
-        self.spool = folder / "spool"
-        self.log = folder / "log"
-        self.config = folder / "agent.toml"
-        self.config.write_text("sample_interval_s = 0.1\npush_interval_s = 1\n")
-        self.environment = {
-            **os.environ,
-            "GPULEDGER_AGENT_COLLECTOR_URL": url,
-            "GPULEDGER_AGENT_SPOOL_DIR": str(self.spool),
-            "GPULEDGER_AGENT_METRICS_LISTEN": "",
-            "GPULEDGER_AGENT_NODE": "h100-03",
-            "GPULEDGER_AGENT_SOURCE": source,
-            **{f"GPULEDGER_AGENT_{name.upper()}": str(value) for name, value in settings.items()},
-        }
-
-    def start(self):
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([AGENT, "run", "--config", self.config], env=self.environment, stderr=log)
-        return self
-
-    def wait_for(self, true, seconds=30):
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
-
-    def said(self, words):
-        return lambda: words in self.log.read_text()
-
-    def stop(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        return self.process.wait(25)
-
-    def counts(self):
-        spool = Spool(self.spool, 2**29, 0)
-        try:
-            return spool.counts()
-        finally:
-            spool.close()
-
-
-@pytest.fixture
-def agent(tmp_path):
-    made = []
-
-    def build(url, **settings):
-        made.append(Agent(tmp_path, url, **settings).start())
-        return made[-1]
-
-    yield build
-    for one in made:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
+__all__ = ["agent"]
 
 
 def test_term_spools_the_open_batch_sends_it_and_ends_with_0(agent):

@@ -1,0 +1,157 @@
+"""What nobody foresaw in a source, an owner source or a reading is counted and said once; sampling goes on."""
+
+import logging
+import re
+import time
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from gpuledger_agent.batches import unpack
+from gpuledger_agent.clock import Clock
+from gpuledger_agent.daemon import Daemon
+from gpuledger_agent.exposition import AgentCollector
+from gpuledger_agent.meter import Meter
+from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, Workload
+from gpuledger_agent.sampler import Sampler
+from gpuledger_agent.settings import Settings
+from gpuledger_agent.spool import Spool
+
+START = 1_790_812_800_000
+CARDS = (Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100"), Accelerator("GPU-b", "GPU-b", 1, "NVIDIA H100"))
+
+
+class Source:
+    """Two cards; `broken` is raised by the next reads, while it is set."""
+
+    name = "fake"
+
+    def __init__(self):
+        self.broken = None
+        self.values = {"gpu_utilization_ratio": 0.9}
+        self.opened = self.closed = 0
+
+    def open(self):
+        self.opened += 1
+        return Inventory("580.1", CARDS)
+
+    def read(self, tiers):
+        if self.broken is not None:
+            raise self.broken
+        return [Sample(one.uuid, time.monotonic_ns(), self.values) for one in CARDS]
+
+    def close(self):
+        self.closed += 1
+
+
+class Owner:
+    """Says that GPU-a is held by a job, unless it is broken."""
+
+    name = "jobs"
+
+    def __init__(self, uuid="GPU-a"):
+        self.uuid, self.broken = uuid, None
+
+    def holders(self, accelerators, samples):
+        if self.broken is not None:
+            raise self.broken
+        return {self.uuid: (Holder(Workload(f"job-{self.uuid}", "slurm")),)}
+
+
+@pytest.fixture
+def spool(tmp_path):
+    made = Spool(tmp_path, 64 * 1024 * 1024, START, free_floor=0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def daemon(spool, tmp_path):
+    source = Source()
+    sampler = Sampler("n1", "p", source, [Owner("GPU-a"), Owner("GPU-b")], Meter(30_000))
+    settings = Settings(spool_dir=tmp_path, collector_url="http://127.0.0.1:1")
+    return Daemon(settings, lambda: settings, spool, sampler, Clock(time.time_ns() // 10**6, time.monotonic_ns()))
+
+
+def rounds(daemon, number):
+    for _ in range(number):
+        daemon._tick(("fast",))
+        time.sleep(0.002)
+
+
+def stretches(daemon, spool):
+    daemon.sampler.flush(spool, START)
+    return unpack(spool.next("newest").body).stretches
+
+
+def test_an_exception_of_the_source_ends_one_round(daemon, spool, caplog):
+    """The round is missing, the next bridges it, it is counted; the log has one line with the place in the code."""
+    rounds(daemon, 2)
+    daemon.sampler.source.broken = KeyError("nvmlFieldValue")
+    with caplog.at_level(logging.ERROR, "gpuledger_agent"):
+        rounds(daemon, 2)
+    daemon.sampler.source.broken = None
+    rounds(daemon, 1)
+    assert daemon.sampler.ticks == 3
+    assert daemon.sampler.faults.counts == {"source": 2}
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(
+        r"source: KeyError: 'nvmlFieldValue' at test_survival.py:\d+; sampling goes on without it", line
+    )
+    assert len(stretches(daemon, spool)) == 2
+    assert daemon.sampler.source.opened == 1
+
+
+def test_a_source_that_keeps_failing_is_closed_and_opened_again(daemon):
+    """Three rounds in a row: its state may be broken. The heartbeat says so, and it comes back by itself."""
+    rounds(daemon, 1)
+    source = daemon.sampler.source
+    source.broken = AttributeError("no")
+    rounds(daemon, 5)
+    assert (source.opened, source.closed) == (1, 1)
+    assert daemon.sampler.status == "no_driver"
+    assert daemon.sampler.detail == "the source fails: AttributeError: no"
+    source.broken, daemon._reopen_at = None, 0.0
+    rounds(daemon, 2)
+    assert (source.opened, daemon.sampler.status) == (2, "ok")
+
+
+def test_an_owner_source_that_raises_takes_no_other_with_it(daemon, spool):
+    """The others' holders are held; what only the broken one knows is not called free: it is unseen, then held on."""
+    rounds(daemon, 2)
+    broken = daemon.sampler.owners[0]
+    broken.broken = ValueError("a job file of another version")
+    rounds(daemon, 3)
+    seen = stretches(daemon, spool)
+    assert {(stretch.accelerator, stretch.state) for stretch in seen} == {(0, "held"), (1, "held")}
+    ends = {stretch.accelerator: stretch.end_ms for stretch in seen}
+    assert ends[0] < ends[1]
+    broken.broken = None
+    rounds(daemon, 1)
+    again = stretches(daemon, spool)
+    assert {stretch.state for stretch in again} == {"held"}
+    assert min(stretch.start_ms for stretch in again if stretch.accelerator == 0) == ends[0]
+    assert daemon.sampler.faults.counts == {"owner Owner": 3}
+
+
+def test_a_reading_that_no_arithmetic_can_take_is_that_accelerators_loss(daemon, spool):
+    """NaN as power breaks the energy of one card's interval, not the round."""
+    rounds(daemon, 2)
+    daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9, "gpu_power_watts": float("nan")}
+    rounds(daemon, 1)
+    daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9}
+    rounds(daemon, 2)
+    assert daemon.sampler.ticks == 5
+    assert daemon.sampler.faults.counts == {"meter": 2}
+    assert len(stretches(daemon, spool)) == 4
+
+
+def test_faults_are_on_the_page(daemon, spool):
+    """/metrics counts them by place."""
+    rounds(daemon, 1)
+    daemon.sampler.source.broken = KeyError("x")
+    rounds(daemon, 1)
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(daemon.sampler, spool))
+    assert 'gpuledger_agent_faults_total{place="source"} 1.0' in generate_latest(registry).decode()
