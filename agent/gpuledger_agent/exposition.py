@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from gpuledger_agent import __version__
 from gpuledger_agent.catalogue import BY_NAME
 from gpuledger_agent.dcgm_names import Vintage, families
-from gpuledger_agent.readings import Accelerator
+from gpuledger_agent.readings import Accelerator, Sample
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 
@@ -64,8 +64,22 @@ class AgentCollector(Collector):
                     kind = CounterMetricFamily if entry.kind == "counter" else GaugeMetricFamily
                     family = families[name] = kind(name, f"{entry.nvml} ({entry.unit})", labels=LABELS)
                 family.add_metric(labels, float(value))
+            self._series(accelerator, sample, families)
         yield health
         yield from families.values()
+
+    def _series(self, accelerator: Accelerator, sample: Sample, families: dict[str, Any]) -> None:
+        """Metrics that have several series on one accelerator: its own labels come after the accelerator's."""
+        whose = dict(zip(LABELS, self._labels(accelerator), strict=True))
+        for name, several in sample.series.items():
+            entry = BY_NAME[name]
+            counts = entry.kind == "counter"
+            family = families.get(name)
+            if family is None:
+                kind = CounterMetricFamily if counts else GaugeMetricFamily
+                family = families[name] = kind(name, f"{entry.nvml} ({entry.unit})")
+            for one in several:
+                family.add_sample(family.name + "_total" if counts else name, whose | dict(one.labels), one.value)
 
     def _owners(self, latest: Latest) -> Iterable[Metric]:
         held = GaugeMetricFamily(
@@ -81,6 +95,18 @@ class AgentCollector(Collector):
                     holder.weight / whole,
                 )  # fmt: skip
         yield held
+        empty = GaugeMetricFamily(
+            "gpu_allocated_without_process", "1: held by allocation, and no process on it", labels=("uuid", "node")
+        )
+        stranger = GaugeMetricFamily(
+            "gpu_used_without_allocation", "1: a process on it whose workload was not given it", labels=("uuid", "node")
+        )
+        for accelerator in latest.accelerators:
+            verdict = latest.disagreement(accelerator.uuid)
+            empty.add_metric([accelerator.uuid, self._node], int(verdict == "allocated without a process"))
+            stranger.add_metric([accelerator.uuid, self._node], int(verdict == "used without an allocation"))
+        yield empty
+        yield stranger
 
     def _agent(self) -> Iterable[Metric]:
         counts = self._spool.counts()

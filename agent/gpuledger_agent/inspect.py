@@ -12,10 +12,12 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpuledger_agent.catalogue import BY_NAME, METRICS
+from gpuledger_agent.join import Witnesses, ask
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.readings import Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 from gpuledger_agent.sources import open_source
@@ -61,8 +63,8 @@ class Defaults:
         self.source, self.target, self.node_name = source, target, socket.gethostname()
 
 
-def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Mapping[str, Sequence[Holder]]]:
-    """One full look: the inventory, a sample of every tier (GPM included), and the holders."""
+def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Witnesses]:
+    """One full look: the inventory, a sample of every tier (GPM included), and who holds and uses what."""
     source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
     inventory = source.open()
     try:
@@ -71,21 +73,22 @@ def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Mapping[str, S
             time.sleep(GPM_PAUSE_S)
             samples = source.read(ALL_TIERS)
         owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
-        holders = held_by(owners, inventory, samples)
+        witnesses, problems = witnesses_of(owners, inventory, samples)
     finally:
         source.close()
-    return inventory, samples, holders
+    return replace(inventory, problems=(*inventory.problems, *problems)), samples, witnesses
 
 
-def held_by(
+def witnesses_of(
     owners: Sequence[OwnerSource], inventory: Inventory, samples: Sequence[Sample]
-) -> dict[str, Sequence[Holder]]:
-    """Who holds what; the first owner source that knows a holder of an accelerator has the word on it."""
-    holders: dict[str, Sequence[Holder]] = {}
-    for owner in owners:
-        for uuid, found in owner.holders(inventory.accelerators, samples).items():
-            holders.setdefault(uuid, found)
-    return holders
+) -> tuple[Witnesses, list[str]]:
+    """Who holds and who uses what, and a sentence about every owner source that failed."""
+    problems: list[str] = []
+
+    def failed(owner: OwnerSource, error: Exception) -> None:
+        problems.append(f"owner source {owner.name} failed: {error or type(error).__name__}")
+
+    return ask(owners, inventory.accelerators, samples, failed), problems
 
 
 def samples_gpm(sample: Sample) -> bool:
@@ -95,7 +98,7 @@ def samples_gpm(sample: Sample) -> bool:
 
 def once(settings: Looking) -> dict[str, Any]:
     """One look as the object that `once --json` prints."""
-    inventory, samples, holders = look(settings)
+    inventory, samples, witnesses = look(settings)
     by_uuid = {sample.uuid: sample for sample in samples}
     accelerators = []
     for entry in inventory.accelerators:
@@ -108,9 +111,12 @@ def once(settings: Looking) -> dict[str, Any]:
                 "index": entry.index,
                 "mig_instance": entry.mig_instance,
                 "gpu_micro": entry.gpu_micro,
-                "owner": [_owner(holder) for holder in holders.get(entry.uuid, ())],
+                "owner": [_owner(holder) for holder in witnesses.holders.get(entry.uuid, ())],
+                "users": [_owner(holder) for holder in witnesses.users.get(entry.uuid, ())],
+                "disagreement": witnesses.disagreement(entry.uuid, _processes(sample)),
                 "health": None if sample is None else {"status": sample.health.status, "cause": sample.health.cause},
                 "metrics": {} if sample is None else dict(sorted(sample.values.items())),
+                "series": {} if sample is None else _series(sample),
                 "absent": {} if sample is None else dict(sorted(sample.absent.items())),
             }
         )
@@ -120,6 +126,17 @@ def once(settings: Looking) -> dict[str, Any]:
         "problems": list(inventory.problems),
         "accelerators": accelerators,
     }
+
+
+def _series(sample: Sample) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [{"labels": dict(one.labels), "value": one.value} for one in several]
+        for name, several in sorted(sample.series.items())
+    }
+
+
+def _processes(sample: Sample | None) -> float | None:
+    return None if sample is None else sample.values.get("gpu_processes")
 
 
 def _owner(holder: Holder) -> dict[str, Any]:
@@ -140,7 +157,17 @@ def once_text(seen: Mapping[str, Any]) -> str:
         lines.append(f"\n{entry['index']}: {entry['model']}{mig} {entry['uuid']}")
         lines.append(f"   health {health['status']}{cause}; held by {owner}; {len(entry['metrics'])} metrics")
         lines += [f"   {name:48} {_shown(name, value)}" for name, value in entry["metrics"].items()]
+        lines += [
+            f"   {name + label(one['labels']):48} {_shown(name, one['value'])}"
+            for name, several in entry["series"].items()
+            for one in several
+        ]
     return "\n".join(lines)
+
+
+def label(labels: Mapping[str, str]) -> str:
+    """Labels as Prometheus writes them."""
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items() if value) + "}"
 
 
 def _shown(name: str, value: float) -> str:
@@ -151,7 +178,7 @@ def _shown(name: str, value: float) -> str:
 def check(settings: Looking) -> tuple[str, int]:
     """What these cards give and what not, and why; with the exit code (3: no source, 1: something is wrong)."""
     try:
-        inventory, samples, _ = look(settings)
+        inventory, samples, witnesses = look(settings)
     except SourceUnavailable as error:
         return f"source {settings.source}: {error}\nThe agent would run, keep its heartbeat and try again.", LACKING
     lines = [
@@ -164,16 +191,17 @@ def check(settings: Looking) -> tuple[str, int]:
         lines.append(f"\n{entry.index}: {entry.model} {entry.mig_instance or ''} {entry.uuid}")
         sample = by_uuid.get(entry.uuid)
         lines += ["   gave no sample"] if sample is None else checked(sample)
+        differ = witnesses.disagreement(entry.uuid, _processes(sample))
+        lines += [f"   {differ}"] if differ else []
         sick = sick or sample is None or sample.health.status != "ok"
     return "\n".join(lines), FINDINGS if sick else DONE
 
 
 def checked(sample: Sample) -> list[str]:
     """The lines of one accelerator: health, how much it gives, what not and why, and what would help."""
-    known = [metric for metric in METRICS if metric.reader is not None]
     lines = [
         f"   health {sample.health.status} {sample.health.cause}".rstrip(),
-        f"   gives {len(sample.values)} of {len(known)} metrics that are asked for",
+        f"   gives {len({*sample.values, *sample.series})} of {len(METRICS)} metrics that are known",
     ]
     by_reason: dict[str, list[str]] = {}
     for name, reason in sorted(sample.absent.items()):
@@ -202,8 +230,8 @@ def record(settings: Looking, path: Path, seconds: float, interval: float) -> in
             start = time.monotonic()
             while (now := time.monotonic()) - start < seconds or ticks == 0:
                 samples = source.read(ALL_TIERS)
-                held = held_by(owners, inventory, samples)
-                file.write(tick_line(round((now - start) * 1000), samples, held) + "\n")
+                witnesses, _ = witnesses_of(owners, inventory, samples)
+                file.write(tick_line(round((now - start) * 1000), samples, witnesses.holders) + "\n")
                 ticks += 1
                 time.sleep(max(LEAST_INTERVAL_S / 2, start + ticks * interval - time.monotonic()))
         unfinished.replace(path)

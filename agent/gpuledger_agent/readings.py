@@ -64,6 +64,14 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class Labelled:
+    """One series of a metric that has several: its labels and its value in base units."""
+
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """The readings of one accelerator at one instant, in base units, by catalogue name.
 
@@ -77,6 +85,8 @@ class Sample:
     absent: Mapping[str, str] = field(default_factory=dict)
     processes: Sequence[Process] = ()
     health: Health = Health()
+    series: Mapping[str, Sequence[Labelled]] = field(default_factory=dict)
+    """Metrics that have several series on one accelerator (a link, a process, a reason); shown, not stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ It has no thread and reads no clock: the daemon calls it in real time, `simulate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpuledger_agent import __version__, wire
 from gpuledger_agent.batches import BatchMaker, pack
+from gpuledger_agent.counters import Counters
 from gpuledger_agent.faults import Faults
+from gpuledger_agent.join import Disagreement, Witnesses, ask
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 from gpuledger_agent.spool import Spool
@@ -26,7 +28,17 @@ class Latest:
     accelerators: Sequence[Accelerator] = ()
     driver: str | None = None
     samples: dict[str, Sample] = field(default_factory=dict)
-    holders: dict[str, Sequence[Holder]] = field(default_factory=dict)
+    witnesses: Witnesses = field(default_factory=Witnesses)
+
+    @property
+    def holders(self) -> Mapping[str, Sequence[Holder]]:
+        """Whom the time is billed to, by accelerator uuid."""
+        return self.witnesses.holders
+
+    def disagreement(self, uuid: str) -> Disagreement:
+        """What allocation and use of an accelerator differ in."""
+        sample = self.samples.get(uuid)
+        return self.witnesses.disagreement(uuid, None if sample is None else sample.values.get("gpu_processes"))
 
 
 @dataclass(slots=True)
@@ -43,10 +55,9 @@ class Sampler:
     driver: str | None = None
     boot_id: str = ""
     latest: Latest = field(default_factory=Latest)
+    counters: Counters = field(default_factory=Counters)
     ticks: int = 0
     faults: Faults = field(default_factory=Faults)
-    _owners_told: bool = True
-    """Whether every owner source had its word in the latest round; if not, no holder is not nobody."""
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
     _gone: list[Accelerator] = field(default_factory=list)
     """Accelerators that are no longer there, of which something may still have to be told."""
@@ -64,42 +75,32 @@ class Sampler:
     def detached(self, sentence: str, status: Status = "no_driver") -> None:
         """The source cannot speak: nothing bridges to its next tick, the heartbeat says why."""
         self.meter.lose_all()
-        self.latest.samples, self.latest.holders = {}, {}
+        self.latest.samples, self.latest.witnesses = {}, Witnesses()
         self.status, self.detail = status, sentence
 
     def tick(self, at_ms: Callable[[int], int], tiers: Sequence[str]) -> None:
         """One round over all accelerators; `at_ms` turns a monotonic reading into an instant."""
-        samples = self.source.read(tiers)
-        holders = self._holders(samples)
+        samples = [
+            replace(sample, values=self.counters.risen(sample.uuid, sample.values))
+            for sample in self.source.read(tiers)
+        ]
+        witnesses = ask(self.owners, self.latest.accelerators, samples, self._owner_failed)
         for sample in samples:
             instant = at_ms(sample.monotonic_ns)
-            whose = holders.get(sample.uuid, ())
+            whose = witnesses.holders.get(sample.uuid, ())
             try:
-                if whose or self._owners_told:  # else a holder may be unknown: the next round may still speak for it
+                if whose or witnesses.told:  # else a holder may be unknown: the next round may still speak for it
                     self.meter.tick(sample, instant, whose)
             except Exception as error:  # a reading that no arithmetic can take: this accelerator's interval is unseen
                 self.faults.note("meter", error)
                 self.meter.lose(sample.uuid)
             self._rows.append((instant, sample))
         self.latest.samples = {sample.uuid: _merged(self.latest.samples.get(sample.uuid), sample) for sample in samples}
-        self.latest.holders = holders
+        self.latest.witnesses = witnesses
         self.ticks += 1
 
-    def _holders(self, samples: Sequence[Sample]) -> dict[str, Sequence[Holder]]:
-        """Who holds what: the first owner source that knows a holder of an accelerator has the word on it."""
-        found: dict[str, Sequence[Holder]] = {}
-        self._owners_told = True
-        for owner in self.owners:
-            try:
-                known = owner.holders(self.latest.accelerators, samples)
-            except Exception as error:  # its word is missing; the other owner sources have theirs
-                self.faults.note(f"owner {type(owner).__name__}", error)
-                self._owners_told = False
-                continue
-            for uuid, holders in known.items():
-                if holders:
-                    found.setdefault(uuid, tuple(holders))
-        return found
+    def _owner_failed(self, owner: OwnerSource, error: Exception) -> None:
+        self.faults.note(f"owner {type(owner).__name__}", error)
 
     def flush(self, spool: Spool, now_ms: int) -> int:
         """Everything since the last flush becomes a batch in the spool. Returns its number.
@@ -145,4 +146,5 @@ def _merged(before: Sample | None, now: Sample) -> Sample:
     values = {**before.values, **now.values}
     for name in now.absent:
         values.pop(name, None)
-    return Sample(now.uuid, now.monotonic_ns, values, absent, now.processes, now.health)
+    series = {**before.series, **now.series}
+    return Sample(now.uuid, now.monotonic_ns, values, absent, now.processes, now.health, series)

@@ -18,8 +18,10 @@ from typing import Any
 
 from gpuledger_agent.health import worse
 from gpuledger_agent.mig import measured_share
-from gpuledger_agent.readings import Accelerator, Health, Inventory, Sample, SourceUnavailable
-from gpuledger_agent.sources.nvml_reader import DeviceReader, text
+from gpuledger_agent.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable
+from gpuledger_agent.sources.kernel_log import KernelLog
+from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
+from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
 from gpuledger_agent.sources.nvml_worker import Pending, Worker
 
 INIT_DEADLINE_S = 60.0
@@ -53,8 +55,10 @@ class Board:
     index: int
     uuid: str
     handle: Any
+    bus: str | None
     members: tuple[Member, ...]
     guard: DeviceReader | None = None
+    mig_capable: bool = False
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class NvmlSource:
         deadline_s: float = READ_DEADLINE_S,
         attach_deadline_s: float = ATTACH_DEADLINE_S,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        events: DriverEvents | None = None,
     ) -> None:
         self._given, self._deadline_s, self._attach_deadline_s = binding, deadline_s, attach_deadline_s
         self._monotonic_ns = monotonic_ns
@@ -92,6 +97,7 @@ class NvmlSource:
         self._late: dict[int, Pending[Board]] = {}
         self._slots: list[Slot] = []
         self._known: dict[str, Accelerator] = {}
+        self._events = events or DriverEvents(KernelLog())
 
     def open(self) -> Inventory:
         """Loads the library and attaches every GPU. Raises SourceUnavailable with the sentence that cures it."""
@@ -105,6 +111,8 @@ class NvmlSource:
                 f"the NVIDIA driver did not answer within {INIT_DEADLINE_S:.0f} s; see dmesg for Xid errors"
             ) from None
         problems = self._attach_all(gpus)
+        boards = [slot.board for slot in self._slots if slot.board is not None]
+        self._events.start(self._nvml, [Watched(board.uuid, board.handle, board.bus) for board in boards])
         return Inventory(driver, [entry for slot in self._slots for entry in slot.accelerators], problems)
 
     def _start(self) -> tuple[int, str | None]:
@@ -197,8 +205,9 @@ class NvmlSource:
         device = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
         if mode is not None and mode[0] == 1:
             instances = tuple(instance(nvml, handle, entry, device) for entry in instance_handles(nvml, handle))
-            return Board(index, uuid, handle, instances, DeviceReader(nvml, handle))
-        return Board(index, uuid, handle, (Member(device, DeviceReader(nvml, handle)),))
+            return Board(index, uuid, handle, pci, instances, DeviceReader(nvml, handle))
+        return Board(index, uuid, handle, pci, (Member(device, DeviceReader(nvml, handle)),),
+                     mig_capable=mode is not None)  # fmt: skip
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
         """A sample of every accelerator; one that does not answer in time is `unknown`, one that is gone `failed`.
@@ -206,6 +215,7 @@ class NvmlSource:
         Raises SourceUnavailable when the GPUs are no longer those that were attached.
         """
         wanted = frozenset(tiers)
+        self._events.poll()
         started = [(slot, self._submit(slot, wanted)) for slot in self._slots]
         deadline = time.monotonic() + self._deadline_s
         samples: list[Sample] = []
@@ -240,17 +250,27 @@ class NvmlSource:
         if health == Health():
             health = Health("unknown", f"unresponsive: no answer from the driver within {self._deadline_s:g} s")
         now_ns = self._monotonic_ns()
-        return [Sample(entry.uuid, now_ns, {}, {}, (), health) for entry in slot.accelerators]
+        values = {"gpu_lost": 1} if health.status == "failed" else {}
+        return [Sample(entry.uuid, now_ns, values, {}, (), health) for entry in slot.accelerators]
 
     def _read(self, board: Board, tiers: frozenset[str]) -> list[Sample]:
         """Runs in the worker of this GPU. Raises StaleBoard."""
         self._check(board, tiers)
-        fate = Health() if board.guard is None else board.guard.health(tiers)
+        told = self._events.of(board.uuid)
+        fate = worse(Health() if board.guard is None else board.guard.health(tiers), told.health())
         samples = []
         for member in board.members:
             seen = member.reader.read(tiers)
+            seen.values["gpu_lost"] = int(seen.failed == LOST)
+            if told.last is not None:
+                seen.values["gpu_last_xid"] = told.last
+                seen.series["gpu_xid_errors_total"] = [
+                    Labelled((("xid", str(xid)),), count) for xid, count in told.counts().items()
+                ]
+            if "slow" in tiers and board.guard is None and board.mig_capable:
+                seen.values["gpu_mig_instances"] = 0
             samples.append(Sample(member.accelerator.uuid, self._monotonic_ns(), seen.values, seen.absent,
-                                  seen.processes, worse(seen.health, fate)))  # fmt: skip
+                                  seen.processes, worse(seen.health, fate), seen.series))  # fmt: skip
         return samples
 
     def _check(self, board: Board, tiers: frozenset[str]) -> None:
@@ -260,6 +280,8 @@ class NvmlSource:
             if 1 in codes:
                 self._started = False
             raise StaleBoard(f"GPU {board.index}: its handle is stale (NVML {min(codes & STALE)})")
+        if board.uuid in self._events.reshaped():
+            raise StaleBoard(f"GPU {board.index}: its MIG instances are being changed")
         if board.guard is not None and "slow" in tiers:
             nvml = self._nvml
             there = {
@@ -270,6 +292,7 @@ class NvmlSource:
 
     def close(self) -> None:
         """Lets every handle go (nvmlShutdown), so that a reset or a MIG change is not blocked."""
+        self._events.stop()
         ends: list[Pending[None] | None] = [
             slot.worker.submit(partial(release, slot.board))
             for slot in self._slots

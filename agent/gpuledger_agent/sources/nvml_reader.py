@@ -14,7 +14,8 @@ from typing import Any, Literal
 from gpuledger_agent.catalogue import METRICS
 from gpuledger_agent.health import EVIDENCE, verdict
 from gpuledger_agent.metrics import Call, Field, Gpm, Metric
-from gpuledger_agent.readings import Health, Process
+from gpuledger_agent.readings import Health, Labelled, Process
+from gpuledger_agent.sources.nvml_series import Refusal, SeriesReader
 
 LOST, RESET_REQUIRED = 15, 16
 FOR_GOOD = frozenset({2, 3, 4, 13, 25, 26})
@@ -50,6 +51,7 @@ class Seen:
     values: dict[str, float | int] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     processes: Sequence[Process] = ()
+    series: dict[str, Sequence[Labelled]] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     failed: int | None = None
     """The code of a call that found the GPU lost or in need of a reset."""
@@ -73,6 +75,7 @@ class DeviceReader:
             }
         self._gpm: list[Any] | None = None
         self._gpm_ready = False
+        self._series = SeriesReader(nvml, handle, self._guarded, instance=parent is not None)
 
     def read(self, tiers: frozenset[str]) -> Seen:
         """The metrics of the tiers asked for. Never raises for what a card lacks."""
@@ -80,6 +83,10 @@ class DeviceReader:
         self._read_processes(seen)
         if seen.failed is not None:
             seen.values.clear()
+        else:
+            series, lacking = self._series.read(tiers, seen.values, seen.processes)
+            seen.series |= series
+            seen.absent |= lacking
         seen.absent |= self._never
         self._derive(seen)
         seen.health = self._verdict(seen)
@@ -96,7 +103,7 @@ class DeviceReader:
     def alive(self) -> int:
         """0 when the handle still stands for this device; else NVML's code (1 and 2 after a reload or a MIG change)."""
         answer = self._guarded(lambda: self._nvml.nvmlDeviceGetUUID(self._handle))
-        return answer.code if isinstance(answer, _Refusal) else 0
+        return answer.code if isinstance(answer, Refusal) else 0
 
     def release(self) -> None:
         """Frees what the driver's library holds for this reader."""
@@ -148,7 +155,7 @@ class DeviceReader:
             answer = answers[key]
             if isinstance(answer, int | float) and reader.item is None:
                 self._put(metric, answer, seen)
-            elif isinstance(answer, _Refusal):
+            elif isinstance(answer, Refusal):
                 self._refused(metric, answer.code, seen)
             else:
                 self._put(metric, _item(answer, reader.item), seen)
@@ -156,7 +163,7 @@ class DeviceReader:
     def _call(self, reader: Call) -> Any:
         function = getattr(self._nvml, reader.function, None)
         if function is None:
-            return _Refusal(13)
+            return Refusal(13)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         filled: Any = None
@@ -164,7 +171,7 @@ class DeviceReader:
             name, equals, constant = argument.partition("=")
             value = getattr(self._nvml, constant or name, None)
             if value is None:
-                return _Refusal(13)
+                return Refusal(13)
             if isinstance(value, type):
                 filled = value()
                 positional.append(ctypes.byref(filled))
@@ -173,16 +180,16 @@ class DeviceReader:
             else:
                 positional.append(value)
         answer = self._guarded(lambda: function(self._handle, *positional, **named))
-        return answer if filled is None or isinstance(answer, _Refusal) else filled
+        return answer if filled is None or isinstance(answer, Refusal) else filled
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """The answer, or a _Refusal. NVMLLibraryMismatchError is no NVMLError, hence the wider net."""
+        """The answer, or a Refusal. NVMLLibraryMismatchError is no NVMLError, hence the wider net."""
         try:
             return call()
         except self._nvml.NVMLError as error:
-            return _Refusal(int(error.value))
+            return Refusal(int(error.value))
         except Exception:  # a binding older or newer than the driver fails in many ways
-            return _Refusal(13)
+            return Refusal(13)
 
     def _read_fields(self, due: Sequence[Metric], seen: Seen) -> None:
         """All fields in one call; each element has a return code of its own."""
@@ -200,7 +207,7 @@ class DeviceReader:
             lambda: self._nvml.nvmlDeviceGetFieldValues(self._handle, [field for _, field in wanted])
         )
         for position, (metric, _) in enumerate(wanted):
-            if isinstance(answers, _Refusal):
+            if isinstance(answers, Refusal):
                 self._refused(metric, answers.code, seen)
             elif answers[position].nvmlReturn != 0:
                 self._refused(metric, int(answers[position].nvmlReturn), seen)
@@ -213,7 +220,7 @@ class DeviceReader:
             return
         self._gpm.reverse()
         taken = self._guarded(lambda: self._gpm_sample(self._gpm[1] if self._gpm else None))
-        if isinstance(taken, _Refusal):
+        if isinstance(taken, Refusal):
             for metric in due:
                 self._refused(metric, taken.code, seen)
             return
@@ -227,12 +234,12 @@ class DeviceReader:
             return True
         nvml = self._nvml
         support = self._guarded(lambda: nvml.nvmlGpmQueryDeviceSupport(self._parent or self._handle))
-        if isinstance(support, _Refusal) or not support.isSupportedDevice:
+        if isinstance(support, Refusal) or not support.isSupportedDevice:
             for metric in due:
-                self._refused(metric, support.code if isinstance(support, _Refusal) else 3, seen)
+                self._refused(metric, support.code if isinstance(support, Refusal) else 3, seen)
             return False
         buffers = [self._guarded(nvml.nvmlGpmSampleAlloc) for _ in range(2)]
-        refusals = [buffer for buffer in buffers if isinstance(buffer, _Refusal)]
+        refusals = [buffer for buffer in buffers if isinstance(buffer, Refusal)]
         for metric in due if refusals else ():
             self._refused(metric, refusals[0].code, seen)
         self._gpm = None if refusals else buffers
@@ -257,7 +264,7 @@ class DeviceReader:
         answer = self._guarded(lambda: nvml.nvmlGpmMetricsGet(request))
         for position, metric in enumerate(due):
             entry = request.metrics[position]
-            if isinstance(answer, _Refusal):
+            if isinstance(answer, Refusal):
                 seen.absent[metric.name] = _REASONS.get(answer.code, f"NVML error {answer.code}")
             elif entry.nvmlReturn != 0:
                 self._refused(metric, int(entry.nvmlReturn), seen)
@@ -271,7 +278,7 @@ class DeviceReader:
         found: dict[int, Process] = {}
         for kind, names in _PROCESS_CALLS:
             answer = self._first_answer(names)
-            if isinstance(answer, _Refusal):
+            if isinstance(answer, Refusal):
                 if answer.code in {LOST, RESET_REQUIRED}:
                     seen.failed = answer.code
                 if kind == "compute" and names is _PROCESS_CALLS[0][1]:
@@ -286,12 +293,12 @@ class DeviceReader:
 
     def _first_answer(self, names: Sequence[str]) -> Any:
         """The answer of the newest version of a call that this driver has, or the last refusal."""
-        answer: Any = _Refusal(13)
+        answer: Any = Refusal(13)
         for name in names:
             function = getattr(self._nvml, name, None)
             if function is not None:
                 answer = self._guarded(lambda call=function: call(self._handle))  # type: ignore[misc]
-            if not (isinstance(answer, _Refusal) and answer.code in {13, 25}):
+            if not (isinstance(answer, Refusal) and answer.code in {13, 25}):
                 return answer
         return answer
 
@@ -308,13 +315,6 @@ class DeviceReader:
             return Health("failed", _REASONS[seen.failed])
         self._evidence |= {name: seen.values[name] for name in EVIDENCE & seen.values.keys()}
         return verdict(self._evidence)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """NVML said no, with its code."""
-
-    code: int
 
 
 _PROCESS_CALLS: tuple[tuple[Literal["compute", "graphics"], tuple[str, ...]], ...] = (

@@ -71,7 +71,7 @@ def test_a_lost_gpu_fails_alone(card):
     samples, (uuids, problems), health = (json.loads(line) for line in printed.splitlines())
     assert samples[0][0] == "ok"
     assert samples[0][2] > 5
-    assert samples[1] == ["failed", "the GPU is lost", 0]
+    assert samples[1] == ["failed", "the GPU is lost", 1]  # gpu_lost itself
     assert [uuid[-1] for uuid in uuids] == ["0", "1"]
     assert "GPU 1 cannot be attached" in problems[0]
     assert health == ["ok", "failed"]
