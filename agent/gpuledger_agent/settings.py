@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpuledger_agent.owners import places
 from gpuledger_agent.readings import AgentError
 
 PREFIX = "GPULEDGER_AGENT_"
@@ -44,8 +45,29 @@ class Settings:
     busy_threshold: float = field(default=0.01, metadata={"help": "activity above this ratio is busy"})
     metrics_listen: str = field(default="127.0.0.1:9440", metadata={"help": "address of /metrics; empty: none"})
     dcgm_names: str = field(default="old", metadata={"help": "dcgm-exporter's names on /metrics: old, new or off"})
-    owners: str = field(default="static,processes", metadata={"help": "owner sources, first match wins"})
+    owners: str = field(
+        default="static,kubernetes,containers,processes", metadata={"help": "owner sources, first match wins"}
+    )
     owner_rules_file: Path | None = field(default=None, metadata={"help": "TOML file with static owner rules"})
+    kubelet_socket: Path | None = field(
+        default=places.KUBELET_SOCKET, metadata={"help": "the kubelet's pod-resources socket; empty: none"}
+    )
+    kubernetes_api_url: str = field(
+        default="", metadata={"help": "API server, asked for pod labels; empty: that of the cluster; off: none"}
+    )
+    kubernetes_account_dir: Path | None = field(
+        default=places.KUBERNETES_ACCOUNT, metadata={"help": "folder with the API server's token and ca.crt"}
+    )
+    pod_logs_dir: Path | None = field(
+        default=places.POD_LOGS, metadata={"help": "folder of which the names tell pod UIDs without the API server"}
+    )
+    container_socket: Path | None = field(
+        default=None, metadata={"help": "socket of docker or podman; empty: the first of their usual ones"}
+    )
+    owner_stale_s: float = field(
+        default=places.STALE_S,
+        metadata={"help": "seconds that pods and containers hold on when their source is silent"},
+    )
     seed: int = field(default=7, metadata={"help": "seed of the simulated fleet"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_format: str = field(default="plain", metadata={"help": "plain or json"})
@@ -59,6 +81,14 @@ class Settings:
     def owner_sources(self) -> tuple[str, ...]:
         """Names of the owner sources, in order."""
         return tuple(name.strip() for name in self.owners.split(",") if name.strip())
+
+    @property
+    def owner_places(self) -> places.Places:
+        """Where the owner sources look."""
+        return places.Places(
+            self.kubelet_socket, self.kubernetes_api_url, self.kubernetes_account_dir, self.pod_logs_dir,
+            self.container_socket, self.owner_stale_s,
+        )  # fmt: skip
 
     @property
     def spool_folder(self) -> Path:
@@ -149,7 +179,8 @@ def check(settings: Settings) -> list[str]:
         faults.append(f"source: {settings.source!r} is not one of {', '.join(SOURCES)}")
     if settings.source in {"dcgm", "replay"} and not settings.target:
         faults.append(f"target: source {settings.source} needs an address or a file")
-    for name, least in (("sample_interval_s", 0.1), ("push_interval_s", 1.0), ("slow_interval_s", 1.0)):
+    least_s = {"sample_interval_s": 0.1, "push_interval_s": 1.0, "slow_interval_s": 1.0, "owner_stale_s": 1.0}
+    for name, least in least_s.items():
         if not least <= getattr(settings, name) <= 3600:
             faults.append(f"{name}: must lie between {least:g} and 3600")
     faults += _check_addresses(settings)
@@ -157,7 +188,7 @@ def check(settings: Settings) -> list[str]:
         faults.append("busy_threshold: must lie between 0 and 1")
     if settings.spool_bytes < 1024 * 1024:
         faults.append("spool_bytes: must be 1048576 or more")
-    unknown = set(settings.owner_sources) - {"static", "processes", "dcgm", "simulated"}
+    unknown = set(settings.owner_sources) - {"static", "kubernetes", "containers", "processes", "dcgm", "simulated"}
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
     if settings.dcgm_names not in {"old", "new", "off"}:
         faults.append(f"dcgm_names: {settings.dcgm_names!r} is not old, new or off")
@@ -172,6 +203,8 @@ def _check_addresses(settings: Settings) -> list[str]:
     faults = []
     if not _is_web_address(settings.collector_url):
         faults.append(f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+    if settings.kubernetes_api_url not in {"", "off"} and not settings.kubernetes_api_url.startswith("https://"):
+        faults.append(f"kubernetes_api_url: {settings.kubernetes_api_url!r} is not https://HOST[:PORT] or off")
     port = settings.metrics_listen.rpartition(":")[2]
     if settings.metrics_listen and not (port.isdecimal() and int(port) <= LAST_PORT):
         faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")

@@ -1,14 +1,18 @@
-"""Who holds an accelerator: static rules, processes, and what a source itself knows (dcgm, replay, simulated)."""
+"""Who holds an accelerator: rules, pods, containers, processes, what a source itself knows (dcgm, replay, simulated)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuledger_agent.readings import OwnerSource, Source
+from gpuledger_agent.owners.described import DescribedOwners
+from gpuledger_agent.owners.places import Places
+from gpuledger_agent.readings import OwnerSource, Source, Workload
 
 
-def open_owners(names: Sequence[str], rules_file: Path | None, node: str, source: Source) -> list[OwnerSource]:
+def open_owners(
+    names: Sequence[str], rules_file: Path | None, node: str, source: Source, places: Places | None = None
+) -> list[OwnerSource]:
     """The owner sources by name, first word wins; a source that knows holders itself comes before the processes.
 
     Raises AgentError naming file and place for a rules file that cannot be used.
@@ -20,8 +24,17 @@ def open_owners(names: Sequence[str], rules_file: Path | None, node: str, source
         found.append(StaticOwners.from_file(rules_file, node))
     if isinstance(source, OwnerSource):
         found.append(source)
+    describe: list[Callable[[Workload], Workload]] = []
+    if source.name == "nvml":  # so do the pods and containers
+        from gpuledger_agent.owners import opened
+
+        for name in ("kubernetes", "containers"):
+            scheduler = opened.BY_NAME[name](places or Places(), node) if name in names else None
+            if scheduler is not None:
+                found.append(scheduler)
+                describe.append(scheduler.describe)
     if "processes" in names and source.name == "nvml":  # the pids of any other source are not of this machine
         from gpuledger_agent.owners.processes import ProcessOwners
 
-        found.append(ProcessOwners())
+        found.append(DescribedOwners(ProcessOwners(), describe) if describe else ProcessOwners())
     return found

@@ -1,0 +1,126 @@
+"""What the API server knows of the pods of a node and pod-resources does not: UID, phase, labels, namespace labels.
+
+`GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read anew each time because
+the kubelet rotates it. Needs `list` on pods and `list` on namespaces; without the latter there are no namespace labels.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from gpuledger_agent.readings import AgentError
+
+MAX_PAGE_BYTES = 16 * 1024 * 1024
+MAX_PAGES = 64
+_PAGE = 100
+
+
+class ApiFailed(AgentError):
+    """The API server gave no answer that can be used; the sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """A pod as the API server has it. `ended`: its phase is Succeeded or Failed, so that it holds nothing any more."""
+
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ended: bool = False
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Status(msgspec.Struct):
+    phase: str = ""
+
+
+class _Item(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _Page(msgspec.Struct):
+    class Continued(msgspec.Struct):
+        """The list's own metadata."""
+
+        next: str = msgspec.field(default="", name="continue")
+
+    items: list[_Item] | None = None
+    metadata: Continued = msgspec.field(default_factory=Continued)
+
+
+def in_cluster_url() -> str | None:
+    """The API server's address as every pod finds it in its environment; None outside of a cluster."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+class ApiServer:
+    """Asks an API server; `account` is a folder with `token` and `ca.crt`."""
+
+    def __init__(self, url: str, account: Path, timeout_s: float = 2.0) -> None:
+        self._url, self._account, self._timeout_s = urlsplit(url), account, timeout_s
+
+    def pods(self, node: str) -> dict[tuple[str, str], PodFacts]:
+        """Facts by (namespace, name) of the pods bound to a node. Raises ApiFailed."""
+        return {
+            (item.metadata.namespace, item.metadata.name): PodFacts(
+                item.metadata.uid, item.metadata.labels or {}, item.status.phase in {"Succeeded", "Failed"}
+            )
+            for item in self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
+        }
+
+    def namespaces(self) -> dict[str, Mapping[str, str]]:
+        """Labels by namespace. Raises ApiFailed."""
+        return {item.metadata.name: item.metadata.labels or {} for item in self._list("/api/v1/namespaces", {})}
+
+    def _list(self, path: str, query: Mapping[str, str]) -> Iterator[_Item]:
+        following = ""
+        for _ in range(MAX_PAGES):
+            more = {"continue": following} if following else {}
+            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **more})}")
+            yield from page.items or ()
+            following = page.metadata.next
+            if not following:
+                return
+        raise ApiFailed(f"{path}: more than {MAX_PAGES} pages")
+
+    def _page(self, target: str) -> _Page:
+        path = target.partition("?")[0]
+        try:
+            token = (self._account / "token").read_text(encoding="ascii").strip()
+            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+            line = http.client.HTTPSConnection(
+                self._url.hostname or "", self._url.port or 443, timeout=self._timeout_s, context=context
+            )
+            try:
+                line.request("GET", target, headers={"Authorization": f"Bearer {token}", "Accept": "application/json"})
+                answer = line.getresponse()
+                body = answer.read(MAX_PAGE_BYTES + 1)
+            finally:
+                line.close()
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a token or CA that is none
+            raise ApiFailed(f"API server {self._url.netloc}{path}: {error or type(error).__name__}") from error
+        if answer.status != http.client.OK:
+            raise ApiFailed(f"API server {self._url.netloc}{path}: HTTP status {answer.status}")
+        if len(body) > MAX_PAGE_BYTES:
+            raise ApiFailed(f"API server {self._url.netloc}{path}: the answer is larger than {MAX_PAGE_BYTES} bytes")
+        try:
+            return msgspec.json.decode(body, type=_Page)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiFailed(f"API server {self._url.netloc}{path}: {error}") from error
