@@ -1,0 +1,75 @@
+"""The systemd units: what they may do, measured by systemd itself, and what they must never say."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).resolve().parents[3] / "agent" / "systemd"
+FULL, MINIMAL = UNITS / "gpuledger-agent.service", UNITS / "gpuledger-agent-minimal.service"
+DROP_IN = UNITS.parents[1] / "deploy" / "deb" / "examples" / "sockets.conf"
+
+
+def settings(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def exposure(unit: Path) -> float:
+    """What `systemd-analyze security` makes of a unit: 0 (nothing is open) to 10."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
+    told = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", told.stdout)
+    assert found, told.stderr
+    assert not told.stderr.strip(), "every line of the unit is understood"
+    return float(found[1])
+
+
+@pytest.mark.parametrize(("unit", "most"), [(FULL, 2.5), (MINIMAL, 1.5)], ids=lambda value: getattr(value, "stem", ""))
+def test_little_is_open_to_a_unit(unit, most):
+    """With job attribution at most 2.5, without 1.5; dcgm-exporter's own unit has 9.6."""
+    assert exposure(unit) <= most
+
+
+def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
+    """The drop-in for the kubelet's and Docker's sockets, put behind the unit's own lines."""
+    together = tmp_path / "gpuledger-agent.service"
+    service = DROP_IN.read_text().partition("[Service]\n")[2]
+    together.write_text(FULL.read_text().replace("\n[Install]", f"{service}\n[Install]"))
+    assert exposure(FULL) < exposure(together) <= 2.5
+
+
+@pytest.mark.parametrize("unit", [FULL, MINIMAL], ids=lambda unit: unit.stem)
+def test_a_unit_is_watched_and_never_kills_a_client_of_nvml(unit):
+    """Type=notify with a watchdog; no limit whose end is SIGKILL; a forbidden system call fails and does not kill."""
+    found = settings(unit.read_text())
+    assert found["Type"] == ["notify"]
+    assert int(found["WatchdogSec"][0]) >= 60
+    assert found["DynamicUser"] == ["yes"]
+    assert found["LoadCredential"] == ["token:/etc/gpuledger/token"]
+    assert found["SystemCallErrorNumber"] == ["EPERM"]
+    assert not {"MemoryMax", "MemoryLimit", "CPUQuota", "RuntimeMaxSec", "KillMode"} & set(found)
+    assert not any("token" in value.lower() for value in found.get("Environment", []))
+
+
+def test_job_attribution_sees_processes_and_the_kernel_log_and_nothing_more():
+    """What the two variants differ in is what attribution needs."""
+    full, minimal = settings(FULL.read_text()), settings(MINIMAL.read_text())
+    assert full["ProtectProc"] == ["default"]
+    assert full["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
+    assert "/dev/kmsg r" in full["DeviceAllow"]
+    assert minimal["ProtectProc"] == ["invisible"]
+    assert minimal["CapabilityBoundingSet"] == [""]
+    differing = {name for name in full.keys() | minimal.keys() if full.get(name) != minimal.get(name)}
+    assert differing == {"Description", "Conflicts", "Environment", "ProtectProc", "PrivateUsers", "ProtectKernelLogs",
+                         "CapabilityBoundingSet", "AmbientCapabilities", "DeviceAllow"}  # fmt: skip

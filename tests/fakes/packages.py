@@ -1,0 +1,42 @@
+"""Packages of the agent, built by the scripts that people use, and the Pythons that run them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEBIAN_PYTHON = Path("/usr/bin/python3")
+ELSEWHERE = ("unreachable", "Network is", "timed out", "Temporary failure", "Connection", "Max retries")
+
+
+def build(kind: str, folder: Path) -> Path:
+    """What `deploy/KIND/build` makes; a machine without a package index skips, anything else fails."""
+    answer = subprocess.run(
+        [sys.executable, ROOT / "deploy" / kind / "build", folder], capture_output=True, text=True, timeout=240
+    )
+    if answer.returncode and any(words in answer.stderr for words in ELSEWHERE):
+        pytest.skip(f"no package index can be reached: {answer.stderr.strip()[-200:]}")
+    assert answer.returncode == 0, answer.stderr
+    return Path(answer.stdout.strip())
+
+
+def bare() -> dict[str, str]:
+    """An environment in which no library of a driver is to be found."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "PYTHON", "GPULEDGER"))}
+
+
+def pythons() -> list[str]:
+    """Every supported Python on this machine, the one that runs the tests first."""
+    found = [sys.executable, *(shutil.which(f"python3.{minor}") or "" for minor in (11, 12, 13, 14))]
+    kept = {}
+    for path in [*found, str(DEBIAN_PYTHON)]:
+        if not path:
+            continue
+        told = subprocess.run([path, "-IS", "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+        if told.returncode == 0 and told.stdout >= "3.11":
+            kept.setdefault(told.stdout, path)
+    return list(kept.values())
