@@ -192,8 +192,8 @@ class Daemon:
 
     def _round(self, tiers: tuple[str, ...]) -> None:
         if self.clock.check(wall_ms(), time.monotonic_ns()):
-            log.warning("the wall clock was stepped forwards: a gap begins, no time is invented")
-            self.sampler.meter.lose_all()
+            log.warning("the wall clock was set: a gap begins; no time is invented, and none is counted twice")
+            self.sampler.meter.clock_set()
         if self._let_go() or (not self._open and not self._try_open()):
             return
         try:

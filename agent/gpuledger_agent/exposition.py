@@ -116,6 +116,8 @@ class AgentCollector(Collector):
         for place, count in self._sampler.faults.counts.items():
             faults.add_metric((place,), count)
         yield faults
+        yield _counter("gpuledger_agent_relived_seconds_total", "Accelerator time not counted: the clock was set back",
+                       self._sampler.meter.relived_ms / 1000)  # fmt: skip
         for name, value in (("produced", counts.produced), ("acked", counts.acked), ("dropped", counts.dropped),
                             ("dead", counts.dead)):  # fmt: skip
             yield _counter(f"gpuledger_agent_batches_{name}_total", f"Batches {name} in this spool's epoch", value)

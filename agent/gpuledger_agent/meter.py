@@ -3,10 +3,12 @@
 Each tick speaks for the interval since the tick before it: who holds the accelerator at its end held it, and the
 activity read at its end (the driver averages over the time before) says whether it was busy. Positions are absolute
 milliseconds from the monotonic clock, so that nothing drifts; consecutive stretches abut. An interval longer than the
-longest gap is not filled: the stretch ends at the last evidence, and the rest is *unobserved*.
+longest gap is not filled: the stretch ends at the last evidence, and the rest is *unobserved*. After the wall clock was
+set back, instants come a second time; what was told of them stays, and the time re-lived is unobserved too.
 
-Laws: the stretches of an accelerator never overlap; over the holders that share it, the parts add up to the span;
-busy + idle + unknown = held; cutting at hours, flushing often and ticking faster change no sum.
+Laws: the stretches of an accelerator never overlap, however the clock is set; over the holders that share it, the
+parts add up to the span; busy + idle + unknown = held; cutting at hours, flushing often and ticking faster change no
+sum.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from gpuledger_agent.readings import Holder, Sample
 from gpuledger_agent.wire import State
 
 HOUR_MS = 3_600_000
+MOST_TOLD = 64
+"""Ranges of instants that are remembered as told; of more, the two earliest become one."""
 ACTIVITY = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_utilization_ratio")
 """What says that an accelerator works, the best witness first."""
 
@@ -84,6 +88,12 @@ class Meter:
     _seen_ms: dict[str, int] = field(default_factory=dict)
     _energy: dict[str, _Energy] = field(default_factory=dict)
     _done: list[Span] = field(default_factory=list)
+    relived_ms: int = 0
+    """Accelerator time that was not counted because its instants had been told before the clock was set back."""
+    _now: tuple[int, int] | None = None
+    """First and last instant since the clock was set."""
+    _told: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of instants from before that, in order, apart from each other."""
 
     def tick(self, sample: Sample, at_ms: int, holders: Sequence[Holder]) -> None:
         """One sample of one accelerator at an instant, with who holds it then."""
@@ -92,6 +102,8 @@ class Meter:
             self.lose(sample.uuid)
             return
         before = self._seen_ms.get(sample.uuid)
+        first, last = self._now or (at_ms, at_ms)
+        self._now = min(first, at_ms), max(last, at_ms)
         energy = self._energy.setdefault(sample.uuid, _Energy())
         elapsed_ms = 0 if before is None else at_ms - before
         energy_mj = energy.since(sample.values, max(elapsed_ms, 0))
@@ -100,6 +112,10 @@ class Meter:
             self._seen_ms[sample.uuid] = max(at_ms, before or at_ms)
             return
         self._seen_ms[sample.uuid] = at_ms
+        if self._told and any(start < at_ms and before < end for start, end in self._told):
+            self.relived_ms += elapsed_ms
+            self._close(sample.uuid)
+            return
         shared = tuple(sorted(holders, key=lambda holder: (holder.workload.kind, holder.workload.id)))
         self._extend(sample.uuid, state, shared if state == "held" else (), before, at_ms, energy_mj,
                      activity(sample.values, self.busy_threshold))  # fmt: skip
@@ -138,9 +154,19 @@ class Meter:
         self._energy.pop(uuid, None)
 
     def lose_all(self) -> None:
-        """The clock jumped or the source went away: nothing bridges to the next tick."""
+        """The source went away: nothing bridges to the next tick."""
         for uuid in list(self._seen_ms):
             self.lose(uuid)
+
+    def clock_set(self) -> None:
+        """The clock was set: nothing bridges to the next tick, and no instant up to here is counted again."""
+        self.lose_all()
+        if self._now is None:
+            return
+        self._told = _united([*self._told, self._now])
+        if len(self._told) > MOST_TOLD:
+            self._told[:2] = [(self._told[0][0], self._told[1][1])]
+        self._now = None
 
     def _close(self, uuid: str) -> None:
         span = self._open.pop(uuid, None)
@@ -169,6 +195,17 @@ class Meter:
     def put_back(self, spans: list[Span]) -> None:
         """Spans that could not be stored wait for the next `take`."""
         self._done = spans + self._done
+
+
+def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in order, with those that touch made one."""
+    united: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if united and start <= united[-1][1]:
+            united[-1] = united[-1][0], max(united[-1][1], end)
+        else:
+            united.append((start, end))
+    return united
 
 
 def _count(span: _Open, busy: bool | None, ms: int) -> None:

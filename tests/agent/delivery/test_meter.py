@@ -4,12 +4,12 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_agent.batches import BatchMaker
-from gpuledger_agent.clock import Clock
-from gpuledger_agent.meter import HOUR_MS, Meter, split
+from gpuledger_agent.clock import MOST_AHEAD_MS, STEP_TOLERANCE_MS, Clock
+from gpuledger_agent.meter import HOUR_MS, MOST_TOLD, Meter, split
 from gpuledger_agent.readings import Accelerator, Health, Holder, Sample, Workload
 
 START = 1_790_812_800_000
@@ -143,26 +143,83 @@ def test_equal_weights_of_zero_share_equally():
     assert split(10, [0, 0, 0]) == [4, 3, 3]
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(-(10**7), 10**7)), min_size=1, max_size=30))
-def test_instants_never_run_backwards(steps):
-    """Whatever the wall clock does, instants grow with the monotonic clock; only a step forwards makes a jump."""
-    clock, mono, wall, before = Clock(START, 0), 0, START, START
-    for elapsed_ns, wall_step in steps:
-        mono += elapsed_ns
-        wall += elapsed_ns // 1_000_000 + wall_step
-        jumped = clock.check(wall, mono)
-        at = clock.at_ms(mono)
-        assert at >= before
-        assert jumped or at - before <= elapsed_ns // 1_000_000 + 1
-        before = at
+STEPS = st.lists(
+    st.tuples(
+        st.integers(1, 30_000),  # ms to the next tick
+        st.just(0) | st.integers(-600_000, 600_000) | st.integers(-(10**10), 10**10) | st.sampled_from([-(10**13)]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def lived(steps):
+    """A held accelerator through ticks between which the wall clock is stepped; spans, meter, clock, time at jumps."""
+    clock, meter = Clock(START, 0), Meter(gap_ms=30_000)
+    monotonic_ms, wall, at_jumps, spans = 0, START, 0, []
+    meter.tick(sample(0.9), clock.at_ms(0), (JOB,))
+    for number, (elapsed_ms, wall_step) in enumerate(steps):
+        monotonic_ms += elapsed_ms
+        wall = max(wall + elapsed_ms + wall_step, 0)
+        if clock.check(wall, monotonic_ms * 10**6):
+            meter.clock_set()
+            at_jumps += elapsed_ms
+        meter.tick(sample(0.9), clock.at_ms(monotonic_ms * 10**6), (JOB,))
+        if number % 7 == 0:
+            spans += meter.take()
+    return spans + meter.take(), meter, clock, at_jumps
+
+
+@given(STEPS)
+@settings(deadline=None)
+def test_no_instant_is_told_twice_whatever_is_done_to_the_clock(steps):
+    """Steps in both directions, seconds to centuries: no overlap, nothing invented, every millisecond accounted."""
+    spans, meter, clock, at_jumps = lived(steps)
+    in_order = sorted(spans, key=lambda span: span.start_ms)
+    assert all(before.end_ms <= after.start_ms for before, after in pairwise(in_order))
+    held_ms = sum(span.end_ms - span.start_ms for span in spans)
+    elapsed_ms = sum(elapsed for elapsed, _ in steps)
+    assert held_ms + meter.relived_ms + at_jumps == elapsed_ms
+    assert -MOST_AHEAD_MS <= clock.skew_ms <= STEP_TOLERANCE_MS
+    assert lived(steps)[0] == spans
+
+
+@given(STEPS)
+def test_a_step_that_is_not_followed_costs_nothing(steps):
+    """While the wall clock stays within the tolerances, every millisecond is held, once."""
+    small, sum_ms = [], 0
+    for elapsed, step in steps:
+        step = max(-MOST_AHEAD_MS - sum_ms, min(STEP_TOLERANCE_MS - sum_ms, step))
+        sum_ms += step
+        small.append((elapsed, step))
+    spans, meter, clock, at_jumps = lived(small)
+    assert (clock.jumps, at_jumps, meter.relived_ms) == (0, 0, 0)
+    assert sum(span.end_ms - span.start_ms for span in spans) == sum(elapsed for elapsed, _ in steps)
 
 
 def test_a_clock_set_back_by_an_hour_bills_no_hour_twice():
-    """After a step back, time goes on from where it was; after one forward, a gap of that length is left."""
-    clock = Clock(START, 0)
-    second = 1_000_000_000
-    assert not clock.check(START + 10_000 - 3_600_000, 10 * second)
-    assert clock.at_ms(10 * second) == START + 10_000
-    assert clock.skew_ms == -3_600_000
-    assert clock.check(START + 20_000 + 3_600_000, 20 * second)
-    assert clock.at_ms(20 * second) == START + 20_000 + 3_600_000
+    """What was told of the hour stays; living through it again counts nothing, and after it all goes on as before."""
+    minute = [(30_000, 0), (30_000, 0)]
+    spans, meter, _, at_jumps = lived(minute * 120 + [(30_000, -3_600_000)] + minute * 90)
+    held = sum(span.end_ms - span.start_ms for span in spans)
+    assert at_jumps == 30_000
+    assert meter.relived_ms == pytest.approx(3_600_000, abs=30_000)
+    assert held == 210 * 60_000 - meter.relived_ms
+    assert max(span.end_ms for span in spans) == START + 210 * 60_000 + 30_000 - 3_600_000
+
+
+def test_a_clock_that_was_years_ahead_at_boot_costs_one_gap():
+    """Only instants that were told are closed: after the correction the true time is counted at once."""
+    years = 3 * 365 * 86_400_000
+    spans, meter, _, at_jumps = lived([(10_000, 0)] * 6 + [(10_000, -years)] + [(10_000, 0)] * 60)
+    assert (meter.relived_ms, at_jumps) == (0, 10_000)
+    assert sum(span.end_ms - span.start_ms for span in spans) == 660_000
+
+
+def test_what_is_remembered_as_told_is_bounded():
+    """A clock that is thrown about for ever costs no memory, and still nothing is told twice."""
+    spans, meter, clock, _ = lived([(10_000, 0), (10_000, -(10**8)), (10_000, 0), (10_000, 3 * 10**8)] * 100)
+    in_order = sorted(spans, key=lambda span: span.start_ms)
+    assert clock.jumps == 200
+    assert len(meter._told) <= MOST_TOLD
+    assert all(before.end_ms <= after.start_ms for before, after in pairwise(in_order))
