@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from gpuledger_agent.catalogue import BY_NAME, METRICS
 from gpuledger_agent.join import Witnesses, ask
 from gpuledger_agent.owners import open_owners
+from gpuledger_agent.owners.places import Places
 from gpuledger_agent.readings import Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.sources.recording import header_line, open_text, tick_line
@@ -49,6 +50,8 @@ class Looking(Protocol):
     def owner_sources(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def owner_rules_file(self) -> Path | None: ...  # noqa: D102
+    @property
+    def owner_places(self) -> Places: ...  # noqa: D102
 
 
 class Defaults:
@@ -56,8 +59,9 @@ class Defaults:
 
     target = ""
     seed = 7
-    owner_sources = ("static", "processes")
+    owner_sources = ("static", "kubernetes", "containers", "processes")
     owner_rules_file = None
+    owner_places = Places()
 
     def __init__(self, source: str = "nvml", target: str = "") -> None:
         self.source, self.target, self.node_name = source, target, socket.gethostname()
@@ -72,7 +76,9 @@ def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Witnesses]:
         if any(not samples_gpm(sample) for sample in samples) and settings.source == "nvml":
             time.sleep(GPM_PAUSE_S)
             samples = source.read(ALL_TIERS)
-        owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
+        owners = open_owners(
+            settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
+        )
         witnesses, problems = witnesses_of(owners, inventory, samples)
     finally:
         source.close()
@@ -220,7 +226,9 @@ def record(settings: Looking, path: Path, seconds: float, interval: float) -> in
     The file appears whole, or (when the source or the disk fails) not at all.
     """
     source: Source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
-    owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
+    owners = open_owners(
+        settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
+    )
     inventory = source.open()
     unfinished = path.with_name(f".{path.name}.part" + (".gz" if path.suffix == ".gz" else ""))
     ticks = 0
