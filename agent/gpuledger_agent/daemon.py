@@ -327,7 +327,9 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     """A daemon from its settings. Raises AgentError with a sentence when the spool or a rules file cannot be used."""
     start_log(settings)
     source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
-    owners = open_owners(settings.owner_sources, settings.owner_rules_file, settings.node_name, source)
+    owners = open_owners(
+        settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
+    )
     spool = Spool(settings.spool_folder, settings.spool_bytes, wall_ms())
     if spool.quarantined is not None:
         log.error("the spool was damaged; it lies at %s, a new one has begun", spool.quarantined)
