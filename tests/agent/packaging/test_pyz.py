@@ -11,9 +11,7 @@ from fakes.packages import bare, build, pythons
 
 
 def run(python, pyz, *arguments):
-    return subprocess.run(
-        [python, "-IS", pyz, *arguments], env=bare(), capture_output=True, text=True, timeout=60, **more
-    )
+    return subprocess.run([python, "-IS", pyz, *arguments], env=bare(), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("python", pythons())
