@@ -4,7 +4,9 @@
  * `power GPU MILLIWATTS`, `busy GPU PERCENT`, `process GPU PID`, `mig GPU` (two instances of 1g.10gb on that GPU),
  * `instances GPU N` (that many instead), `recovery GPU ACTION`, `remap GPU FAILURES`, `hidden GPU 1` (its processes may
  * not be seen), `stale GPU CODE` (handles of that GPU answer with this code), `gpm GPU PERCENT` (a card that has GPU
- * performance monitoring, with this SM activity).
+ * performance monitoring, with this SM activity), `energy GPU JOULES` (its counter), `xid GPU CODE` (an event, told once
+ * for each line of the file), `reshape GPU 1` (a MIG configuration event), `links GPU N` (NVLink, the last one down),
+ * `reasons GPU MASK` (clocks event reasons), `using GPU PERCENT` (SM use of its process).
  * Only what the real pynvml asks for in our tests is here; everything else is "function not found", as in old drivers.
  */
 #include <errno.h>
@@ -16,6 +18,7 @@
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7, LOST = 15 };
 #define GPUS 16
 #define INSTANCES 7
+#define EVENTS 64
 
 struct gpu {
     int index, instance; /* instance -1: the device itself */
@@ -26,6 +29,8 @@ static int initialised;
 struct scenario {
     int gpus, init, lost[GPUS], hang[GPUS], power[GPUS], busy[GPUS], pid[GPUS], mig[GPUS];
     int instances[GPUS], recovery[GPUS], remap[GPUS], hidden[GPUS], stale[GPUS], gpm[GPUS];
+    int energy[GPUS], links[GPUS], reasons[GPUS], using[GPUS];
+    int events, event_gpu[EVENTS], event_kind[EVENTS], event_data[EVENTS];
 };
 static struct scenario now;
 
@@ -36,7 +41,7 @@ static void look(void) {
     FILE *file = path ? fopen(path, "r") : NULL;
     char word[32];
     int gpu, value;
-    for (int i = 0; i < GPUS; i++) { fresh.power[i] = 70000; fresh.instances[i] = 2; }
+    for (int i = 0; i < GPUS; i++) { fresh.power[i] = 70000; fresh.instances[i] = 2; fresh.energy[i] = 123456; }
     if (!file) { now = fresh; return; }
     while (fscanf(file, "%31s", word) == 1) {
         if (!strcmp(word, "gpus")) { if (fscanf(file, "%d", &fresh.gpus) != 1) break; continue; }
@@ -55,6 +60,15 @@ static void look(void) {
         if (!strcmp(word, "hidden")) fresh.hidden[gpu] = value;
         if (!strcmp(word, "stale")) fresh.stale[gpu] = value;
         if (!strcmp(word, "gpm")) fresh.gpm[gpu] = value;
+        if (!strcmp(word, "energy")) fresh.energy[gpu] = value;
+        if (!strcmp(word, "links")) fresh.links[gpu] = value;
+        if (!strcmp(word, "reasons")) fresh.reasons[gpu] = value;
+        if (!strcmp(word, "using")) fresh.using[gpu] = value;
+        if ((!strcmp(word, "xid") || !strcmp(word, "reshape")) && fresh.events < EVENTS) {
+            fresh.event_gpu[fresh.events] = gpu;
+            fresh.event_kind[fresh.events] = word[0] == 'x' ? 0x8 : 0x100;
+            fresh.event_data[fresh.events++] = value;
+        }
     }
     fclose(file);
     now = fresh;
@@ -109,7 +123,7 @@ int nvmlDeviceGetPowerUsage(struct gpu *gpu, unsigned *milliwatts) {
 int nvmlDeviceGetTotalEnergyConsumption(struct gpu *gpu, unsigned long long *millijoules) {
     ASK(gpu);
     if (gpu->instance >= 0) return NOT_SUPPORTED;
-    *millijoules = 123456789ULL;
+    *millijoules = now.energy[gpu->index] * 1000ULL + 789;
     return OK;
 }
 struct utilization { unsigned gpu, memory; };
@@ -160,6 +174,62 @@ int nvmlDeviceGetFieldValues(struct gpu *gpu, int count, struct field *fields) {
         }
     }
     return OK;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(struct gpu *gpu, unsigned long long *mask) {
+    ASK(gpu);
+    if (gpu->instance >= 0) return NOT_SUPPORTED;
+    *mask = now.reasons[gpu->index];
+    return OK;
+}
+int nvmlDeviceGetNvLinkState(struct gpu *gpu, unsigned link, unsigned *up) {
+    ASK(gpu);
+    if (link >= (unsigned)now.links[gpu->index]) return INVALID;
+    *up = link + 1 < (unsigned)now.links[gpu->index];
+    return OK;
+}
+int nvmlDeviceGetSerial(struct gpu *gpu, char *text, unsigned size) { ASK(gpu); snprintf(text, size, "16500%05d", gpu->index); return OK; }
+
+struct used { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
+int nvmlDeviceGetProcessUtilization(struct gpu *gpu, struct used *list, unsigned *count, unsigned long long since) {
+    ASK(gpu);
+    (void)since;
+    if (!now.using[gpu->index]) return NOT_FOUND;
+    unsigned room = list ? *count : 0;
+    *count = 1;
+    if (room < 1) return TOO_SMALL;
+    list[0] = (struct used){now.pid[gpu->index], 1700000000000000ULL, now.using[gpu->index], 7, 0, 0};
+    return OK;
+}
+
+/* Events: those of the scenario, in its order, each told once to the process, and only of GPUs that were registered. */
+struct event { struct gpu *device; unsigned long long kind, data; unsigned gpu_instance, compute_instance; };
+static int told, registered[GPUS];
+static char one_set;
+int nvmlEventSetCreate(void **set) { *set = &one_set; look(); told = now.events; return OK; }
+int nvmlEventSetFree(void *set) { (void)set; memset(registered, 0, sizeof registered); return OK; }
+int nvmlDeviceGetSupportedEventTypes(struct gpu *gpu, unsigned long long *kinds) { ASK(gpu); *kinds = 0x11f; return OK; }
+int nvmlDeviceRegisterEvents(struct gpu *gpu, unsigned long long kinds, void *set) {
+    (void)set;
+    (void)kinds;
+    ASK(gpu);
+    registered[gpu->index] = 1;
+    return OK;
+}
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned milliseconds) {
+    (void)set;
+    for (unsigned waited = 0; waited <= milliseconds; waited += 20) {
+        look();
+        if (told < now.events) {
+            int at = told++, gpu = now.event_gpu[at];
+            if (!registered[gpu]) continue;
+            *event = (struct event){&devices[gpu], now.event_kind[at], now.event_data[at], ~0u, ~0u};
+            return OK;
+        }
+        struct timespec pause = {0, 20000000};
+        nanosleep(&pause, NULL);
+    }
+    return 10; /* timeout */
 }
 
 struct fabric { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state; unsigned health; };

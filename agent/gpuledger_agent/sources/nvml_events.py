@@ -77,6 +77,8 @@ class DriverEvents:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.problem = ""
+        self.ready = threading.Event()
+        """Set when the driver has been asked to tell; what it told before is lost."""
 
     def start(self, nvml: Any, boards: Sequence[Watched]) -> None:
         """Watches these boards; what stood against those that are attached anew is over."""
@@ -89,6 +91,7 @@ class DriverEvents:
             self._by_handle = {address(board.handle): board.uuid for board in boards}
             self._reshaped.clear()
         self._stop = threading.Event()
+        self.ready.clear()
         self._thread = threading.Thread(
             target=self._wait, args=(nvml, tuple(boards), self._stop), name="nvml-events", daemon=True
         )
@@ -106,9 +109,11 @@ class DriverEvents:
             events = nvml.nvmlEventSetCreate()
         except Exception as error:  # an old driver, a stub: the kernel log is left
             self.problem = f"NVML tells no events ({error})"
+            self.ready.set()
             return
         try:
             watched = [board for board in boards if self._register(nvml, events, board)]
+            self.ready.set()
             while watched and not stop.is_set():
                 self._wait_once(nvml, events, stop)
         finally:
