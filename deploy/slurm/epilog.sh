@@ -1,2 +1,14 @@
 #!/bin/sh
-env > "$GPULEDGER_SLURM_JOBS_DIR/env.$SLURM_JOB_ID"; exit 0
+# GPU Ledger's part of Slurm's Epilog: the job no longer holds its GPUs. Always exits 0, as a failure drains the node.
+
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:${PATH:-}
+export PATH
+jobs_dir=${GPULEDGER_SLURM_JOBS_DIR:-/run/gpuledger/slurm}
+
+case ${SLURM_JOB_ID:-} in
+    '' | *[!0-9]*) problem="SLURM_JOB_ID is '${SLURM_JOB_ID:-}', no job id" ;;
+    *) problem=$(rm -f "$jobs_dir/$SLURM_JOB_ID" "$jobs_dir/.$SLURM_JOB_ID".* 2>&1) ;;
+esac
+[ -z "$problem" ] || logger -t gpuledger-epilog -p daemon.warning -- "$problem" 2>/dev/null ||
+    printf 'gpuledger-epilog: %s\n' "$problem" >&2
+exit 0

@@ -11,7 +11,8 @@ from fakes.packages import bare, build, pythons
 
 
 def run(python, pyz, *arguments):
-    return subprocess.run([python, "-IS", pyz, *arguments], env=bare(), capture_output=True, text=True, timeout=60)
+    command = [python, "-IS", pyz, *arguments]
+    return subprocess.run(command, env=bare(), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("python", pythons())
