@@ -15,3 +15,5 @@ class Lock(enum.IntEnum):
     LEDGER = 0x67707504
     IMPORTS = 0x67707505
     PRICES = 0x67707506
+    OUTBOX = 0x67707507
+    """The upper half of a two-part key; the lower half is a message."""

@@ -1,0 +1,113 @@
+"""The sender: due messages, one after the other, each under a claim that ends with this process.
+
+What it knows of a message that an earlier sender left handed over: nothing. Where a repeat does no harm it repeats;
+else it leaves the message as unconfirmed for people to see, because a mail is handed over by its very last bytes
+(`smtp`). `resend_unconfirmed` turns that round: then such a mail is sent again under the same Message-ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuledger_collector.accounting.messages import Claim
+from gpuledger_collector.notify.delivery import NotKnown, NotTaken, OnStep, Transport, no_step
+
+FIRST_WAIT_MS = 60_000
+LONGEST_WAIT_MS = 3_600_000
+MOST_ATTEMPTS = 24
+"""With these waits: given up after about nineteen hours."""
+MOST_AT_ONCE = 500
+
+
+class Box(Protocol):
+    """Where messages wait."""
+
+    def due(self, now_ms: int, limit: int) -> list[int]:
+        """Ids of messages whose time has come."""
+
+    def claim(self, message_id: int, now_ms: int) -> AbstractContextManager[Claim | None]:
+        """The message, ours alone inside the block; None when another has it or it is done."""
+
+
+@dataclass
+class Sent:
+    """What a round did."""
+
+    sent: int = 0
+    again: int = 0
+    unconfirmed: int = 0
+    dead: int = 0
+
+    def __str__(self) -> str:
+        """For the run's record."""
+        return f"{self.sent} sent, {self.again} to try again, {self.unconfirmed} unconfirmed, {self.dead} given up"
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Sends what waits. `transports` by channel: mail, slack, webhook; a channel without one lets messages wait."""
+
+    box: Box
+    transports: Mapping[str, Transport]
+    clock: Callable[[], int]
+    resend_unconfirmed: bool = False
+    on_step: OnStep = no_step
+
+    def send_due(self) -> Sent:
+        """One round over what is due now."""
+        done = Sent()
+        away: set[str] = set()
+        for message_id in self.box.due(self.clock(), MOST_AT_ONCE):
+            with self.box.claim(message_id, self.clock()) as claim:
+                if claim is None:
+                    continue
+                channel = channel_of(claim.message.recipient)
+                transport = self.transports.get(channel)
+                if transport is None or channel in away:
+                    continue
+                self.on_step("claimed")
+                if not self._send(claim, transport, done):
+                    away.add(channel)
+        return done
+
+    def _send(self, claim: Claim, transport: Transport, done: Sent) -> bool:
+        """Sends one; False when the other side takes nothing now."""
+        may_repeat = transport.repeatable or self.resend_unconfirmed
+        if claim.in_doubt and not may_repeat:
+            claim.unconfirmed("the sender ended while it handed the message over")
+            done.unconfirmed += 1
+            return True
+        try:
+            transport.deliver(claim.message, claim.hand_over, self.on_step)
+        except NotTaken as error:
+            self._failed(claim, done, str(error), permanent=error.permanent)
+            return not error.unreachable
+        except NotKnown as error:
+            if may_repeat:
+                self._failed(claim, done, str(error), permanent=False)
+            else:
+                claim.unconfirmed(str(error))
+                done.unconfirmed += 1
+            return False
+        claim.sent(self.clock())
+        self.on_step("recorded")
+        done.sent += 1
+        return True
+
+    def _failed(self, claim: Claim, done: Sent, sentence: str, *, permanent: bool) -> None:
+        if permanent or claim.attempts + 1 >= MOST_ATTEMPTS:
+            claim.dead(sentence)
+            done.dead += 1
+        else:
+            wait_ms = min(FIRST_WAIT_MS << min(claim.attempts, 10), LONGEST_WAIT_MS)
+            claim.again(self.clock() + wait_ms, sentence)
+            done.again += 1
+
+
+def channel_of(recipient: str) -> str:
+    """The channel that a recipient is reached by."""
+    head, colon, _ = recipient.partition(":")
+    return head if colon and head in {"slack", "webhook"} else "mail"

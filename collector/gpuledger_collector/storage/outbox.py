@@ -1,0 +1,156 @@
+"""The outbox in Postgres: messages put in with the change they tell of, and claimed by one sender at a time.
+
+A claim is an advisory lock of the sender's session, so it ends with the sender, however that ends; every step of the
+message is written over that same session. A sender that lost its session can therefore take no further step, and
+the next one finds the message exactly as far as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+KEEP_MS = 400 * 86_400_000
+_COLUMNS = "key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread"
+
+
+def put(connection: Connection, message: Message) -> bool:
+    """Add a message inside the caller's transaction; False, and nothing done, when that recipient has that key."""
+    content = message.content
+    row = connection.execute(
+        f"INSERT INTO outbox ({_COLUMNS}, state) VALUES "
+        "(%s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s, 'waiting') "
+        "ON CONFLICT (key, recipient) DO NOTHING RETURNING 1",
+        (
+            message.key,
+            message.kind,
+            message.recipient,
+            content.subject,
+            content.text,
+            content.html,
+            json.dumps(dict(content.attachments)),
+            message.made_ms,
+            message.not_before_ms,
+            message.thread,
+        ),
+    ).fetchone()
+    return row is not None
+
+
+@dataclass(frozen=True)
+class Box:
+    """The outbox as its senders use it. `connect` opens an autocommit connection, one for each claim."""
+
+    connect: Callable[[], Connection]
+
+    def due(self, now_ms: int, limit: int) -> list[int]:
+        """Ids of messages whose time has come, oldest first."""
+        with self.connect() as connection:
+            rows = connection.execute(
+                "SELECT id FROM outbox WHERE state IN ('waiting', 'handing_over') AND not_before_ms <= %s "
+                "ORDER BY not_before_ms, id LIMIT %s",
+                (now_ms, limit),
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    @contextmanager
+    def claim(self, message_id: int, now_ms: int) -> Iterator[RowClaim | None]:
+        """The message, ours alone inside the block; None when another has it or it is done."""
+        with self.connect() as connection:
+            key = Lock.OUTBOX << 32 | message_id & 0xFFFFFFFF
+            locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
+            if locked is None or not locked[0]:
+                yield None
+                return
+            row = connection.execute(
+                f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "
+                "AND state IN ('waiting', 'handing_over')",
+                (message_id, now_ms),
+            ).fetchone()
+            yield (
+                None if row is None else RowClaim(connection, message_id, _message(row), row[-2], row[-1] != "waiting")
+            )
+
+
+def _message(row: Sequence[Any]) -> Message:
+    key, kind, recipient, subject, text, html, attachments, made_ms, not_before_ms, thread = row[:10]
+    content = Content(subject, text, html, attachments)
+    return Message(key, kind, recipient, content, made_ms, not_before_ms, thread)
+
+
+@dataclass(frozen=True)
+class RowClaim:
+    """accounting.messages.Claim over the session that holds the lock."""
+
+    connection: Connection
+    id: int
+    message: Message
+    attempts: int
+    in_doubt: bool
+
+    def hand_over(self) -> None:
+        """The next step completes it. Raises psycopg.Error when the session, and so the claim, is gone."""
+        self.connection.execute("SET synchronous_commit = on")
+        self._set("state = 'handing_over', attempts = attempts + 1")
+
+    def sent(self, at_ms: int) -> None:
+        """It was taken."""
+        self._set("state = 'sent', sent_ms = %s, error = ''", at_ms)
+
+    def again(self, not_before_ms: int, error: str) -> None:
+        """It was not taken: later again."""
+        attempts = self.attempts + 1
+        self._set("state = 'waiting', attempts = %s, not_before_ms = %s, error = %s", attempts, not_before_ms, error)
+
+    def unconfirmed(self, error: str) -> None:
+        """Nobody will know."""
+        self._set("state = 'unconfirmed', error = %s", error)
+
+    def dead(self, error: str) -> None:
+        """It is given up."""
+        self._set("state = 'dead', attempts = %s, error = %s", self.attempts + 1, error)
+
+    def _set(self, change: str, *values: object) -> None:
+        cleaned = [value.replace("\0", "")[:500] if isinstance(value, str) else value for value in values]
+        self.connection.execute(f"UPDATE outbox SET {change} WHERE id = %s", (*cleaned, self.id))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a message is, as people ask for it."""
+
+    kind: str
+    recipient: str
+    subject: str
+    state: str
+    attempts: int
+    made_ms: int
+    not_before_ms: int
+    sent_ms: int | None
+    error: str
+
+
+def listing(connection: Connection, states: Sequence[str] | None = None, limit: int = 1000) -> list[Standing]:
+    """Messages of these states (all when None), newest first."""
+    rows = connection.execute(
+        "SELECT kind, recipient, subject, state, attempts, made_ms, not_before_ms, sent_ms, error FROM outbox "
+        "WHERE %s::text[] IS NULL OR state = ANY(%s) ORDER BY made_ms DESC, id DESC LIMIT %s",
+        (states, states, limit),
+    )
+    return [Standing(*row) for row in rows]
+
+
+def forget_old(connection: Connection, now_ms: int) -> int:
+    """Remove messages that were done more than 400 days ago; how many."""
+    return connection.execute(
+        "DELETE FROM outbox WHERE state NOT IN ('waiting', 'handing_over') AND made_ms < %s", (now_ms - KEEP_MS,)
+    ).rowcount
