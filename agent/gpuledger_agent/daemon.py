@@ -44,6 +44,7 @@ GAP_INTERVALS = 3
 REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
 STALE_S = 120.0
 """A loop that has not moved for so long gets no watchdog signal."""
+OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
 LAST_SEND_S = 10.0
 HANDOVER_S = 2.0
 """How long a request that is under way at the end may still take before the last send begins without it."""
@@ -155,7 +156,9 @@ class Daemon:
             slow = now >= next_slow
             if slow:
                 next_slow = now + self.settings.slow_interval_s
-            self._tick(("fast", "gpm", "slow", "static") if slow else ("fast", "gpm"))
+            self._tick(
+                (*(EVERY_TIER if slow else OFTEN), *(tier for tier in self.settings.extra if slow or tier == "gpm-opt"))
+            )
             if now >= next_flush:
                 next_flush = now + self.settings.push_interval_s
                 self._flush()

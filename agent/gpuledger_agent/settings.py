@@ -41,14 +41,21 @@ class Settings:
     spool_bytes: int = field(default=512 * 1024 * 1024, metadata={"help": "largest size of the spool"})
     sample_interval_s: float = field(default=10.0, metadata={"help": "seconds between samples"})
     slow_interval_s: float = field(default=60.0, metadata={"help": "seconds between samples of the slow tier"})
+    extra_tiers: str = field(default="", metadata={"help": "metrics that cost more: gpm-opt, opt-in, or both"})
     push_interval_s: float = field(default=60.0, metadata={"help": "seconds between batches"})
     busy_threshold: float = field(default=0.01, metadata={"help": "activity above this ratio is busy"})
     metrics_listen: str = field(default="127.0.0.1:9440", metadata={"help": "address of /metrics; empty: none"})
     dcgm_names: str = field(default="old", metadata={"help": "dcgm-exporter's names on /metrics: old, new or off"})
     owners: str = field(
-        default="static,kubernetes,containers,processes", metadata={"help": "owner sources, first match wins"}
+        default="static,slurm,kubernetes,containers,processes", metadata={"help": "owner sources, first match wins"}
     )
     owner_rules_file: Path | None = field(default=None, metadata={"help": "TOML file with static owner rules"})
+    slurm_jobs_dir: Path | None = field(
+        default=places.SLURM_JOBS, metadata={"help": "folder of our Slurm prolog's files; empty: none"}
+    )
+    slurm_mapping_dir: Path | None = field(
+        default=None, metadata={"help": "folder of dcgm-exporter's or jobstats' files, a GPU each; empty: none"}
+    )
     kubelet_socket: Path | None = field(
         default=places.KUBELET_SOCKET, metadata={"help": "the kubelet's pod-resources socket; empty: none"}
     )
@@ -87,8 +94,13 @@ class Settings:
         """Where the owner sources look."""
         return places.Places(
             self.kubelet_socket, self.kubernetes_api_url, self.kubernetes_account_dir, self.pod_logs_dir,
-            self.container_socket, self.owner_stale_s,
+            self.container_socket, self.owner_stale_s, self.slurm_jobs_dir, self.slurm_mapping_dir,
         )  # fmt: skip
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Names of the extra tiers."""
+        return tuple(name.strip() for name in self.extra_tiers.split(",") if name.strip())
 
     @property
     def spool_folder(self) -> Path:
@@ -188,8 +200,12 @@ def check(settings: Settings) -> list[str]:
         faults.append("busy_threshold: must lie between 0 and 1")
     if settings.spool_bytes < 1024 * 1024:
         faults.append("spool_bytes: must be 1048576 or more")
-    unknown = set(settings.owner_sources) - {"static", "kubernetes", "containers", "processes", "dcgm", "simulated"}
+    known = {"static", "slurm", "kubernetes", "containers", "processes", "dcgm", "simulated"}
+    unknown = set(settings.owner_sources) - known
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
+    faults += [
+        f"extra_tiers: {name!r} is not gpm-opt or opt-in" for name in set(settings.extra) - {"gpm-opt", "opt-in"}
+    ]
     if settings.dcgm_names not in {"old", "new", "off"}:
         faults.append(f"dcgm_names: {settings.dcgm_names!r} is not old, new or off")
     if settings.log_level not in {"debug", "info", "warning", "error"}:

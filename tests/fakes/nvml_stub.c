@@ -297,9 +297,11 @@ int nvmlGpmMetricsGet(struct gpm_request *request) {
     for (unsigned i = 0; i < request->count; i++) {
         struct gpm_metric *metric = &request->metrics[i];
         metric->value = 3735928559.0; /* what a failed metric holds must never be read */
-        metric->code = metric->id == 2 || metric->id == 20 ? OK : NOT_SUPPORTED;
+        metric->code = metric->id == 2 || metric->id == 20 || metric->id == 30 || metric->id == 31 ? OK : NOT_SUPPORTED;
         if (metric->id == 2) metric->value = request->second->percent; /* SM activity, percent */
         if (metric->id == 20) metric->value = 3.0;                     /* PCIe transmit, MiB/s */
+        if (metric->id == 30) metric->value = 25.0;                    /* the first two video decoders */
+        if (metric->id == 31) metric->value = 50.0;
     }
     return OK;
 }

@@ -34,6 +34,7 @@ _REASONS = {
 }
 _VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 UNKNOWN_PSTATE = 32
+MOST_ENGINES = 8
 NOT_AVAILABLE_MEMORY = 2**64 - 1
 
 
@@ -253,25 +254,33 @@ class DeviceReader:
 
     def _gpm_compute(self, due: Sequence[Metric], seen: Seen) -> None:
         nvml = self._nvml
+        wanted = [(metric, engine, constant) for metric in due for engine, constant in engines(nvml, metric)]
         request = nvml.c_nvmlGpmMetricsGet_t()
         request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(due)
+        request.numMetrics = len(wanted)
         assert self._gpm is not None
         request.sample1, request.sample2 = self._gpm
-        for position, metric in enumerate(due):
-            assert isinstance(metric.reader, Gpm)
-            request.metrics[position].metricId = getattr(nvml, metric.reader.constant)
+        for position, (_, _, constant) in enumerate(wanted):
+            request.metrics[position].metricId = constant
         answer = self._guarded(lambda: nvml.nvmlGpmMetricsGet(request))
-        for position, metric in enumerate(due):
+        several: dict[str, list[Labelled]] = {}
+        for position, (metric, engine, _) in enumerate(wanted):
             entry = request.metrics[position]
             if isinstance(answer, Refusal):
                 seen.absent[metric.name] = _REASONS.get(answer.code, f"NVML error {answer.code}")
-            elif entry.nvmlReturn != 0:
+            elif entry.nvmlReturn != 0 and not engine:
                 self._refused(metric, int(entry.nvmlReturn), seen)
-            elif entry.value != entry.value:
+            elif entry.nvmlReturn != 0 or entry.value != entry.value:
                 seen.absent[metric.name] = "no value yet"
-            else:
+            elif engine is None:
                 self._put(metric, entry.value, seen)
+            else:
+                several.setdefault(metric.name, []).append(
+                    Labelled((("engine", str(engine)),), entry.value * metric.scale)
+                )
+        seen.series |= several
+        for name in several:
+            seen.absent.pop(name, None)
 
     def _read_processes(self, seen: Seen) -> None:
         """Every process with a context, once; no number at all where the driver does not list them."""
@@ -322,6 +331,16 @@ _PROCESS_CALLS: tuple[tuple[Literal["compute", "graphics"], tuple[str, ...]], ..
     ("compute", ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")),
     ("graphics", ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")),
 )  # fmt: skip
+
+
+def engines(nvml: Any, metric: Metric) -> list[tuple[int | None, int]]:
+    """(engine, GPM metric id) of a metric that each engine has of its own; engine None for one that the device has."""
+    assert isinstance(metric.reader, Gpm)
+    before, middle, after = metric.reader.constant.partition("_0_")
+    if not middle:
+        return [(None, getattr(nvml, metric.reader.constant))]
+    numbered = ((engine, getattr(nvml, f"{before}_{engine}_{after}", None)) for engine in range(MOST_ENGINES))
+    return [(engine, constant) for engine, constant in numbered if constant is not None]
 
 
 def _item(answer: Any, item: int | str | None) -> Any:

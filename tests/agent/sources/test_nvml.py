@@ -314,3 +314,23 @@ def test_one_card_without_gpm_is_told_so_and_asked_once(card):
     """A card older than Hopper has no activity and says why."""
     card.scenario("gpus 1\n")
     assert card.once()["accelerators"][0]["absent"]["gpu_sm_active_ratio"] == "not supported by this card"
+
+
+def test_engines_are_told_one_by_one_when_asked_for(card):
+    """The tier gpm-opt: a series for each decoder that the card has, and a reason for the engines that it lacks."""
+    card.scenario("gpus 1\ngpm 0 40\n")
+    printed = card.python(
+        "import json\n"
+        "from gpuledger_agent.sources.nvml import NvmlSource\n"
+        "source = NvmlSource(); source.open()\n"
+        "tiers = ('fast', 'gpm', 'gpm-opt', 'opt-in')\n"
+        "source.read(tiers); (sample,) = source.read(tiers)\n"
+        "decoders = sample.series['gpu_nvdec_engine_utilization_ratio']\n"
+        "print(json.dumps([[[dict(one.labels), one.value] for one in decoders],\n"
+        "    sample.absent['gpu_nvjpg_engine_utilization_ratio'],\n"
+        "    sample.absent['gpu_process_accounting_gpu_seconds']]))\n"
+    )
+    decoders, jpeg, accounting = json.loads(printed)
+    assert decoders == [[{"engine": "0"}, 0.25], [{"engine": "1"}, 0.5]]
+    assert jpeg in {"no value yet", "not supported by this card"}
+    assert "accounting mode is off" in accounting
