@@ -24,6 +24,7 @@ COMMANDS = (
     "gpuledger_collector.cli.chargeback",
     "gpuledger_collector.cli.reconcile",
     "gpuledger_collector.cli.apply",
+    "gpuledger_collector.cli.anomalies",
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",
 )

@@ -1,0 +1,9 @@
+"""Anomalies of spending and usage: what stands out, judged with what was known then.
+
+`judge` takes a series and gives every instant an expected value, a band, a score and a flag; `episodes` makes one alarm
+of flags that belong together.
+"""
+
+from gpuledger_collector.insight.anomalies.detector import TUNED, Episode, Judgement, Tuning, episodes, judge
+
+__all__ = ["TUNED", "Episode", "Judgement", "Tuning", "episodes", "judge"]

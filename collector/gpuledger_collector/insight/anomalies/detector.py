@@ -1,0 +1,163 @@
+"""Upward anomalies of one series, instant by instant.
+
+Problem: a runaway job stands out in an hour, a leak only over days, a weekly batch stands out and is normal, and an
+instant that nobody saw must be neither a saving nor an alarm.
+
+Idea: two excesses over the past of `past.py`, in units of its spread, are added. *Fast*: the height above everything
+usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance from the level, clipped so that no single hour fires, and
+leaking so that it forgets. The reference of both is raised to what came back at this hour in both weeks before. Where
+the rate is known (cost and usage apart), a rise of the rate is an alarm of its own and no statistics.
+
+Law: the judgement of an instant depends on values up to that instant alone; scaling a series changes no score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuledger_collector.insight.anomalies.past import DAY_MS, past_of
+from gpuledger_collector.insight.series import Floats, Series
+
+Flags = npt.NDArray[np.bool_]
+
+MERGE_HOURS = 12
+"""Flags no further apart than this are one episode."""
+PRICE_RISE = 1.02
+PRICE_SCORE = 99.0
+"""Score of an instant whose rate has risen: certain, so above every threshold."""
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was chosen on the open traces, for at most one false alarm per team and month."""
+
+    threshold: float = 2.0
+    persistence_hours: int = 2
+    """Hours in a row above the threshold before a flag, but for a score of `far` times the threshold."""
+    far: float = 3.0
+    least_of_level: float = 0.05
+    least_of_mean: float = 0.1
+    """The spread is at least these parts of level and mean: a flat past makes no anomaly of a whisper."""
+    left_out: int = 4
+    """Daily maxima of fourteen that are left out of the usual height."""
+    above_height: float = 1.15
+    """Height that is usual, as a part of the distance from the level to the height of the past."""
+    smooth: float = 0.5
+    """Part of the fast excess that an hour hands on to the next."""
+    fast: float = 1.0
+    slow: float = 1 / 6
+    slack: float = 0.8
+    clip_up: float = 3.0
+    clip_down: float = 3.0
+    memory: float = 0.98
+    cap: float = 20.0
+
+
+TUNED = Tuning()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was thought of every instant of a series. NaN where an instant was unknown or had too little past."""
+
+    series: Series
+    expected: Floats
+    lower: Floats
+    upper: Floats
+    score: Floats
+    flag: Flags
+    price: Flags
+    """Instants at which the rate was above that of the three days before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Flags that belong together: first and last flagged instant as indices of the series."""
+
+    first: int
+    last: int
+    excess: float
+    """Sum over the episode's instants of value - expected, where that is above zero: unit x steps."""
+
+
+def judge(series: Series, rate: Floats | None = None, tuning: Tuning = TUNED) -> Judgement:
+    """Judge every instant of a series; `rate` is the price at each instant (NaN unknown), None when it has none."""
+    past = past_of(series, tuning.left_out)
+    scale = np.maximum.reduce([past.spread, tuning.least_of_level * past.level, tuning.least_of_mean * past.mean])
+    scale = np.where(scale > 0, scale, np.nan)
+    expected = np.fmax(past.level, past.recurring)
+    usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
+    hours = min(1.0, series.step_ms / HOUR_MS)
+    fast = _smooth(np.fmax((series.values - usual) / scale, 0.0), tuning.smooth**hours)
+    slow = _drift((series.values - expected) / scale, hours, tuning)
+    judged = np.isfinite(series.values) & np.isfinite(scale)
+    score = np.where(judged, tuning.fast * fast + tuning.slow * slow, np.nan)
+    price = _price_rises(rate, series.step_ms) if rate is not None else np.zeros(len(score), dtype=bool)
+    score = np.where(price, PRICE_SCORE, score)
+    upper = usual + tuning.threshold * scale
+    lower = np.maximum(2 * expected - upper, 0.0)
+    return Judgement(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
+
+
+def _smooth(excess: Floats, memory: float) -> Floats:
+    """Exponentially smoothed excess after each instant; an unknown instant changes nothing."""
+    out = np.zeros(len(excess))
+    total = 0.0
+    for at, value in enumerate(excess.tolist()):
+        if value == value:
+            total = memory * total + (1 - memory) * value
+        out[at] = total
+    return out
+
+
+def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
+    """The leaking one-sided CUSUM after each instant of `hours`; an unknown instant changes nothing."""
+    change = hours * (np.clip(distance, -tuning.clip_down, tuning.clip_up) - tuning.slack)
+    memory = tuning.memory**hours
+    out = np.zeros(len(distance))
+    total = 0.0
+    for at, value in enumerate(change.tolist()):
+        if value == value:
+            total = min(max(0.0, total * memory + value), tuning.cap)
+        out[at] = total
+    return out
+
+
+def _price_rises(rate: Floats, step_ms: int) -> Flags:
+    """Instants whose rate is above the median of the rates known in the three days of usage before."""
+    known = np.flatnonzero(np.isfinite(rate))
+    found = np.zeros(len(rate), dtype=bool)
+    many = max(1, 3 * DAY_MS // step_ms)
+    for place in range(1, len(known)):
+        before = rate[known[max(0, place - many) : place]]
+        found[known[place]] = rate[known[place]] > PRICE_RISE * np.median(before)
+    return found
+
+
+def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
+    """Above the threshold for the hours of persistence (or far above, at once). Unknown instants are passed over."""
+    many = max(1, round(tuning.persistence_hours * HOUR_MS / step_ms))
+    known = np.flatnonzero(np.isfinite(score))
+    above = score[known] > tuning.threshold
+    count = np.concatenate([[0], np.cumsum(above)])
+    long = np.zeros(len(known), dtype=bool)
+    long[many - 1 :] = (count[many:] - count[:-many]) >= many
+    flag = np.zeros(len(score), dtype=bool)
+    flag[known] = long | (score[known] > tuning.far * tuning.threshold)
+    return flag
+
+
+def episodes(judgement: Judgement) -> list[Episode]:
+    """One episode for flags at most twelve hours apart."""
+    where = np.flatnonzero(judgement.flag)
+    if not len(where):
+        return []
+    apart = max(1, MERGE_HOURS * HOUR_MS // judgement.series.step_ms)
+    cut = np.flatnonzero(np.diff(where) > apart)
+    over = np.nan_to_num(np.fmax(judgement.series.values - judgement.expected, 0.0))
+    starts, ends = where[np.r_[0, cut + 1]], where[np.r_[cut, len(where) - 1]]
+    return [Episode(int(a), int(b), float(over[a : b + 1].sum())) for a, b in zip(starts, ends, strict=True)]

@@ -1,0 +1,118 @@
+"""Judging a series: no look ahead, no savings from silence, no opinion about units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger_collector.insight.anomalies import episodes, judge
+from gpuledger_collector.insight.series import Series
+
+HOUR = 3_600_000
+DAY = 24
+
+
+def hourly(values, step=HOUR):
+    return Series("team", 0, step, np.asarray(values, dtype=float))
+
+
+def calm(days=30, level=40.0, seed=0):
+    rng = np.random.default_rng(seed)
+    rhythm = 0.2 * level * np.sin(2 * np.pi * np.arange(days * DAY) / DAY)
+    return level + rhythm + rng.normal(0, 0.03 * level, days * DAY)
+
+
+values = st.lists(st.one_of(st.integers(0, 50).map(float), st.just(float("nan"))), min_size=1, max_size=24 * 25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(values=values, cut=st.floats(0, 1), seed=st.integers(0, 100))
+def test_the_future_changes_nothing_in_the_past(values, cut, seed):
+    """Judged with the rest cut off, an instant has the same score, band and flag."""
+    whole = np.concatenate([calm(20, seed=seed), values])
+    count = 1 + int(cut * (len(whole) - 1))
+    rate = np.where(np.arange(len(whole)) < len(whole) // 2, 2.0, 2.5)
+    long, short = judge(hourly(whole), rate), judge(hourly(whole[:count]), rate[:count])
+    for name in ("expected", "lower", "upper", "score", "flag", "price"):
+        np.testing.assert_array_equal(getattr(long, name)[:count], getattr(short, name), err_msg=name)
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=values, factor=st.sampled_from([1 / 1024, 0.25, 4.0, 65536.0]))
+def test_units_do_not_matter(values, factor):
+    """Cents or dollars, GPUs or GPU-seconds: the same scores and flags, and a band in the new unit."""
+    whole = np.concatenate([calm(20), values])
+    one, other = judge(hourly(whole)), judge(hourly(whole * factor))
+    np.testing.assert_allclose(one.score, other.score, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(one.upper * factor, other.upper, rtol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(start=st.integers(14 * DAY, 28 * DAY), hours=st.integers(1, 72), seed=st.integers(0, 50))
+def test_silence_is_no_saving_and_no_alarm(start, hours, seed):
+    """Hours without a value are not judged, and do not make an anomaly of the hours after them."""
+    spend = calm(seed=seed)
+    silent = spend.copy()
+    silent[start : start + hours] = np.nan
+    judged = judge(hourly(silent))
+    assert not judged.flag[start : start + hours].any()
+    assert np.isnan(judged.score[start : start + hours]).all()
+    assert judged.flag.sum() <= judge(hourly(spend)).flag.sum()
+
+
+@pytest.mark.parametrize(("added", "hours"), [(0.6, 6), (1.0, 2), (3.0, 0)])
+def test_a_runaway_is_one_episode_and_soon_seen(added, hours):
+    """A job of a good part of the usual spend, on top of it, is seen the sooner the larger it is, as one alarm."""
+    spend = calm()
+    spend[500:540] += added * 40
+    (found,) = episodes(judge(hourly(spend)))
+    assert 500 <= found.first <= 500 + hours
+    assert found.excess > 0.7 * added * 40 * (found.last - 500 if found.last < 540 else 40)
+
+
+def test_a_leak_is_found_by_its_length():
+    """Five percent of the level more each day is above no usual hour at first, but is found within a week."""
+    spend = calm(28)
+    leak = spend.copy()
+    leak[480:] += 0.05 * 40 * np.arange(len(leak) - 480) / DAY
+    assert not judge(hourly(spend)).flag.any()
+    assert 480 < episodes(judge(hourly(leak)))[0].first < 480 + 7 * DAY
+
+
+def test_a_weekly_batch_is_normal_and_the_same_batch_on_another_day_is_not():
+    """What came back in both weeks before is expected."""
+    spend = calm(28)
+    for week in range(4):
+        spend[week * 168 + 6 : week * 168 + 12] += 40
+    assert not judge(hourly(spend)).flag[14 * DAY :].any()
+    spend[17 * DAY + 6 : 17 * DAY + 12] += 40
+    assert judge(hourly(spend)).flag[17 * DAY + 6 : 17 * DAY + 12].any()
+
+
+def test_a_dearer_rate_is_named_as_price():
+    """A rate that rises is an alarm by itself, at the first instant of usage, and usage is not blamed for it."""
+    rate = np.where(np.arange(30 * DAY) < 500, 2.0, 2.3)
+    judged = judge(hourly(calm()), rate)
+    assert judged.price[500]
+    assert not judged.price[:500].any()
+    assert not (judged.flag & ~judged.price).any()
+
+
+def test_three_days_are_the_least_to_judge_from():
+    """A new team is not judged in its first day, and is judged after three."""
+    judged = judge(hourly(calm(10)))
+    assert np.isnan(judged.score[:DAY]).all()
+    assert np.isfinite(judged.score[3 * DAY :]).all()
+
+
+@pytest.mark.parametrize("step", [HOUR // 12, HOUR, 24 * HOUR])
+def test_steps_of_minutes_hours_and_days(step):
+    """The same spend at other steps: a tripled last part is found, a calm one is not."""
+    count = 30 * 24 * HOUR // step
+    hours = np.arange(count) * step / HOUR
+    spend = 40 + (6 * np.sin(2 * np.pi * hours / 24) if step < 24 * HOUR else np.zeros(count))
+    assert not judge(hourly(spend, step)).flag.any()
+    spend[-max(2, 36 * HOUR // step) :] *= 3
+    assert judge(hourly(spend, step)).flag[-1]
