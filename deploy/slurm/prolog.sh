@@ -36,11 +36,13 @@ uuids_of() {
     if [ -z "$table" ] && command -v nvidia-smi >/dev/null 2>&1; then
         table=$(briefly nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*(UUID: \(GPU-[0-9a-f-]*\)).*/\1 \2/p')
     fi
+    named=
     for index in $(printf '%s' "$1" | tr ',' ' '); do
         found=$(printf '%s\n' "$table" | awk -v wanted="$index" '$1 == wanted { print $2; exit }')
         [ -n "$found" ] || return 0 # all or none: the indices alone serve better than half of the UUIDs
-        printf '%s,' "$found"
+        named=$named,$found
     done
+    printf '%s' "${named#,}"
 }
 
 shards_of() {
@@ -79,7 +81,7 @@ main() {
         entry comment "${SLURM_JOB_COMMENT:-}"
         entry wckey "${SLURM_JOB_WCKEY:-${SLURM_WCKEY:-}}"
         entry gpus "$gpus"
-        entry uuids "${uuids%,}"
+        entry uuids "$uuids"
         entry shards "${SLURM_SHARDS_ON_NODE:-$(shards_of)}"
         entry until "${SLURM_JOB_END_TIME:-}"
         entry boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
