@@ -59,7 +59,7 @@ class Defaults:
 
     target = ""
     seed = 7
-    owner_sources = ("static", "kubernetes", "containers", "processes")
+    owner_sources = ("static", "slurm", "kubernetes", "containers", "processes")
     owner_rules_file = None
     owner_places = Places()
 

@@ -1,4 +1,4 @@
-"""Who holds an accelerator: rules, pods, containers, processes, what a source itself knows (dcgm, replay, simulated)."""
+"""Who holds an accelerator: rules, jobs, pods, containers, processes, what a source itself knows (dcgm, replay)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def open_owners(
         from gpuledger_agent.owners.static import StaticOwners
 
         found.append(StaticOwners.from_file(rules_file, node))
+    if "slurm" in names and source.name == "nvml":  # jobs are of this machine
+        from gpuledger_agent.owners.slurm import slurm_owners
+
+        jobs = slurm_owners(places or Places())
+        if jobs is not None:
+            found.append(jobs)
     if isinstance(source, OwnerSource):
         found.append(source)
     describe: list[Callable[[Workload], Workload]] = []

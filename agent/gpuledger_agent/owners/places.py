@@ -8,6 +8,7 @@ from pathlib import Path
 KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 KUBERNETES_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POD_LOGS = Path("/var/log/pods")
+SLURM_JOBS = Path("/run/gpuledger/slurm")
 ENGINE_SOCKETS = (Path("/var/run/docker.sock"), Path("/run/podman/podman.sock"))
 STALE_S = 120.0
 
@@ -23,3 +24,5 @@ class Places:
     pod_logs_dir: Path | None = POD_LOGS
     container_socket: Path | None = None
     stale_s: float = STALE_S
+    slurm_jobs_dir: Path | None = SLURM_JOBS
+    slurm_mapping_dir: Path | None = None
