@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database
@@ -56,3 +58,32 @@ def partitions(dsn: Dsn = None, config: Config = None) -> None:
     for day in found:
         print(f"{day.table:<12} {day.name:<22} {day.bytes:>14} bytes")
     print(f"{len(found)} partitions, {sum(day.bytes for day in found)} bytes")
+
+
+@app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")
+def grant_reader(
+    role: str = typer.Argument(help="Role of the dashboards' data source; made when it is not there."),
+    password_file: Path | None = typer.Option(
+        None, "--password-file", metavar="FILE", help="Set the role's password to the content of this file."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the statements and run none."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its new tables."""
+    from gpuledger_collector.settings import read_secret
+
+    password = None if password_file is None else read_secret(password_file, "--password-file")
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import readers
+        from gpuledger_collector.storage.engine import open_connection
+
+        with open_connection(opened.dsn) as connection:
+            if dry_run:
+                for statement in readers.script(connection, role, password):
+                    print(f"{statement};" if not statement.startswith("--") else statement)
+                return
+            left = readers.grant(connection, role, password)
+    print(f"{role} may read rollups and ledgers")
+    for statement in left:
+        print(f"left to an administrator: {statement};")

@@ -1,0 +1,126 @@
+"""A role that may read what dashboards read, and nothing else.
+
+A role belongs to the whole server, a migration to one database and often to an owner who may not create roles: so this
+is a command that can be repeated, not a revision. What may be read is a list, because a default for future tables
+would also open raw samples and mail. Raw evidence stays closed: a board that scanned it would slow the writers down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gpuledger_collector.storage.errors import StorageError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+READABLE = (
+    "accelerator", "budget", "budget_alert", "capacity", "charge", "day_proof", "dirty_day", "dirty_hour", "finding",
+    "gpu_latest", "gpu_minute", "gpu_state", "imported_usage", "ingest_batch", "ingest_conflict", "job_run",
+    "ledger_day", "node", "owner", "price", "usage_hour", "workload",
+)  # fmt: skip
+"""Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
+STATEMENT_TIMEOUT = "30s"
+"""Longest query of a reader: a board that asks for more than that is not waited for by a person."""
+
+
+class RoleRefused(StorageError):
+    """The role cannot be made or used for reading; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement; `optional`: an owner without the right to it goes on, and is told."""
+
+    statement: sql.Composed
+    optional: bool = False
+    secret: bool = False
+
+
+def plan(connection: Connection, role: str, password: str | None) -> list[Step]:
+    """What has to be run so that the role can read. Raises RoleRefused when it would be too powerful or not allowed."""
+    name = sql.Identifier(role)
+    found = connection.execute(
+        "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s", (role,)
+    ).fetchone()
+    if found is not None and any(found):
+        raise RoleRefused(f"{role} is no role for reading alone: it is a superuser or has this user's own rights")
+    steps: list[Step] = []
+    if found is None:
+        steps.append(_creation(connection, role, password))
+    elif password is not None:
+        steps.append(
+            _with_password(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, _hashed(connection, role, password)))
+        )
+    row = connection.execute("SELECT current_database(), current_schema()").fetchone()
+    assert row is not None
+    place, schema = sql.Identifier(row[0]), sql.Identifier(row[1])
+    steps.append(Step(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(place, name), optional=True))
+    steps.append(Step(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, name)))
+    tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
+    steps.append(Step(sql.SQL("GRANT SELECT ON {} TO {}").format(tables, name)))
+    for setting, value in (("statement_timeout", STATEMENT_TIMEOUT), ("default_transaction_read_only", "on")):
+        text = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
+        composed = text.format(name, place, sql.Identifier(setting), sql.Literal(value))
+        steps.append(Step(composed, optional=True))
+    return steps
+
+
+def _creation(connection: Connection, role: str, password: str | None) -> Step:
+    name = sql.Identifier(role)
+    allowed = connection.execute("SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user")
+    if not (allowed.fetchone() or (False,))[0]:
+        raise RoleRefused(
+            f"there is no role {role}, and this user may not create one; "
+            f"let an administrator run: CREATE ROLE {name.as_string(connection)} LOGIN PASSWORD '...'"
+        )
+    if password is None:
+        return Step(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+    return _with_password(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, _hashed(connection, role, password)))
+
+
+def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
+    """The password as the server stores it, so that no log of statements ever holds it."""
+    made = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    return sql.Literal(made.decode())
+
+
+def _with_password(statement: sql.Composed) -> Step:
+    return Step(statement, secret=True)
+
+
+def _present(connection: Connection) -> Sequence[str]:
+    rows = connection.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') "
+        "AND relname = ANY(%s) ORDER BY 1",
+        (list(READABLE),),
+    )
+    return [row[0] for row in rows]
+
+
+def grant(connection: Connection, role: str, password: str | None) -> list[str]:
+    """Let the role read, in one transaction; the optional statements that this user may not run, for its admin."""
+    left: list[str] = []
+    with connection.transaction():
+        for step in plan(connection, role, password):
+            if not step.optional:
+                connection.execute(step.statement)
+                continue
+            try:
+                with connection.transaction():
+                    connection.execute(step.statement)
+            except psycopg.errors.InsufficientPrivilege:
+                left.append(step.statement.as_string(connection))
+    return left
+
+
+def script(connection: Connection, role: str, password: str | None) -> list[str]:
+    """The statements as text, for people who run them themselves; a password is not shown."""
+    steps = plan(connection, role, password)
+    return [
+        f"-- sets the password of {role}" if step.secret else step.statement.as_string(connection) for step in steps
+    ]

@@ -1,0 +1,139 @@
+"""The ledger as the CSV shows it: rounded the same way, so that each cell is the same to the cent."""
+
+from __future__ import annotations
+
+from dashboards.grafana import GREEN, HOURS, MONEY, VERMILION, Board, Panel, column, stat, table
+from dashboards.sql import DAYS, GPU_HOUR_NS, MICRO, OWNER, currency, datasource
+from gpuledger_collector.accounting.money import minor_digits
+
+ODD = [
+    "BIF",
+    "CLP",
+    "DJF",
+    "GNF",
+    "ISK",
+    "JPY",
+    "KMF",
+    "KRW",
+    "PYG",
+    "RWF",
+    "UGX",
+    "VND",
+    "VUV",
+    "XAF",
+    "XOF",
+    "XPF",
+    "BHD",
+    "IQD",
+    "JOD",
+    "KWD",
+    "LYD",
+    "OMR",
+    "TND",
+]
+"""Currencies whose minor unit is no hundredth (ISO 4217); their digits come from the accounting."""
+UNIT = "CASE rows.currency {} ELSE 10000 END".format(
+    " ".join(f"WHEN '{code}' THEN {10 ** (6 - minor_digits(code))}" for code in ODD)
+)
+"""Micro-units in a minor unit."""
+
+
+def rounded(column: str, unit: str) -> str:
+    """Values in multiples of `unit` by largest remainder within a currency: accounting.quantity.round_together in SQL.
+
+    The rounded sum is half to even; what it exceeds the floors by goes to the largest remainders, ties to the
+    earlier row. What is not known takes no part and stays unknown.
+    """
+    known = f"PARTITION BY rows.currency, {column} IS NULL"
+    whole = f"div(sum({column}) OVER ({known}), {unit})"
+    rest = f"mod(sum({column}) OVER ({known}), {unit})"
+    up = f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod({whole}, 2) = 1) THEN 1 ELSE 0 END"
+    left = f"{whole} + {up} - sum(div({column}, {unit})) OVER ({known})"
+    rank = f"row_number() OVER ({known} ORDER BY mod({column}, {unit}) DESC, rows.at)"
+    return f"(div({column}, {unit}) + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END) * {unit}"
+
+
+def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
+    """The chargeback by these owner levels, row by row as `gpuledger chargeback --format csv` writes it."""
+    keys = ",\n    ".join(
+        f"""CASE WHEN l.currency IS NULL THEN '{"(unpriced)" if at == 0 else ""}'
+        WHEN l.state <> 'held' THEN {"'(' || l.state || ')'" if at == 0 else "''"}
+        ELSE coalesce(nullif(o.{level}, ''), '(unattributed)') END AS key{at}"""
+        for at, level in enumerate(levels)
+    )
+    groups = ", ".join(str(at + 1) for at in range(len(levels) + 1))
+    order = ", ".join(f'key{at} COLLATE "C"' for at in range(len(levels)))
+    shown = ", ".join(f'rows.key{at} AS "{name}"' for at, name in enumerate(names))
+    hour_unit = "3600000::numeric"
+    return f"""
+WITH sums AS (
+    SELECT l.currency, {keys}, sum(l.gpu_ns) AS ns,
+        sum(l.idle_ns) FILTER (WHERE l.state = 'held' AND l.unknown_ns < l.gpu_ns) AS idle_ns,
+        sum(l.cost_micro)::numeric AS cost,
+        sum(l.idle_cost_micro) FILTER (WHERE l.state = 'held' AND l.unknown_ns < l.gpu_ns)::numeric AS idle_cost
+    FROM ledger_day l {OWNER} WHERE {DAYS} AND l.gpu_ns <> 0 GROUP BY {groups}
+), rows AS (
+    SELECT *, row_number() OVER (ORDER BY currency NULLS LAST, coalesce(cost, 0) DESC, {order}) AS at FROM sums
+)
+SELECT {shown}, {rounded("rows.ns", hour_unit)} / {GPU_HOUR_NS} AS gpu_hours,
+    {rounded("rows.idle_ns", hour_unit)} / {GPU_HOUR_NS} AS gpu_hours_idle,
+    {rounded("rows.cost", UNIT)} / {MICRO} AS cost,
+    {rounded("rows.idle_cost", UNIT)} / {MICRO} AS cost_idle, rows.currency
+FROM rows ORDER BY rows.at
+"""
+
+
+def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str, ...], height: int) -> Panel:
+    """A table with the columns of the CSV and a footer that adds them up."""
+    made = table(title, description, statement(levels, names), MONEY, width=24, height=height, overrides=(
+        *(column(name, unit="string") for name in (*names, "currency")),
+        column("gpu_hours", unit=HOURS, decimals=6), column("gpu_hours_idle", unit=HOURS, decimals=6)))  # fmt: skip
+    made.options["footer"] = {"show": True, "reducer": ["sum"], "countRows": False,
+                              "fields": ["gpu_hours", "gpu_hours_idle", "cost", "cost_idle"]}  # fmt: skip
+    return made
+
+
+BOARD = Board(
+    "gpuledger-chargeback",
+    "GPU Ledger / Chargeback ledger",
+    "The bill, cell by cell as the CSV of `gpuledger chargeback` has it. Choose whole UTC days.",
+    (datasource(), currency()),
+    (
+        ("Does it add up", (
+            stat("Charged ($currency)", "The sum of all charges of the range's days, and of time that nobody held.",
+                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM ledger_day l "
+                 f"WHERE {DAYS} AND l.currency = ${{currency:sqlstring}}", MONEY, width=6, decimals=2),
+            stat("Capacity times rate ($currency)", "What the inventory costs by the price book, from the proofs.",
+                 "SELECT sum((l.capacity_cost ->> ${currency:sqlstring})::numeric) / " f"{MICRO} AS cost "
+                 f"FROM day_proof l WHERE {DAYS}", MONEY, width=6, decimals=2),
+            stat("Difference ($currency)", "Charges of proved days less capacity times rate: 0 to the micro-unit, or "
+                 "the bill is wrong.",
+                 "SELECT sum(coalesce((l.charged_cost ->> ${currency:sqlstring})::numeric, 0) "
+                 "- coalesce((l.capacity_cost ->> ${currency:sqlstring})::numeric, 0)) / " f"{MICRO} AS difference "
+                 f"FROM day_proof l WHERE {DAYS}", MONEY, width=6, decimals=6,
+                 steps=((None, VERMILION), (0, GREEN), (0.000001, VERMILION))),
+            stat("Days that do not hold", "Days whose proof of conservation fails.",
+                 f"SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM day_proof l WHERE {DAYS}", "none", width=6,
+                 steps=((None, GREEN), (1, VERMILION))),
+        )),
+        ("The bill", (
+            bill("By team", "`gpuledger chargeback --by team --format csv` for the same days.", ("team",), ("team",),
+                 12),
+            bill("By team and project", "`gpuledger chargeback --by team,project --format csv` for the same days.",
+                 ("team", "project"), ("team", "project"), 14),
+        )),
+        ("The proof", (
+            table("Day by day", "Where every GPU-hour of capacity went. until says how far the day is rated.",
+                  f"""
+                  SELECT to_timestamp(l.day_ms / 1000) AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+                      l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
+                      l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
+                      l.imported_ns / {GPU_HOUR_NS} AS imported, to_timestamp(l.until_ms / 1000) AS "until"
+                  FROM day_proof l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
+                  """, HOURS, width=24, decimals=2, overrides=(
+                      column("day", unit="time:YYYY-MM-DD"), column("holds", unit="bool_yes_no"),
+                      column("until", unit="dateTimeAsIso"))),
+        )),
+    ),
+)  # fmt: skip
+"""The board that an accountant compares with the file."""

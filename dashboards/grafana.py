@@ -1,0 +1,343 @@
+"""Builders of Grafana's classic dashboard JSON, the form that 9.3 to 13 load (schemaVersion 37; newer ones migrate it).
+
+A board is rows of panels; the builder numbers and places them. Every panel names its unit and says what it shows.
+Colours are Okabe and Ito's eight, which people with any common colour blindness can tell apart (Color Universal
+Design, 2008); where a colour has a meaning, a word stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 37
+"""Grafana 9.3's own; later versions read it and migrate on load."""
+Json = dict[str, Any]
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
+MEANING = {
+    "busy": BLUE,
+    "held": BLUE,
+    "idle": ORANGE,
+    "activity unknown": YELLOW,
+    "unallocated": GREY,
+    "unavailable": VERMILION,
+    "unobserved": PURPLE,
+    "capacity": "#000000",
+    "ok": GREEN,
+    "degraded": ORANGE,
+    "failed": VERMILION,
+    "unknown": GREY,
+}
+"""Series and cells with these names have the same colour on every board."""
+POSTGRES = {"type": "postgres", "uid": "${datasource}"}
+PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
+Steps = tuple[tuple[float | None, str], ...]
+PLAIN: Steps = ((None, BLUE),)
+MONEY, HOURS, COUNT, RATIO = "locale", "locale", "locale", "percentunit"
+"""`locale` writes numbers in full, with the reader's separators; the currency stands in the title."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel without its place: what it shows, in which unit, from which queries."""
+
+    kind: str
+    title: str
+    description: str
+    unit: str
+    targets: tuple[Json, ...]
+    width: int
+    height: int
+    options: Json = field(default_factory=dict)
+    custom: Json = field(default_factory=dict)
+    decimals: int | None = None
+    thresholds: Steps = PLAIN
+    overrides: tuple[Json, ...] = ()
+    limits: tuple[float | None, float | None] = (None, None)
+    interval: str = ""
+    color_mode: str = "thresholds"
+    links: tuple[Json, ...] = ()
+    mappings: tuple[Json, ...] = ()
+
+    def as_json(self, number: int, x: int, y: int) -> Json:
+        """The panel with its id and place."""
+        steps = [{"color": color, "value": value} for value, color in self.thresholds]
+        defaults: Json = {
+            "color": {"mode": self.color_mode},
+            "custom": self.custom,
+            "links": list(self.links),
+            "mappings": list(self.mappings),
+            "noValue": "no data",
+            "thresholds": {"mode": "absolute", "steps": steps},
+            "unit": self.unit,
+        }
+        low, high = self.limits
+        defaults |= {name: value for name, value in (("min", low), ("max", high)) if value is not None}
+        if self.decimals is not None:
+            defaults["decimals"] = self.decimals
+        made: Json = {
+            "id": number,
+            "type": self.kind,
+            "title": self.title,
+            "description": self.description,
+            "datasource": self.targets[0]["datasource"],
+            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "fieldConfig": {"defaults": defaults, "overrides": list(self.overrides)},
+            "options": self.options,
+            "targets": [{**target, "refId": "ABCDEFGH"[at]} for at, target in enumerate(self.targets)],
+        }
+        if self.interval:
+            made["interval"] = self.interval
+        return made
+
+
+@dataclass(frozen=True)
+class Board:
+    """A dashboard: rows of (title, panels); panels of a row flow from left to right over 24 columns."""
+
+    uid: str
+    title: str
+    description: str
+    variables: tuple[Json, ...]
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    since: str = "now-30d/d"
+    until: str = "now"
+    refresh: str = "5m"
+
+    def as_json(self) -> Json:
+        """Grafana's classic JSON."""
+        return {
+            "uid": self.uid,
+            "title": self.title,
+            "description": self.description,
+            "tags": ["gpuledger"],
+            "schemaVersion": SCHEMA_VERSION,
+            "version": 1,
+            "editable": True,
+            "graphTooltip": 1,
+            "timezone": "utc",
+            "refresh": self.refresh,
+            "time": {"from": self.since, "to": self.until},
+            "timepicker": {},
+            "fiscalYearStartMonth": 0,
+            "liveNow": False,
+            "style": "dark",
+            "weekStart": "monday",
+            "annotations": {"list": []},
+            "links": [
+                {
+                    "type": "dashboards",
+                    "tags": ["gpuledger"],
+                    "title": "GPU Ledger",
+                    "asDropdown": True,
+                    "includeVars": True,
+                    "keepTime": True,
+                    "targetBlank": False,
+                    "icon": "external link",
+                    "tooltip": "The other boards, with the same time range and choices",
+                    "url": "",
+                }
+            ],
+            "templating": {"list": list(self.variables)},
+            "panels": self._placed(),
+        }
+
+    def _placed(self) -> list[Json]:
+        placed: list[Json] = []
+        y = 0
+        for title, panels in self.rows:
+            placed.append({"id": len(placed) + 1, "type": "row", "title": title, "collapsed": False,
+                           "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}, "panels": []})  # fmt: skip
+            x, y, tallest = 0, y + 1, 0
+            for panel in panels:
+                if x + panel.width > 24:
+                    x, y, tallest = 0, y + tallest, 0
+                placed.append(panel.as_json(len(placed) + 1, x, y))
+                x, tallest = x + panel.width, max(tallest, panel.height)
+            y += tallest
+        return placed
+
+
+def sql(text: str, *, form: str = "table") -> Json:
+    """A query of the ledger. `form`: `table`, or `time_series` (columns time, metric, then values)."""
+    return {"datasource": POSTGRES, "editorMode": "code", "format": form, "rawQuery": True, "rawSql": _trimmed(text)}
+
+
+def promql(text: str, legend: str, *, instant: bool = False) -> Json:
+    """A query of Prometheus."""
+    return {"datasource": PROMETHEUS, "editorMode": "code", "expr": text, "legendFormat": legend,
+            "instant": instant, "range": not instant}  # fmt: skip
+
+
+def _trimmed(text: str) -> str:
+    lines = text.strip("\n").splitlines()
+    indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    return "\n".join(line[indent:].rstrip() for line in lines if line.strip())
+
+
+def color(name: str, hue: str) -> Json:
+    """The series or column of this name in this colour."""
+    return {
+        "matcher": {"id": "byName", "options": name},
+        "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": hue}}],
+    }
+
+
+def column(name: str, **properties: Any) -> Json:
+    """Properties of one column: unit, decimals, width, links, `cell` (display mode), `steps` (thresholds)."""
+    known = {"width": "custom.width", "cell": "custom.displayMode"}
+    made = []
+    for key, value in properties.items():
+        if key == "steps":
+            value = {"mode": "absolute", "steps": [{"color": hue, "value": at} for at, hue in value]}
+            key = "thresholds"
+        made.append({"id": known.get(key, key), "value": value})
+    return {"matcher": {"id": "byName", "options": name}, "properties": made}
+
+
+def link(title: str, uid: str, query: str) -> Json:
+    """A link to another board that keeps the time range."""
+    return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&{query}", "targetBlank": False}
+
+
+def stat(title: str, description: str, query: str | Json, unit: str, *, width: int = 4, height: int = 4,
+         decimals: int | None = None, steps: Steps = PLAIN, **more: Any) -> Panel:  # fmt: skip
+    """One number (or one a row) in large type."""
+    options = {
+        "colorMode": "value",
+        "graphMode": "none",
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "textMode": "auto",
+    }
+    target = query if isinstance(query, dict) else sql(query)
+    return Panel("stat", title, description, unit, (target,), width, height, options, {}, decimals, steps, **more)
+
+
+def series(title: str, description: str, query: str | Json | tuple[Json, ...], unit: str, *, width: int = 12,
+           height: int = 8, bars: bool = False, stacked: bool = False, **more: Any) -> Panel:  # fmt: skip
+    """Values over time: lines, or bars for amounts of a day or an hour."""
+    queries = query if isinstance(query, tuple) else (query,)
+    targets = tuple(one if isinstance(one, dict) else sql(one, form="time_series") for one in queries)
+    custom = {
+        "drawStyle": "bars" if bars else "line",
+        "fillOpacity": 80 if bars else (30 if stacked else 8),
+        "lineWidth": 1,
+        "showPoints": "never" if bars else "auto",
+        "spanNulls": False,
+        "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
+        "axisSoftMin": 0,
+    }
+    options = {
+        "legend": {"calcs": ["mean", "max"], "displayMode": "table", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    more.setdefault("color_mode", "palette-classic")
+    overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
+    return Panel("timeseries", title, description, unit, targets, width, height, options, custom,
+                 overrides=overrides, **more)  # fmt: skip
+
+
+def table(title: str, description: str, query: str | Json, unit: str, *, width: int = 12, height: int = 9,
+          sort: str = "", **more: Any) -> Panel:  # fmt: skip
+    """Rows as the query gives them."""
+    options: Json = {"showHeader": True, "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
+    if sort:
+        options["sortBy"] = [{"displayName": sort, "desc": True}]
+    target = query if isinstance(query, dict) else sql(query)
+    custom = {"align": "auto", "displayMode": "auto", "filterable": True, "inspect": False}
+    return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
+
+
+def bars(title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9,
+         **more: Any) -> Panel:  # fmt: skip
+    """A horizontal bar a row of the query (name, value)."""
+    options = {
+        "displayMode": "basic",
+        "minVizHeight": 10,
+        "minVizWidth": 0,
+        "orientation": "horizontal",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": True, "limit": 25},
+        "showUnfilled": True,
+        "valueMode": "text",
+    }
+    return Panel("bargauge", title, description, unit, (sql(query),), width, height, options,
+                 limits=more.pop("limits", (0, None)), **more)  # fmt: skip
+
+
+def heatmap(title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9,
+            interval: str = "") -> Panel:  # fmt: skip
+    """Counts per bucket over time; the query gives time, the bucket's name as metric, and the count."""
+    options = {
+        "calculate": False,
+        "cellGap": 1,
+        "color": {"mode": "scheme", "scheme": "Cividis", "steps": 64, "exponent": 0.5, "fill": "dark-orange",
+                  "scale": "exponential", "reverse": False},
+        "exemplars": {"color": BLUE},
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "rowsFrame": {"layout": "auto"},
+        "tooltip": {"show": True, "yHistogram": False},
+        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
+    }  # fmt: skip
+    custom = {"scaleDistribution": {"type": "linear"}}
+    return Panel("heatmap", title, description, unit, (sql(query, form="time_series"),), width, height, options,
+                 custom, interval=interval)  # fmt: skip
+
+
+def timeline(title: str, description: str, query: str, *, width: int = 24, height: int = 8, **more: Any) -> Panel:
+    """States over time, a lane a name; the query gives time, the lane as metric, and the state as text."""
+    options = {
+        "alignValue": "left",
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "mergeValues": True,
+        "rowHeight": 0.8,
+        "showValue": "auto",
+        "tooltip": {"mode": "single", "sort": "none"},
+    }
+    more.setdefault("mappings", (words(),))
+    return Panel("state-timeline", title, description, "string", (sql(query, form="time_series"),), width, height,
+                 options, {"fillOpacity": 80, "lineWidth": 0}, **more)  # fmt: skip
+
+
+def words() -> Json:
+    """The colour of every word that has a meaning."""
+    return {
+        "type": "value",
+        "options": {name: {"color": hue, "index": at, "text": name} for at, (name, hue) in enumerate(MEANING.items())},
+    }
+
+
+def source(name: str, label: str, plugin: str) -> Json:
+    """The variable that holds the data source, so that no board names one."""
+    return {"name": name, "label": label, "type": "datasource", "query": plugin, "hide": 0, "includeAll": False,
+            "multi": False, "options": [], "refresh": 1, "regex": "", "skipUrlSync": False, "current": {}}  # fmt: skip
+
+
+def chosen(name: str, label: str, query: str, *, many: bool = True, description: str = "") -> Json:
+    """A variable with the values that a query gives. `many`: several or all; all is the text '*' in SQL."""
+    made: Json = {
+        "name": name,
+        "label": label,
+        "description": description,
+        "type": "query",
+        "datasource": POSTGRES,
+        "definition": _trimmed(query),
+        "query": _trimmed(query),
+        "hide": 0,
+        "includeAll": many,
+        "multi": many,
+        "options": [],
+        "refresh": 2,
+        "regex": "",
+        "skipUrlSync": False,
+        "sort": 0,
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]} if many else {},
+    }
+    if many:
+        made["allValue"] = "'*'"
+    return made

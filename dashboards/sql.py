@@ -1,0 +1,82 @@
+"""Fragments of SQL that the boards share.
+
+Instants are stored as integer milliseconds, so a range is two comparisons with integers, which the indexes answer.
+Arguments of Grafana's macros may hold no `)`: its expander is one regular expression.
+A sum over nothing known stays null ("no data"), never 0.
+"""
+
+from __future__ import annotations
+
+from dashboards.grafana import Json, chosen, source
+
+FROM_MS = "$__unixEpochNanoFrom() / 1000000"
+TO_MS = "$__unixEpochNanoTo() / 1000000"
+DAY_MS = 86_400_000
+GPU_HOUR_NS = "3.6e12"
+MICRO = "1e6"
+
+TEAM = "coalesce(nullif(o.team, ''), '(unattributed)')"
+PROJECT = "coalesce(nullif(o.project, ''), '(unattributed)')"
+
+
+def between(column: str) -> str:
+    """Rows whose instant (or start of day) lies in the board's range."""
+    return f"{column} >= {FROM_MS} AND {column} < {TO_MS}"
+
+
+def picked(expression: str, variable: str) -> str:
+    """Rows that the reader chose: one, several, or all."""
+    return f"('*' IN (${{{variable}:sqlstring}}) OR {expression} IN (${{{variable}:sqlstring}}))"
+
+
+CURRENCY = "l.currency = ${currency:sqlstring}"
+POOLS = picked("l.pool", "pool")
+MODELS = picked("l.gpu_model", "model")
+TEAMS = picked(TEAM, "team")
+DAYS = between("l.day_ms")
+DAY_TIME = 'to_timestamp(l.day_ms / 1000) AS "time"'
+OWNER = "LEFT JOIN owner o ON o.id = l.owner_id"
+
+ACCELERATORS = """
+    SELECT a.id, a.uuid, a.model, a.gpu_index, a.gpu_micro, a.memory_bytes, a.health, a.health_cause, c.pool,
+        n.name AS node
+    FROM accelerator a
+    JOIN capacity c ON c.accelerator_id = a.id AND c.out_ms IS NULL
+    LEFT JOIN node n ON n.id = c.node_id
+"""
+"""Accelerators that are there now, each with its node and pool."""
+
+
+def datasource() -> Json:
+    """The ledger's data source."""
+    return source("datasource", "Ledger", "postgres")
+
+
+def currency() -> Json:
+    """Amounts of two currencies are never added: one is shown at a time."""
+    return chosen("currency", "Currency", "SELECT DISTINCT currency FROM price ORDER BY 1", many=False)
+
+
+def team() -> Json:
+    """Teams that bear charges; time that nobody is known to pay has a name too."""
+    return chosen(
+        "team",
+        "Team",
+        "SELECT DISTINCT coalesce(nullif(team, ''), '(unattributed)') FROM owner UNION SELECT '(unattributed)' "
+        "ORDER BY 1",
+    )
+
+
+def pool() -> Json:
+    """Pools in the ledger of the range."""
+    return chosen("pool", "Pool", f"SELECT DISTINCT l.pool FROM ledger_day l WHERE {DAYS} ORDER BY 1")
+
+
+def model() -> Json:
+    """Models of GPU in the ledger of the range."""
+    return chosen("model", "Model", f"SELECT DISTINCT l.gpu_model FROM ledger_day l WHERE {DAYS} ORDER BY 1")
+
+
+def node() -> Json:
+    """Nodes."""
+    return chosen("node", "Node", "SELECT name FROM node ORDER BY 1")

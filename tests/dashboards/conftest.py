@@ -1,0 +1,112 @@
+"""A simulated fleet's days in a real database, through the real agent and collector, read by the dashboards' role."""
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from typer.testing import CliRunner
+
+from fakes.boards import SINCE, UNTIL
+from fakes.collector import running
+from fakes.postgres import fresh_database, postgres
+from gpuledger_agent.settings import Settings
+from gpuledger_agent.simulate import simulate
+from gpuledger_collector.cli import build
+from gpuledger_collector.cli.demo import PRICES
+
+__all__ = ["postgres"]
+
+READER, PASSWORD = "grafana_of_the_tests", "only for reading"
+
+
+def command(dsn, *arguments):
+    """Standard output of a gpuledger command on the database."""
+    result = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])
+    assert result.exit_code in (0, 1), (result.output, result.exception)
+    return result.stdout
+
+
+def reader_of(dsn, folder):
+    """DSN of the role for dashboards, made by the command that people use."""
+    secret = folder / "reader.password"
+    secret.write_text(PASSWORD)
+    command(dsn, "db", "grant-reader", READER, "--password-file", secret)
+    return make_conninfo(dsn, user=READER, password=PASSWORD)
+
+
+def drop_reader(postgres):
+    with psycopg.connect(make_conninfo(postgres, dbname="postgres"), autocommit=True) as connection:
+        connection.execute(f"DROP ROLE IF EXISTS {READER}")
+
+
+@pytest.fixture(scope="session")
+def seeded(postgres, tmp_path_factory) -> Iterator[str]:
+    """DSN of a database with the fleet's last three days, folded, rated, and with slow metrics and some faults."""
+    with fresh_database(postgres) as dsn:
+        prices = tmp_path_factory.mktemp("prices") / "prices.csv"
+        start = (SINCE - dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        prices.write_text(PRICES.format(start=start, change=(SINCE + dt.timedelta(hours=30)).isoformat()))
+        command(dsn, "import", "prices", prices)
+        with running(dsn) as collector:
+            simulate(Settings(), SINCE.isoformat(), UNTIL.isoformat(), "5m", f"http://127.0.0.1:{collector.port}")
+        until = (UNTIL + dt.timedelta(days=1)).date()
+        command(dsn, "chargeback", "--from", SINCE.date(), "--to", until)
+        add_what_the_simulation_lacks(dsn)
+        yield dsn
+    drop_reader(postgres)
+
+
+def add_what_the_simulation_lacks(dsn):
+    """Slow metrics, a sick GPU, a conflict, runs of jobs, imported usage: what boards show beside the simulation."""
+    now_ms = int(UNTIL.timestamp() * 1000)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for metric, value in (("gpu_ecc_errors_uncorrected_volatile_total", 0), ("gpu_remapped_rows_pending", 0),
+                              ("gpu_pcie_replays_total", 3), ("gpu_power_limit_watts", 700)):  # fmt: skip
+            connection.execute(
+                "INSERT INTO gpu_state SELECT id, %s, %s, %s FROM accelerator", (metric, now_ms - 3_600_000, value)
+            )
+        connection.execute(
+            "INSERT INTO gpu_state SELECT min(id), 'gpu_xid_errors_total', %s, 79 FROM accelerator", (now_ms - 60_000,)
+        )
+        connection.execute(
+            "UPDATE accelerator SET health = 'failed', health_cause = 'Xid 79: fell off the bus' "
+            "WHERE id = (SELECT min(id) FROM accelerator)"
+        )
+        connection.execute("UPDATE accelerator SET health = 'ok' WHERE health = 'unknown' AND id % 2 = 0")
+        connection.execute(
+            "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
+            "VALUES ('h100-01', gen_random_uuid(), 5, '\\x00', %s)", (UNTIL - dt.timedelta(hours=1),)
+        )  # fmt: skip
+        for at, (job, outcome) in enumerate([("fold_usage", "done"), ("rate_usage", "done"), ("rate_usage", "failed")]):
+            begun = UNTIL - dt.timedelta(hours=2, minutes=at)
+            connection.execute(
+                "INSERT INTO job_run (job, started_at, ended_at, outcome, detail) VALUES (%s, %s, %s, %s, %s)",
+                (job, begun, begun + dt.timedelta(seconds=2), outcome, json.dumps({"hours": at})),
+            )
+        connection.execute(
+            "WITH w AS (INSERT INTO workload (key, kind, external_id, first_seen_at) "
+            "VALUES ('imported::9', 'imported', '9', %s) RETURNING id) "
+            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, pool, "
+            "submitted_ms) SELECT id, %s, %s, 4000000, 'cloud', %s FROM w",
+            (UNTIL, now_ms - 7_200_000, now_ms - 3_600_000, now_ms - 9_000_000),
+        )
+
+
+@pytest.fixture(scope="session")
+def reader(seeded, tmp_path_factory) -> Iterator[psycopg.Connection]:
+    """A connection of the dashboards' role."""
+    with psycopg.connect(reader_of(seeded, tmp_path_factory.mktemp("reader")), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def nothing(postgres, seeded, tmp_path_factory) -> Iterator[psycopg.Connection]:
+    """The same role on a database without a single GPU."""
+    with (
+        fresh_database(postgres) as dsn,
+        psycopg.connect(reader_of(dsn, tmp_path_factory.mktemp("none")), autocommit=True) as connection,
+    ):
+        yield connection
