@@ -1,0 +1,297 @@
+"""Budgets: what an owner may spend in a period, when its people are told, and what made the spend change.
+
+Thresholds are a small state machine for each (budget, period, rule, percent): nothing, pending, firing, acked,
+resolved. Each fires once in its period, whatever happens later. Amounts are micro-units and compared exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from math import lcm
+
+from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range
+from gpuledger_collector.accounting.quantity import round_together
+from gpuledger_collector.accounting.tags import LEVELS
+
+MONTH, QUARTER, RANGE = "month", "quarter", "range"
+PERIODS = (MONTH, QUARTER, RANGE)
+ACTUAL, FORECAST, PACE = "actual", "forecast", "pace"
+PENDING, FIRING, ACKED, RESOLVED = "pending", "firing", "acked", "resolved"
+ROW_EVALUATIONS = 3
+"""A forecast must cross in this many evaluations in a row before it fires."""
+EVALUATION_GAP_MS = HOUR_MS
+"""Evaluations closer than this count as one."""
+HYSTERESIS_PERCENT = 3
+"""A forecast must fall this far below a threshold, in percent of the budget, before the alert is resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """When people are told, and who: percents of the budget; `pace` is a percent of the even pace of the period."""
+
+    actual: tuple[int, ...] = (50, 80, 100)
+    forecast: tuple[int, ...] = (100,)
+    pace: int | None = None
+    recipients: tuple[str, ...] = ()
+    escalate_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """An amount for an owner (`owner`: levels of the tree; none: the whole fleet) in each period of its kind."""
+
+    id: int
+    name: str
+    owner: Mapping[str, str]
+    kind: str
+    span: Period | None
+    amount_micro: int
+    currency: str
+    terms: Terms = field(default_factory=Terms)
+
+    @property
+    def owner_label(self) -> str:
+        """The owner as people write it: `vision/detector`; `(whole fleet)` for the root."""
+        return "/".join(self.owner[level] for level in LEVELS if level in self.owner) or "(whole fleet)"
+
+    def period_at(self, at_ms: int) -> Period:
+        """The period that holds an instant, in UTC; a range is always itself."""
+        if self.span is not None:
+            return self.span
+        at = datetime.fromtimestamp(at_ms // 1000, UTC)
+        first, months = (at.month, 1) if self.kind == MONTH else ((at.month - 1) // 3 * 3 + 1, 3)
+        last = first + months
+        return date_range(f"{at.year:04d}-{first:02d}-01", f"{at.year + (last > 12):04d}-{(last - 1) % 12 + 1:02d}-01")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known of a budget at an instant, in micro-units; None: not known.
+
+    `likely_micro`: what the period's end will reach with four chances in five. `pace_percents`: the burn of the last
+    hour and of the last six hours, in percent of the even pace.
+    """
+
+    at_ms: int
+    period: Period
+    spent_micro: int
+    likely_micro: int | None = None
+    middle_micro: int | None = None
+    pace_percents: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """How far one threshold of a budget is in a period. `fired_ms` None: it has not fired yet."""
+
+    rule: str
+    percent: int
+    state: str
+    seen: int
+    evaluated_ms: int
+    fired_ms: int | None = None
+    escalated_ms: int | None = None
+    acked_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Alerts that changed, and of them those that fire now."""
+
+    changed: tuple[Alert, ...]
+    fired: tuple[Alert, ...]
+
+
+def evaluate(budget: Budget, reading: Reading, known: Iterable[Alert]) -> Evaluation:
+    """The next state of every threshold. `known`: the alerts of this budget and period so far."""
+    before = {(alert.rule, alert.percent): alert for alert in known}
+    changed, fired = [], []
+    for rule, percent in thresholds(budget.terms):
+        old = before.get((rule, percent))
+        new = _next(budget, reading, rule, percent, old)
+        if new is not None and new != old:
+            changed.append(new)
+            if new.fired_ms is not None and (old is None or old.fired_ms is None):
+                fired.append(new)
+    return Evaluation(tuple(changed), tuple(fired))
+
+
+def thresholds(terms: Terms) -> list[tuple[str, int]]:
+    """Every (rule, percent), lowest first."""
+    found = [(ACTUAL, percent) for percent in sorted(set(terms.actual))]
+    found += [(FORECAST, percent) for percent in sorted(set(terms.forecast))]
+    return found + ([(PACE, terms.pace)] if terms.pace is not None else [])
+
+
+def _next(budget: Budget, reading: Reading, rule: str, percent: int, old: Alert | None) -> Alert | None:
+    crossed = _crossed(budget, reading, rule, percent)
+    if crossed is None:
+        return old
+    if old is None or old.fired_ms is None:
+        return _towards_firing(reading, rule, percent, old, crossed=crossed)
+    if crossed and old.state == RESOLVED:
+        return replace(old, state=FIRING, evaluated_ms=reading.at_ms)
+    if old.state != RESOLVED and _over(budget, reading, rule, percent):
+        return replace(old, state=RESOLVED, evaluated_ms=reading.at_ms)
+    return old
+
+
+def _towards_firing(reading: Reading, rule: str, percent: int, old: Alert | None, *, crossed: bool) -> Alert | None:
+    if not crossed:
+        return None if old is None else replace(old, seen=0, evaluated_ms=reading.at_ms)
+    if rule != FORECAST:
+        return Alert(rule, percent, FIRING, 1, reading.at_ms, reading.at_ms)
+    if old is None:
+        return Alert(rule, percent, PENDING, 1, reading.at_ms)
+    if reading.at_ms < old.evaluated_ms + EVALUATION_GAP_MS:
+        return old
+    seen = old.seen + 1
+    fires = seen >= ROW_EVALUATIONS
+    return Alert(
+        rule, percent, FIRING if fires else PENDING, seen, reading.at_ms, fired_ms=reading.at_ms if fires else None
+    )
+
+
+def _crossed(budget: Budget, reading: Reading, rule: str, percent: int) -> bool | None:
+    """Whether the threshold is reached; None where that cannot be known."""
+    reached = reading.spent_micro * 100 >= budget.amount_micro * percent
+    if rule == ACTUAL:
+        return reached
+    if rule == PACE:
+        return None if reading.pace_percents is None else min(reading.pace_percents) >= percent
+    if reading.likely_micro is None:
+        return None
+    return not reached and reading.likely_micro * 100 >= budget.amount_micro * percent
+
+
+def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
+    """Whether a threshold that fired is no longer reached."""
+    if rule == ACTUAL:
+        return reading.spent_micro * 100 < budget.amount_micro * percent
+    if rule == PACE:
+        return reading.pace_percents is not None and reading.pace_percents[0] < percent
+    if reading.middle_micro is None:
+        return False
+    return reading.middle_micro * 100 < budget.amount_micro * (percent - HYSTERESIS_PERCENT)
+
+
+def percent_of(part_micro: int, whole_micro: int) -> int:
+    """The part in whole percents, cut off rather than rounded up: 99.9 % of a budget is not all of it."""
+    return part_micro * 100 // whole_micro
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one holder had in a window: `label` names it to people, `model` is what its price hangs on."""
+
+    label: tuple[str, ...]
+    model: str
+    gpu_ns: int
+    cost_micro: int
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What one holder added to the change of spend, and why: three parts that add up to it."""
+
+    label: tuple[str, ...]
+    model: str
+    before_micro: int
+    after_micro: int
+    price_micro: int
+    volume_micro: int
+    mix_micro: int
+
+    @property
+    def change_micro(self) -> int:
+        """After less before."""
+        return self.after_micro - self.before_micro
+
+
+def drivers(before: Iterable[Held], after: Iterable[Held]) -> list[Driver]:
+    """Why spend differs between two windows, one driver a holder and model, the largest change first.
+
+    price: the later quantity at the change of its price; volume: the change of quantity at the earlier average price
+    of all; mix: the change of quantity at what its own earlier price differs from that average. A holder that is new
+    has the earlier price of its model, else its own. Parts are exact fractions, rounded together for each holder, so
+    they add up to its change, and the changes add up to the whole (price-volume-mix variance).
+    """
+    old, new = _summed(before), _summed(after)
+    average = _average(list(old.values())) or _average(list(new.values())) or Fraction(0)
+    of_model = _model_prices(old)
+    found = []
+    for key in old.keys() | new.keys():
+        quantity_0, cost_0 = old.get(key, (0, 0))
+        quantity_1, cost_1 = new.get(key, (0, 0))
+        own = Fraction(cost_1, quantity_1) if quantity_1 else average
+        price_0 = Fraction(cost_0, quantity_0) if quantity_0 else of_model.get(key[1], own)
+        more = quantity_1 - quantity_0
+        parts = [cost_1 - cost_0 - more * price_0, more * average, more * (price_0 - average)]
+        found.append(Driver(*key, cost_0, cost_1, *_rounded(parts)))
+    return sorted(found, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model))
+
+
+def _summed(held: Iterable[Held]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
+    sums: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}
+    for one in held:
+        gpu_ns, cost = sums.get((one.label, one.model), (0, 0))
+        sums[one.label, one.model] = (gpu_ns + one.gpu_ns, cost + one.cost_micro)
+    return {key: sums[key] for key in sums if sums[key] != (0, 0)}
+
+
+def _average(held: Sequence[tuple[int, int]]) -> Fraction | None:
+    gpu_ns = sum(one[0] for one in held)
+    return Fraction(sum(one[1] for one in held), gpu_ns) if gpu_ns else None
+
+
+def _model_prices(held: Mapping[tuple[tuple[str, ...], str], tuple[int, int]]) -> dict[str, Fraction]:
+    models = {model for _, model in held}
+    prices = {model: _average([value for key, value in held.items() if key[1] == model]) for model in models}
+    return {model: price for model, price in prices.items() if price is not None}
+
+
+def _rounded(parts: Sequence[Fraction]) -> list[int]:
+    """Fractions that add up to an integer, as integers that do."""
+    unit = lcm(*(part.denominator for part in parts))
+    return round_together([int(part * unit) for part in parts], unit)
+
+
+OTHERS = "others"
+
+
+def top(found: Sequence[Driver], count: int) -> list[Driver]:
+    """The first drivers, and the rest as one, so that the sum stays the same."""
+    if len(found) <= count:
+        return list(found)
+    rest = found[count:]
+    sums = [
+        sum(getattr(driver, name) for driver in rest)
+        for name in ("before_micro", "after_micro", "price_micro", "volume_micro", "mix_micro")
+    ]
+    return [*found[:count], Driver((f"{len(rest)} {OTHERS}",), "", *sums)]
+
+
+def money_text(micro: int, currency: str, digits: int | None = None) -> str:
+    """`USD 40,000.00`: thousands apart, in minor units; `digits` 0 for amounts that are estimates anyway."""
+    places = minor_digits(currency) if digits is None else digits
+    (units,) = to_minor_units([micro], places)
+    whole, part = divmod(abs(units), 10**places)
+    sign = "-" if units < 0 else ""
+    return f"{currency} {sign}{whole:,}" + (f".{part:0{places}d}" if places else "")
+
+
+def parse_amount(text: str) -> int:
+    """An amount in major units as written, in micro-units. Raises ValueError with a sentence."""
+    try:
+        value = Decimal(text.replace("_", ""))
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not an amount; write it as 40000 or 40000.50") from None
+    micro = value * MICRO if value.is_finite() else value
+    if not value.is_finite() or value <= 0 or micro != int(micro) or micro >= 2**62:
+        raise ValueError(f"{text!r} is not an amount of money: it must be more than 0, with at most 6 decimal places")
+    return int(micro)
