@@ -1,10 +1,12 @@
 """Owners from docker and podman: the containers that were given accelerators, with their names, images and labels.
 
 Both engines answer `GET /containers/json` and `GET /containers/ID/json` over a unix socket. What a container was given
-is stated in two places: HostConfig.DeviceRequests (`--gpus`), and NVIDIA_VISIBLE_DEVICES for one that runs under
-NVIDIA's runtime. The variable alone says nothing: CUDA's base images set it to `all`, and without that runtime it gives
-nothing. A running container holds what it was given even with no process there. Engines reserve nothing: containers
-that were given the same device share it in equal parts. A monitor that is given every GPU to look at them (this agent,
+is stated in three places: HostConfig.DeviceRequests (`--gpus`, CDI), device files (`--device /dev/nvidia0`), and
+NVIDIA_VISIBLE_DEVICES for one that runs under NVIDIA's runtime. That variable alone says nothing: CUDA's base images
+set it to `all`, and without that runtime it gives nothing.
+
+A running container holds what it was given even with no process there. Engines reserve nothing: containers that were
+given the same device share it in equal parts. A monitor that is given every GPU to look at them (this agent,
 dcgm-exporter) holds nothing when it has the label `gpuledger.hold=false`; pods are the kubelet's to tell.
 
 containerd has no such interface; its containers are known by the ids in their cgroups.
@@ -34,11 +36,16 @@ MAX_CONTAINERS = 1024
 ID_DIGITS = 12
 """Digits of an id that people and our process holders use."""
 _SHORT_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F]{8}[0-9a-fA-F-]*$")
+_DEVICE_FILE = re.compile(r"/dev/nvidia(\d+)$")
 _NOTHING = frozenset({"", "none", "void"})
 
 
 class EngineFailed(AgentError):
     """The container engine gave no answer that can be used; the sentence says why."""
+
+
+class EngineSilent(EngineFailed):
+    """The engine cannot be reached, or does not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,13 @@ class _Request(msgspec.Struct, rename="pascal"):
     capabilities: list[list[str]] | None = None
 
 
+class _DeviceFile(msgspec.Struct, rename="pascal"):
+    path_on_host: str = ""
+
+
 class _Host(msgspec.Struct, rename="pascal"):
     runtime: str = ""
+    devices: list[_DeviceFile] | None = None
     device_requests: list[_Request] | None = None
 
 
@@ -112,12 +124,23 @@ class Engine:
             raise EngineFailed(f"{self._path}: does not know /containers/json")
         listed = [one.id for one in _decode(self._path, body, list[_Listed])][:MAX_CONTAINERS]
         self._known = {identity: self._known[identity] for identity in listed if identity in self._known}
+        failure: EngineFailed | None = None
         for identity in listed:
             if identity not in self._known:
-                inspected = self._get(f"/containers/{identity}/json")
-                if inspected is not None:  # it ended between the two questions
-                    self._known[identity] = _container(_decode(self._path, inspected, _Inspected))
+                try:
+                    self._inspect(identity)
+                except EngineSilent:
+                    raise
+                except EngineFailed as error:  # the others are known all the same
+                    failure = error
+        if failure is not None and not self._known:
+            raise failure
         return {identity[:ID_DIGITS]: container for identity, container in self._known.items()}
+
+    def _inspect(self, identity: str) -> None:
+        inspected = self._get(f"/containers/{identity}/json")
+        if inspected is not None:  # else it ended between the two questions
+            self._known[identity] = _container(_decode(self._path, inspected, _Inspected))
 
     def _get(self, target: str) -> bytes | None:
         line = _UnixConnection(self._path, self._timeout_s)
@@ -126,7 +149,7 @@ class Engine:
             answer = line.getresponse()
             body = answer.read(MAX_ANSWER_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise EngineFailed(f"{self._path}: {getattr(error, 'strerror', None) or error!r}") from error
+            raise EngineSilent(f"{self._path}: {getattr(error, 'strerror', None) or error!r}") from error
         finally:
             line.close()
         if answer.status == http.client.NOT_FOUND:
@@ -204,6 +227,10 @@ def _given(seen: _Inspected) -> Iterator[str]:
         kinds = {kind for group in request.capabilities or () for kind in group}
         if request.driver in {"nvidia", "cdi"} or "gpu" in kinds or "nvidia" in kinds:
             yield from _requested(request)
+    for file in seen.host_config.devices or ():
+        number = _DEVICE_FILE.match(file.path_on_host)
+        if number:
+            yield number[1]
     if seen.host_config.runtime.startswith("nvidia"):
         variables = dict(entry.partition("=")[::2] for entry in seen.config.env or ())
         for name in variables.get("NVIDIA_VISIBLE_DEVICES", "").split(","):

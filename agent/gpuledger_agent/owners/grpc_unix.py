@@ -8,6 +8,7 @@ restarts is then no special case.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def _talk(line: socket.socket, method: str, message: bytes, metadata: dict[str, 
     from h2.config import H2Configuration
     from h2.connection import H2Connection
 
-    speaker = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+    speaker = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     speaker.initiate_connection()
     stream = speaker.get_next_available_stream_id()
     speaker.send_headers(
@@ -84,17 +85,17 @@ def _talk(line: socket.socket, method: str, message: bytes, metadata: dict[str, 
     )
     speaker.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
     answer = _Answer()
-    while True:
+    while not answer.ended:
         line.settimeout(_left(until))
-        line.sendall(speaker.data_to_send())
-        if answer.ended:
-            return answer
+        with contextlib.suppress(BrokenPipeError):  # it has said all and closed; what it said can still be read
+            line.sendall(speaker.data_to_send())
         line.settimeout(_left(until))
         received = line.recv(_CHUNK)
         if not received:
             raise CallFailed("the connection closed before the answer was whole")
         for event in speaker.receive_data(received):
             _take(event, answer, speaker, stream)
+    return answer
 
 
 def _left(until: float) -> float:
@@ -104,11 +105,15 @@ def _left(until: float) -> float:
     return left
 
 
+def _text(part: bytes | str) -> str:
+    return part.decode(errors="replace") if isinstance(part, bytes) else part
+
+
 def _take(event: Event, answer: _Answer, speaker: H2Connection, stream: int) -> None:
     from h2 import events
 
     if isinstance(event, (events.ResponseReceived, events.TrailersReceived)):
-        answer.headers |= {str(name): str(value) for name, value in event.headers or ()}
+        answer.headers |= {_text(name): _text(value) for name, value in event.headers or ()}
     elif isinstance(event, events.DataReceived):
         answer.body += event.data or b""
         if len(answer.body) > MAX_MESSAGE_BYTES + _PREFIX:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
 from gpuledger_agent.owners.labels import tags_of
@@ -44,6 +45,8 @@ class Cluster:
     pods: Sequence[GivenPod] = ()
     facts: Mapping[tuple[str, str], PodFacts] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    device_uuids: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    """UUIDs of what claims (DRA) give out, by driver, pool and device."""
 
 
 class ClusterView:
@@ -60,6 +63,7 @@ class ClusterView:
         self._pods, self._api, self._node, self._pod_logs, self._clock = pods, api, node, pod_logs, clock
         self._facts: Mapping[tuple[str, str], PodFacts] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
+        self._device_uuids: Mapping[tuple[str, str, str], str] = {}
         self._listed: frozenset[tuple[str, str]] = frozenset()
         self._asked_at: float | None = None
         self._said: set[str] = set()
@@ -70,7 +74,7 @@ class ClusterView:
         listed = frozenset((pod.namespace, pod.name) for pod in pods)
         fresh = self._asked_at is not None and self._clock() - self._asked_at < API_INTERVAL_S
         if self._api is not None and not (fresh and listed <= self._listed):
-            self._ask(self._api)
+            self._ask(self._api, any(device.claim is not None for pod in pods for device in pod.devices))
         # A pod that comes again under its name (StatefulSet) has another UID: what is no longer listed is forgotten.
         gone = self._listed - listed
         self._facts = {key: facts for key, facts in self._facts.items() if key not in gone}
@@ -78,17 +82,20 @@ class ClusterView:
         unknown = listed - self._facts.keys()
         named = uids_of_logs(self._pod_logs) if unknown and self._pod_logs is not None else {}
         known = {key: PodFacts(named[key]) for key in unknown if key in named} | self._facts
-        return Cluster(pods, known, self._namespaces)
+        return Cluster(pods, known, self._namespaces, self._device_uuids)
 
-    def _ask(self, api: ApiServer) -> None:
+    def _ask(self, api: ApiServer, claims: bool) -> None:
         self._asked_at = self._clock()
-        for what, ask in (("pods", self._ask_pods), ("namespaces", self._ask_namespaces)):
+        questions = [("pods", self._ask_pods), ("namespaces", self._ask_namespaces)]
+        if claims:
+            questions.append(("resourceslices", self._ask_devices))
+        for what, ask in questions:
             try:
                 ask(api)
             except ApiFailed as error:
                 if what not in self._said:
                     self._said.add(what)
-                    log.warning("owners kubernetes: %s keep the labels that are known: %s", what, error)
+                    log.warning("owners kubernetes: of %s what was known before stays: %s", what, error)
             else:
                 self._said.discard(what)
 
@@ -97,6 +104,9 @@ class ClusterView:
 
     def _ask_namespaces(self, api: ApiServer) -> None:
         self._namespaces = api.namespaces()
+
+    def _ask_devices(self, api: ApiServer) -> None:
+        self._device_uuids = api.device_uuids(self._node)
 
 
 def uids_of_logs(folder: Path) -> dict[tuple[str, str], str]:
@@ -136,7 +146,7 @@ class KubernetesOwners:
         for pod in cluster.pods:
             facts = cluster.facts.get((pod.namespace, pod.name))
             if facts is None or not facts.ended:
-                for uuid, devices in self._given(pod, accelerators).items():
+                for uuid, devices in self._given(pod, accelerators, cluster.device_uuids).items():
                     workload = workload_of(pod, devices.values(), facts, cluster.namespaces.get(pod.namespace, {}))
                     found.setdefault(uuid, []).append(Holder(workload, len(devices)))
         return found
@@ -153,11 +163,13 @@ class KubernetesOwners:
                 return replace(workload, name=f"{namespace}/{name}", tags=tags)
         return workload
 
-    def _given(self, pod: GivenPod, accelerators: Sequence[Accelerator]) -> dict[str, dict[str, GivenDevice]]:
+    def _given(
+        self, pod: GivenPod, accelerators: Sequence[Accelerator], device_uuids: Mapping[tuple[str, str, str], str]
+    ) -> dict[str, dict[str, GivenDevice]]:
         """Devices by their id, by accelerator: an id that two containers of a pod share is one."""
         given: dict[str, dict[str, GivenDevice]] = {}
         for device in pod.devices:
-            uuids = resolve(device, accelerators)
+            uuids = resolve(device, accelerators, device_uuids)
             for uuid in uuids:
                 given.setdefault(uuid, {}).setdefault(device.id, device)
             if not uuids and _is_gpu(device) and device.id not in self._unresolved:
@@ -189,13 +201,18 @@ def _tags(namespace: str, name: str, facts: PodFacts | None, namespace_labels: M
     return tags | {"pod_uid": facts.uid} if facts is not None and facts.uid else tags
 
 
-def resolve(device: GivenDevice, accelerators: Sequence[Accelerator]) -> tuple[str, ...]:
+def resolve(
+    device: GivenDevice,
+    accelerators: Sequence[Accelerator],
+    device_uuids: Mapping[tuple[str, str, str], str] = MappingProxyType({}),
+) -> tuple[str, ...]:
     """The accelerators that a device's name stands for: one, all instances of a device that has MIG on, or none.
 
     Forms: `GPU-…`, `MIG-…`, either with `::n`; `MIG-GPU-…/gi/ci`; `nvidia0`, `nvidia0/gi1`, with `/vgpuN`; `gpu-0` and
-    `gpu-0-mig-…` of NVIDIA's DRA driver, or any UUID in the CDI names of a claim.
+    `gpu-0-mig-…` of NVIDIA's DRA driver, or any UUID in the CDI names of a claim. Numbers are taken for NVML's indices,
+    which they are unless device files were made in another order; the UUID that the driver published goes before them.
     """
-    name = _REPLICA.sub("", device.id)
+    name = device_uuids.get((device.resource, device.pool, device.id)) or _REPLICA.sub("", device.id)
     exact = _of_uuid(name, accelerators)
     if exact:
         return exact

@@ -1,7 +1,8 @@
 """What the API server knows of the pods of a node and pod-resources does not: UID, phase, labels, namespace labels.
 
 `GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read anew each time because
-the kubelet rotates it. Needs `list` on pods and `list` on namespaces; without the latter there are no namespace labels.
+the kubelet rotates it. Needs `list` on pods, on namespaces for their labels, and on resourceslices where devices are
+given out by claims.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class ApiFailed(AgentError):
     """The API server gave no answer that can be used; the sentence says why."""
 
 
+class NoSuchResource(ApiFailed):
+    """The API server does not serve this version of a resource."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodFacts:
     """A pod as the API server has it. `ended`: its phase is Succeeded or Failed, so that it holds nothing any more."""
@@ -47,8 +52,39 @@ class _Status(msgspec.Struct):
     phase: str = ""
 
 
+class _Attribute(msgspec.Struct):
+    text: str | None = msgspec.field(default=None, name="string")
+
+
+class _Attributes(msgspec.Struct):
+    attributes: dict[str, _Attribute] | None = None
+
+
+class _Device(msgspec.Struct):
+    name: str = ""
+    attributes: dict[str, _Attribute] | None = None
+    basic: _Attributes | None = None
+
+    @property
+    def uuid(self) -> str | None:
+        """What the driver publishes as `uuid`; the v1beta1 API has the attributes one level down."""
+        attributes = self.attributes or (self.basic.attributes if self.basic is not None else None) or {}
+        return next((one.text for name, one in attributes.items() if name.rpartition("/")[2] == "uuid"), None)
+
+
+class _Pool(msgspec.Struct):
+    name: str = ""
+
+
+class _Spec(msgspec.Struct):
+    driver: str = ""
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[_Device] | None = None
+
+
 class _Item(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -89,6 +125,20 @@ class ApiServer:
         """Labels by namespace. Raises ApiFailed."""
         return {item.metadata.name: item.metadata.labels or {} for item in self._list("/api/v1/namespaces", {})}
 
+    def device_uuids(self, node: str) -> dict[tuple[str, str, str], str]:
+        """UUIDs by (driver, pool, device) of what DRA drivers offer on a node. Raises ApiFailed."""
+        selector = {"fieldSelector": f"spec.nodeName={node}"}
+        try:
+            items = list(self._list("/apis/resource.k8s.io/v1/resourceslices", selector))
+        except NoSuchResource:
+            items = list(self._list("/apis/resource.k8s.io/v1beta1/resourceslices", selector))
+        return {
+            (item.spec.driver, item.spec.pool.name, device.name): device.uuid
+            for item in items
+            for device in item.spec.devices or ()
+            if device.uuid
+        }
+
     def _list(self, path: str, query: Mapping[str, str]) -> Iterator[_Item]:
         following = ""
         for _ in range(MAX_PAGES):
@@ -116,6 +166,8 @@ class ApiServer:
                 line.close()
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a token or CA that is none
             raise ApiFailed(f"API server {self._url.netloc}{path}: {error or type(error).__name__}") from error
+        if answer.status == http.client.NOT_FOUND:
+            raise NoSuchResource(f"API server {self._url.netloc}{path}: there is no such resource")
         if answer.status != http.client.OK:
             raise ApiFailed(f"API server {self._url.netloc}{path}: HTTP status {answer.status}")
         if len(body) > MAX_PAGE_BYTES:

@@ -22,7 +22,7 @@ class GivenDevice:
     """A device that a container was given: by the device plugin (`resource`, `id`), or by a claim (DRA).
 
     For a claim `resource` is the driver's name, such as gpu.nvidia.com, and `id` the device's name in its pool,
-    such as gpu-0; `cdi` are the names by which the container's runtime knows it.
+    such as gpu-0 of `pool`; `cdi` are the names by which the container's runtime knows it.
     """
 
     container: str
@@ -30,6 +30,7 @@ class GivenDevice:
     id: str
     cdi: tuple[str, ...] = ()
     claim: str | None = None
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +87,20 @@ def _plugin_devices(reader: Reader, message: bytes, container: str) -> list[Give
 
 def _claimed_devices(reader: Reader, message: bytes, container: str) -> list[GivenDevice]:
     parts = list(reader.parts(message))
-    claim = next((text(content) for number, content in parts if number == 2), None)
+    claim = next((text(content) for number, content in parts if number == 2), "")
     return [_claimed(reader, content, container, claim) for number, content in parts if number == 4]
 
 
-def _claimed(reader: Reader, message: bytes, container: str, claim: str | None) -> GivenDevice:
-    driver = device = ""
+def _claimed(reader: Reader, message: bytes, container: str, claim: str) -> GivenDevice:
+    driver = pool = device = ""
     cdi: list[str] = []
     for number, content in reader.parts(message):
         if number == 1:
             cdi += [text(name) for inner, name in reader.parts(content) if inner == 1]
         elif number == 2:
             driver = text(content)
+        elif number == 3:
+            pool = text(content)
         elif number == 4:
             device = text(content)
-    return GivenDevice(container, driver, device, tuple(cdi), claim)
+    return GivenDevice(container, driver, device, tuple(cdi), claim, pool)
