@@ -124,6 +124,16 @@ class AgentCollector(Collector):
         yield _gauge("gpuledger_agent_batches_pending", "Batches that wait in the spool", counts.pending)
         yield _gauge("gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for",
                      0 if counts.conserved else 1)  # fmt: skip
+        lost = self._spool.lost()
+        records = CounterMetricFamily("gpuledger_agent_records_lost_total", "Records lost for want of room, and how",
+                                      labels=("record", "how"))  # fmt: skip
+        for record, how, value in (("stretch", "dropped", lost.stretches_dropped),
+                                   ("reading", "dropped", lost.readings_dropped),
+                                   ("reading", "thinned", lost.readings_thinned),
+                                   ("reading", "memory full", self._sampler.readings_lost)):  # fmt: skip
+            records.add_metric((record, how), value)
+        yield records
+        yield _gauge("gpuledger_agent_spool_fill_ratio", "How full the spool is", self._spool.fill())
         oldest = self._spool.oldest_ms()
         age = 0.0 if oldest is None else max(0.0, time.time() - oldest / 1000)
         yield _gauge("gpuledger_agent_oldest_undelivered_seconds", "Age of the oldest waiting batch", age)

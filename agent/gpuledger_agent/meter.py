@@ -14,7 +14,7 @@ sum.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuledger_agent.readings import Holder, Sample
 from gpuledger_agent.wire import State
@@ -193,8 +193,36 @@ class Meter:
         return done
 
     def put_back(self, spans: list[Span]) -> None:
-        """Spans that could not be stored wait for the next `take`."""
-        self._done = spans + self._done
+        """Spans that could not be stored wait for the next `take`; those that abut become one, hour by hour."""
+        self._done = _joined(spans + self._done)
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    """Spans of one accelerator that differ in nothing and abut as one, within an hour: a long wait stays small."""
+    joined: list[Span] = []
+    latest: dict[str, int] = {}
+    for span in spans:
+        at = latest.get(span.uuid)
+        before = None if at is None else joined[at]
+        if at is not None and before is not None and _continues(before, span):
+            joined[at] = replace(
+                before, end_ms=span.end_ms, busy_ms=before.busy_ms + span.busy_ms,
+                idle_ms=before.idle_ms + span.idle_ms, unknown_ms=before.unknown_ms + span.unknown_ms,
+                energy_mj=_added(before.energy_mj, span.energy_mj),
+            )  # fmt: skip
+        else:
+            latest[span.uuid] = len(joined)
+            joined.append(span)
+    return joined
+
+
+def _continues(before: Span, span: Span) -> bool:
+    same = (before.state, before.holders, before.end_ms) == (span.state, span.holders, span.start_ms)
+    return same and before.start_ms // HOUR_MS == span.start_ms // HOUR_MS
+
+
+def _added(one: int | None, other: int | None) -> int | None:
+    return None if one is None and other is None else (one or 0) + (other or 0)
 
 
 def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

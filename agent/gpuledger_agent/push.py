@@ -26,7 +26,7 @@ import msgspec
 
 from gpuledger_agent import wire
 from gpuledger_agent.batches import pack, unpack
-from gpuledger_agent.spool import Spool, Spooled
+from gpuledger_agent.spool import Holds, Spool, Spooled
 
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0
 RETRY_AFTER_CAP_S = 900.0
@@ -246,8 +246,9 @@ class Pusher:
                     stop.wait(min(left, 5.0))
 
 
-def _numbered(batch: wire.Batch) -> Callable[[str, int], bytes]:
-    return lambda epoch, seq: pack(msgspec.structs.replace(batch, epoch=epoch, seq=seq))
+def _numbered(batch: wire.Batch) -> tuple[Callable[[str, int], bytes], Holds]:
+    holds = Holds(len(batch.stretches), len(batch.samples.at_ms))
+    return lambda epoch, seq: pack(msgspec.structs.replace(batch, epoch=epoch, seq=seq)), holds
 
 
 def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:

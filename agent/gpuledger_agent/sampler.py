@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpuledger_agent import __version__, wire
+from gpuledger_agent import __version__, thinning, wire
 from gpuledger_agent.batches import BatchMaker, pack
 from gpuledger_agent.counters import Counters
 from gpuledger_agent.faults import Faults
 from gpuledger_agent.join import Disagreement, Witnesses, ask
-from gpuledger_agent.meter import Meter
+from gpuledger_agent.meter import Meter, Span
 from gpuledger_agent.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
-from gpuledger_agent.spool import Spool
+from gpuledger_agent.spool import Holds, Spool
+from gpuledger_agent.thinning import Rows
 
 Status = Literal["ok", "no_driver", "no_gpu", "degraded"]
 
@@ -58,6 +59,8 @@ class Sampler:
     counters: Counters = field(default_factory=Counters)
     ticks: int = 0
     faults: Faults = field(default_factory=Faults)
+    readings_lost: int = 0
+    """Readings that found no room in memory while the spool could not be written, or that no column could take."""
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
     _gone: list[Accelerator] = field(default_factory=list)
     """Accelerators that are no longer there, of which something may still have to be told."""
@@ -102,12 +105,23 @@ class Sampler:
     def _owner_failed(self, owner: OwnerSource, error: Exception) -> None:
         self.faults.note(f"owner {type(owner).__name__}", error)
 
+    def _columns(self, maker: BatchMaker, rows: Rows) -> wire.Samples:
+        """The readings as columns; a reading that fits into none must not hold back the time for ever."""
+        try:
+            return maker.samples(rows)
+        except Exception as error:
+            self.faults.note("readings", error)
+            self.readings_lost += len(rows)
+            return wire.Samples()
+
     def flush(self, spool: Spool, now_ms: int) -> int:
         """Everything since the last flush becomes a batch in the spool. Returns its number.
 
-        When the spool cannot be written (disk full, I/O error) the exception passes, and what was measured stays in
-        memory for the next attempt: samples up to a bound, spans all.
+        When batches pile up, the readings become a batch of their own, later a thin one (`thinning`). When the spool
+        cannot be written (disk full, I/O error) the exception passes, and what was measured stays in memory for the
+        next attempt: samples up to a bound, spans all.
         """
+        level = thinning.level(spool.fill())
         counts = spool.counts()
         spans = self.meter.take()
         rows = self._rows
@@ -119,15 +133,24 @@ class Sampler:
         told = {span.uuid for span in spans} | {sample.uuid for _, sample in rows}
         listed = [*self.latest.accelerators, *(entry for entry in self._gone if entry.uuid in told)]
 
-        def make(epoch: str, seq: int) -> bytes:
+        def batch_of(spans: Sequence[Span], rows: Rows, left_out: int = 0) -> tuple[Callable[[str, int], bytes], Holds]:
             maker = BatchMaker(listed, self.pool, health)
-            stretches = maker.stretches(spans)
-            return pack(maker.batch(self.node, epoch, seq, heartbeat, stretches, maker.samples(rows)))
+            stretches, samples = maker.stretches(spans), self._columns(maker, rows)
+            holds = Holds(len(stretches), len(samples.at_ms), left_out)
+            return lambda epoch, seq: pack(maker.batch(self.node, epoch, seq, heartbeat, stretches, samples)), holds
 
+        apart = level != "together" and bool(rows)
         try:
-            number = spool.add(make, now_ms)
+            make, holds = batch_of(spans, () if apart else rows)
+            number = spool.add(make, now_ms, holds)
+            spans = []
+            if apart:
+                kept = thinning.thinned(rows) if level == "thin" else rows
+                make, holds = batch_of((), kept, len(rows) - len(kept))
+                spool.add(make, now_ms, holds)
         except Exception:
             self.meter.put_back(spans)
+            self.readings_lost += max(0, len(self._rows) - MOST_ROWS)
             del self._rows[:-MOST_ROWS]
             raise
         self._rows, self._gone = [], []

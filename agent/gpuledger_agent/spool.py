@@ -3,7 +3,11 @@
 SQLite in WAL mode with synchronous=FULL, never a file format of our own. Numbering, storing and counting are one
 transaction, so that after a crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has
 its own epoch; a damaged one is put into quarantine and a new epoch begins, so that sampling never waits for a repair.
-The file is bounded: when it is full, the oldest batches go, and each loss is counted with its range and reason.
+The file is bounded. When it is full, batches that hold readings alone go first, the oldest before the others; batches
+with stretches, which are the money, go only when there is nothing else. Each loss is counted with its range and
+reason, and by what it held. So that there is such a choice, the sampler keeps readings and stretches apart as soon as
+batches begin to pile up (`thinning`): to take readings out of a batch that waits would change its bytes under its
+number, and the collector may have them already, its answer lost. For the same reason nothing that waits is re-encoded.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ LOCK_WAIT_S = 10.0
 """How long another program may hold the file (a backup, a person with sqlite3) before we say so."""
 FREE_FLOOR_BYTES = 256 * 1024 * 1024
 """Below this much free space on the filesystem nothing more is spooled: the node needs it more."""
+MOST_LOG_BYTES = 4 * 1024 * 1024
+"""To what the write-ahead log beside the file is cut back after it was larger."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batch (
     seq INTEGER PRIMARY KEY, made_ms INTEGER NOT NULL, sha256 BLOB NOT NULL, body BLOB NOT NULL,
-    undecodable INTEGER NOT NULL DEFAULT 0
+    undecodable INTEGER NOT NULL DEFAULT 0, stretches INTEGER NOT NULL DEFAULT 1, readings INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS dead (
     id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL, body BLOB
@@ -42,7 +48,36 @@ CREATE TABLE IF NOT EXISTS loss (
     reason TEXT NOT NULL, at_ms INTEGER NOT NULL
 );
 """
-_COUNTERS = ("produced", "acked", "dropped", "dead")
+_COUNTERS = (
+    "produced", "acked", "dropped", "dead", "stretches_dropped", "readings_dropped", "readings_thinned",
+)  # fmt: skip
+_ADDED = {"stretches": 1, "readings": 0}
+"""Columns of `batch` that a file of an older version lacks, with what its rows get: they may hold stretches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a batch holds, in records; `thinned` are readings that were left out of it for want of room."""
+
+    stretches: int = 0
+    readings: int = 0
+    thinned: int = 0
+
+
+NOTHING = Holds()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What an epoch has lost by want of room, in records."""
+
+    stretches_dropped: int
+    readings_dropped: int
+    readings_thinned: int
+
+
+class DiskNearlyFull(Exception):
+    """A batch would make the file grow on a disk that has no room to spare."""
 
 
 class SpoolUnavailable(AgentError):
@@ -124,7 +159,12 @@ class Spool:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
+            database.execute(f"PRAGMA journal_size_limit = {MOST_LOG_BYTES}")
             database.executescript(_SCHEMA)
+            known = {row[1] for row in database.execute("PRAGMA table_info(batch)")}
+            for name, value in _ADDED.items():
+                if name not in known:
+                    database.execute(f"ALTER TABLE batch ADD COLUMN {name} INTEGER NOT NULL DEFAULT {value}")
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 fresh = uuid7(now_ms, os.urandom(10))
@@ -163,67 +203,93 @@ class Spool:
     def _count(self, name: str, by: int) -> None:
         self._db.execute("UPDATE counter SET value = value + ? WHERE name = ?", (by, name))
 
-    def add(self, make: Callable[[str, int], bytes], now_ms: int) -> int:
+    def add(self, make: Callable[[str, int], bytes], now_ms: int, holds: Holds = NOTHING) -> int:
         """Numbers and stores one batch; `make(epoch, seq)` gives its bytes. Returns its sequence number.
 
-        When the spool (or the disk) is full, the oldest batches are dropped and counted until it fits; if nothing is
-        left to drop, the new batch itself is the loss. Raises sqlite3.Error when even that cannot be written.
+        When the spool (or the disk) is full, waiting batches are dropped and counted until it fits, readings before
+        stretches; if nothing is left to drop, the new batch itself is the loss. On a disk that is nearly full only
+        readings make room. Raises sqlite3.Error when even that cannot be written.
         """
         while True:
             try:
-                return self._add(make, now_ms)
+                return self._add(make, now_ms, holds)
+            except DiskNearlyFull:
+                reason, made_room = (
+                    "disk nearly full",
+                    self._drop_oldest(now_ms, "disk nearly full", only_readings=True),
+                )
             except sqlite3.OperationalError as error:
                 if not _is_full(error):
                     raise
-            if not self._drop_oldest(now_ms, "spool full"):
+                reason, made_room = "spool full", self._make_room(now_ms)
+            if not made_room:
                 with self._transaction():
-                    return self._lose_new("spool full", now_ms)
+                    return self._lose_new(reason, now_ms, holds)
 
-    def _add(self, make: Callable[[str, int], bytes], now_ms: int) -> int:
+    def _make_room(self, now_ms: int) -> bool:
+        return self._drop_oldest(now_ms, "spool full", only_readings=True) or self._drop_oldest(now_ms, "spool full")
+
+    def _add(self, make: Callable[[str, int], bytes], now_ms: int, holds: Holds) -> int:
         with self._transaction():
-            if shutil.disk_usage(self.path.parent).free < self._free_floor:
-                return self._lose_new("disk nearly full", now_ms)
             seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
             body = make(self.epoch, seq)
             if len(body) > self._max_bytes // 2:  # it would drive out all others, and might not fit even then
-                return self._lose_new("larger than half the spool", now_ms)
-            self._db.execute(
-                "INSERT INTO batch (seq, made_ms, sha256, body) VALUES (?, ?, ?, ?)",
-                (seq, now_ms, hashlib.sha256(body).digest(), body),
-            )
-            self._count("produced", 1)
+                return self._lose_new("larger than half the spool", now_ms, holds)
+            free = shutil.disk_usage(self.path.parent).free
+            if free < self._free_floor and self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES:
+                raise DiskNearlyFull
+            self._insert(seq, now_ms, body, holds)
+            self._count("readings_thinned", holds.thinned)
         return seq
 
-    def _lose_new(self, reason: str, now_ms: int) -> int:
+    def _insert(self, seq: int, now_ms: int, body: bytes, holds: Holds) -> None:
+        self._db.execute(
+            "INSERT INTO batch (seq, made_ms, sha256, body, stretches, readings) VALUES (?, ?, ?, ?, ?, ?)",
+            (seq, now_ms, hashlib.sha256(body).digest(), body, holds.stretches, holds.readings),
+        )
+        self._count("produced", 1)
+
+    def _lose_new(self, reason: str, now_ms: int, holds: Holds) -> int:
         """Within a transaction: a new batch is numbered and lost, and both are counted."""
         seq = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
         self._count("produced", 1)
-        self._lose(seq, seq, 1, reason, now_ms)
+        self._lose((seq, seq, 1), reason, now_ms, holds)
         return seq
 
     def _int(self, query: str, *arguments: object) -> int:
         value = self._value(query, *arguments)
         return value if isinstance(value, int) else 0
 
-    def _drop_oldest(self, now_ms: int, reason: str) -> bool:
-        """Makes room: the oldest eighth of what waits (at least one batch) goes, as one accounted loss."""
+    def _drop_oldest(self, now_ms: int, reason: str, only_readings: bool = False) -> bool:
+        """Makes room: the oldest eighth of what waits (at least one batch) goes, as one accounted loss.
+
+        `only_readings` leaves batches with stretches alone. False when there was nothing to drop.
+        """
+        which = "stretches = 0" if only_readings else "1"
         with self._transaction():
-            waiting = self._int("SELECT count(*) FROM batch")
+            waiting = self._int(f"SELECT count(*) FROM batch WHERE {which}")
             if not waiting:
                 return False
-            going = max(1, waiting // 8)
-            last = self._int("SELECT seq FROM batch ORDER BY seq LIMIT 1 OFFSET ?", going - 1)
-            first = self._int("SELECT min(seq) FROM batch")
-            self._db.execute("DELETE FROM batch WHERE seq <= ?", (last,))
-            self._lose(first, last, going, reason, now_ms)
-        self._db.execute("PRAGMA incremental_vacuum")
+            last = self._int(
+                f"SELECT seq FROM batch WHERE {which} ORDER BY seq LIMIT 1 OFFSET ?", max(1, waiting // 8) - 1
+            )
+            ((first, going, stretches, readings),) = self._rows(
+                f"SELECT min(seq), count(*), sum(stretches), sum(readings) FROM batch WHERE {which} AND seq <= ?", last
+            )
+            self._db.execute(f"DELETE FROM batch WHERE {which} AND seq <= ?", (last,))
+            self._lose((first, last, going), reason, now_ms, Holds(stretches, readings))
+        if not only_readings:
+            self._db.execute("PRAGMA incremental_vacuum")
         return True
 
-    def _lose(self, first: int, last: int, batches: int, reason: str, now_ms: int) -> None:
-        self._count("dropped", batches)
+    def _lose(self, which: tuple[int, int, int], reason: str, now_ms: int, holds: Holds) -> None:
+        """Within a transaction: `which` is the first and the last number, and how many batches between them."""
+        self._count("dropped", which[2])
+        self._count("stretches_dropped", holds.stretches)
+        self._count("readings_dropped", holds.readings)
         self._db.execute(
             "INSERT INTO loss (first_seq, last_seq, batches, reason, at_ms) VALUES (?, ?, ?, ?, ?)",
-            (first, last, batches, reason, now_ms),
+            (*which, reason, now_ms),
         )
 
     def next(self, lane: Literal["oldest", "newest"]) -> Spooled | None:
@@ -276,25 +342,31 @@ class Spool:
             self._db.execute("UPDATE batch SET undecodable = undecodable + 1 WHERE seq = ?", (seq,))
         return self._int("SELECT undecodable FROM batch WHERE seq = ?", seq)
 
-    def replace(self, seq: int, halves: list[Callable[[str, int], bytes]], now_ms: int) -> None:
+    def replace(self, seq: int, halves: list[tuple[Callable[[str, int], bytes], Holds]], now_ms: int) -> None:
         """A batch that was too large becomes several new ones, in one transaction; the old number counts as dropped."""
         with self._transaction():
             if not self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,)).rowcount:
                 return
-            for make in halves:
+            for make, holds in halves:
                 number = self._int("SELECT value FROM counter WHERE name = 'produced'") + 1
-                body = make(self.epoch, number)
-                self._db.execute(
-                    "INSERT INTO batch (seq, made_ms, sha256, body) VALUES (?, ?, ?, ?)",
-                    (number, now_ms, hashlib.sha256(body).digest(), body),
-                )
-                self._count("produced", 1)
-            self._lose(seq, seq, 1, f"split into {len(halves)}", now_ms)
+                self._insert(number, now_ms, make(self.epoch, number), holds)
+            self._lose((seq, seq, 1), f"split into {len(halves)}", now_ms, NOTHING)
 
     def counts(self) -> Counts:
         """The conservation numbers, read at one instant."""
         rows = dict(self._rows("SELECT name, value FROM counter UNION ALL SELECT 'pending', count(*) FROM batch"))
         return Counts(rows["produced"], rows["acked"], rows["pending"], rows["dropped"], rows["dead"])
+
+    def lost(self) -> Lost:
+        """What was dropped and left out in this epoch, in records."""
+        rows = dict(self._rows("SELECT name, value FROM counter"))
+        return Lost(rows["stretches_dropped"], rows["readings_dropped"], rows["readings_thinned"])
+
+    def fill(self) -> float:
+        """How full the file is, 0 to 1: its pages in use by those that it may have."""
+        with self._lock:
+            used = self._int("PRAGMA page_count") - self._int("PRAGMA freelist_count")
+            return used / self._int("PRAGMA max_page_count")
 
     def oldest_ms(self) -> int | None:
         """When the oldest waiting batch was made; None when none waits."""

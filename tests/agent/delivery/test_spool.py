@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.spool import Spool, SpoolUnavailable, uuid7
+from gpuledger_agent.spool import Holds, Spool, SpoolUnavailable, uuid7
 
 NOW = 1_790_812_800_000
 
@@ -57,7 +57,7 @@ def test_every_batch_is_accounted_for(tmp_path_factory, steps):
         elif step == "bury" and waiting:
             spool.bury(waiting.seq, "no")
         elif step == "split" and waiting:
-            spool.replace(waiting.seq, [body_of(), body_of()], NOW)
+            spool.replace(waiting.seq, [(body_of(), Holds()), (body_of(), Holds())], NOW)
         elif step in {"restart", "crash"}:
             if step == "crash":  # the files as they are at this moment, without a close
                 copy = tmp_path_factory.mktemp("crashed")

@@ -147,6 +147,18 @@ def test_a_reading_that_no_arithmetic_can_take_is_that_accelerators_loss(daemon,
     assert len(stretches(daemon, spool)) == 4
 
 
+def test_a_reading_that_fits_into_no_column_holds_back_no_time(daemon, spool):
+    """A source that gives a text for a number costs the readings of that batch, counted; the stretches arrive."""
+    daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9, "gpu_power_limit_watts": "n/a"}
+    rounds(daemon, 3)
+    assert len(stretches(daemon, spool)) == 2
+    assert daemon.sampler.readings_lost == 6
+    daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9}
+    rounds(daemon, 1)
+    stretches(daemon, spool)
+    assert len(unpack(spool.next("newest").body).samples.at_ms) == 2
+
+
 def test_faults_are_on_the_page(daemon, spool):
     """/metrics counts them by place."""
     rounds(daemon, 1)

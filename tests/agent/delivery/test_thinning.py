@@ -1,0 +1,234 @@
+"""When the spool fills, readings go before time: first apart, then thin, then the oldest of them, the money last."""
+
+import contextlib
+import random
+import sqlite3
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from gpuledger_agent import thinning
+from gpuledger_agent.batches import unpack
+from gpuledger_agent.catalogue import METRICS
+from gpuledger_agent.exposition import AgentCollector
+from gpuledger_agent.meter import Meter
+from gpuledger_agent.push import Pusher, Reply
+from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, Workload
+from gpuledger_agent.sampler import Sampler
+from gpuledger_agent.spool import Counts, Holds, Lost, Spool
+
+START = 1_790_812_800_000
+MIB = 1024 * 1024
+GAUGES = [metric.name for metric in METRICS if metric.column_kind == "f4"][:40]
+CARDS = tuple(Accelerator(f"GPU-{at}", f"GPU-{at}", at, "NVIDIA H100") for at in range(4))
+
+
+class Noise:
+    """Four cards whose readings cannot be compressed, held by a job."""
+
+    name = "noise"
+
+    def __init__(self):
+        self.chance = random.Random(7)
+        self.now_ms = START
+
+    def open(self):
+        return Inventory("580.1", CARDS)
+
+    def read(self, tiers):
+        return [
+            Sample(card.uuid, self.now_ms * 10**6, {name: self.chance.random() for name in GAUGES}) for card in CARDS
+        ]
+
+    def holders(self, accelerators, samples):
+        return {card.uuid: (Holder(Workload("j", "slurm")),) for card in accelerators}
+
+
+@pytest.fixture
+def noise():
+    source = Noise()
+    sampler = Sampler("n1", "p", source, [source], Meter(30_000))
+    sampler.attached(source.open())
+    return source, sampler
+
+
+def minutes(noise, spool, number):
+    """Rounds of 10 s and a batch a minute."""
+    source, sampler = noise
+    for _ in range(number):
+        for _ in range(6):
+            sampler.tick(lambda ns: ns // 10**6, ("fast",))
+            source.now_ms += 10_000
+        sampler.flush(spool, source.now_ms)
+
+
+def spool_of(folder, max_bytes=2 * MIB, free_floor=0):
+    return Spool(folder, max_bytes, START, free_floor=free_floor)
+
+
+def delivered(spool):
+    """Every batch, as a collector that commits them all would have them."""
+    batches = []
+
+    def post(body, sent_ms):
+        batches.append(unpack(body))
+        return Reply(200, {}, b'{"status":"committed"}')
+
+    pusher = Pusher(spool, post, lambda: START)
+    while pusher.step() is not None:
+        pass
+    return batches
+
+
+def held_ms(batches):
+    return sum(stretch.end_ms - stretch.start_ms for batch in batches for stretch in batch.stretches)
+
+
+@pytest.fixture(scope="module")
+def overfull(tmp_path_factory):
+    """What is left of 20 hours in a spool that would hold three of them."""
+    source = Noise()
+    sampler = Sampler("n1", "p", source, [source], Meter(30_000))
+    sampler.attached(source.open())
+    folder = tmp_path_factory.mktemp("overfull")
+    spool = spool_of(folder)
+    sizes = []
+    for _ in range(20):
+        minutes((source, sampler), spool, 60)
+        sizes.append((folder / "spool.sqlite").stat().st_size)
+    yield source, sampler, spool, max(sizes)
+    spool.close()
+
+
+def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
+    """All 20 hours of 4 GPUs arrive to the millisecond; readings are missing, counted, and the bound was kept."""
+    source, sampler, spool, largest = overfull
+    counts, lost = spool.counts(), spool.lost()
+    assert counts.conserved
+    assert counts.dropped > 0
+    assert lost.stretches_dropped == 0
+    assert lost.readings_dropped > 0
+    assert lost.readings_thinned > 0
+    assert largest <= 2 * MIB
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(sampler, spool))
+    page = generate_latest(registry).decode()
+    assert f'records_lost_total{{how="thinned",record="reading"}} {float(lost.readings_thinned)}' in page
+    assert f'records_lost_total{{how="dropped",record="reading"}} {float(lost.readings_dropped)}' in page
+    batches = delivered(spool)
+    assert held_ms(batches) == 4 * (source.now_ms - START - 10_000)
+    arrived = sum(len(batch.samples.at_ms) for batch in batches)
+    assert arrived + lost.readings_dropped + lost.readings_thinned == 4 * 6 * 60 * 20
+    assert spool.counts().acked == spool.counts().produced - spool.counts().dropped
+
+
+def test_readings_and_stretches_part_when_batches_pile_up(noise, tmp_path):
+    """Below an eighth one batch holds both; from there the stretches have their own; from a half the other is thin."""
+    with contextlib.closing(spool_of(tmp_path)) as spool:
+        shapes = {}
+        while len(shapes) < 3:
+            level = thinning.level(spool.fill())
+            before = spool.counts().produced
+            minutes(noise, spool, 1)
+            new = [batch for batch in (unpack(row[0]) for row in spool._rows("SELECT body FROM batch ORDER BY seq"))
+                   if batch.seq > before]  # fmt: skip
+            shapes.setdefault(level, [(bool(batch.stretches), len(batch.samples.at_ms)) for batch in new])
+    assert shapes == {
+        "together": [(True, 24)],
+        "apart": [(True, 0), (False, 24)],
+        "thin": [(True, 0), (False, 4)],
+    }
+
+
+def test_thin_keeps_the_fullest_reading_of_each_minute():
+    """The one with the slow tier's metrics in it; each accelerator has its own."""
+    rows = [(at, Sample(uuid, 0, values)) for at, uuid, values in (
+        (0, "a", {"x": 1}), (0, "b", {"x": 1}), (10_000, "a", {"x": 2, "slow": 1}), (20_000, "a", {"x": 3}),
+        (60_000, "a", {"x": 4}), (70_000, "a", {"x": 5}),
+    )]  # fmt: skip
+    kept = [(at, sample.uuid, dict(sample.values)) for at, sample in thinning.thinned(rows)]
+    assert kept == [(0, "b", {"x": 1}), (10_000, "a", {"x": 2, "slow": 1}), (70_000, "a", {"x": 5})]
+
+
+def big(size):
+    return lambda epoch, seq: seq.to_bytes(4, "big") * (size // 4)
+
+
+def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
+    """The last resort, with its numbers and how many stretches were in them."""
+    with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
+        for _ in range(60):
+            spool.add(big(40_000), START, Holds(stretches=3, readings=5))
+        counts, lost = spool.counts(), spool.lost()
+        assert counts.conserved
+        assert lost == Lost(3 * counts.dropped, 5 * counts.dropped, 0)
+        assert spool.next("oldest").seq == counts.dropped + 1
+
+
+def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
+    """The file does not grow; what waits of readings gives its pages to new stretches, until none is left."""
+    with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
+        for _ in range(16):
+            spool.add(big(40_000), START, Holds(readings=9))
+    size = (tmp_path / "spool.sqlite").stat().st_size
+    with contextlib.closing(spool_of(tmp_path, 64 * MIB, free_floor=2**62)) as spool:
+        for _ in range(20):
+            spool.add(big(40_000), START, Holds(stretches=1))
+        counts = spool.counts()
+        assert counts.conserved
+        assert spool.lost() == Lost(20 - counts.pending, 16 * 9, 0)
+        assert 14 <= counts.pending <= 17
+        assert {reason for *_, reason in spool.losses()} == {"disk nearly full"}
+    assert (tmp_path / "spool.sqlite").stat().st_size <= size + 4 * 4096
+
+
+def test_a_spool_of_an_older_version_is_taken_over(tmp_path):
+    """Its batches wait on as they were; they may hold stretches, so they are kept as long as those."""
+    with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
+        spool.add(big(40_000), START)
+        epoch = spool.epoch
+    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as file, file:
+        file.execute("ALTER TABLE batch DROP COLUMN stretches")
+        file.execute("ALTER TABLE batch DROP COLUMN readings")
+        file.execute("DELETE FROM counter WHERE name LIKE '%_dropped'")
+    with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
+        assert (spool.epoch, spool.quarantined, spool.counts().pending) == (epoch, None, 1)
+        for _ in range(40):
+            spool.add(big(40_000), START, Holds(readings=1))
+        assert spool.next("oldest").seq == 1
+        assert spool.counts().conserved
+
+
+class Broken:
+    """A spool on a disk that refuses every write."""
+
+    def fill(self):
+        return 0.0
+
+    def counts(self):
+        return Counts(0, 0, 0, 0, 0)
+
+    def add(self, *_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_path, monkeypatch):
+    """Stretches wait in memory, abutting ones as one for each hour; readings up to a bound, the rest counted."""
+    monkeypatch.setattr("gpuledger_agent.sampler.MOST_ROWS", 100)
+    source, sampler = noise
+    for _ in range(2880):
+        sampler.tick(lambda ns: ns // 10**6, ("fast",))
+        source.now_ms += 30_000
+        if source.now_ms % 300_000 == 0:
+            with pytest.raises(sqlite3.OperationalError):
+                sampler.flush(Broken(), START)
+    hours = (source.now_ms - START) // 3_600_000 + 1
+    assert len(sampler.meter._done) <= 4 * hours
+    with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
+        sampler.flush(spool, START)
+        batches = delivered(spool)
+    assert held_ms(batches) == 4 * 2879 * 30_000
+    kept = sum(len(batch.samples.at_ms) for batch in batches)
+    assert 100 <= kept <= 140
+    assert sampler.readings_lost == 4 * 2880 - kept
