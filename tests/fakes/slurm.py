@@ -206,7 +206,11 @@ class Cluster:
         return done.stdout.strip()
 
     def stop(self) -> None:
-        """Ends the daemons in the opposite order of their start."""
+        """Ends the jobs, which would outlive slurmd, and then the daemons in the opposite order of their start."""
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            self.run("scancel", "--state=PENDING")
+            self.run("scancel", "--state=RUNNING")
+            self._wait(lambda: not self.run("squeue", "-h").strip(), "squeue", 15)
         for child in reversed(self._children):
             child.terminate()
             try:
