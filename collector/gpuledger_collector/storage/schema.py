@@ -213,6 +213,11 @@ gpu_minute = sa.Table(
     sa.Column("memory_used_bytes", sa.Double),
     sa.Column("power_watts", sa.REAL),
     sa.Column("temperature_celsius", sa.REAL),
+    sa.Column("zero_ratio", sa.REAL, comment="part of the samples at zero utilisation"),
+    sa.Column("memory_copy_ratio", sa.REAL),
+    sa.Column("sm_clock_hertz", sa.REAL),
+    sa.Column("slowed_ratio", sa.REAL, comment="part of the samples with a power-cap, thermal or slowdown bit"),
+    sa.Column("processes", sa.REAL),
     comment="Minute rollup of the samples: means over the minute.",
 )
 
@@ -457,4 +462,131 @@ outbox = sa.Table(
         "ix_outbox_not_before_ms", "not_before_ms", postgresql_where=sa.text("state IN ('waiting', 'handing_over')")
     ),
     comment="Messages to send, each once; written in the transaction of the change that they tell of.",
+)
+
+
+# Closed periods
+
+billing_period = sa.Table(
+    "billing_period",
+    metadata,
+    sa.Column("start_ms", BIG, primary_key=True),
+    sa.Column("end_ms", BIG, nullable=False),
+    sa.Column("name", sa.Text, nullable=False, comment="such as 2026-10"),
+    sa.Column("closed_ms", BIG, nullable=False),
+    sa.Column("closed_by", sa.Text, nullable=False),
+    sa.Column("level", sa.Text, nullable=False, comment="level of the owner tree that is invoiced"),
+    sa.Column("lines", BIG, nullable=False),
+    sa.Column("seal", sa.Text, nullable=False, comment="hexadecimal Merkle root over its lines"),
+    sa.Column("receipt", pg.JSONB, nullable=False),
+    sa.UniqueConstraint("name"),
+    comment="Closed months; what has no row is open. Rows are added and never changed: triggers refuse it.",
+)
+
+invoice = sa.Table(
+    "invoice",
+    metadata,
+    _fk("period_start_ms", "billing_period.start_ms", primary_key=True),
+    sa.Column("currency", sa.Text, primary_key=True),
+    sa.Column("owner", sa.Text, primary_key=True),
+    sa.Column("micro", BIG, nullable=False, comment="the exact amount"),
+    sa.Column("minor", BIG, nullable=False, comment="booked: minor units of the currency"),
+    comment="What each owner was billed at the close of a month.",
+)
+
+closed_workload = sa.Table(
+    "closed_workload",
+    metadata,
+    _fk("period_start_ms", "billing_period.start_ms", primary_key=True),
+    sa.Column("workload_id", BIG, primary_key=True),
+    sa.Column("name", sa.Text),
+    sa.Column("user_name", sa.Text),
+    sa.Column("tags", pg.JSONB, nullable=False),
+    comment="Names and tags of workloads as they stood when their month was closed, for the same export ever after.",
+)
+
+correction = sa.Table(
+    "correction",
+    metadata,
+    _id(),
+    sa.Column("booked_day_ms", BIG, nullable=False, comment="day of an open period in which it counts"),
+    sa.Column("recorded_ms", BIG, nullable=False),
+    sa.Column("day_ms", BIG, nullable=False, comment="the closed day that it amends"),
+    sa.Column("start_ms", BIG, nullable=False),
+    sa.Column("end_ms", BIG, nullable=False),
+    sa.Column("accelerator_id", BIG),
+    sa.Column("workload_id", BIG),
+    _fk("owner_id", "owner.id", nullable=True),
+    sa.Column("state", sa.Text, nullable=False),
+    _text("pool"),
+    _text("gpu_model"),
+    _text("node"),
+    _fk("price_id", "price.id", nullable=True),
+    sa.Column("gpu_ns", BIG, nullable=False),
+    sa.Column("busy_ns", BIG, nullable=False),
+    sa.Column("idle_ns", BIG, nullable=False),
+    sa.Column("unknown_ns", BIG, nullable=False),
+    sa.Column("currency", sa.Text),
+    sa.Column("cost_micro", BIG),
+    sa.Column("idle_cost_micro", BIG),
+    sa.Column("list_cost_micro", BIG),
+    sa.Column("energy_mj", BIG),
+    sa.Index("ix_correction_day_ms", "day_ms"),
+    sa.Index("ix_correction_booked_day_ms", "booked_day_ms"),
+    comment="Differences to charges of closed days, booked in an open period; never changed.",
+)
+
+corrected_day = sa.Table(
+    "corrected_day",
+    metadata,
+    sa.Column("day_ms", BIG, primary_key=True),
+    sa.Column("capacity_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("held_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unallocated_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unavailable_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unobserved_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("capacity_cost", pg.JSONB, nullable=False),
+    sa.Column("charged_cost", pg.JSONB, nullable=False),
+    sa.Column("imported_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("until_ms", BIG, nullable=False),
+    sa.Column("holds", sa.Boolean, nullable=False),
+    _at("proved_at"),
+    comment="Proof of a closed day with its corrections; the sealed proof stays in day_proof.",
+)
+
+
+# Findings
+
+finding = sa.Table(
+    "finding",
+    metadata,
+    _id(),
+    sa.Column("key", sa.Text, nullable=False, unique=True, comment="kind, subject and begin: makes a finding count once"),
+    sa.Column("kind", sa.Text, nullable=False, comment="idle or anomaly"),
+    sa.Column("state", sa.Text, nullable=False, comment="which of the idle states; usage, price or both for an anomaly"),
+    sa.Column("subject", sa.Text, nullable=False, comment="accelerator's UUID, or the owner whose spending it is"),
+    sa.Column("accelerator_id", BIG),
+    sa.Column("workload_id", BIG),
+    _text("team"),
+    sa.Column("owner", pg.JSONB, nullable=False, comment="level -> value; empty: the pool's"),
+    sa.Column("since_ms", BIG, nullable=False, comment="when it began"),
+    sa.Column("opened_ms", BIG, nullable=False, comment="when it could first be told"),
+    sa.Column("until_ms", BIG, nullable=False, comment="seen up to here"),
+    sa.Column("resolved_ms", BIG, comment="when it ended; null: it goes on"),
+    sa.Column("confidence", sa.REAL, nullable=False),
+    sa.Column("currency", sa.Text, comment="null: unpriced"),
+    sa.Column("cost_micro", BIG, comment="so far; null: unpriced, never 0"),
+    sa.Column("per_day_micro", BIG, comment="a day more of it, at the rate in force when last seen"),
+    sa.Column("evidence", pg.JSONB, nullable=False),
+    sa.Index("ix_finding_kind_since_ms", "kind", "since_ms"),
+    sa.Index("ix_finding_accelerator_id", "accelerator_id"),
+    comment="Things that a person should see, opened and resolved.",
+)
+
+finding_mark = sa.Table(
+    "finding_mark",
+    metadata,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("until_ms", BIG, nullable=False),
+    comment="How far each search for findings has come.",
 )

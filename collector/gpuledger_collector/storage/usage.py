@@ -94,11 +94,14 @@ def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> No
     connection.execute(
         """
         INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio,
-            tensor_active_ratio, dram_active_ratio, memory_used_bytes, power_watts, temperature_celsius)
+            tensor_active_ratio, dram_active_ratio, memory_used_bytes, power_watts, temperature_celsius, zero_ratio,
+            memory_copy_ratio, sm_clock_hertz, slowed_ratio, processes)
         SELECT s.accelerator_id, s.at_ms - s.at_ms %% 60000 AS minute_ms, count(*),
             avg(s.gpu_utilization_ratio), avg(s.gpu_sm_active_ratio), avg(s.gpu_tensor_active_ratio),
             avg(s.gpu_dram_active_ratio), avg(s.gpu_memory_used_bytes), avg(s.gpu_power_watts),
-            avg(s.gpu_temperature_celsius)
+            avg(s.gpu_temperature_celsius), avg((s.gpu_utilization_ratio <= 0)::int),
+            avg(s.gpu_memory_copy_utilization_ratio), avg(s.gpu_sm_clock_hertz),
+            avg((s.gpu_clocks_event_reasons_bitmask & 236 <> 0)::int), avg(s.gpu_processes)
         FROM gpu_sample s JOIN unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms)
             ON s.accelerator_id = h.accelerator_id AND s.at_ms >= h.hour_ms AND s.at_ms < h.hour_ms + %s
         WHERE s.at_ms >= %s AND s.at_ms < %s
@@ -107,7 +110,10 @@ def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> No
             samples = excluded.samples, utilization_ratio = excluded.utilization_ratio,
             sm_active_ratio = excluded.sm_active_ratio, tensor_active_ratio = excluded.tensor_active_ratio,
             dram_active_ratio = excluded.dram_active_ratio, memory_used_bytes = excluded.memory_used_bytes,
-            power_watts = excluded.power_watts, temperature_celsius = excluded.temperature_celsius
+            power_watts = excluded.power_watts, temperature_celsius = excluded.temperature_celsius,
+            zero_ratio = excluded.zero_ratio, memory_copy_ratio = excluded.memory_copy_ratio,
+            sm_clock_hertz = excluded.sm_clock_hertz, slowed_ratio = excluded.slowed_ratio,
+            processes = excluded.processes
         """,
         ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
     )
