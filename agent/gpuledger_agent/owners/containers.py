@@ -1,9 +1,9 @@
 """Owners from docker and podman: the containers that were given accelerators, with their names, images and labels.
 
 Both engines answer `GET /containers/json` and `GET /containers/ID/json` over a unix socket. What a container was given
-is stated in three places: HostConfig.DeviceRequests (`--gpus`, CDI), device files (`--device /dev/nvidia0`), and
-NVIDIA_VISIBLE_DEVICES for one that runs under NVIDIA's runtime. That variable alone says nothing: CUDA's base images
-set it to `all`, and without that runtime it gives nothing.
+is stated in HostConfig.DeviceRequests (`--gpus`, CDI), as device files (`--device /dev/nvidia0`), in podman's command
+(CDI), and in NVIDIA_VISIBLE_DEVICES for one that runs under NVIDIA's runtime. That variable alone says nothing: CUDA's
+base images set it to `all`, and without that runtime it gives nothing.
 
 A running container holds what it was given even with no process there. Engines reserve nothing: containers that were
 given the same device share it in equal parts. A monitor that is given every GPU to look at them (this agent,
@@ -37,6 +37,8 @@ ID_DIGITS = 12
 """Digits of an id that people and our process holders use."""
 _SHORT_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F]{8}[0-9a-fA-F-]*$")
 _DEVICE_FILE = re.compile(r"/dev/nvidia(\d+)$")
+_PODMAN = "oci"
+"""What podman's answers call every runtime."""
 _NOTHING = frozenset({"", "none", "void"})
 
 
@@ -91,6 +93,14 @@ class _Config(msgspec.Struct, rename="pascal"):
     labels: dict[str, str] | None = None
 
 
+class _LibpodConfig(msgspec.Struct, rename="pascal"):
+    create_command: list[str] | None = None
+
+
+class _Libpod(msgspec.Struct, rename="pascal"):
+    config: _LibpodConfig = msgspec.field(default_factory=_LibpodConfig)
+
+
 class _Inspected(msgspec.Struct, rename="pascal"):
     id: str
     name: str = ""
@@ -139,8 +149,14 @@ class Engine:
 
     def _inspect(self, identity: str) -> None:
         inspected = self._get(f"/containers/{identity}/json")
-        if inspected is not None:  # else it ended between the two questions
-            self._known[identity] = _container(_decode(self._path, inspected, _Inspected))
+        if inspected is None:
+            return  # it ended between the two questions
+        container = _container(seen := _decode(self._path, inspected, _Inspected))
+        if not container.given and seen.host_config.runtime == _PODMAN:
+            told = self._get(f"/v4.0.0/libpod/containers/{identity}/json")
+            command = _decode(self._path, told, _Libpod).config.create_command if told is not None else None
+            container = replace(container, given=tuple(given_by_command(command or ())))
+        self._known[identity] = container
 
     def _get(self, target: str) -> bytes | None:
         line = _UnixConnection(self._path, self._timeout_s)
@@ -236,6 +252,18 @@ def _given(seen: _Inspected) -> Iterator[str]:
         for name in variables.get("NVIDIA_VISIBLE_DEVICES", "").split(","):
             if name not in _NOTHING:
                 yield name
+
+
+def given_by_command(words: Sequence[str]) -> Iterator[str]:
+    """Devices that a podman command names: `--device nvidia.com/gpu=0` (CDI), `--gpus all`.
+
+    Podman turns a CDI name into device files and forgets it; the command that made the container still has it.
+    """
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        option, equals, attached = word.partition("=")
+        value = attached if equals else following
+        if (option == "--device" and value.startswith("nvidia.com/gpu=")) or (option == "--gpus" and value):
+            yield from value.removeprefix("device=").split(",")
 
 
 def _requested(request: _Request) -> Sequence[str]:

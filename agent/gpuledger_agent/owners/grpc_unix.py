@@ -1,4 +1,4 @@
-"""One unary gRPC call over a unix socket, without grpcio: `import grpc` alone costs an agent 30 MiB.
+"""One unary gRPC call over a unix socket, without grpcio: `import grpc` alone costs an agent 11 to 30 MiB.
 
 gRPC is HTTP/2 with a five-byte prefix before each message and the status in the trailers
 (github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). `h2` does frames, flow control and header compression;

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from fakes import engine as fake
+from fakes import podman as fake_podman
 from fakes.engine import container, gpus
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.containers import (
@@ -14,6 +15,7 @@ from gpuledger_agent.owners.containers import (
     Engine,
     EngineFailed,
     EngineSilent,
+    given_by_command,
     resolve,
 )
 from gpuledger_agent.owners.described import DescribedOwners
@@ -208,6 +210,40 @@ def test_an_engine_that_hangs_costs_the_timeout_and_one_that_is_gone_nothing(doc
     assert time.monotonic() - began < 1.5
     with pytest.raises(EngineSilent, match="No such file"):
         Engine(tmp_path / "none.sock").look()
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        ("podman run -d --device nvidia.com/gpu=0 --device=nvidia.com/gpu=GPU-8c7a2f10 img", ["0", "GPU-8c7a2f10"]),
+        ("podman run --gpus all img", ["all"]),
+        ("podman run --gpus=device=0,1 img", ["0", "1"]),
+        ("podman run --device /dev/fuse --device", []),
+        ("", []),
+    ],
+)
+def test_a_podman_command_names_the_devices_of_cdi(command, given):
+    """The only trace that podman keeps of a CDI name."""
+    assert [name.rpartition("=")[2] for name in given_by_command(command.split())] == given
+
+
+@pytest.fixture
+def podman():
+    """A real podman service; its containers are `sleep`s, for a test machine may not isolate any."""
+    with fake_podman.running() as found:
+        yield found
+
+
+def test_a_real_podman_tells_what_it_was_asked_for(podman):
+    """Names, labels and devices of two running containers, one by CDI; the third only has the image's variable."""
+    podman.run("train", "--label", "team=vision", "--device", "nvidia.com/gpu=1")
+    podman.run("web", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+    found = owners_of(podman)
+    holders = found.holders(GPUS, [])
+    assert {uuid: [holder.workload.name for holder in there] for uuid, there in holders.items()} == {OTHER: ["train"]}
+    assert holders[OTHER][0].workload.tags["team"] == "vision"
+    podman.remove("train")
+    assert owners_of(podman).holders(GPUS, []) == {}
 
 
 class Nvml:
