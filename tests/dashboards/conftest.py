@@ -50,6 +50,7 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
         start = (SINCE - dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         prices.write_text(PRICES.format(start=start, change=(SINCE + dt.timedelta(hours=30)).isoformat()))
         command(dsn, "import", "prices", prices)
+        add_imported_usage(dsn)
         with running(dsn) as collector:
             simulate(Settings(), SINCE.isoformat(), UNTIL.isoformat(), "5m", f"http://127.0.0.1:{collector.port}")
         until = (UNTIL + dt.timedelta(days=1)).date()
@@ -59,11 +60,24 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
     drop_reader(postgres)
 
 
+def add_imported_usage(dsn):
+    """A job that a scheduler's records tell of: it waited, and no rate covers it."""
+    now_ms = int(UNTIL.timestamp() * 1000)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "WITH w AS (INSERT INTO workload (key, kind, external_id, first_seen_at) "
+            "VALUES ('imported::9', 'imported', '9', %s) RETURNING id) "
+            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, pool, "
+            "submitted_ms) SELECT id, %s, %s, 4000000, 'cloud', %s FROM w",
+            (UNTIL, now_ms - 7_200_000, now_ms - 3_600_000, now_ms - 9_000_000),
+        )
+
+
 def add_what_the_simulation_lacks(dsn):
     """Slow metrics, a sick GPU, a conflict, runs of jobs, imported usage: what boards show beside the simulation."""
     now_ms = int(UNTIL.timestamp() * 1000)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        for metric, value in (("gpu_ecc_errors_uncorrected_volatile_total", 0), ("gpu_remapped_rows_pending", 0),
+        for metric, value in (("gpu_ecc_uncorrected_volatile_total", 0), ("gpu_remapped_rows_pending", 0),
                               ("gpu_pcie_replays_total", 3), ("gpu_power_limit_watts", 700)):  # fmt: skip
             connection.execute(
                 "INSERT INTO gpu_state SELECT id, %s, %s, %s FROM accelerator", (metric, now_ms - 3_600_000, value)
@@ -86,13 +100,6 @@ def add_what_the_simulation_lacks(dsn):
                 "INSERT INTO job_run (job, started_at, ended_at, outcome, detail) VALUES (%s, %s, %s, %s, %s)",
                 (job, begun, begun + dt.timedelta(seconds=2), outcome, json.dumps({"hours": at})),
             )
-        connection.execute(
-            "WITH w AS (INSERT INTO workload (key, kind, external_id, first_seen_at) "
-            "VALUES ('imported::9', 'imported', '9', %s) RETURNING id) "
-            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, pool, "
-            "submitted_ms) SELECT id, %s, %s, 4000000, 'cloud', %s FROM w",
-            (UNTIL, now_ms - 7_200_000, now_ms - 3_600_000, now_ms - 9_000_000),
-        )
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ FOLDER = Path(__file__).parents[2] / "dashboards" / "json"
 DAYS = 3
 UNTIL = dt.datetime.now(dt.UTC).replace(minute=0, second=0, microsecond=0)
 SINCE = UNTIL.replace(hour=0) - dt.timedelta(days=DAYS)
-SPAN = Range(SINCE, UNTIL)
+SPAN = Range(SINCE, UNTIL + dt.timedelta(hours=2))
+"""The days of the seed, and the minute in which it arrived."""
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 QUOTE = 'it\'s \\ "none"'
 """A value that nobody has, with everything in it that breaks careless quoting."""
@@ -84,5 +85,5 @@ def asked(name: str, values: dict[str, str | list[str]], span: Range) -> Iterato
                 continue
             text = interpolated(target["rawSql"], known, values)
             text = expanded(text, span, span.interval_s(panel.get("interval", "")))
-            empty = "may be empty" in panel["description"]
+            empty = "may be empty" in panel["description"].lower()
             yield Asked(name, panel["title"], panel["type"], target["format"], text, empty)

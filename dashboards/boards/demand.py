@@ -1,0 +1,130 @@
+"""GPUs wanted, GPUs there, and what the next two weeks look like if weeks repeat."""
+
+from __future__ import annotations
+
+from dashboards.grafana import (
+    BLUE,
+    COUNT,
+    GREEN,
+    GREY,
+    ORANGE,
+    RATIO,
+    SKY,
+    VERMILION,
+    Board,
+    color,
+    column,
+    series,
+    stat,
+    table,
+)
+from dashboards.sql import DAY_MS, DAY_TIME, FROM_MS, MODELS, POOLS, TO_MS, between, datasource, model, pool
+
+DAY_NS = "8.64e13"
+CHOSEN = f"{POOLS} AND {MODELS}"
+FULL = "JOIN day_proof p ON p.day_ms = l.day_ms AND p.until_ms = l.day_ms + 86400000"
+"""A day that is not over yet is no day to compare with."""
+TODAY_MS = "extract(epoch FROM date_trunc('day', now(), 'UTC'))::bigint * 1000"
+HELD_NS = "sum(l.gpu_ns) FILTER (WHERE l.state = 'held')"
+LONGEST_MS = 4 * DAY_MS
+"""Hours of a longer range are too many to add up while a person waits."""
+
+WEEKS = f"""
+    WITH past AS (
+        SELECT l.day_ms, coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM ledger_day l {FULL}
+        WHERE {CHOSEN} AND l.day_ms >= {TODAY_MS} - 28 * {DAY_MS}::bigint AND l.day_ms < {TODAY_MS} GROUP BY 1
+    ), ahead AS (
+        SELECT {TODAY_MS} + step * {DAY_MS}::bigint AS day_ms FROM generate_series(0, 13) step
+    ), repeated AS (
+        SELECT ahead.day_ms, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high, count(*) AS weeks
+        FROM ahead JOIN past ON mod((ahead.day_ms - past.day_ms) / {DAY_MS}, 7) = 0 GROUP BY 1
+    )
+"""
+"""Each coming day as the same weekday of the last four weeks: the baseline that every forecast has to beat."""
+
+BOARD = Board(
+    "gpuledger-demand",
+    "GPU Ledger / Demand and autoscaling",
+    "Held GPUs against capacity, waiting times, and a baseline for the coming two weeks. The models, with their bands "
+    "and back-tests, are `gpuledger forecast` and `gpuledger scale advise`.",
+    (datasource(), pool(), model()),
+    (
+        ("Now and the range", (
+            stat("Held now", "Accelerators that a workload holds, by the newest samples; all pools.",
+                 "SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held'", COUNT, width=6),
+            stat("Mean demand", "GPUs held on average over the full days of the range.",
+                 f"SELECT {HELD_NS} / {DAY_NS} / nullif(count(DISTINCT l.day_ms), 0) AS gpus FROM ledger_day l {FULL} "
+                 f"WHERE {between('l.day_ms')} AND {CHOSEN}", COUNT, width=6, decimals=1),
+            stat("Busiest day", "Highest daily mean of held GPUs in the range.",
+                 f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_NS} / {DAY_NS} AS gpus FROM ledger_day l {FULL} "
+                 f"WHERE {between('l.day_ms')} AND {CHOSEN} GROUP BY l.day_ms) days", COUNT, width=6, decimals=1),
+            stat("Headroom on the busiest day", "Part of the capacity that nobody held then.",
+                 f"SELECT 1 - max(part) AS part FROM (SELECT {HELD_NS} / nullif(sum(l.gpu_ns), 0) AS part "
+                 f"FROM ledger_day l {FULL} WHERE {between('l.day_ms')} AND {CHOSEN} GROUP BY l.day_ms) days", RATIO,
+                 width=6, decimals=1, limits=(0, 1), steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN))),
+        )),
+        ("Day by day, and ahead", (
+            series("Demand, capacity and baseline", "GPUs held and GPUs there (daily means), and for the coming days "
+                   "the same weekday of the last four weeks: mean, lowest and highest.",
+                   f"""
+                   {WEEKS}
+                   SELECT {DAY_TIME}, s.name AS metric, s.gpus FROM (
+                       SELECT l.day_ms, {HELD_NS} / {DAY_NS} AS held, sum(l.gpu_ns) / {DAY_NS} AS capacity
+                       FROM ledger_day l {FULL} WHERE {between("l.day_ms")} AND {CHOSEN} GROUP BY 1) l,
+                       LATERAL (VALUES ('held', l.held), ('capacity', l.capacity)) s (name, gpus)
+                   WHERE s.gpus IS NOT NULL
+                   UNION ALL
+                   SELECT to_timestamp(l.day_ms / 1000), s.name, s.gpus FROM repeated l,
+                       LATERAL (VALUES ('baseline', l.mean), ('baseline, low', l.low),
+                           ('baseline, high', l.high)) s (name, gpus)
+                   ORDER BY 1, 2
+                   """, COUNT, width=24, height=10, interval="1d", decimals=1, overrides=(
+                       color("baseline", SKY), color("baseline, low", GREY), color("baseline, high", GREY))),
+            series("Held and unallocated, hour by hour", "GPUs by what they did in each hour. For ranges up to four "
+                   "days; longer ones may be empty here, and stand above by day.",
+                   f"""
+                   SELECT to_timestamp(u.hour_ms / 1000) AS "time", s.name AS metric,
+                       sum(s.ms * (a.gpu_micro / 1e6)) / 3.6e6 AS gpus
+                   FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id,
+                       LATERAL (VALUES (CASE WHEN u.state = 'held' THEN 'busy' ELSE u.state END,
+                               CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
+                           ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (name, ms)
+                   WHERE {between("u.hour_ms")} AND {TO_MS} - {FROM_MS} <= {LONGEST_MS} AND s.ms > 0
+                   GROUP BY 1, 2 ORDER BY 1, 2
+                   """, COUNT, stacked=True, interval="1h", decimals=1),
+            series("Waiting times of imported jobs", "From submission to start: half of the jobs waited less, and nine "
+                   "of ten did. May be empty where no scheduler's records are imported.",
+                   f"""
+                   SELECT $__unixEpochGroupAlias(l.start_ms / 1000, $__interval),
+                       percentile_cont(0.5) WITHIN GROUP (ORDER BY (l.start_ms - l.submitted_ms) / 1000.0) AS "half",
+                       percentile_cont(0.9) WITHIN GROUP (ORDER BY (l.start_ms - l.submitted_ms) / 1000.0)
+                           AS "nine of ten"
+                   FROM imported_usage l WHERE {between("l.start_ms")} AND l.submitted_ms IS NOT NULL AND {POOLS}
+                       AND {MODELS} GROUP BY 1 ORDER BY 1
+                   """, "s", interval="1h", overrides=(color("half", BLUE), color("nine of ten", ORANGE))),
+        )),
+        ("Pools", (
+            table("Pools over the range", "Where GPUs are short and where they lie idle: daily means of full days.",
+                  f"""
+                  SELECT pool, model, avg(held) AS "mean demand", max(held) AS "busiest day", avg(there) AS capacity,
+                      1 - max(held) / nullif(max(there), 0) AS headroom
+                  FROM (SELECT l.day_ms, l.pool, l.gpu_model AS model, coalesce({HELD_NS}, 0) / {DAY_NS} AS held,
+                          sum(l.gpu_ns) / {DAY_NS} AS there
+                      FROM ledger_day l {FULL} WHERE {between("l.day_ms")} AND {CHOSEN} GROUP BY 1, 2, 3) days
+                  GROUP BY 1, 2 ORDER BY 6, 1, 2 LIMIT 100
+                  """, COUNT, width=12, decimals=1, overrides=(
+                      column("headroom", unit=RATIO, cell="color-text",
+                             steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN))),)),
+            table("The coming days", "The baseline in numbers, with how many weeks it is made of.",
+                  f"""
+                  {WEEKS}
+                  SELECT to_timestamp(day_ms / 1000) AS day, mean AS "baseline", low, high, weeks FROM repeated
+                  ORDER BY 1
+                  """, COUNT, width=12, decimals=1, overrides=(
+                      column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0))),
+        )),
+    ),
+    since="now-28d/d",
+    until="now+14d/d",
+)  # fmt: skip
+"""For those who buy, rent and scale."""

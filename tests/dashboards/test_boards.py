@@ -1,0 +1,142 @@
+"""Rules that every board keeps, whatever it shows; dashboard-linter's, where they do not need a Prometheus."""
+
+import json
+import re
+from itertools import combinations
+
+import pytest
+from dashboards.boards.chargeback import ODD
+
+from dashboards import build, grafana
+from fakes.boards import BOARDS, panels
+from gpuledger_agent.catalogue import BY_NAME
+from gpuledger_collector.accounting.money import minor_digits
+from gpuledger_collector.storage.readers import READABLE
+
+OUR_METRICS = re.compile(r"\bgpu_[a-z0-9_]+")
+EVERY = [(name, panel) for name, board in BOARDS.items() for panel in panels(board)]
+IDS = [f"{name}: {panel['title']}" for name, panel in EVERY]
+
+
+def test_the_committed_files_are_what_the_boards_make():
+    """`python -m dashboards.build` would change nothing."""
+    assert build.stale() == []
+    assert len(BOARDS) >= 10
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_board_is_loadable_everywhere(name):
+    """The classic form of Grafana 9.3; newer ones migrate it. Ids are unique, panels lie beside each other."""
+    board = BOARDS[name]
+    assert board["schemaVersion"] == 37
+    assert board["description"]
+    assert board["timezone"] == "utc", "days of the ledger are UTC days"
+    numbers = [panel["id"] for panel in board["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    titles = [panel["title"] for panel in panels(board)]
+    boxes = [panel["gridPos"] for panel in board["panels"]]
+    assert all(box["x"] >= 0 and box["x"] + box["w"] <= 24 and box["h"] > 0 for box in boxes)
+    overlapping = [(a, b) for a, b in combinations(boxes, 2) if overlap(a, b)]
+    assert overlapping == []
+    assert all(titles)
+
+
+def overlap(a, b):
+    return (
+        a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
+    )
+
+
+def test_boards_have_addresses_of_their_own():
+    """Uids and titles are unique, uids short enough for every version."""
+    uids = [board["uid"] for board in BOARDS.values()]
+    assert len(set(uids)) == len(uids) == len({board["title"] for board in BOARDS.values()})
+    assert all(re.fullmatch(r"gpuledger-[a-z]{1,20}", uid) for uid in uids)
+
+
+@pytest.mark.parametrize(("name", "panel"), EVERY, ids=IDS)
+def test_a_panel_says_what_it_shows(name, panel):
+    """Title, description, unit, what to say without data, and thresholds for parts of a whole."""
+    assert panel["title"]
+    assert len(panel["description"]) > 15
+    assert panel["description"].endswith(".")
+    defaults = panel["fieldConfig"]["defaults"]
+    assert defaults["unit"]
+    assert defaults["noValue"]
+    if panel["type"] == "stat" and defaults["unit"] == "percentunit":
+        assert len(defaults["thresholds"]["steps"]) > 1
+    assert panel["targets"]
+    references = [target["refId"] for target in panel["targets"]]
+    assert len(set(references)) == len(references)
+    assert all(target.get("rawSql") or target.get("expr") for target in panel["targets"])
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_no_board_names_a_data_source(name):
+    """Every uid is a variable of the board, so that a board works in any Grafana."""
+    board = BOARDS[name]
+    sources = {one["name"] for one in board["templating"]["list"] if one["type"] == "datasource"}
+    used = set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) - {board["uid"]}
+    assert used <= {f"${{{source}}}" for source in sources}
+    assert used
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_variables_are_known_and_used(name):
+    """A query asks for no variable that the board lacks, and no variable is there for nothing."""
+    board = BOARDS[name]
+    names = {one["name"] for one in board["templating"]["list"]}
+    text = json.dumps([board["panels"], [one.get("query") for one in board["templating"]["list"]]])
+    used = set(re.findall(r"\$\{(\w+)", text)) | set(re.findall(r"\$(?!__)(\w+)", text))
+    assert used - names - {"__url_time_range", "__data"} == set()
+    assert names - used == set()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_links_lead_somewhere(name):
+    """To a board that there is, with a variable that it has."""
+    found = re.findall(r"/d/([a-z-]+)\?\$\{__url_time_range\}&var-(\w+)=", json.dumps(BOARDS[name]))
+    boards = {board["uid"]: {one["name"] for one in board["templating"]["list"]} for board in BOARDS.values()}
+    for uid, variable in found:
+        assert variable in boards[uid], (uid, variable)
+
+
+def test_boards_are_joined_by_links():
+    """From money to a team, from a team to a workload, from a workload to its node."""
+    leads = {name: set(re.findall(r"/d/([a-z-]+)\?", json.dumps(board))) for name, board in BOARDS.items()}
+    assert "gpuledger-team" in leads["finops"]
+    assert "gpuledger-workload" in leads["team"] & leads["idle"] & leads["node"]
+    assert "gpuledger-node" in leads["workload"] & leads["fleet"] & leads["pipeline"]
+
+
+def test_macro_arguments_hold_no_parenthesis():
+    """Grafana's expander would cut them in two without an error."""
+    for name, panel in EVERY:
+        for target in panel["targets"]:
+            assert not re.search(r"\$__\w+\([^)]*\(", target.get("rawSql", "")), (name, panel["title"])
+
+
+def test_colours_are_of_the_palette():
+    """Okabe and Ito's eight, and black."""
+    allowed = {*grafana.PALETTE, "#000000"}
+    for board in BOARDS.values():
+        assert set(re.findall(r"#[0-9A-Fa-f]{6}", json.dumps(board))) <= allowed
+
+
+def test_metrics_are_in_the_catalogue():
+    """A board names no metric that no agent gives."""
+    tables = {*READABLE, "gpu_hours", "gpu_hours_idle", "gpu_micro", "gpu_index", "gpu_model", "gpu_ns"}
+    ours = {*BY_NAME, "gpu_health_status", "gpu_held_ratio"}
+    for name, panel in EVERY:
+        for target in panel["targets"]:
+            text = target.get("rawSql") or target["expr"]
+            unknown = set(OUR_METRICS.findall(text)) - tables - ours
+            assert unknown == set(), (name, panel["title"])
+
+
+def test_odd_currencies_are_the_accountings():
+    """The bill's SQL knows every currency whose minor unit is no hundredth."""
+    from gpuledger_collector.accounting import money
+
+    assert {*money._NO_MINOR, *money._THREE_DIGITS} == set(ODD)
+    assert all(minor_digits(code) != 2 for code in ODD)
