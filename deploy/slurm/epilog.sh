@@ -1,7 +1,7 @@
 #!/bin/sh
 # GPU Ledger's part of Slurm's Epilog: the job no longer holds its GPUs. Always exits 0, as a failure drains the node.
 
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:${PATH:-}
+PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # Slurm sets none
 export PATH
 jobs_dir=${GPULEDGER_SLURM_JOBS_DIR:-/run/gpuledger/slurm}
 

@@ -7,7 +7,7 @@
 #   GPULEDGER_SLURM_JOBS_DIR   where the files go; the agent's setting slurm_jobs_dir (/run/gpuledger/slurm)
 #   GPULEDGER_SLURM_SHARDS=1   ask scontrol how many shards the job has (one RPC to slurmctld per job with shards)
 
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:${PATH:-}
+PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # Slurm sets none
 export PATH
 umask 022
 jobs_dir=${GPULEDGER_SLURM_JOBS_DIR:-/run/gpuledger/slurm}

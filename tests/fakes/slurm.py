@@ -41,7 +41,6 @@ SlurmctldPidFile={home}/slurmctld.pid
 SlurmdPidFile={home}/slurmd.pid
 SlurmctldLogFile={home}/slurmctld.log
 SlurmdLogFile={home}/slurmd.log
-SlurmctldParameters=enable_configless
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none

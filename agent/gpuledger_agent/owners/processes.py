@@ -14,7 +14,12 @@ from pathlib import Path
 
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 
-_SLURM = re.compile(r"/(?:[^/]*_)?slurm(?:[^/]*)/(?:.*?/)?job_(\d+)")
+_SLURM = re.compile(
+    r"^\d+:[^:]*:/(?!user\.slice/)(?:.*?/)?(?:slurm[^/]*/uid_\d+|(?:[^/]*_)?slurmstepd\.scope)/job_(\d+)(?:/|$)",
+    re.MULTILINE,
+)
+"""v1 `/slurm[_NODE]/uid_U/job_N/step_S`, v2 `/system.slice/[NODE_]slurmstepd.scope/job_N/step_S`, perhaps below a pod's
+cgroup; never below user.slice, where users name cgroups themselves and could run on another's account."""
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 """A pod's UID; that of a static pod is a hash of 32 digits."""
 _CONTAINER = re.compile(r"/(?:[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTILINE)

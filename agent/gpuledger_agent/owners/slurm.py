@@ -36,9 +36,9 @@ MAX_FILES = 4096
 MAX_TAGS = 32
 MAX_TEXT = 250
 _PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
-_JOB = re.compile(r"\d{1,18}")
-_MAPPED_JOB = re.compile(r"(\d{1,18})(?:_\d+)?")
-_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
+_JOB = re.compile(r"[0-9]{1,18}")
+_MAPPED_JOB = re.compile(r"([0-9]{1,18})(?:_[0-9]+)?")
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/\d+")
 """What drivers before R470 call a MIG instance: device, GPU instance, compute instance."""
 
@@ -252,7 +252,7 @@ def _numbers(text: str) -> tuple[str, ...]:
     numbers: list[str] = []
     for part in _listed(text):
         first, dash, last = part.partition("-")
-        if not (_NUMBER.fullmatch(first) and (not dash or (first.isdecimal() and re.fullmatch(r"\d{1,4}", last)))):
+        if not (_NUMBER.fullmatch(first) and (not dash or (first.isdecimal() and re.fullmatch(r"[0-9]{1,4}", last)))):
             raise BadFile(f"gpus: {part[:60]!a} is no index and no range of indices")
         numbers += [str(number) for number in range(int(first), int(last) + 1)] if dash else [first]
     return tuple(dict.fromkeys(numbers))
