@@ -259,8 +259,19 @@ class Daemon:
             self.sampler.flush(self.spool, wall_ms())
         except Exception as error:  # disk full, I/O error: sampling goes on, the spans stay in memory
             log.error("the spool could not take a batch (%s); it is kept in memory", error)  # noqa: TRY400
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+                self._renew_spool()
             return
         self.wake_push.set()
+
+    def _renew_spool(self) -> None:
+        """The file was damaged under us: a new one is begun, or the sound old one opened anew, by the next batch."""
+        try:
+            self.spool.renew(wall_ms())
+        except Exception as error:
+            self.sampler.faults.note("spool", error)
+        else:
+            log.error("the spool was opened again; what was damaged lies at %s", self.spool.quarantined or "no place")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.signals.put(number)

@@ -3,6 +3,8 @@
 SQLite in WAL mode with synchronous=FULL, never a file format of our own. Numbering, storing and counting are one
 transaction, so that after a crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has
 its own epoch; a damaged one is put into quarantine and a new epoch begins, so that sampling never waits for a repair.
+Damage that SQLite does not see is looked for as well: the numbers must add up when the file is opened, and a batch must
+have the SHA-256 that it was stored with before it is sent; else it is a dead letter, never a wrong bill.
 The file is bounded. When it is full, batches that hold readings alone go first, the oldest before the others; batches
 with stretches, which are the money, go only when there is nothing else. Each loss is counted with its range and
 reason, and by what it held. So that there is such a choice, the sampler keeps readings and stretches apart as soon as
@@ -12,8 +14,10 @@ number, and the collector may have them already, its answer lost. For the same r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -29,6 +33,8 @@ PAGE_BYTES = 4096
 DEAD_LETTERS_KEPT = 1000
 LOCK_WAIT_S = 10.0
 """How long another program may hold the file (a backup, a person with sqlite3) before we say so."""
+QUARANTINED_KEPT = 2
+"""Damaged spools that are kept for a person to look at; older ones make room."""
 FREE_FLOOR_BYTES = 256 * 1024 * 1024
 """Below this much free space on the filesystem nothing more is spooled: the node needs it more."""
 MOST_LOG_BYTES = 4 * 1024 * 1024
@@ -48,6 +54,7 @@ CREATE TABLE IF NOT EXISTS loss (
     reason TEXT NOT NULL, at_ms INTEGER NOT NULL
 );
 """
+_EPOCH = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _COUNTERS = (
     "produced", "acked", "dropped", "dead", "stretches_dropped", "readings_dropped", "readings_thinned",
 )  # fmt: skip
@@ -143,7 +150,9 @@ class Spool:
         try:
             return self._open(now_ms)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR:  # a foreign table where ours should be
+            code = error.sqlite_errorcode & 0xFF
+            flipped = code == sqlite3.SQLITE_READONLY and os.access(self.path, os.W_OK) and os.access(folder, os.W_OK)
+            if code != sqlite3.SQLITE_ERROR and not flipped:  # a foreign table where ours should be, a byte of a header
                 raise
         except sqlite3.DatabaseError:
             pass
@@ -151,6 +160,7 @@ class Spool:
 
     def _open(self, now_ms: int) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
+        database.text_factory = _text
         try:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict is None or verdict[0] != "ok":
@@ -170,6 +180,10 @@ class Spool:
                 fresh = uuid7(now_ms, os.urandom(10))
                 database.execute("INSERT OR IGNORE INTO meta VALUES ('epoch', ?)", (fresh,))
                 database.executemany("INSERT OR IGNORE INTO counter VALUES (?, 0)", [(name,) for name in _COUNTERS])
+            _look_over(database)
+        except UnicodeDecodeError as error:  # sqlite3 quotes a flipped name in its sentence
+            database.close()
+            raise sqlite3.DatabaseError("a name is no text") from error
         except sqlite3.Error:
             database.close()
             raise
@@ -179,6 +193,9 @@ class Spool:
         """Moves a damaged file away, never in the way of starting, and begins a new epoch."""
         quarantine = folder / "quarantine"
         quarantine.mkdir(exist_ok=True)
+        for old in sorted(quarantine.glob("spool-*.sqlite"))[: 1 - QUARANTINED_KEPT]:
+            for path in quarantine.glob(f"{old.name}*"):
+                path.unlink()
         self.quarantined = quarantine / f"spool-{now_ms}.sqlite"
         for suffix in ("", "-wal", "-shm"):
             damaged = Path(f"{self.path}{suffix}")
@@ -293,10 +310,17 @@ class Spool:
         )
 
     def next(self, lane: Literal["oldest", "newest"]) -> Spooled | None:
-        """The oldest or the newest batch that waits; None when none does."""
+        """The oldest or the newest batch that waits; None when none does. One that was damaged is buried instead."""
         order = "ASC" if lane == "oldest" else "DESC"
-        rows = self._rows(f"SELECT seq, made_ms, body, undecodable FROM batch ORDER BY seq {order} LIMIT 1")
-        return Spooled(*rows[0]) if rows else None
+        while rows := self._rows(
+            f"SELECT seq, made_ms, body, undecodable, sha256 FROM batch ORDER BY seq {order} LIMIT 1"
+        ):
+            *found, sha256 = rows[0]
+            batch = Spooled(*found)
+            if hashlib.sha256(batch.body).digest() == sha256:
+                return batch
+            self.bury(batch.seq, "its bytes were damaged on the disk")
+        return None
 
     def acknowledge(self, seq: int, rejected: tuple[tuple[str, str], ...] = ()) -> None:
         """The collector has committed this batch; refused records of it go to the dead letters with their reasons."""
@@ -381,9 +405,49 @@ class Spool:
         """What could not be delivered: number, record, reason."""
         return self._rows("SELECT seq, record, reason FROM dead ORDER BY id")
 
+    def renew(self, now_ms: int) -> None:
+        """Opens the file again after it was found damaged while in use: what is beyond repair goes to quarantine."""
+        with self._lock:
+            self.quarantined = None
+            self._db.close()
+            self._db = self._open_or_replace(self.path.parent, now_ms)
+            self.epoch = str(self._value("SELECT value FROM meta WHERE name = 'epoch'"))
+
     def close(self) -> None:
         """Closes the file; everything is on disk already."""
         self._db.close()
+
+
+def _look_over(database: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError when rows that SQLite can read cannot be ours: a bit flipped inside of a value."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(_SCHEMA)
+        if _columns(database) != _columns(fresh):
+            raise sqlite3.DatabaseError("other columns than ours")
+    counters = dict(database.execute("SELECT name, value FROM counter"))
+    ((pending, highest, odd),) = database.execute(
+        "SELECT count(*), coalesce(max(seq), 0), coalesce(sum(typeof(made_ms) <> 'integer' OR typeof(body) <> 'blob'"
+        " OR typeof(undecodable) <> 'integer' OR typeof(stretches) <> 'integer' OR typeof(readings) <> 'integer'), 0)"
+        " FROM batch"
+    )
+    numbers = [counters.get(name) for name in _COUNTERS]
+    if odd or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise sqlite3.DatabaseError("values of other types than were written")
+    counts = Counts(counters["produced"], counters["acked"], pending, counters["dropped"], counters["dead"])
+    epochs = [value for name, value in database.execute("SELECT name, value FROM meta") if name == "epoch"]
+    if not counts.conserved or highest > counts.produced or not _EPOCH.fullmatch(str(epochs[0])):
+        raise sqlite3.DatabaseError(f"the numbers do not add up: {counts}, highest {highest}, epoch {epochs[0]!r}")
+
+
+def _columns(database: sqlite3.Connection) -> dict[str, set[tuple[object, ...]]]:
+    """Of each of our tables its columns: name, type, whether null is refused, default, place in the key."""
+    tables = ("meta", "counter", "batch", "dead", "loss")
+    return {name: {row[1:] for row in database.execute(f"PRAGMA table_info({name})")} for name in tables}
+
+
+def _text(value: bytes) -> str:
+    """A text of the file: a flipped bit must not raise what nobody expects from a database."""
+    return value.decode(errors="replace")
 
 
 def _is_full(error: sqlite3.OperationalError) -> bool:

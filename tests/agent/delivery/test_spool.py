@@ -226,3 +226,53 @@ def test_burying_twice_counts_once(spool):
     spool.bury(seq, "no")
     spool.bury(seq, "no")
     assert (spool.counts().dead, spool.dead_letters()) == (1, [(seq, "batch", "no")])
+
+
+def test_what_was_damaged_on_the_disk_is_never_sent(spool):
+    """A batch whose bytes are not those that were stored is a dead letter; the next one is handed out."""
+    for _ in range(3):
+        spool.add(body_of(), NOW)
+    spool._db.execute("UPDATE batch SET body = zeroblob(100) WHERE seq IN (1, 3)")
+    assert spool.next("oldest").seq == 2
+    assert spool.next("newest").seq == 2
+    assert spool.dead_letters() == [(seq, "batch", "its bytes were damaged on the disk") for seq in (1, 3)]
+    assert (spool.counts().dead, spool.counts().conserved) == (2, True)
+
+
+def test_numbers_that_do_not_add_up_are_damage(spool, tmp_path):
+    """A counter that is not what it was: the file is put aside, not trusted."""
+    spool.add(body_of(), NOW)
+    spool._db.execute("UPDATE counter SET value = 77 WHERE name = 'acked'")
+    spool.close()
+    again = opened(tmp_path)
+    assert again.quarantined is not None
+    assert again.epoch != spool.epoch
+    again.close()
+
+
+def test_a_spool_that_is_damaged_while_in_use_is_begun_anew(tmp_path):
+    """The pages change under the open file: the write fails, `renew` puts it aside, and the next batch is taken."""
+    spool = opened(tmp_path)
+    for _ in range(50):
+        spool.add(body_of(3000), NOW)
+    spool._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path = tmp_path / "spool.sqlite"
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096))
+    spool._db.execute("PRAGMA shrink_memory")
+    with contextlib.suppress(sqlite3.OperationalError), pytest.raises(sqlite3.DatabaseError):
+        spool._rows("SELECT count(*), sum(length(body)) FROM batch")
+    epoch = spool.epoch
+    spool.renew(NOW)
+    assert spool.epoch != epoch
+    assert spool.quarantined is not None
+    assert spool.add(body_of(), NOW) == 1
+    spool.close()
+
+
+def test_quarantine_does_not_fill_the_disk(tmp_path):
+    """Of damaged spools the latest two are kept."""
+    for moment in range(5):
+        (tmp_path / "spool.sqlite").write_bytes(b"junk " * 1000)
+        Spool(tmp_path, 64 * 1024 * 1024, NOW + moment, free_floor=0).close()
+    kept = sorted(path.name for path in (tmp_path / "quarantine").iterdir())
+    assert kept == [f"spool-{NOW + moment}.sqlite" for moment in (3, 4)]

@@ -1,0 +1,122 @@
+"""A spool file cut off, or with flipped bytes, at every offset: the agent starts, and loses nothing unseen."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuledger_agent.spool import Holds, Spool
+
+NOW = 1_790_812_800_000
+WAITING = 12
+MARK = bytes(range(64))
+
+
+def body_of(epoch, seq):
+    return hashlib.sha512(f"{epoch}/{seq}".encode()).digest() * 19 + MARK
+
+
+@pytest.fixture(scope="module")
+def files():
+    """A spool as a stop left it (all in the file), and one as a crash did (the latest batches in the log beside it)."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    spool = Spool(folder, 2**20, NOW, free_floor=0)
+    for _ in range(WAITING + 3):
+        spool.add(body_of, NOW, Holds(1, 4))
+    for _ in range(2):
+        spool.acknowledge(spool.next("oldest").seq)
+    spool.bury(3, "no")
+    spool.close()
+    stopped = (folder / "spool.sqlite").read_bytes()
+    spool = Spool(folder, 2**20, NOW, free_floor=0)
+    spool.acknowledge(4)
+    spool.add(body_of, NOW, Holds(1, 4))
+    crashed = (folder / "spool.sqlite").read_bytes(), (folder / "spool.sqlite-wal").read_bytes()
+    spool.close()
+    shutil.rmtree(folder)
+    return stopped, crashed
+
+
+def started(main, log=b""):
+    """What became of a spool whose files are these: it takes a batch, and delivers what it has byte for byte."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuledger-torn-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    try:
+        (folder / "spool.sqlite").write_bytes(main)
+        if log:
+            (folder / "spool.sqlite-wal").write_bytes(log)
+        start = time.monotonic()
+        spool = Spool(folder, 2**20, NOW, free_floor=0)
+        took = time.monotonic() - start
+        try:
+            waited = spool.counts().pending
+            new = spool.add(body_of, NOW, Holds(1, 4))
+            delivered = 0
+            while batch := spool.next("newest" if delivered % 2 else "oldest"):
+                if batch.seq == new:
+                    assert batch.body == body_of(spool.epoch, new)
+                assert len(batch.body) == 1280
+                spool.acknowledge(batch.seq)
+                delivered += 1
+            counts = spool.counts()
+            assert counts.conserved, counts
+            assert took < 2
+            if spool.quarantined is not None:
+                assert bodies(spool.quarantined.read_bytes()) >= bodies(main) - 1
+                assert (waited, delivered) == (0, 1)
+                return "quarantined"
+            buried = waited + 1 - delivered
+            assert counts.dead - (1 if waited else 0) == buried or not waited
+            return "healthy" if not buried else "buried"
+        finally:
+            spool.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def bodies(file):
+    """How many batches a person could still find in it."""
+    return file.count(MARK)
+
+
+EVERY = [
+    pytest.param(97, id="every 97th"),
+    pytest.param(1, id="every", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+]
+
+
+@pytest.mark.parametrize("step", EVERY)
+def test_a_file_cut_off_at_every_offset(files, step):
+    """Put aside whole, and a new epoch begins; only the tail of the last page torn: its batch is a dead letter."""
+    stopped, _ = files
+    fates = [started(stopped[:length]) for length in range(0, len(stopped), step)]
+    assert fates[0] == "healthy"
+    assert set(fates[1:]) == {"quarantined", "buried"}
+    assert fates.count("buried") <= 4096 // step + 1
+
+
+@pytest.mark.parametrize("step", EVERY)
+def test_bytes_flipped_at_every_offset(files, step):
+    """A byte inverted: seen by SQLite, by the numbers, or by the batch's own hash; or it lay where nothing is."""
+    stopped, _ = files
+    fates = []
+    for at in range(0, len(stopped), step):
+        torn = bytearray(stopped)
+        torn[at] ^= 0xFF
+        fates.append(started(bytes(torn)))
+    assert set(fates) == {"healthy", "buried", "quarantined"}
+    assert fates.count("buried") > len(fates) // 20
+
+
+@pytest.mark.parametrize("step", EVERY)
+def test_a_log_cut_off_or_flipped_at_every_offset(files, step):
+    """What the log holds whole is there, what is torn was never committed; the file itself stays sound."""
+    _, (main, log) = files
+    for at in range(0, len(log), step):
+        torn = bytearray(log)
+        torn[at] ^= 0xFF
+        assert started(main, log[:at]) == "healthy"
+        assert started(main, bytes(torn)) == "healthy"
