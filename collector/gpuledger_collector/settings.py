@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 PREFIX = "GPULEDGER_"
 AGENT_PREFIX = "GPULEDGER_AGENT_"
@@ -50,6 +52,21 @@ class Settings:
     jobs: bool = field(default=True, metadata={"help": "run the scheduled jobs in this process"})
     fold_seconds: int = field(default=30, metadata={"help": "how often new evidence is folded into hours and minutes"})
     rate_seconds: int = field(default=60, metadata={"help": "how often changed days are rated"})
+    budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
+    send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
+    mail_server: str = field(default="", metadata={"help": "HOST:PORT of the SMTP server for mails"})
+    mail_security: str = field(default="starttls", metadata={"help": "starttls, tls or none"})
+    mail_user: str = field(default="", metadata={"help": "login at the mail server; empty: none"})
+    mail_password_file: Path | None = field(default=None, metadata={"help": "file with the password of mail_user"})
+    mail_ca_file: Path | None = field(
+        default=None, metadata={"help": "PEM certificates to trust instead of the system's"}
+    )
+    mail_from: str = field(default="gpuledger@localhost", metadata={"help": "address that mails come from"})
+    mail_dir: Path | None = field(default=None, metadata={"help": "folder for mails as .eml files instead of a server"})
+    mail_resend_unconfirmed: bool = field(
+        default=False, metadata={"help": "send again, rather than report, a mail whose taking nobody heard of"}
+    )
+    hooks_file: Path | None = field(default=None, metadata={"help": "TOML file of chat and webhook addresses, by name"})
     drain_seconds: int = field(default=20, metadata={"help": "how long SIGTERM waits for requests under way"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_format: str = field(default="console", metadata={"help": "console or json"})
@@ -194,7 +211,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-_POSITIVE = ("writers", "flush_batches", "queue_batches", "queue_bytes", "fold_seconds", "rate_seconds")
+_POSITIVE = (
+    "writers",
+    "flush_batches",
+    "queue_batches",
+    "queue_bytes",
+    "fold_seconds",
+    "rate_seconds",
+    "budget_seconds",
+    "send_seconds",
+)
 
 
 def check(settings: Settings) -> None:
@@ -211,6 +237,7 @@ def check(settings: Settings) -> None:
         faults.append(f"log_level: {settings.log_level!r} is not debug, info, warning or error")
     if settings.log_format not in {"console", "json"}:
         faults.append(f"log_format: {settings.log_format!r} is not console or json")
+    faults += _mail_faults(settings)
     if settings.dsn and settings.dsn_file is not None:
         faults.append("dsn and dsn_file: give one of them")
     if faults:
@@ -227,3 +254,35 @@ def _beyond_loopback(settings: Settings) -> list[str]:
             "(or allow_plain_http = true behind a proxy that ends TLS)"
         )
     return faults
+
+
+def _mail_faults(settings: Settings) -> list[str]:
+    faults = []
+    host, _, port = settings.mail_server.rpartition(":")
+    if settings.mail_server and (not host or not port.isdigit() or int(port) > 65535):
+        faults.append(f"mail_server: {settings.mail_server!r} is not HOST:PORT, such as mail.example.com:587")
+    if settings.mail_server and settings.mail_dir is not None:
+        faults.append("mail_server and mail_dir: give one of them")
+    if settings.mail_security not in {"starttls", "tls", "none"}:
+        faults.append(f"mail_security: {settings.mail_security!r} is not starttls, tls or none")
+    if bool(settings.mail_user) != (settings.mail_password_file is not None):
+        faults.append("mail_user and mail_password_file: give both or none")
+    if settings.mail_user and settings.mail_security == "none" and not is_loopback(host.strip("[]")):
+        faults.append("mail_security: none would send the password of mail_user in clear")
+    if not re.fullmatch(r"[!-?A-~]+@[A-Za-z0-9.-]+", settings.mail_from):
+        faults.append(f"mail_from: {settings.mail_from!r} is not a mail address")
+    return faults
+
+
+def read_hooks(path: Path | None) -> dict[str, str]:
+    """Addresses of chats and webhooks by name. Raises SettingsError; never tells an address, for it is a secret."""
+    if path is None:
+        return {}
+    found = read_toml(path)
+    for name, address in found.items():
+        place = urlsplit(address) if isinstance(address, str) else None
+        if place is None or not place.hostname or place.username is not None:
+            raise SettingsError(f"{path}: {name} is not an address such as https://hooks.example.com/services/...")
+        if place.scheme != "https" and not (place.scheme == "http" and is_loopback(place.hostname)):
+            raise SettingsError(f"{path}: {name} must be https:// (or http:// on this machine)")
+    return found

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpuledger_collector.api.batches import Intake
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit
+    from gpuledger_collector.notify.delivery import Transport
+    from gpuledger_collector.notify.sender import Sender
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
 
@@ -165,10 +167,16 @@ def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule
 def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
     """Every scheduled job with its interval."""
     from gpuledger_collector import jobs as work
+    from gpuledger_collector.jobs.watch_budgets import watch_budgets
+    from gpuledger_collector.notify import budget_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
+    from gpuledger_collector.storage import outbox
+    from gpuledger_collector.storage.budgets import BudgetBook
     from gpuledger_collector.storage.ledgers import Ledger
 
     ledger = Ledger(opened.current_dsn)
+    book = BudgetBook(connect)
+    mails = sender(settings, connect)
 
     def now_ms() -> int:
         return int(now().timestamp() * 1000)
@@ -176,13 +184,49 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     def tidy() -> None:
         with connect() as connection:
             forget_old_runs(connection, now())
+            outbox.forget_old(connection, now_ms())
 
     return [
         Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),
         Job("fold_usage", settings.fold_seconds, lambda: counted(work.fold_usage(ledger), "accelerator-hours folded")),
         Job("rate_usage", settings.rate_seconds, lambda: counted(work.rate_usage(ledger, now_ms()), "days rated")),
+        Job(
+            "watch_budgets",
+            settings.budget_seconds,
+            lambda: counted(watch_budgets(book, now_ms(), budget_mail.write), "messages"),
+        ),
+        Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),
     ]
+
+
+def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:
+    """The sender of waiting messages over the ways that the settings name; the others wait for theirs."""
+    from gpuledger_collector.notify.folder import Folder
+    from gpuledger_collector.notify.hooks import Hook
+    from gpuledger_collector.notify.sender import Sender
+    from gpuledger_collector.notify.smtp import Smtp
+    from gpuledger_collector.settings import read_hooks, read_secret
+    from gpuledger_collector.storage.outbox import Box
+
+    ways: dict[str, Transport] = {}
+    if settings.mail_dir is not None:
+        ways["mail"] = Folder(settings.mail_dir, settings.mail_from)
+    elif settings.mail_server:
+        host, _, port = settings.mail_server.rpartition(":")
+        secret = settings.mail_password_file
+        ways["mail"] = Smtp(
+            host.strip("[]"),
+            int(port),
+            settings.mail_from,
+            settings.mail_security,
+            settings.mail_user,
+            lambda: "" if secret is None else read_secret(secret, "mail_password_file"),
+            None if settings.mail_ca_file is None else str(settings.mail_ca_file),
+        )
+    if addresses := read_hooks(settings.hooks_file):
+        ways |= {channel: Hook(channel, addresses) for channel in ("slack", "webhook")}
+    return Sender(Box(connect), ways, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
 
 
 def counted(number: int, what: str) -> str:

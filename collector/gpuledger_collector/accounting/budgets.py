@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import lcm
 
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range
 from gpuledger_collector.accounting.quantity import round_together
 from gpuledger_collector.accounting.tags import LEVELS
 
@@ -26,6 +26,7 @@ ROW_EVALUATIONS = 3
 """A forecast must cross in this many evaluations in a row before it fires."""
 EVALUATION_GAP_MS = HOUR_MS
 """Evaluations closer than this count as one."""
+ESCALATE_MS = DAY_MS
 HYSTERESIS_PERCENT = 3
 """A forecast must fall this far below a threshold, in percent of the budget, before the alert is resolved."""
 
@@ -39,6 +40,8 @@ class Terms:
     pace: int | None = None
     recipients: tuple[str, ...] = ()
     escalate_to: tuple[str, ...] = ()
+    quiet: tuple[int, int] | None = None
+    """Minutes of the UTC day between which nothing is sent but what the whole budget is spent for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,28 @@ def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
     if reading.middle_micro is None:
         return False
     return reading.middle_micro * 100 < budget.amount_micro * (percent - HYSTERESIS_PERCENT)
+
+
+def send_at(terms: Terms, alert: Alert, at_ms: int) -> int:
+    """When an alert's message may go out: at once, or, below the whole budget, when the quiet hours end."""
+    if terms.quiet is None or (alert.rule == ACTUAL and alert.percent >= 100):
+        return at_ms
+    start, end = terms.quiet
+    minute = at_ms // 60_000 % 1440
+    quiet = start <= minute < end if start < end else minute >= start or minute < end
+    return at_ms - at_ms % 60_000 + (end - minute) % 1440 * 60_000 if quiet else at_ms
+
+
+def must_escalate(budget: Budget, alert: Alert, at_ms: int) -> bool:
+    """Whether nobody acknowledged within a day that the whole budget is spent, and others are to be told, once."""
+    return (
+        bool(budget.terms.escalate_to)
+        and (alert.rule, alert.state) == (ACTUAL, FIRING)
+        and alert.percent >= 100
+        and alert.escalated_ms is None
+        and alert.fired_ms is not None
+        and at_ms >= alert.fired_ms + ESCALATE_MS
+    )
 
 
 def percent_of(part_micro: int, whole_micro: int) -> int:

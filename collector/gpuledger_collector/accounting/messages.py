@@ -7,9 +7,13 @@ The same key to the same recipient a second time is no second message: that is w
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+_ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_HOOK = re.compile(r"(slack|webhook):[A-Za-z0-9_-]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,16 @@ class Message:
 def digest_of(key: str, recipient: str) -> str:
     """Forty hexadecimal digits for an event and a recipient."""
     return hashlib.sha256(f"{key}\0{recipient}".encode()).hexdigest()[:40]
+
+
+def is_address(text: str) -> bool:
+    """Whether this is a plain mail address in ASCII: no name, no brackets, nothing that could begin a header."""
+    return len(text) <= 254 and _ADDRESS.fullmatch(text) is not None
+
+
+def is_recipient(text: str) -> bool:
+    """Whether messages can be sent there: a mail address, `slack:NAME` or `webhook:NAME`."""
+    return is_address(text) or _HOOK.fullmatch(text) is not None
 
 
 class Claim(Protocol):

@@ -17,15 +17,16 @@ def register(root: typer.Typer) -> None:
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="[[rule]] and [[price]] tables.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="[[rule]], [[price]] and [[budget]] tables.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")] = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """Apply attribution rules and prices declared in a file; the same file again changes nothing.
+    """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; rules that are gone are
-    superseded, never deleted. Prices are added as `import prices` does. What they touch is rated again.
+    superseded, never deleted. So it is with [[budget]] tables. Prices are added as `import prices` does. What they
+    touch is rated again.
     """
     from gpuledger_collector.ingest.files.declared import read_declared
     from gpuledger_collector.ingest.files.usage import in_order
@@ -36,7 +37,7 @@ def apply(
     if declared.problems:
         refuse(f"{file}: {len(declared.problems)} problems, nothing was applied")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import prices, rules
+        from gpuledger_collector.storage import budgets, prices, rules
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
@@ -45,6 +46,8 @@ def apply(
             done = {"prices": prices.add(connection, declared.prices, at)}
             if declared.rules is not None:
                 done["rules"] = rules.replace(connection, declared.rules, at)
+            if declared.budgets is not None:
+                done["budgets"] = budgets.replace(connection, declared.budgets, at)
             if dry_run:
                 connection.rollback()
     for name, outcome in done.items():

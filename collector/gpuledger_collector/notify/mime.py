@@ -7,17 +7,11 @@ import email.utils
 import re
 from email.message import EmailMessage
 
-from gpuledger_collector.accounting.messages import Message, digest_of
+from gpuledger_collector.accounting.messages import Message, digest_of, is_address
 
 LONGEST_SUBJECT = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]+")
-_ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 POLICY = email.policy.SMTP.clone(cte_type="7bit")
-
-
-def is_address(text: str) -> bool:
-    """Whether this is a plain mail address in ASCII: no name, no brackets, nothing that could begin a header."""
-    return len(text) <= 254 and _ADDRESS.fullmatch(text) is not None
 
 
 def one_line(text: str, longest: int = LONGEST_SUBJECT) -> str:

@@ -15,5 +15,12 @@ class Lock(enum.IntEnum):
     LEDGER = 0x67707504
     IMPORTS = 0x67707505
     PRICES = 0x67707506
+    FINDINGS = 0x67707509
     OUTBOX = 0x67707507
-    """The upper half of a two-part key; the lower half is a message."""
+    """The upper half of a key whose lower half is a message."""
+    BUDGETS = 0x67707508
+    """The upper half of a key whose lower half is a budget."""
+
+    def of(self, number: int) -> int:
+        """The key of one thing of its kind."""
+        return self << 32 | number & 0xFFFFFFFF

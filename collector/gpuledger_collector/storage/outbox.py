@@ -66,7 +66,7 @@ class Box:
     def claim(self, message_id: int, now_ms: int) -> Iterator[RowClaim | None]:
         """The message, ours alone inside the block; None when another has it or it is done."""
         with self.connect() as connection:
-            key = Lock.OUTBOX << 32 | message_id & 0xFFFFFFFF
+            key = Lock.OUTBOX.of(message_id)
             locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
             if locked is None or not locked[0]:
                 yield None

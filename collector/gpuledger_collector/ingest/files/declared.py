@@ -1,4 +1,4 @@
-"""What is declared in a TOML file and applied: attribution rules and prices.
+"""What is declared in a TOML file and applied: attribution rules, prices and budgets.
 
     [[rule]]
     name = "slurm accounts"
@@ -11,6 +11,14 @@
     rate_per_gpu_hour = 2.49
     currency = "USD"
     effective_from = 2026-11-01
+
+    [[budget]]
+    name = "vision"
+    team = "vision"
+    period = "month"
+    amount = 40000
+    currency = "USD"
+    recipients = ["lead@example.com"]
 
 Rules hold in the order of the file. Numbers are read as they are written, never as floats.
 """
@@ -27,29 +35,31 @@ from pathlib import Path
 from typing import Any
 
 from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.ingest.files import prices
+from gpuledger_collector.ingest.files import budgets, prices
 from gpuledger_collector.ingest.files.table import RowReader
 
 RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
 PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)
-TABLES = ("rule", "price")
+TABLES = ("rule", "price", "budget")
 _LINE = re.compile(r"at line (\d+), column (\d+)")
 
 
 @dataclass
 class Declared:
-    """What a file declares; `rules` None means that it says nothing about rules."""
+    """What a file declares; `rules` or `budgets` None means that it says nothing about them."""
 
     rules: list[Rule] | None = None
     prices: list[Price] = field(default_factory=list)
+    budgets: list[Budget] | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
 def read_declared(path: Path) -> Declared:
-    """Rules and prices of the file, or every problem in it. Raises OSError when it cannot be opened."""
+    """Rules, prices and budgets of the file, or every problem in it. Raises OSError when it cannot be opened."""
     declared = Declared()
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,6 +83,9 @@ def read_declared(path: Path) -> Declared:
         price = prices.read_price(row)
         if price is not None:
             declared.prices.append(price)
+    if "budget" in content:
+        rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
+        declared.budgets = budgets.read_budgets(rows)
     return declared
 
 

@@ -1,0 +1,163 @@
+"""Watch budgets: what was charged is held against what may be, and each threshold that is crossed becomes messages.
+
+A budget's states and its messages are written in one transaction that holds the budget, so a watcher that stops
+anywhere, and two at once, tell of each threshold once. A period is watched for two days beyond its end, for charges
+that come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpuledger_collector.accounting.budget_ports import Ahead, BudgetStore, BudgetUnit, News, Status
+from gpuledger_collector.accounting.budgets import (
+    Alert,
+    Budget,
+    Reading,
+    drivers,
+    evaluate,
+    must_escalate,
+    send_at,
+    top,
+)
+from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out
+
+LATE_MS = 2 * DAY_MS
+SHOWN_DRIVERS = 5
+BURN_HOURS = (1, 6)
+KIND = "budget"
+Write = Callable[[News], Content]
+
+
+def watch_budgets(store: BudgetStore, at_ms: int, write: Write) -> int:
+    """Watch every budget as of an instant; how many messages were put into the outbox."""
+    return sum(_watch(store, budget, period, at_ms, write) for budget, period in _watched(store, at_ms))
+
+
+def statuses(store: BudgetStore, at_ms: int) -> list[Status]:
+    """Every budget in its period of an instant; those whose range is over as they ended, those to come left out."""
+    found = []
+    for budget in store.budgets():
+        period = budget.period_at(at_ms)
+        with store.watch(budget) as unit:
+            if unit is not None and period.start_ms <= at_ms:
+                found.append(replace(status_of(unit, budget, period, at_ms), alerts=tuple(unit.alerts(budget, period))))
+    return found
+
+
+def _watched(store: BudgetStore, at_ms: int) -> list[tuple[Budget, Period]]:
+    found = []
+    for budget in store.budgets():
+        periods = dict.fromkeys((budget.period_at(at_ms - LATE_MS), budget.period_at(at_ms)))
+        found += [(budget, one) for one in periods if one.start_ms <= at_ms < one.end_ms + LATE_MS]
+    return found
+
+
+def _watch(store: BudgetStore, budget: Budget, period: Period, at_ms: int, write: Write) -> int:
+    with store.watch(budget) as unit:
+        if unit is None:
+            return 0
+        known = unit.alerts(budget, period)
+        status = status_of(unit, budget, period, at_ms)
+        made = evaluate(budget, _reading(status), known)
+        after = {(alert.rule, alert.percent): alert for alert in (*known, *made.changed)}
+        told = _told(made.fired)
+        late = [alert for alert in after.values() if must_escalate(budget, alert, at_ms)]
+        escalated = [replace(alert, escalated_ms=at_ms) for alert in late]
+        unit.keep(budget, period, [*made.changed, *escalated], status.spend.cost_micro)
+        if not told and not escalated:
+            return 0
+        status = replace(status, alerts=tuple(after.values()))
+        since = max((alert.fired_ms for alert in known if alert.fired_ms is not None), default=None)
+        put = 0
+        for alert, also in told:
+            news = _news(unit, status, alert, also, since)
+            put += _put(unit, news, write, budget.terms.recipients, "")
+        for alert in escalated:
+            news = replace(_news(unit, status, alert, (), since), escalated=True)
+            put += _put(unit, news, write, budget.terms.escalate_to, "/escalated")
+        return put
+
+
+def _told(fired: Sequence[Alert]) -> list[tuple[Alert, tuple[Alert, ...]]]:
+    """Of each rule the highest threshold that fires now, with the lower ones that fire with it: one message a rule."""
+    highest = {alert.rule: alert for alert in sorted(fired, key=lambda alert: alert.percent)}
+    return [
+        (alert, tuple(other for other in fired if other.rule == alert.rule and other is not alert))
+        for alert in highest.values()
+    ]
+
+
+def _put(unit: BudgetUnit, news: News, write: Write, recipients: Sequence[str], suffix: str) -> int:
+    budget, period, alert, at_ms = news.status.budget, news.status.period, news.alert, news.status.at_ms
+    thread = f"budget/{budget.id}/{period.start_ms}"
+    key = f"{thread}/{alert.rule}/{alert.percent}{suffix}"
+    content = write(news)
+    not_before = send_at(budget.terms, alert, at_ms)
+    return sum(unit.put(Message(key, KIND, recipient, content, at_ms, not_before, thread)) for recipient in recipients)
+
+
+def _reading(status: Status) -> Reading:
+    ahead = status.ahead
+    return Reading(
+        status.at_ms,
+        status.period,
+        status.spend.cost_micro,
+        None if ahead is None else ahead.likely_micro,
+        None if ahead is None else ahead.middle_micro,
+        status.pace_percents,
+    )
+
+
+def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> Status:
+    """The standing of a budget as of an instant, from what is rated by then."""
+    at_ms_in = min(at_ms, period.end_ms)
+    known_ms = max(unit.rated_until(at_ms_in) or period.start_ms, period.start_ms)
+    spend = unit.spend(budget, Period(period.start_ms, known_ms))
+    if at_ms >= period.end_ms:
+        return Status(budget, period, at_ms, known_ms, spend, None, None)
+    ahead = _ahead(unit, budget, period, known_ms, spend.cost_micro)
+    return Status(budget, period, at_ms, known_ms, spend, ahead, _pace(unit, budget, period, known_ms))
+
+
+def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
+    today_ms = known_ms - known_ms % DAY_MS
+    if today_ms >= period.end_ms:
+        return None
+    since_ms = max(unit.rated_since(known_ms), today_ms - MOST_HISTORY * DAY_MS)
+    history = unit.daily(budget, Period(since_ms, today_ms))
+    first = next((at for at, cost in enumerate(history) if cost), len(history))
+    left = (today_ms + DAY_MS - known_ms) / DAY_MS
+    found = outlook(history[first:], spent_micro, left, (period.end_ms - today_ms) // DAY_MS - 1)
+    if found is None:
+        return None
+    out = run_out(found, budget.amount_micro)
+    dates = [None if day is None else today_ms + day * DAY_MS for day in (out.earliest, out.middle, out.latest)]
+    ends = (found.low[-1], found.middle[-1], found.high[-1], found.likely[-1])
+    return Ahead(*ends, found.days_of_history, *dates)
+
+
+def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tuple[int, int] | None:
+    """Burn of the last hour and the last six, in percent of the even pace of the period."""
+    if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms:
+        return None
+    short, long = (
+        unit.burnt(budget, Period(known_ms - hours * HOUR_MS, known_ms)) * period.ms * 100
+        // (budget.amount_micro * hours * HOUR_MS)
+        for hours in BURN_HOURS
+    )  # fmt: skip
+    return short, long
+
+
+def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
+    """What changed: whole days since the last message (else since the period began) against as many days before."""
+    period = status.period
+    end_ms = status.known_ms - status.known_ms % DAY_MS
+    start_ms = period.start_ms if since_ms is None else since_ms - since_ms % DAY_MS
+    start_ms = max(min(start_ms, end_ms - DAY_MS), 0)
+    after, before = Period(start_ms, end_ms), Period(2 * start_ms - end_ms, start_ms)
+    found = drivers(unit.held(status.budget, before), unit.held(status.budget, after))
+    return News(alert, also, status, before, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None)

@@ -1,0 +1,307 @@
+"""A budget's message: one screen of text, the same as HTML, and the drivers as a CSV whose rows add up.
+
+Amounts that were charged are written in the currency's minor unit; estimates are written without it, so that nobody
+takes them for charges.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from gpuledger_collector.accounting.budget_ports import News, Status
+from gpuledger_collector.accounting.budgets import (
+    ACTUAL,
+    FORECAST,
+    PACE,
+    Alert,
+    Driver,
+    money_text,
+    percent_of,
+    thresholds,
+)
+from gpuledger_collector.accounting.messages import Content
+from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.period import DAY_MS, Period
+
+BAR = 30
+"""Characters of the bar in the text."""
+DRIVER_COLUMNS = (
+    "workload", "user", "project", "gpu_model", "before", "after", "change", "price", "volume", "mix", "currency",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("gpuledger_collector.notify"),
+        autoescape=select_autoescape(("html",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def write(news: News) -> Content:
+    """Subject, text, HTML and the drivers' CSV."""
+    facts = _facts(news)
+    text, html = (_environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
+    return Content(subject(news), text, html, {"drivers.csv": drivers_csv(news)})
+
+
+def subject(news: News) -> str:
+    """How much, when, and where it goes, in one line."""
+    status = news.status
+    budget, ahead = status.budget, status.ahead
+    share = percent_of(status.spend.cost_micro, budget.amount_micro)
+    amount = money_text(budget.amount_micro, budget.currency, 0)
+    said = f"[GPU budget] {budget.name}: {share} % of {amount} on day {_day(status)} of {_days(status.period)}"
+    if news.escalated:
+        said = f"{said}, not acknowledged"
+    if news.alert.rule == PACE:
+        said += f", burning at {_pace(status)} % of the even pace"
+    if ahead is None:
+        return said
+    said += f", forecast {_estimate(status, ahead.middle_micro)} ({_range(status)})"
+    return said if ahead.run_out_ms is None or share >= 100 else f"{said}, runs out {_short(ahead.run_out_ms)}"
+
+
+def _facts(news: News) -> dict[str, object]:
+    status, budget = news.status, news.status.budget
+    spent, amount = status.spend.cost_micro, budget.amount_micro
+    share = percent_of(spent, amount)
+    return {
+        "subject": subject(news),
+        "verdict": _verdict(news),
+        "tone": "#b42318" if share >= 100 else "#b54708" if news.alert.rule == ACTUAL else "#175cd3",
+        "rows": _rows(news),
+        "share": share,
+        "share_capped": min(share, 100),
+        "elapsed": status.elapsed_percent,
+        "bar": _bar(share),
+        "clock": _bar(status.elapsed_percent),
+        "drivers": [_driver(driver, budget.currency) for driver in news.drivers],
+        "change": _signed(sum(driver.change_micro for driver in news.drivers), budget.currency),
+        "parts": {
+            name: _signed(sum(getattr(driver, f"{name}_micro") for driver in news.drivers), budget.currency)
+            for name in ("price", "volume", "mix")
+        },
+        "windows": f"{_span(news.after)} against {_span(news.before)}",
+        "since": "since the last mail" if news.since_mail else "since the period began",
+        "actions": _actions(news),
+        "data": _data(status),
+        "why": _why(news),
+    }
+
+
+def _verdict(news: News) -> str:
+    status, alert = news.status, news.alert
+    budget, ahead = status.budget, status.ahead
+    who = f"{budget.name} ({budget.owner_label})"
+    amount = money_text(budget.amount_micro, budget.currency)
+    spent = money_text(status.spend.cost_micro, budget.currency)
+    if news.escalated:
+        return f"{who} has spent {spent} of {amount}, and nobody has acknowledged it for a day."
+    if alert.rule == ACTUAL and alert.percent >= 100:
+        over = money_text(status.spend.cost_micro - budget.amount_micro, budget.currency)
+        return f"{who} has spent its whole budget: {spent} of {amount}, {over} over."
+    if alert.rule == ACTUAL:
+        return f"{who} has spent {spent}, which is past {alert.percent} % of its budget of {amount}."
+    if alert.rule == PACE or ahead is None:
+        return f"{who} is spending at {_pace(status)} % of the even pace of its budget of {amount}."
+    return (
+        f"{who} will probably pass {alert.percent} % of its budget of {amount}: "
+        f"by {_long(status.period.end_ms - DAY_MS)} about {_estimate(status, ahead.middle_micro)} will be spent."
+    )
+
+
+def _rows(news: News) -> list[tuple[str, str]]:
+    status = news.status
+    budget, ahead, period = status.budget, status.ahead, status.period
+    spent = status.spend.cost_micro
+    left = budget.amount_micro - spent
+    rows = [
+        ("Spent", money_text(spent, budget.currency)),
+        ("Budget", money_text(budget.amount_micro, budget.currency)),
+        ("Left" if left >= 0 else "Over", money_text(abs(left), budget.currency)),
+        ("Period", f"{_span(period)}, day {_day(status)} of {_days(period)}"),
+    ]
+    if ahead is not None:
+        rows.append(("Forecast", f"{_estimate(status, ahead.middle_micro)} by the end; {_range(status)} in 8 of 10"))
+        if left > 0:
+            rows.append(("Runs out", _run_out(status)))
+    else:
+        rows.append(("Forecast", "none: fewer than 5 whole days are rated"))
+    if status.pace_percents is not None:
+        short, long = status.pace_percents
+        rows.append(("Pace", f"{short} % of even in the last hour, {long} % in the last six"))
+    idle = status.spend.idle_cost_micro
+    if idle is not None:
+        rows.append(("Held idle", f"{money_text(idle, budget.currency)} of what was spent"))
+    return rows
+
+
+def _run_out(status: Status) -> str:
+    ahead = status.ahead
+    if ahead is None or ahead.earliest_ms is None:
+        return "not before the period's end"
+    latest = "after the period's end" if ahead.latest_ms is None else _short(ahead.latest_ms)
+    if ahead.run_out_ms is None:
+        return f"probably not in this period; at the earliest on {_short(ahead.earliest_ms)}"
+    if ahead.earliest_ms == ahead.run_out_ms == ahead.latest_ms:
+        return f"about {_short(ahead.run_out_ms)}"
+    return f"about {_short(ahead.run_out_ms)} (earliest {_short(ahead.earliest_ms)}, latest {latest})"
+
+
+def _actions(news: News) -> list[str]:
+    status = news.status
+    budget = status.budget
+    first = f"{datetime.fromtimestamp(news.after.start_ms / 1000, UTC):%Y-%m-%d}"
+    last = f"{datetime.fromtimestamp(news.after.end_ms / 1000, UTC):%Y-%m-%d}"
+    level = "workload,user" if budget.owner else "team,project"
+    said = []
+    if status.spend.idle_cost_micro:
+        cost = money_text(status.spend.idle_cost_micro, budget.currency)
+        said.append(f"Give back GPUs that are held and idle: they cost {cost} so far. See: gpuledger idle")
+    said.append(f"See every workload: gpuledger chargeback --from {first} --to {last} --by {level}")
+    if news.alert.percent >= 100 or news.alert.rule == FORECAST:
+        said.append("Agree on a larger budget, or on what waits until the next period")
+    said.append(f'Say that you know: gpuledger budgets ack "{budget.name}"')
+    return said
+
+
+def _data(status: Status) -> list[str]:
+    said = [f"Rated up to {datetime.fromtimestamp(status.known_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC."]
+    spend = status.spend
+    if spend.unpriced_gpu_ns:
+        said.append(f"{_hours(spend.unpriced_gpu_ns)} GPU-hours have no price and are in no amount here.")
+    if spend.other_gpu_ns:
+        said.append(f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount here.")
+    if status.ahead is not None:
+        said.append(
+            f"The forecast is an estimate from {status.ahead.days_of_history} days of charges by weekday; "
+            "its range is how far the same rule was off on them."
+        )
+    return said
+
+
+def _why(news: News) -> str:
+    status, alert = news.status, news.alert
+    also = "".join(f" and {other.percent} %" for other in news.also)
+    rule = {ACTUAL: "spent", FORECAST: "forecast", PACE: "pace"}[alert.rule]
+    name = status.budget.name
+    said = f"You are a recipient of budget {name}, which tells of {rule} at {alert.percent} %{also}, once."
+    following = _following(status, alert)
+    if news.escalated:
+        said = f"You are told when budget {name} is spent and nobody acknowledges it within a day, once."
+    return f"{said} {following}"
+
+
+def _following(status: Status, alert: Alert) -> str:
+    fired = {(one.rule, one.percent) for one in status.alerts if one.fired_ms is not None}
+    fired.add((alert.rule, alert.percent))
+    left = [(rule, percent) for rule, percent in thresholds(status.budget.terms) if (rule, percent) not in fired]
+    if not left:
+        return "No more thresholds are left in this period."
+    return "Still to come: " + ", ".join(f"{rule} {percent} %" for rule, percent in left) + "."
+
+
+def _driver(driver: Driver, currency: str) -> dict[str, str]:
+    name, user, project = (*driver.label, "", "", "")[:3]
+    place = ", ".join(part for part in (user, project, driver.model) if part)
+    parts = [
+        f"{what} {_signed(value, currency)}"
+        for what, value in (("price", driver.price_micro), ("volume", driver.volume_micro), ("mix", driver.mix_micro))
+        if value
+    ]
+    return {
+        "name": name,
+        "place": place,
+        "change": _signed(driver.change_micro, currency),
+        "parts": "; ".join(parts) or "no change",
+    }
+
+
+def drivers_csv(news: News) -> str:
+    """The drivers in major units to the micro-unit; each row's parts and the rows themselves add up exactly."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(DRIVER_COLUMNS)
+    for driver in news.drivers:
+        label = [_safe(cell) for cell in (*driver.label, "", "", "")[:3]]
+        amounts = (
+            driver.before_micro, driver.after_micro, driver.change_micro,
+            driver.price_micro, driver.volume_micro, driver.mix_micro,
+        )  # fmt: skip
+        writer.writerow([*label, _safe(driver.model), *map(_exact, amounts), news.status.budget.currency])
+    return out.getvalue()
+
+
+def _safe(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+def _exact(micro: int) -> str:
+    sign = "-" if micro < 0 else ""
+    return f"{sign}{abs(micro) // MICRO}.{abs(micro) % MICRO:06d}"
+
+
+def _signed(micro: int, currency: str) -> str:
+    text = money_text(abs(micro), currency)
+    return f"{'+' if micro >= 0 else '-'}{text.removeprefix(currency + ' ')} {currency}"
+
+
+def _estimate(status: Status, micro: int) -> str:
+    return money_text(micro, status.budget.currency, 0)
+
+
+def _range(status: Status) -> str:
+    ahead = status.ahead
+    if ahead is None:
+        return "not known"
+    low, high = (money_text(value, status.budget.currency, 0) for value in (ahead.low_micro, ahead.high_micro))
+    return f"{low.partition(' ')[2]} to {high.partition(' ')[2]}"
+
+
+def _pace(status: Status) -> str:
+    return "not known" if status.pace_percents is None else str(min(status.pace_percents))
+
+
+def _bar(percent: int) -> str:
+    full = min(percent, 100) * BAR // 100
+    return f"[{'#' * full}{'.' * (BAR - full)}] {percent} %"
+
+
+def _day(status: Status) -> int:
+    at = min(max(status.known_ms - 1, status.period.start_ms), status.period.end_ms - 1)
+    return (at - status.period.start_ms) // DAY_MS + 1
+
+
+def _days(period: Period) -> int:
+    return -(-period.ms // DAY_MS)
+
+
+def _hours(gpu_ns: int) -> str:
+    return f"{gpu_ns // 3_600_000_000_000:,}"
+
+
+def _short(at_ms: int) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return f"{at.day} {at:%b}"
+
+
+def _long(at_ms: int) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return f"{at.day} {at:%B %Y}"
+
+
+def _span(period: Period) -> str:
+    """The days of a period, first and last."""
+    first, last = period.start_ms, period.end_ms - DAY_MS
+    return _short(first) if last <= first else f"{_short(first)} to {_short(last)}"

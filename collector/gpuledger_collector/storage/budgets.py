@@ -1,0 +1,278 @@
+"""Budgets and their alerts in Postgres (accounting.budget_ports)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.budget_ports import Spend
+from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
+from gpuledger_collector.accounting.messages import Message
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.storage import outbox
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_OWNER_COLUMNS = {
+    "org": "o.org",
+    "team": "o.team",
+    "project": "o.project",
+    "experiment": "o.experiment",
+    "run": "o.run",
+    "user": "o.user_name",
+}
+
+
+def current(connection: Connection) -> list[Budget]:
+    """The budgets in force, by name."""
+    rows = connection.execute(
+        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms FROM budget "
+        "WHERE superseded_at IS NULL ORDER BY name"
+    )
+    return [_budget(row) for row in rows]
+
+
+def _budget(row: Sequence[Any]) -> Budget:
+    number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms = row
+    span = None if start_ms is None else Period(start_ms, end_ms)
+    read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()}
+    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read))
+
+
+def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) -> ImportOutcome:
+    """The budgets in force become these. Another amount, owner or period is a new budget, whose thresholds are fresh;
+    other terms (recipients, thresholds) change the budget that is there."""
+    known = {budget.name: budget for budget in current(connection)}
+    added = updated = unchanged = 0
+    gone = [budget.id for name, budget in known.items() if name not in {one.name for one in wanted}]
+    for budget in wanted:
+        old = known.get(budget.name)
+        if old is not None and _amount_of(old) == _amount_of(budget):
+            if old.terms == budget.terms:
+                unchanged += 1
+                continue
+            connection.execute("UPDATE budget SET terms = %s::jsonb WHERE id = %s", (_terms(budget), old.id))
+            updated += 1
+            continue
+        if old is not None:
+            _supersede(connection, [old.id], now)
+            updated += 1
+        else:
+            added += 1
+        _insert(connection, budget, now)
+    _supersede(connection, gone, now)
+    return ImportOutcome(added, updated + len(gone), unchanged)
+
+
+def _amount_of(budget: Budget) -> tuple[object, ...]:
+    return (dict(budget.owner), budget.kind, budget.span, budget.amount_micro, budget.currency)
+
+
+def _terms(budget: Budget) -> str:
+    return json.dumps(asdict(budget.terms))
+
+
+def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
+    connection.execute("UPDATE budget SET superseded_at = %s WHERE id = ANY(%s)", (now, list(ids)))
+
+
+def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
+    span = (None, None) if budget.span is None else (budget.span.start_ms, budget.span.end_ms)
+    connection.execute(
+        "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency, terms, recorded_at) "
+        "VALUES (%s, %s::jsonb, %s, %s, %s, %s, %s, %s::jsonb, %s)",
+        (
+            budget.name,
+            json.dumps(dict(budget.owner)),
+            budget.kind,
+            *span,
+            budget.amount_micro,
+            budget.currency,
+            _terms(budget),
+            now,
+        ),
+    )
+
+
+def acknowledge(connection: Connection, name: str, who: str, at_ms: int) -> int:
+    """Alerts of a budget that fire are known to somebody from now on; how many were."""
+    return connection.execute(
+        "UPDATE budget_alert SET state = 'acked', acked_by = %s, evaluated_ms = %s FROM budget b "
+        "WHERE b.id = budget_id AND b.name = %s AND b.superseded_at IS NULL AND state = 'firing'",
+        (who, at_ms, name),
+    ).rowcount
+
+
+@dataclass(frozen=True)
+class BudgetBook:
+    """accounting.budget_ports.BudgetStore; `connect` opens an autocommit connection."""
+
+    connect: Callable[[], Connection]
+
+    def budgets(self) -> Sequence[Budget]:
+        """The budgets in force, by name."""
+        with self.connect() as connection:
+            return current(connection)
+
+    @contextmanager
+    def watch(self, budget: Budget) -> Iterator[WatchUnit | None]:
+        """A transaction over one snapshot, taken once no other watches the budget; None when it is not in force."""
+        with self.connect() as connection:
+            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.BUDGETS.of(budget.id),))
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with connection.transaction():
+                held = connection.execute(
+                    "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
+                ).fetchone()
+                yield None if held is None else WatchUnit(connection)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """accounting.budget_ports.BudgetStore inside one transaction of the caller, who undoes it all."""
+
+    connection: Connection
+
+    def budgets(self) -> Sequence[Budget]:
+        """The budgets in force, by name."""
+        return current(self.connection)
+
+    @contextmanager
+    def watch(self, _budget: Budget) -> Iterator[WatchUnit | None]:
+        """The same transaction for every budget."""
+        yield WatchUnit(self.connection)
+
+
+@dataclass(frozen=True)
+class WatchUnit:
+    """accounting.budget_ports.BudgetUnit over one connection inside a transaction."""
+
+    connection: Connection
+
+    def rated_until(self, at_ms: int) -> int | None:
+        """Up to when the ledger is rated before an instant."""
+        row = self.connection.execute(
+            "SELECT max(until_ms) FROM day_proof WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
+        ).fetchone()
+        return None if row is None or row[0] is None else min(int(row[0]), at_ms)
+
+    def rated_since(self, until_ms: int) -> int:
+        """The first of the days that are rated without a gap up to an instant."""
+        first = until_ms - until_ms % DAY_MS
+        rows = self.connection.execute(
+            "SELECT day_ms FROM day_proof WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
+        )
+        for (day_ms,) in rows:
+            if day_ms != first - DAY_MS:
+                break
+            first = day_ms
+        return first
+
+    def spend(self, budget: Budget, period: Period) -> Spend:
+        """What the owner was charged."""
+        where, values = _of(budget)
+        row = self.connection.execute(
+            f"""
+            SELECT coalesce(sum(cost_micro) FILTER (WHERE mine), 0), sum(idle_cost_micro) FILTER (WHERE mine),
+                coalesce(sum(gpu_ns) FILTER (WHERE mine), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
+                coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
+            FROM (SELECT l.*, coalesce(currency = %(currency)s, false) AS mine FROM ledger_day l
+                LEFT JOIN owner o ON o.id = l.owner_id
+                WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}) AS found
+            """,
+            {**values, **_range(budget, period)},
+        ).fetchone()
+        assert row is not None
+        return Spend(int(row[0]), None if row[1] is None else int(row[1]), int(row[2]), int(row[3]), int(row[4]))
+
+    def daily(self, budget: Budget, period: Period) -> Sequence[int]:
+        """Micro-units of each day."""
+        where, values = _of(budget)
+        rows = self.connection.execute(
+            f"SELECT l.day_ms, sum(l.cost_micro) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
+            f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
+            {**values, **_range(budget, period)},
+        )
+        found = {day: int(cost or 0) for day, cost in rows}
+        return [found.get(day, 0) for day in range(period.start_ms, period.end_ms, DAY_MS)]
+
+    def burnt(self, budget: Budget, period: Period) -> int:
+        """About what a stretch of time cost."""
+        where, values = _of(budget)
+        row = self.connection.execute(
+            f"""
+            SELECT coalesce(round(sum(l.cost_micro::numeric
+                * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
+            FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
+            WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
+                AND l.end_ms > l.start_ms AND l.currency = %(currency)s AND {where}
+            """,
+            {**values, **_range(budget, period), "first": period.start_ms - period.start_ms % DAY_MS},
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def held(self, budget: Budget, period: Period) -> Sequence[Held]:
+        """Who held what: by job name, user, project and model; time that nobody held by its state."""
+        where, values = _of(budget)
+        rows = self.connection.execute(
+            f"""
+            SELECT CASE WHEN l.state = 'held' THEN coalesce(nullif(w.name, ''), w.external_id, '(unknown)')
+                    ELSE '(' || l.state || ')' END,
+                coalesce(w.user_name, ''), coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
+                sum(l.gpu_ns), sum(l.cost_micro)
+            FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
+            WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}
+            GROUP BY 1, 2, 3, 4
+            """,
+            {**values, **_range(budget, period)},
+        )
+        return [
+            Held((name, user, project), model, int(gpu_ns), int(cost or 0))
+            for name, user, project, model, gpu_ns, cost in rows
+        ]
+
+    def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
+        """The alerts of a period."""
+        rows = self.connection.execute(
+            "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM budget_alert "
+            "WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
+            (budget.id, period.start_ms),
+        )
+        return [Alert(*row) for row in rows]
+
+    def keep(self, budget: Budget, period: Period, alerts: Sequence[Alert], spent_micro: int) -> None:
+        """Alerts as they are now; what was spent is kept of the moment when one fired."""
+        for alert in alerts:
+            spent = spent_micro if alert.fired_ms == alert.evaluated_ms else None
+            self.connection.execute(
+                "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms, "
+                "fired_ms, escalated_ms, spent_micro, acked_by) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+                "ON CONFLICT (budget_id, period_start_ms, rule, percent) DO UPDATE SET state = excluded.state, "
+                "seen = excluded.seen, evaluated_ms = excluded.evaluated_ms, fired_ms = excluded.fired_ms, "
+                "escalated_ms = excluded.escalated_ms, acked_by = excluded.acked_by, "
+                "spent_micro = coalesce(budget_alert.spent_micro, excluded.spent_micro)",
+                (budget.id, period.start_ms, alert.rule, alert.percent, alert.state, alert.seen, alert.evaluated_ms,
+                 alert.fired_ms, alert.escalated_ms, spent, alert.acked_by),
+            )  # fmt: skip
+
+    def put(self, message: Message) -> bool:
+        """A message of this transaction."""
+        return outbox.put(self.connection, message)
+
+
+def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
+    """The condition on `o` (owner) that holds for the budget's node of the tree and all below it."""
+    where = " AND ".join(f"{_OWNER_COLUMNS[level]} = %(owner_{level})s" for level in budget.owner)
+    return where or "true", {f"owner_{level}": value for level, value in budget.owner.items()}
+
+
+def _range(budget: Budget, period: Period) -> dict[str, object]:
+    return {"start": period.start_ms, "end": period.end_ms, "currency": budget.currency}

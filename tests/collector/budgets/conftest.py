@@ -1,0 +1,85 @@
+"""A fleet whose team vision spends 24 units a day, a rehearsed clock, and the outbox of its budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from fakes.fleet import DAY, NOW_MS, OCTOBER, Fleet, Held
+from gpuledger_collector.cli import build
+from gpuledger_collector.cli.common import explain
+from gpuledger_collector.jobs import rate_usage
+from gpuledger_collector.jobs.watch_budgets import watch_budgets
+from gpuledger_collector.notify import budget_mail
+from gpuledger_collector.storage.budgets import BudgetBook
+from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.ledgers import Ledger
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fleet(dsn: str) -> Iterator[Fleet]:
+    """An empty fleet in a database of its own."""
+    made = Fleet(dsn)
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture
+def run(dsn: str) -> Run:
+    """Runs a gpuledger command on that database: exit code, standard output, standard error."""
+
+    def command(*arguments: str | Path) -> tuple[int, str, str]:
+        result = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            sentence, code = explain(result.exception)  # type: ignore[arg-type]
+            return code, result.stdout, result.stderr + sentence
+        return result.exit_code, result.stdout, result.stderr
+
+    return command
+
+
+@pytest.fixture
+def apply(run: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Applies the text of a file."""
+
+    def applied(text: str, *arguments: str) -> tuple[int, str, str]:
+        path = tmp_path / "ledger.toml"
+        path.write_text(text, encoding="utf-8")
+        return run("apply", path, *arguments)
+
+    return applied
+
+
+@pytest.fixture
+def october(fleet: Fleet, run: Run, dsn: str) -> Fleet:
+    """October 2025: team vision holds one H100 at 1 USD an hour, from the 16th two; a quarter of the time idle."""
+    for number in (1, 2):
+        fleet.capacity(number, 0, 31 * DAY)
+    fleet.workload(1, team="vision", project="detector")
+    fleet.workload(2, team="vision", project="tracker")
+    run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2024-01-01")
+    fleet.evidence(
+        [Held(1, 1, day * DAY, (day + 1) * DAY, idle=DAY // 4, busy=DAY * 3 // 4) for day in range(31)]
+        + [Held(2, 2, day * DAY, (day + 1) * DAY, busy=DAY) for day in range(15, 31)]
+    )
+    fleet.connection.execute("UPDATE workload SET name = 'train-' || external_id, user_name = 'ada'")
+    rate_usage(Ledger(dsn), NOW_MS)
+    return fleet
+
+
+@pytest.fixture
+def connect(dsn: str) -> Callable[[], psycopg.Connection]:
+    """Opens an autocommit connection to the database."""
+    return lambda: open_connection(dsn, autocommit=True)
+
+
+@pytest.fixture
+def watch(connect) -> Callable[[float], int]:
+    """Watches the budgets as of a day of October (0 is its first midnight); how many messages were put."""
+    return lambda day: watch_budgets(BudgetBook(connect), OCTOBER + int(day * DAY), budget_mail.write)
