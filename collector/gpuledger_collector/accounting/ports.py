@@ -160,6 +160,31 @@ class ExportedCharge:
     workload_name: str | None
     user: str | None
     tags: Mapping[str, str]
+    booked_day_ms: int | None = None
+    """For a correction the day of an open period in which it is booked; the charge's own day is the one it amends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedPeriod:
+    """A month that was closed: its charges do not change any more."""
+
+    name: str
+    period: Period
+    closed_ms: int
+    closed_by: str
+    lines: int
+    seal: str
+    """Hexadecimal root over its lines (accounting.seal)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invoice:
+    """What one owner is billed for a closed month: the exact amount and the minor units that were booked."""
+
+    currency: str
+    owner: str
+    micro: int
+    minor: int
 
 
 class Unit(Protocol):
@@ -221,6 +246,23 @@ class Unit(Protocol):
 
     def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
         """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
+
+    def closed_periods(self) -> Sequence[ClosedPeriod]:
+        """Every closed period, by time."""
+
+    def billed(self, day_ms: int) -> Sequence[Charge]:
+        """What a day has been charged so far: its closed lines and every correction of it."""
+
+    def correct_day(self, rated: RatedDay, lines: Sequence[Charge], booked_day_ms: int, now_ms: int) -> None:
+        """Book these corrections of a closed day, keep the new proof beside the sealed one, drop the day's marks."""
+
+    def exported(self, period: Period) -> Iterable[ExportedCharge]:
+        """The lines that a period bills: its days' charges and the corrections booked in it, in a fixed order."""
+
+    def close(
+        self, closed: ClosedPeriod, invoices: Sequence[Invoice], level: str, receipt: Mapping[str, object]
+    ) -> None:
+        """The period is closed from now on; the names that its lines show are kept as they are."""
 
 
 class Store(Protocol):

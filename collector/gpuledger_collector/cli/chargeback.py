@@ -108,10 +108,11 @@ def _emit(text: str, output: Path | None) -> None:
 def _write_focus(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import focus
-    from gpuledger_collector.storage import reports
+    from gpuledger_collector.storage import periods, reports
 
     level = next((name for name in names if name in LEVELS), "team")
-    lines = focus.lines(reports.charges(connection, period), level, focus.Issuer())
+    closed = {one.name for one in periods.closed(connection)}
+    lines = focus.lines(reports.charges(connection, period), level, focus.Issuer(), closed)
     if output is None:
         focus.write(lines, sys.stdout)
         return

@@ -11,11 +11,11 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
 from gpuledger_collector.accounting.period import Period, format_date, format_instant, month
 from gpuledger_collector.accounting.ports import ExportedCharge
@@ -69,18 +69,20 @@ Key = tuple[str, str, str]
 
 @dataclass
 class _Book:
+    closed: Collection[str] = ()
     invoices: dict[Key, Invoice] = field(default_factory=dict)
 
 
-def lines(charges: Iterable[ExportedCharge], level: str, issuer: Issuer) -> Iterator[Row]:
+def lines(charges: Iterable[ExportedCharge], level: str, issuer: Issuer, closed: Collection[str] = ()) -> Iterator[Row]:
     """Usage rows in the order of the charges, then one Adjustment row per invoice; unpriced charges have no row.
 
-    `level` is the level of the owner tree that is invoiced (a sub-account each).
+    `level` is the level of the owner tree that is invoiced (a sub-account each). `closed` names the closed months: only
+    their invoices have a number. A correction is billed in the month in which it is booked, for the day that it amends.
     """
-    book = _Book()
+    book = _Book(closed)
     for exported in charges:
         price = exported.charge.price
-        if price is not None:
+        if price is not None and exported.charge.gpu_ns:
             yield _usage(exported, price, level, issuer, book)
     yield from _adjustments(book, level, issuer)
 
@@ -93,28 +95,24 @@ def write(rows: Iterable[Row], file: TextIO) -> None:
         writer.writerow([row.get(name, "") for name in COLUMNS])
 
 
-def _owner(charge: Charge, level: str) -> str:
-    """The owner as the chargeback names it."""
-    if charge.state != HELD or charge.owner is None:
-        return f"({charge.state})"
-    return charge.owner.level(level) or UNATTRIBUTED
-
-
 def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, book: _Book) -> Row:
     charge = exported.charge
     hours = round_half_even_div(charge.gpu_ns * NANO, GPU_NS_PER_HOUR)
     rate = rate_nano(price.rate)
     listed = rate if price.list_rate is None else rate_nano(price.list_rate)
     cost, list_cost = hours * rate, hours * listed
-    owner = _owner(charge, level)
-    key = (format_date(charge.day_ms)[:7], price.currency, owner)
+    owner = billed_to(charge, level)
+    corrects = exported.booked_day_ms is not None
+    booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
+    key = (format_date(booked_ms)[:7], price.currency, owner)
     invoice = book.invoices.setdefault(key, Invoice(month(key[0])))
     invoice.micro += charge.cost_micro or 0
     invoice.written += cost
     return {
-        **_common(key, invoice, level, issuer),
+        **_common(key, invoice, level, issuer, book.closed),
         **_costs(cost, list_cost),
         "ChargeCategory": "Usage",
+        "ChargeClass": "Correction" if corrects else "",
         "ChargeDescription": neutral(_description(exported)),
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
@@ -140,8 +138,8 @@ def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, b
     }
 
 
-def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer) -> Row:
-    """What every row of an invoice says."""
+def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
+    """What every row of an invoice says; the invoice has a number when its month is closed."""
     billing_month, currency, owner = key
     return {
         "BillingAccountId": neutral(issuer.account_id),
@@ -150,7 +148,7 @@ def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer) -> Row:
         "BillingCurrency": currency,
         "BillingPeriodStart": format_instant(invoice.period.start_ms),
         "BillingPeriodEnd": format_instant(invoice.period.end_ms),
-        "InvoiceId": f"{billing_month}/{currency}/{owner}",
+        "InvoiceId": f"{billing_month}/{currency}/{owner}" if billing_month in closed else "",
         "InvoiceIssuerName": neutral(issuer.name),
         "ProviderName": neutral(issuer.name),
         "PublisherName": neutral(issuer.name),
@@ -238,7 +236,7 @@ def _adjustments(book: _Book, level: str, issuer: Issuer) -> Iterator[Row]:
         for (key, invoice), units in zip(group, booked, strict=True):
             rest = units * 10 ** (18 - digits) - invoice.written
             yield {
-                **_common(key, invoice, level, issuer),
+                **_common(key, invoice, level, issuer, book.closed),
                 **_costs(rest, rest),
                 "ChargeCategory": "Adjustment",
                 "ChargeDescription": "Rounding of the invoice to the currency's minor unit (largest remainder)",

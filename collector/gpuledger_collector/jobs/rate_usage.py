@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
+from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.ledger import prove, summarise
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.ports import OwnerOf, RatedDay, Store, Unit
@@ -71,8 +72,18 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     for usage in imported:
         charges += rate_imported(usage, day, book, owners.at(usage.pool, usage.node), until_ms)
     rated = RatedDay(charges, summarise(charges), prove(day, until_ms, capacities, charges))
-    unit.replace_day(day_ms, rated, now_ms)
+    _write(unit, day, rated, now_ms)
     return rated
+
+
+def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:
+    """The day as rated; of a day that is closed the difference to what was billed, booked in the earliest open day."""
+    closed = unit.closed_periods()
+    if not any(one.period.clip(day) for one in closed):
+        unit.replace_day(day.start_ms, rated, now_ms)
+        return
+    booked_ms = max(now_ms - now_ms % DAY_MS, *(one.period.end_ms for one in closed))
+    unit.correct_day(rated, difference(unit.billed(day.start_ms), rated.charges), booked_ms, now_ms)
 
 
 def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:

@@ -18,12 +18,20 @@ import psycopg
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.accounting.ports import CapacityRow, ChargedState, Mark, RatedDay
+from gpuledger_collector.accounting.ports import (
+    CapacityRow,
+    ChargedState,
+    ClosedPeriod,
+    ExportedCharge,
+    Invoice,
+    Mark,
+    RatedDay,
+)
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
-from gpuledger_collector.storage import inventory, partitions, prices, reports, rules, usage, workloads
+from gpuledger_collector.storage import inventory, partitions, periods, prices, reports, rules, usage, workloads
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -183,7 +191,39 @@ class LedgerUnit:
         with self.connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
             for line in rated.lines:
                 copy.write_row(_line_cells(line, owners))
-        _insert_proof(self.connection, rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+        _insert_proof(self.connection, "day_proof", rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+
+    def closed_periods(self) -> Sequence[ClosedPeriod]:
+        """Every closed period, by time."""
+        return periods.closed(self.connection)
+
+    def billed(self, day_ms: int) -> Sequence[Charge]:
+        """What a day has been charged so far: its closed lines and every correction of it."""
+        return [one.charge for one in reports.billed(self.connection, day_ms)]
+
+    def correct_day(self, rated: RatedDay, lines: Sequence[Charge], booked_day_ms: int, now_ms: int) -> None:
+        """Book these corrections of a closed day, keep the new proof beside the sealed one, and drop its marks."""
+        day_ms = rated.proof.day_ms
+        owners = self._owner_ids({charge.owner for charge in lines if charge.owner is not None})
+        columns = f"booked_day_ms, recorded_ms, {_CHARGE_COLUMNS}"
+        with self.connection.cursor().copy(f"COPY correction ({columns}) FROM STDIN") as copy:
+            for charge in lines:
+                copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners)))
+        self.connection.execute("DELETE FROM dirty_day WHERE day_ms = %s", (day_ms,))
+        if lines:
+            self.connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
+            at = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+            _insert_proof(self.connection, "corrected_day", rated.proof, at)
+
+    def exported(self, period: Period) -> Iterable[ExportedCharge]:
+        """The lines that a period bills: its days' charges and the corrections booked in it, in a fixed order."""
+        return reports.charges(self.connection, period)
+
+    def close(
+        self, closed: ClosedPeriod, invoices: Sequence[Invoice], level: str, receipt: Mapping[str, object]
+    ) -> None:
+        """The period is closed from now on; the names that its lines show are kept as they are."""
+        periods.close(self.connection, closed, invoices, level, receipt)
 
     def _owner_ids(self, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
         columns = [list(column) for column in zip(*(_levels(owner) for owner in owners), strict=True)]
@@ -248,9 +288,9 @@ def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object,
     )
 
 
-def _insert_proof(connection: Connection, proof: Proof, now: dt.datetime) -> None:
+def _insert_proof(connection: Connection, table: str, proof: Proof, now: dt.datetime) -> None:
     connection.execute(
-        "INSERT INTO day_proof (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
+        f"INSERT INTO {table} (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
         "capacity_cost, charged_cost, imported_ns, until_ms, holds, proved_at) "
         "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)",
         (

@@ -25,6 +25,8 @@ _LEVEL_COLUMNS = {
     "user": "o.user_name",
 }
 _DAY_DIMENSIONS = {**_LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
+_DAY_COLUMNS = """owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
+    idle_cost_micro, energy_mj"""
 _CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
@@ -33,7 +35,7 @@ _CHARGE_DIMENSIONS = {
 
 
 def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> list[ChargedLine]:
-    """The ledger of the period's days, added up by these dimensions, state and currency.
+    """What the period bills, by these dimensions, state and currency: its days and the corrections booked in it.
 
     Reads the daily ledger; charges only where a dimension (workload, node) is no part of it.
     """
@@ -43,12 +45,17 @@ def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> 
     if "workload" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
     keys = [f"coalesce({dimensions[name]}, '')" for name in by]
+    columns = _DAY_COLUMNS if daily else f"{_DAY_COLUMNS}, node, workload_id"
+    lines = (
+        f"SELECT {columns} FROM {table} WHERE day_ms >= %s AND day_ms < %s UNION ALL "
+        f"SELECT {columns} FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s"
+    )
     groups = ", ".join(str(at + 1) for at in range(len(by) + 2))
     rows = connection.execute(
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, sum(l.gpu_ns), sum(l.busy_ns), "
         "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
-        f"FROM {table} l {joins} WHERE l.day_ms >= %s AND l.day_ms < %s GROUP BY {groups} ORDER BY {groups}",
-        (period.start_ms, period.end_ms),
+        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
+        (period.start_ms, period.end_ms) * 2,
     )
     return [_line(row, len(by)) for row in rows]
 
@@ -60,44 +67,68 @@ def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
     return ChargedLine(row[:width], state, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost, idle_cost, energy)
 
 
+_EXPORTED = """
+    SELECT c.day_ms, c.start_ms, c.end_ms, c.accelerator_id, c.workload_id, c.state, c.pool, c.gpu_model, c.node,
+        c.price_id, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.currency, c.cost_micro, c.idle_cost_micro,
+        c.list_cost_micro, c.energy_mj, a.uuid, w.key, w.external_id,
+        CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END,
+        CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END,
+        CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END,
+        o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name, c.booked_day_ms
+    FROM ({lines}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
+    LEFT JOIN owner o ON o.id = c.owner_id
+    LEFT JOIN billing_period p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
+        AND p.end_ms > coalesce(c.booked_day_ms, c.day_ms)
+    LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
+    ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
+        c.price_id, o.id, c.correction_id
+"""
+_COMMON = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id,
+    gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
+_LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
+_CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
+
+
 def charges(connection: Connection, period: Period) -> Iterator[ExportedCharge]:
-    """Every charge of the period's days with the names that an export writes, in a fixed order."""
-    ids = connection.execute(
-        "SELECT DISTINCT price_id FROM charge WHERE day_ms >= %s AND day_ms < %s AND price_id IS NOT NULL",
-        (period.start_ms, period.end_ms),
-    )
-    book = prices.by_id(connection, [row[0] for row in ids])
-    rows = connection.execute(
-        """
-        SELECT c.day_ms, c.start_ms, c.end_ms, c.accelerator_id, c.workload_id, c.state, c.pool, c.gpu_model, c.node,
-            c.price_id, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.currency, c.cost_micro, c.idle_cost_micro,
-            c.list_cost_micro, c.energy_mj, a.uuid, w.key, w.external_id, w.name, w.user_name, w.tags,
-            o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name
-        FROM charge c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
-        LEFT JOIN owner o ON o.id = c.owner_id
-        WHERE c.day_ms >= %s AND c.day_ms < %s
-        ORDER BY c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms, c.price_id
-        """,
-        (period.start_ms, period.end_ms),
-    )
+    """What the period bills, with the names that an export writes, in a fixed order: charges, then corrections.
+
+    A correction belongs to the period in which it is booked, whatever day it amends. Names and tags of a closed period
+    are those that stood when it was closed.
+    """
+    lines = f"{_LINES} day_ms >= %s AND day_ms < %s UNION ALL {_CORRECTIONS} booked_day_ms >= %s AND booked_day_ms < %s"
+    yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2)
+
+
+def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
+    """What a day has been charged so far, wherever it is booked: its lines and every correction of it."""
+    yield from _read(connection, f"{_LINES} day_ms = %s UNION ALL {_CORRECTIONS} day_ms = %s", (day_ms, day_ms))
+
+
+def _read(connection: Connection, lines: str, bounds: Sequence[int]) -> Iterator[ExportedCharge]:
+    rows = connection.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
+    ids = {row[9] for row in rows if row[9] is not None}
+    book = prices.by_id(connection, sorted(ids))
     for row in rows:
         yield _exported(row, None if row[9] is None else book[row[9]])
 
 
 def _exported(row: tuple[Any, ...], price: Price | None) -> ExportedCharge:
     day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, _, *amounts = row[:19]
-    uuid, key, external_id, name, user, tags, owner_id, *levels = row[19:]
+    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms = row[19:]
     owner = None if owner_id is None else OwnerPath(*levels)
     place = (state, pool, gpu_model, node)
     charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, price, *amounts)
-    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {})
+    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms)
 
 
 def proofs(connection: Connection, period: Period) -> list[Proof]:
-    """The proofs of the period's days, by day."""
+    """The proofs of the period's days, by day; of a closed day that was corrected the proof with its corrections."""
+    columns = """day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns,
+        capacity_cost, charged_cost, until_ms, holds"""
     rows = connection.execute(
-        "SELECT day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns, "
-        "capacity_cost, charged_cost, until_ms, holds FROM day_proof WHERE day_ms >= %s AND day_ms < %s ORDER BY 1",
+        f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM day_proof "
+        f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
+        "ORDER BY day_ms, corrected DESC",
         (period.start_ms, period.end_ms),
     )
     return [_proof(row) for row in rows]
@@ -109,9 +140,11 @@ def _proof(row: tuple[Any, ...]) -> Proof:
 
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
-    """The charges of the period's days, added up by day, state and currency."""
+    """The charges of the period's days with all their corrections, added up by day, state and currency."""
+    columns = "day_ms, state, accelerator_id IS NULL AS imported, currency, gpu_ns, cost_micro"
     rows = connection.execute(
-        "SELECT day_ms, state, accelerator_id IS NULL, currency, sum(gpu_ns), sum(cost_micro) FROM charge "
+        f"SELECT day_ms, state, imported, currency, sum(gpu_ns), sum(cost_micro) FROM (SELECT {columns} FROM charge "
+        f"UNION ALL SELECT {columns} FROM correction) AS c "
         "WHERE day_ms >= %s AND day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         (period.start_ms, period.end_ms),
     )

@@ -1,0 +1,80 @@
+"""The seal of a closed period: one hash over every line, from which a single line can be proven to be in it.
+
+A Merkle tree as in RFC 6962 §2.1 (SHA-256; a leaf is hashed after the byte 0, a node after the byte 1): whoever holds
+the seal can check one line and the path beside it without seeing anybody else's lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from gpuledger_collector.accounting.ports import ExportedCharge
+from gpuledger_collector.accounting.tags import LEVELS
+
+
+def leaf(line: bytes) -> bytes:
+    """The hash of one line."""
+    return hashlib.sha256(b"\x00" + line).digest()
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def root(leaves: Sequence[bytes]) -> bytes:
+    """The root over hashed leaves, in their order; that of nothing is the hash of nothing."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    return _levels(leaves)[-1][0]
+
+
+def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """From the leaves up to the root; an odd last node goes up as it is, which is RFC 6962's split for every size."""
+    levels = [list(leaves)]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        above = [_node(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)]
+        levels.append(above + below[len(below) & ~1 :])
+    return levels
+
+
+def path(leaves: Sequence[bytes], at: int) -> list[tuple[str, bytes]]:
+    """What to hash beside leaf `at`, from the bottom up: ("left" or "right", hash). Raises IndexError."""
+    if not 0 <= at < len(leaves):
+        raise IndexError(at)
+    found = []
+    for level in _levels(leaves)[:-1]:
+        other = at ^ 1
+        if other < len(level):
+            found.append(("left" if other < at else "right", level[other]))
+        at //= 2
+    return found
+
+
+def proves(line: bytes, way: Sequence[tuple[str, bytes]], seal: bytes) -> bool:
+    """Whether a line and its path lead to the seal."""
+    at = leaf(line)
+    for side, other in way:
+        at = _node(other, at) if side == "left" else _node(at, other)
+    return at == seal
+
+
+def line_of(exported: ExportedCharge) -> bytes:
+    """A charge as one canonical JSON text: names instead of a database's ids, integers, the rate as decimal text."""
+    charge = exported.charge
+    price = charge.price
+    owner = None if charge.owner is None else {name: charge.owner.level(name) for name in LEVELS}
+    content = {
+        "day_ms": charge.day_ms, "start_ms": charge.start_ms, "end_ms": charge.end_ms,
+        "booked_day_ms": exported.booked_day_ms,
+        "accelerator": exported.accelerator_uuid, "workload": exported.workload_key, "owner": owner,
+        "state": charge.state, "pool": charge.pool, "gpu_model": charge.gpu_model, "node": charge.node,
+        "rate": None if price is None else format(price.rate.normalize(), "f"),
+        "purchase": None if price is None else price.purchase, "currency": charge.currency,
+        "gpu_ns": charge.gpu_ns, "busy_ns": charge.busy_ns, "idle_ns": charge.idle_ns, "unknown_ns": charge.unknown_ns,
+        "cost_micro": charge.cost_micro, "idle_cost_micro": charge.idle_cost_micro,
+        "list_cost_micro": charge.list_cost_micro, "energy_mj": charge.energy_mj,
+    }  # fmt: skip
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

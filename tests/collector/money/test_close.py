@@ -1,0 +1,224 @@
+"""Closing a month: sealed by the database, exported the same ever after, amended by corrections alone."""
+
+import csv
+import io
+import json
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from gpuledger_collector.accounting.period import Period, month
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.jobs.reconcile import reconcile
+
+MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
+LATER = ("--from", "2025-11-01", "--to", "2027-12-01")
+
+
+@pytest.fixture
+def furnished(fleet, run):
+    """Two accelerators for two days, three holders, one price."""
+    run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
+    for number in (1, 2):
+        fleet.capacity(number, 0, 2 * DAY)
+    fleet.evidence([
+        Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4),
+        Held(1, 2, HOUR, 3 * HOUR, busy=HOUR),
+        Held(2, 3, 5 * HOUR, 6 * HOUR),
+        Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"),
+    ])  # fmt: skip
+    return fleet
+
+
+def exports(run) -> tuple[str, ...]:
+    forms = [("--by", "team"), ("--by", "team,workload"), ("--by", "team", "--format", "json"), ("--by", "workload")]
+    return tuple(
+        run("chargeback", *MONTH, *form, *(() if "json" in form else ("--format", "csv")))[1] for form in forms
+    )
+
+
+def focus(run) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "focus")[1])))
+
+
+def change_everything(fleet, run) -> None:
+    """Late evidence of an hour that nobody had seen, another price from the past, other names and tags."""
+    fleet.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR), Held(1, 3, DAY + HOUR, DAY + 2 * HOUR)])
+    run("prices", "set", "--rate", "2.5", "--currency", "USD", "--from", "2025-10-02")
+    fleet.connection.execute("UPDATE workload SET name = 'renamed', tags = '{\"team\": \"other\"}', user_name = 'zoe'")
+
+
+def test_a_month_is_closed_once_with_a_receipt(furnished, run):
+    """The invoices are the chargeback to the cent; a dry run shows the same and closes nothing."""
+    code, shown, _ = run("close", "--period", "2025-10", "--dry-run", "--format", "json")
+    assert code == 0
+    assert run("periods")[1] == "no month is closed\n"
+    code, closed, _ = run("close", "--period", "2025-10", "--by", "amina", "--format", "json")
+    assert code == 0
+    receipt = json.loads(closed)
+    assert receipt["seal"] == json.loads(shown)["seal"]
+    assert receipt["closed_by"] == "amina"
+    rows = csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "csv")[1]))
+    assert {row["team"]: row["cost"] for row in rows} == {one["owner"]: one["amount"] for one in receipt["invoices"]}
+    assert receipt["totals"] == {"USD": str(sum(Decimal(one["amount"]) for one in receipt["invoices"]))}
+    code, _, said = run("close", "--period", "2025-10")
+    assert code == 1
+    assert "closed already (by amina)" in said
+    code, listed, _ = run("periods", "--verify", "2025-10")
+    assert (code, "every line is as it was sealed" in listed) == (0, True)
+
+
+def test_a_closed_month_is_exported_the_same_ever_after(furnished, run):
+    """Late evidence, another price, other names: byte for byte the same chargeback, and FOCUS but for its numbers."""
+    run("close", "--period", "2025-10")
+    before = exports(run), focus(run)
+    change_everything(furnished, run)
+    assert (exports(run), focus(run)) == before
+    assert run("periods", "--verify", "2025-10")[0] == 0
+
+
+def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
+    """Billed in October plus booked later = October rated anew, per owner and to the micro-unit; and it reconciles."""
+    run("close", "--period", "2025-10")
+    change_everything(furnished, run)
+    bring_up_to_date(ledger, month("2025-10"), NOW_MS)
+    both = furnished.rows(
+        "SELECT owner_id, state, sum(gpu_ns), sum(cost_micro), sum(busy_ns) FROM (SELECT owner_id, state, gpu_ns, "
+        "cost_micro, busy_ns FROM charge UNION ALL "
+        "SELECT owner_id, state, gpu_ns, cost_micro, busy_ns FROM correction) c "
+        "GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0 ORDER BY 1, 2"
+    )
+    with ledger.unit() as unit:
+        sheet = reconcile(unit, month("2025-10"))
+    assert sheet.holds
+    assert furnished.rows("SELECT count(*) > 0, sum(gpu_ns) FROM correction") == [(True, 0)]
+    # the same history without a close
+    for table in ("correction", "corrected_day", "invoice", "closed_workload", "billing_period"):
+        furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+    for table in ("charge", "ledger_day", "day_proof"):
+        furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+    furnished.connection.execute("DELETE FROM invoice")
+    furnished.connection.execute("DELETE FROM closed_workload")
+    furnished.connection.execute("DELETE FROM billing_period")
+    furnished.connection.execute("DELETE FROM correction")
+    furnished.connection.execute("DELETE FROM day_proof")
+    bring_up_to_date(ledger, month("2025-10"), NOW_MS)
+    alone = furnished.rows(
+        "SELECT owner_id, state, sum(gpu_ns), sum(cost_micro), sum(busy_ns) FROM charge "
+        "GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0 ORDER BY 1, 2"
+    )
+    assert both == alone
+
+
+def test_corrections_are_billed_in_the_month_in_which_they_are_booked(furnished, run):
+    """The late hour shows up in the open month, under its team, with ChargeClass Correction for its own day."""
+    run("close", "--period", "2025-10")
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    run("reconcile", "--period", "2025-10")  # rates what is late
+    rows = list(csv.DictReader(io.StringIO(run("chargeback", *LATER, "--format", "csv")[1])))
+    assert {row["team"]: (row["gpu_hours"], row["cost"]) for row in rows} == {
+        "team-1": ("1.000000", "2.33"), "(unobserved)": ("-1.000000", "-2.33"),
+    }  # fmt: skip
+    lines = list(csv.DictReader(io.StringIO(run("chargeback", *LATER, "--format", "focus")[1])))
+    usage = [line for line in lines if line["ChargeCategory"] == "Usage"]
+    assert {line["ChargeClass"] for line in usage} == {"Correction"}
+    assert {line["ChargePeriodStart"][:10] for line in usage} == {"2025-10-01"}
+    assert all(line["BillingPeriodStart"] > "2025-10-31" for line in lines)
+    assert sum(Decimal(line["BilledCost"]) for line in lines) == 0
+    assert {row["InvoiceId"].split("/")[0] for row in focus(run)} == {"2025-10"}
+
+
+def test_up_to_date_is_up_to_date_after_a_correction(furnished, run, ledger):
+    """The same late evidence is booked once, however often the day is rated."""
+    run("close", "--period", "2025-10")
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR)])
+    bring_up_to_date(ledger, month("2025-10"), NOW_MS)
+    once = furnished.rows("SELECT count(*), sum(cost_micro) FROM correction")
+    furnished.connection.execute("INSERT INTO dirty_day (day_ms) VALUES (%s), (%s)", (OCTOBER, OCTOBER + DAY))
+    assert bring_up_to_date(ledger, month("2025-10"), NOW_MS) == 2
+    assert bring_up_to_date(ledger, month("2025-10"), NOW_MS) == 0
+    assert furnished.rows("SELECT count(*), sum(cost_micro) FROM correction") == once
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE charge SET cost_micro = cost_micro + 1",
+        "UPDATE charge SET day_ms = day_ms - 5184000000",
+        "DELETE FROM charge",
+        "INSERT INTO charge SELECT * FROM charge LIMIT 1",
+        "TRUNCATE charge",
+        "UPDATE ledger_day SET cost_micro = 0",
+        "DELETE FROM ledger_day WHERE state = 'held'",
+        "DELETE FROM day_proof",
+        "UPDATE day_proof SET holds = false",
+        "DELETE FROM billing_period",
+        "UPDATE billing_period SET seal = 'x'",
+        "TRUNCATE billing_period CASCADE",
+        "UPDATE invoice SET minor = 0",
+        "INSERT INTO invoice SELECT period_start_ms, currency, 'somebody', 1, 1 FROM invoice LIMIT 1",
+        "DELETE FROM closed_workload",
+        "INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, start_ms, end_ms, state, gpu_ns, busy_ns, "
+        "idle_ns, unknown_ns) SELECT day_ms, 1, day_ms, 1, 2, 'held', 1, 1, 0, 0 FROM charge LIMIT 1",
+    ],
+)
+def test_sql_cannot_change_what_is_closed(furnished, run, statement):
+    """Under the role that owns the tables, every way to touch a closed month's rows is refused, naming the month."""
+    run("close", "--period", "2025-10")
+    dump = furnished.rows("SELECT * FROM charge ORDER BY 1, 2, 4, 5, 7")
+    with pytest.raises(psycopg.Error, match=r"closed|only takes new rows|never afterwards"):
+        furnished.connection.execute(statement)
+    assert furnished.rows("SELECT * FROM charge ORDER BY 1, 2, 4, 5, 7") == dump
+
+
+def test_the_seal_finds_what_an_administrator_did(furnished, run):
+    """Whoever takes the triggers away changes a line, and the seal does not fit any more."""
+    run("close", "--period", "2025-10")
+    furnished.connection.execute("ALTER TABLE charge DISABLE TRIGGER ALL")
+    furnished.connection.execute("UPDATE charge SET cost_micro = cost_micro - 1 WHERE state = 'held'")
+    furnished.connection.execute("ALTER TABLE charge ENABLE TRIGGER ALL")
+    code, out, _ = run("periods", "--verify", "2025-10")
+    assert code == 1
+    assert "NOT those that were sealed" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--period", "2031-01"], 1, "2031-01 is not over"),
+        (["--period", "October"], 2, "October"),
+        (["--period", "2025-10", "--level", "floor"], 2, "'floor' is none of"),
+        (["--period", "2025-09"], 1, "nothing was charged in 2025-09"),
+    ],
+)
+def test_what_cannot_be_closed_is_one_sentence(furnished, run, arguments, code, words):
+    """And nothing is closed by it."""
+    answer = run("close", *arguments)
+    assert (answer[0], answer[1]) == (code, "")
+    assert words in answer[2]
+    assert run("periods")[1] == "no month is closed\n"
+
+
+def test_usage_without_a_price_is_closed_on_purpose_only(furnished, run, fleet):
+    """A GPU that no rate covers keeps the month open until somebody says that this is meant."""
+    run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--pool", "other")
+    fleet.accelerator(9, model="B300")
+    fleet.connection.execute("UPDATE price SET gpu_model = 'H100' WHERE pool = ''")
+    fleet.capacity(9, 0, DAY)
+    code, _, said = run("close", "--period", "2025-10")
+    assert code == 1
+    assert "24.000000 GPU-hours have no price" in said
+    assert run("close", "--period", "2025-10", "--allow-unpriced")[0] == 0
+
+
+def test_an_open_month_stays_as_it_was(furnished, run, ledger, fleet):
+    """Closing October binds October: the days around it are rated as before."""
+    fleet.capacity(3, -2 * DAY, 40 * DAY)
+    run("close", "--period", "2025-10")
+    fleet.evidence([Held(3, 2, 35 * DAY, 35 * DAY + HOUR), Held(3, 2, -DAY, -DAY + HOUR)])
+    bring_up_to_date(ledger, Period(OCTOBER - 2 * DAY, OCTOBER + 40 * DAY), NOW_MS)
+    assert fleet.rows("SELECT count(*) FROM correction") == [(0,)]
+    assert fleet.rows("SELECT count(*) FROM charge WHERE state = 'held' AND accelerator_id = "
+                      "(SELECT id FROM accelerator WHERE uuid = 'GPU-0003')") == [(2,)]  # fmt: skip
