@@ -9,6 +9,8 @@ case ${SLURM_JOB_ID:-} in
     '' | *[!0-9]*) problem="SLURM_JOB_ID is '${SLURM_JOB_ID:-}', no job id" ;;
     *) problem=$(rm -f "$jobs_dir/$SLURM_JOB_ID" "$jobs_dir/.$SLURM_JOB_ID".* 2>&1) ;;
 esac
-[ -z "$problem" ] || logger -t gpuledger-epilog -p daemon.warning -- "$problem" 2>/dev/null ||
+if [ -n "$problem" ]; then
     printf 'gpuledger-epilog: %s\n' "$problem" >&2
+    logger -t gpuledger-epilog -p daemon.warning -- "$problem" 2>/dev/null
+fi
 exit 0

@@ -13,7 +13,8 @@ umask 022
 jobs_dir=${GPULEDGER_SLURM_JOBS_DIR:-/run/gpuledger/slurm}
 
 say() {
-    logger -t gpuledger-prolog -p daemon.warning -- "$1" 2>/dev/null || printf 'gpuledger-prolog: %s\n' "$1" >&2
+    printf 'gpuledger-prolog: %s\n' "$1" >&2
+    logger -t gpuledger-prolog -p daemon.warning -- "$1" 2>/dev/null
 }
 
 # One line of the file: no control characters, 1000 bytes at most. Names and comments are what users like to write.

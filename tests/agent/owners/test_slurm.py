@@ -440,7 +440,8 @@ def test_scripts_that_cannot_work_end_well_and_say_so(tmp_path, job):
     """No job id, one that is a path, a folder that cannot be made: exit 0 (asserted by the helper), nothing written."""
     (tmp_path / "file").write_text("")
     for name in ("prolog", "epilog"):
-        run_script(name, tmp_path / "file" / "jobs", SLURM_JOB_ID=job, SLURM_JOB_GPUS="0")
+        done = run_script(name, tmp_path / "file" / "jobs", SLURM_JOB_ID=job, SLURM_JOB_GPUS="0")
+        assert name == "epilog" or f"gpuledger-{name}: " in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
