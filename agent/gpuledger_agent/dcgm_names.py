@@ -9,17 +9,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from gpuledger_agent.catalogue import METRICS
 from gpuledger_agent.metrics import Metric as CatalogueMetric
 from gpuledger_agent.readings import Accelerator, Holder, Sample
 
 Vintage = Literal["old", "new", "off"]
+FIRST = (
+    "SM_CLOCK", "MEM_CLOCK", "MEMORY_TEMP", "GPU_TEMP", "POWER_USAGE", "TOTAL_ENERGY_CONSUMPTION",
+    "PCIE_REPLAY_COUNTER", "GPU_UTIL", "MEM_COPY_UTIL", "ENC_UTIL", "DEC_UTIL", "XID_ERRORS", "FB_FREE", "FB_USED",
+    "FB_RESERVED", "NVLINK_BANDWIDTH_TOTAL", "UNCORRECTABLE_REMAPPED_ROWS", "CORRECTABLE_REMAPPED_ROWS",
+    "ROW_REMAP_FAILURE", "VGPU_LICENSE_STATUS", "GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE",
+    "PCIE_TX_BYTES", "PCIE_RX_BYTES",
+)  # fmt: skip
+"""The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the rest comes after."""
+COUNTERS = frozenset({
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_RETIRED_SBE",
+    "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_RETIRED_PENDING",
+})  # fmt: skip
+"""Counts that may fall after a repair and are gauges to us; dcgm-exporter calls them counters."""
+NO_NUMBER = "DCGM_FI_DEV_MIG_ATTRIBUTES"
+"""A structure in DCGM, which dcgm-exporter cannot print either; its counts over a window (DCGM_EXP_*) are its own."""
+
+
+def _place(metric: CatalogueMetric) -> int:
+    short = metric.dcgm_field.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
+    return FIRST.index(short) if short in FIRST else len(FIRST)
+
+
 EXPORTED: tuple[CatalogueMetric, ...] = tuple(
-    metric
-    for metric in METRICS
-    if metric.dcgm_field and metric.scopes[0] in {"GPU", "MIG"} and metric.tier in {"fast", "gpm", "slow", "event"}
+    sorted(
+        (
+            metric
+            for metric in METRICS
+            if metric.dcgm_field.startswith("DCGM_FI_")
+            and metric.dcgm_field != NO_NUMBER
+            and metric.scopes[0] in {"GPU", "MIG"}
+            and metric.tier in {"fast", "gpm", "slow", "event"}
+        ),
+        key=_place,
+    )
 )
 
 
@@ -29,14 +59,15 @@ def families(
     seen: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]],
     vintage: Vintage,
 ) -> list[Metric]:
-    """The DCGM families of all accelerators that have a reading, each once, in the catalogue's order."""
+    """The DCGM families of all accelerators that have a reading, each once, in dcgm-exporter's order."""
     entries = [
         (sample, labels_of(node, driver, accelerator, holders, vintage)) for accelerator, sample, holders in seen
     ]
     made: list[Metric] = []
     for metric in EXPORTED:
         name = metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
-        family: Metric = GaugeMetricFamily(name, f"{metric.name}, as dcgm-exporter names it.")
+        counts = metric.kind == "counter" or metric.dcgm_field in COUNTERS
+        family = Metric(name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge")
         renamed = name != metric.dcgm_field
         for sample, labels in entries:
             value = sample.values.get(metric.name)
@@ -45,6 +76,27 @@ def families(
         if family.samples:
             made.append(family)
     return made
+
+
+def text_of(made: Iterable[Metric]) -> str:
+    """The lines as dcgm-exporter writes them: labels in its order (prometheus-client sorts them), %d or %f."""
+    lines = []
+    for family in made:
+        lines += [f"# HELP {family.name} {family.documentation}", f"# TYPE {family.name} {family.type}"]
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
+            lines.append(f"{sample.name}{{{labels}}} {_number(family.name, sample.value)}")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(name: str, value: float) -> str:
+    """Whole numbers as %d; DCGM's doubles (power, profiling ratios) and what is not whole with six decimals."""
+    doubles = "POWER" in name or (name.startswith("DCGM_FI_PROF_") and not name.endswith("_BYTES"))
+    return str(int(value)) if not doubles and float(value).is_integer() else f"{value:.6f}"
 
 
 def labels_of(

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
+import http.server
 import os
 import resource
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
 from gpuledger_agent.catalogue import BY_NAME
-from gpuledger_agent.dcgm_names import Vintage, families
+from gpuledger_agent.dcgm_names import Vintage, families, text_of
 from gpuledger_agent.readings import Accelerator, Sample
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 
 LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
 OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "project")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Always this one, as dcgm-exporter does: OpenMetrics forbids the names of its counters."""
 HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
 
 
@@ -34,14 +41,19 @@ class AgentCollector(Collector):
         latest = self._sampler.latest
         yield from self._gpu(latest)
         yield from self._owners(latest)
-        if self._dcgm != "off":
-            seen = [
-                (accelerator, latest.samples[accelerator.uuid], latest.holders.get(accelerator.uuid, ()))
-                for accelerator in latest.accelerators
-                if accelerator.uuid in latest.samples
-            ]
-            yield from families(self._node, latest.driver, seen, self._dcgm)
         yield from self._agent()
+
+    def dcgm_text(self) -> str:
+        """The same readings again in dcgm-exporter's words; empty when they are not wanted."""
+        if self._dcgm == "off":
+            return ""
+        latest = self._sampler.latest
+        seen = [
+            (accelerator, latest.samples[accelerator.uuid], latest.holders.get(accelerator.uuid, ()))
+            for accelerator in latest.accelerators
+            if accelerator.uuid in latest.samples
+        ]
+        return text_of(families(self._node, latest.driver, seen, self._dcgm))
 
     def _labels(self, accelerator: Accelerator) -> list[str]:
         return [accelerator.uuid, str(accelerator.index), accelerator.model, self._node, accelerator.mig_instance or ""]
@@ -158,17 +170,51 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Answers GET / and /metrics with the page."""
+
+    page: Callable[[], bytes]
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """The page, packed when the asker takes gzip."""
+        found = self.path.partition("?")[0] in {"/", "/metrics"}
+        body = type(self).page() if found else b"the metrics are at /metrics\n"
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, 1)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """A scrape is nothing to tell of."""
+
+
 def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
     """Serves /metrics on ADDRESS:PORT in a thread; the returned call ends it. Raises OSError when the port is taken."""
-    from prometheus_client import start_http_server
-
     registry = CollectorRegistry()
     registry.register(collector)
-    host, _, port = listen.rpartition(":")
-    server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+    address, _, port = listen.rpartition(":")
+    host = address.strip("[]") or "127.0.0.1"
+
+    class Server(http.server.ThreadingHTTPServer):
+        address_family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+
+    class Handler(_Handler):
+        @staticmethod
+        def page() -> bytes:
+            return generate_latest(registry) + collector.dcgm_text().encode()
+
+    server = Server((host, int(port)), Handler)
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
 
     def end() -> None:
         server.shutdown()
+        server.server_close()
         thread.join(5)
 
     return end

@@ -6,7 +6,8 @@
  * not be seen), `stale GPU CODE` (handles of that GPU answer with this code), `gpm GPU PERCENT` (a card that has GPU
  * performance monitoring, with this SM activity), `energy GPU JOULES` (its counter), `xid GPU CODE` (an event, told once
  * for each line of the file), `reshape GPU 1` (a MIG configuration event), `links GPU N` (NVLink, the last one down),
- * `reasons GPU MASK` (clocks event reasons), `using GPU PERCENT` (SM use of its process).
+ * `reasons GPU MASK` (clocks event reasons), `using GPU PERCENT` (SM use of its process),
+ * `clock GPU MHZ` (a driver that tells clocks).
  * Only what the real pynvml asks for in our tests is here; everything else is "function not found", as in old drivers.
  */
 #include <errno.h>
@@ -28,7 +29,7 @@ static int initialised;
 
 struct scenario {
     int gpus, init, lost[GPUS], hang[GPUS], power[GPUS], busy[GPUS], pid[GPUS], mig[GPUS];
-    int instances[GPUS], recovery[GPUS], remap[GPUS], hidden[GPUS], stale[GPUS], gpm[GPUS];
+    int instances[GPUS], recovery[GPUS], remap[GPUS], hidden[GPUS], stale[GPUS], gpm[GPUS], clock[GPUS];
     int energy[GPUS], links[GPUS], reasons[GPUS], using[GPUS];
     int events, event_gpu[EVENTS], event_kind[EVENTS], event_data[EVENTS];
 };
@@ -60,6 +61,7 @@ static void look(void) {
         if (!strcmp(word, "hidden")) fresh.hidden[gpu] = value;
         if (!strcmp(word, "stale")) fresh.stale[gpu] = value;
         if (!strcmp(word, "gpm")) fresh.gpm[gpu] = value;
+        if (!strcmp(word, "clock")) fresh.clock[gpu] = value;
         if (!strcmp(word, "energy")) fresh.energy[gpu] = value;
         if (!strcmp(word, "links")) fresh.links[gpu] = value;
         if (!strcmp(word, "reasons")) fresh.reasons[gpu] = value;
@@ -134,6 +136,11 @@ int nvmlDeviceGetUtilizationRates(struct gpu *gpu, struct utilization *rates) {
     return OK;
 }
 int nvmlDeviceGetTemperature(struct gpu *gpu, int sensor, unsigned *celsius) { (void)sensor; ASK(gpu); *celsius = 41; return OK; }
+int nvmlDeviceGetClockInfo(struct gpu *gpu, int clock, unsigned *megahertz) {
+    ASK(gpu);
+    *megahertz = clock == 2 ? 2619 : now.clock[gpu->index]; /* 2: memory */
+    return now.clock[gpu->index] ? OK : 13; /* function not found */
+}
 int nvmlDeviceGetPerformanceState(struct gpu *gpu, unsigned *state) { ASK(gpu); *state = 32; return OK; }
 int nvmlDeviceGetFanSpeed(struct gpu *gpu, unsigned *speed) { (void)speed; ASK(gpu); return NOT_SUPPORTED; }
 
@@ -297,8 +304,9 @@ int nvmlGpmMetricsGet(struct gpm_request *request) {
     for (unsigned i = 0; i < request->count; i++) {
         struct gpm_metric *metric = &request->metrics[i];
         metric->value = 3735928559.0; /* what a failed metric holds must never be read */
-        metric->code = metric->id == 2 || metric->id == 20 || metric->id == 30 || metric->id == 31 ? OK : NOT_SUPPORTED;
+        metric->code = metric->id == 2 || metric->id == 5 || metric->id == 20 || metric->id == 30 || metric->id == 31 ? OK : NOT_SUPPORTED;
         if (metric->id == 2) metric->value = request->second->percent; /* SM activity, percent */
+        if (metric->id == 5) metric->value = request->second->percent / 2.0; /* tensor cores */
         if (metric->id == 20) metric->value = 3.0;                     /* PCIe transmit, MiB/s */
         if (metric->id == 30) metric->value = 25.0;                    /* the first two video decoders */
         if (metric->id == 31) metric->value = 50.0;

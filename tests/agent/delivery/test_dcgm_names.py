@@ -3,9 +3,8 @@
 import re
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
-from gpuledger_agent.dcgm_names import families
+from gpuledger_agent.dcgm_names import families, text_of
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 from gpuledger_agent.sources.dcgm import parse
 from gpuledger_agent.sources.fleet import Fleet
@@ -14,22 +13,12 @@ from gpuledger_agent.sources.simulated import SimulatedSource
 AT = 1_790_850_000_000
 
 
-class Page:
-    def __init__(self, made):
-        self.made = made
-
-    def collect(self):
-        return self.made
-
-
 def page(node, vintage):
     source = SimulatedSource(Fleet(7), node, lambda: AT)
     inventory = source.open()
     samples = {sample.uuid: sample for sample in source.read(())}
     seen = [(entry, samples[entry.uuid], ()) for entry in inventory.accelerators]
-    registry = CollectorRegistry()
-    registry.register(Page(families(node, "580.1", seen, vintage)))
-    return inventory, samples, generate_latest(registry).decode()
+    return inventory, samples, text_of(families(node, "580.1", seen, vintage))
 
 
 @pytest.mark.parametrize("vintage", ["old", "new"])
@@ -56,8 +45,7 @@ def test_nvidias_dashboard_finds_its_six_metrics_and_two_labels():
         assert re.search(rf"^{name}\{{", text, re.MULTILINE), name
     line = next(line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_POWER_USAGE{"))
     labels = re.findall(r'(\w+)="', line)
-    assert sorted(labels) == sorted(["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname",
-                                     "DCGM_FI_DRIVER_VERSION"])  # fmt: skip
+    assert labels == ["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"]
 
 
 def test_units_are_dcgms():

@@ -1,0 +1,250 @@
+"""What the agent weighs beside other people's work: memory, processor and time of a tick with 8 GPUs at 10 s.
+
+    ./dev bench agent [--seconds=60] [--program=PATH]
+
+A real agent process reads the C stand-in for NVML (tests/fakes/nvml_stub.c) through the real binding, spools, and
+pushes to a collector on this machine; Prometheus' own node_exporter (Debian's prometheus-node-exporter) runs beside
+it for scale, and both are scraped every 10 s. The stand-in answers at once, where a driver takes 1 µs to some
+milliseconds: what is measured is our own cost. The last rows are ratios.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+GPUS, INTERVAL_S, WARM_UP_S, SECONDS = 8, 10.0, 25.0, 60.0
+AIM_MIB, AIM_SHARE = 35.0, 0.005
+INSIDE = """
+import json, statistics, sys, time
+import pynvml
+from gpuledger_agent.sources.nvml import NvmlSource
+
+def milliseconds(tiers, rounds):
+    taken = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        source.read(tiers)
+        taken.append((time.perf_counter() - started) * 1000)
+    return statistics.median(taken), sorted(taken)[int(len(taken) * 0.99)]
+
+source = NvmlSource()
+source.open()
+source.read({"fast", "gpm", "slow", "static"})
+fast, slow = milliseconds({"fast", "gpm"}, 200), milliseconds({"fast", "gpm", "slow"}, 50)
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+started = time.perf_counter()
+for _ in range(5000):
+    pynvml.nvmlDeviceGetPowerUsage(handle)
+call = (time.perf_counter() - started) / 5000 * 1e6
+readings = sum(len(sample.values) for sample in source.read({"fast", "gpm", "slow"}))
+source.close()
+json.dump({"fast": fast, "slow": slow, "call_us": call, "readings": readings}, sys.stdout)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a process weighs: MiB, share of a core, seconds of a scrape, bytes of its page."""
+
+    rss: float
+    pss: float
+    peak: float
+    share: float
+    scrape_s: float
+    page: int
+
+
+def option(name: str, default: str) -> str:
+    """`--NAME=VALUE` of the command line."""
+    return next((text.partition("=")[2] for text in sys.argv[1:] if text.startswith(f"--{name}=")), default)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scenario() -> str:
+    """Eight busy H100, each with a process and performance monitoring."""
+    words = [f"gpus {GPUS}"]
+    for gpu in range(GPUS):
+        words += [
+            f"busy {gpu} 80",
+            f"power {gpu} 650000",
+            f"process {gpu} {os.getpid()}",
+            f"gpm {gpu} 75",
+            f"clock {gpu} 1980",
+        ]
+    return "\n".join(words) + "\n"
+
+
+def memory(pid: int) -> tuple[float, float, float]:
+    """Resident, proportional and peak resident memory in MiB (proc(5))."""
+    found = {}
+    for name in ("status", "smaps_rollup"):
+        for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if key in {"VmRSS", "Pss", "VmHWM"}:
+                found[key] = int(rest.split()[0]) / 1024
+    return found["VmRSS"], found["Pss"], found["VmHWM"]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def scrape(port: int) -> tuple[float, int]:
+    """Seconds that a scrape takes, and the bytes that come."""
+    started = time.perf_counter()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        size = len(answer.read())
+    return time.perf_counter() - started, size
+
+
+@contextlib.contextmanager
+def running(command: list[str], environment: dict[str, str], port: int) -> Iterator[int]:
+    """A process that answers on its port; its id. It is stopped in order at the end."""
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                scrape(port)
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{command[0]} does not answer") from None
+                time.sleep(0.2)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def weigh(pid: int, port: int, seconds: float) -> Weight:
+    """One process over `seconds`, scraped at the agent's own rhythm."""
+    time.sleep(WARM_UP_S)
+    before, started, scrapes = cpu_seconds(pid), time.monotonic(), []
+    while (left := started + seconds - time.monotonic()) > 0:
+        scrapes.append(scrape(port))
+        time.sleep(min(INTERVAL_S, max(left, 0)))
+    share = (cpu_seconds(pid) - before) / (time.monotonic() - started)
+    taken = sorted(second for second, _ in scrapes)[len(scrapes) // 2]
+    return Weight(*memory(pid), share, taken, scrapes[-1][1])
+
+
+def weigh_all(commands: dict[str, tuple[list[str], dict[str, str], int]], seconds: float) -> dict[str, Weight]:
+    """All of them at the same time, so that a machine that slows down slows all."""
+    weights: dict[str, Weight] = {}
+    with contextlib.ExitStack() as stack:
+        threads = []
+        for name, (command, environment, port) in commands.items():
+            pid = stack.enter_context(running(command, environment, port))
+
+            def measure(name: str = name, pid: int = pid, port: int = port) -> None:
+                weights[name] = weigh(pid, port, seconds)
+
+            threads.append(threading.Thread(target=measure))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return weights
+
+
+def bare_mib() -> float:
+    """RSS of an interpreter that does nothing: what no Python program gets below."""
+    code = "print([l for l in open('/proc/self/status') if l.startswith('VmRSS')][0].split()[1])"
+    answer = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
+    return int(answer.stdout) / 1024
+
+
+def agent_command(folder: Path, url: str, environment: dict[str, str]) -> tuple[list[str], dict[str, str], int]:
+    port = free_port()
+    settings = {"SPOOL_DIR": str(folder / "spool"), "SAMPLE_INTERVAL_S": str(INTERVAL_S), "COLLECTOR_URL": url,
+                "METRICS_LISTEN": f"127.0.0.1:{port}", "NODE": "bench", "SOURCE": "nvml"}  # fmt: skip
+    program = option("program", str(Path(sys.executable).parent / "gpuledger-agent"))
+    ours = {f"GPULEDGER_AGENT_{name}": value for name, value in settings.items()}
+    return [program, "run"], {**environment, **ours}, port
+
+
+def machine() -> str:
+    model = next((line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
+                  if line.startswith("model name")), platform.machine())  # fmt: skip
+    return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def report(weights: dict[str, Weight], inside: dict, seconds: float) -> int:
+    """Prints the tables; 1 when an aim is missed."""
+    ours, bare = weights["gpuledger-agent"], bare_mib()
+    other = weights.get("node_exporter")
+    print(f"{time.strftime('%Y-%m-%d')}, {machine()}; {GPUS} GPUs every {INTERVAL_S:g} s, over {seconds:g} s\n")
+    head = (
+        "| | RSS MiB | PSS MiB | peak MiB | share of a core | scrape ms | page KiB |",
+        "|---|---|---|---|---|---|---|",
+    )
+    print("\n".join(head))
+    for name, one in weights.items():
+        print(f"| {name} | {one.rss:.1f} | {one.pss:.1f} | {one.peak:.1f} | {one.share:.2%} "
+              f"| {one.scrape_s * 1000:.1f} | {one.page / 1024:.0f} |")  # fmt: skip
+    print(f"| bare Python | {bare:.1f} | | | | | |")
+    if other:
+        print(f"| agent : node_exporter | {ours.rss / other.rss:.2f} | {ours.pss / other.pss:.2f} "
+              f"| {ours.peak / other.peak:.2f} | {ours.share / max(other.share, 1e-9):.2f} "
+              f"| {ours.scrape_s / other.scrape_s:.2f} | {ours.page / other.page:.2f} |")  # fmt: skip
+    else:
+        print("(no node_exporter here: apt-get install prometheus-node-exporter)")
+    print(f"| agent : bare Python | {ours.rss / bare:.2f} | | | | | |\n")
+    for name, tier in (("fast and GPM tiers", "fast"), ("with the slow tier", "slow")):
+        middle, worst = inside[tier]
+        print(f"- one tick of {GPUS} GPUs, {name}: {middle:.1f} ms (99th percentile {worst:.1f} ms)")
+    print(f"- {inside['readings']} readings in a full tick; one call through the binding: {inside['call_us']:.1f} µs")
+    kept = ours.rss <= AIM_MIB and ours.share <= AIM_SHARE
+    print(f"- aims: RSS at most {AIM_MIB:g} MiB, at most {AIM_SHARE:.1%} of a core: {'kept' if kept else 'MISSED'}")
+    return 0 if kept else 1
+
+
+def main() -> int:
+    from fakes.nvml import stand_in
+    from fakes.sink import sink
+
+    seconds = float(option("seconds", str(SECONDS)))
+    with tempfile.TemporaryDirectory() as name, sink() as collector:
+        folder = Path(name)
+        environment = stand_in(folder, scenario())
+        if environment is None:
+            print("bench: no C compiler; on Debian: apt-get install gcc libc6-dev", file=sys.stderr)
+            return 3
+        commands = {"gpuledger-agent": agent_command(folder, collector.url, environment)}
+        exporter = shutil.which("prometheus-node-exporter")
+        if exporter:
+            port = free_port()
+            commands["node_exporter"] = ([exporter, f"--web.listen-address=127.0.0.1:{port}"], dict(os.environ), port)
+        weights = weigh_all(commands, seconds)
+        told = subprocess.run(
+            [sys.executable, "-c", INSIDE], env=environment, capture_output=True, text=True, check=True
+        )
+        return report(weights, json.loads(told.stdout), seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
