@@ -291,7 +291,7 @@ def test_activity_comes_from_pairs_of_gpm_samples(card):
         "source = NvmlSource(); source.open()\n"
         "source.read(('gpm',)); sample = source.read(('gpm',))[0]\n"
         "show({name: sample.values[name] for name in ('gpu_sm_active_ratio', 'gpu_pcie_transmit_bytes_per_second')})\n"
-        "show(sample.absent['gpu_tensor_active_ratio'])\n"
+        "show(sample.absent['gpu_dram_active_ratio'])\n"
         "scene('gpus 1\\ngpm 0 90\\n')\n"
         "show(source.read(('gpm',))[0].values['gpu_sm_active_ratio'])\n"
         "source.close()\n"
