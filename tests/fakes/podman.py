@@ -22,17 +22,19 @@ RUNTIME = """#!/bin/sh
 for word in "$@"; do
   [ "$before" = --pid-file ] && pidfile=$word
   case "$word" in create|start|state|kill|delete) [ -n "$verb" ] || verb=$word ;; esac
-  case "$word" in [0-9a-f][0-9a-f][0-9a-f][0-9a-f]*) [ ${#word} = 64 ] && id=$word ;; esac
-  before=$word
+  last_but_one=$before; before=$word
 done
+id=$before
+[ "$verb" = kill ] && id=$last_but_one
 own="$(dirname "$0")/$id.pid"
 case "$verb" in
-  create) sleep 120 >/dev/null 2>&1 & echo $! > "$pidfile"; echo $! > "$own" ;;
+  create) sleep 120 >/dev/null 2>&1 & printf %s $! > "$pidfile"; printf %s $! > "$own" ;;
   state) printf '{"ociVersion":"1.0.2","id":"%s","status":"running","pid":%s,"bundle":"/"}' "$id" "$(cat "$own")" ;;
-  kill|delete) kill "$(cat "$own")" 2>/dev/null ;;
+  kill|delete) kill -9 "$(cat "$own")" 2>/dev/null ;;
 esac
 exit 0
 """
+"""An OCI runtime of which every container is a `sleep`: the engine does all the rest as always."""
 
 
 class Podman:
@@ -86,7 +88,7 @@ class Podman:
 
 @contextlib.contextmanager
 def running():
-    """A podman until the end of the block; all that it keeps lies in a folder of its own, of the short name it wants."""
+    """A podman until the end of the block; all that it keeps lies in a folder of its own of a short name."""
     specifications = [one for place in (Path("/etc/cdi"), CDI.parent) if place.is_dir() for one in place.iterdir()]
     if shutil.which("podman") is None or os.geteuid() != 0 or any("nvidia" in one.name for one in specifications):
         pytest.skip("needs podman, root, and no CDI specification of NVIDIA's")

@@ -8,8 +8,6 @@ base images set it to `all`, and without that runtime it gives nothing.
 A running container holds what it was given even with no process there. Engines reserve nothing: containers that were
 given the same device share it in equal parts. A monitor that is given every GPU to look at them (this agent,
 dcgm-exporter) holds nothing when it has the label `gpuledger.hold=false`; pods are the kubelet's to tell.
-
-containerd has no such interface; its containers are known by the ids in their cgroups.
 """
 
 from __future__ import annotations

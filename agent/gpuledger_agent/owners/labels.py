@@ -10,7 +10,7 @@ MOST, LONGEST_KEY, LONGEST_VALUE = 64, 128, 256
 _MACHINES = re.compile(
     r"(pod-template-hash|pod-template-generation|controller-revision-hash|controller-uid|"
     r"(batch\.)?kubernetes\.io/(controller-uid|metadata\.name)|statefulset\.kubernetes\.io/pod-name|"
-    r"com\.docker\.compose\.(config-hash|image|version|depends_on)|org\.opencontainers\.image\..*)$"
+    r"nerdctl/.*|containerd\.io/.*|io\.containerd\..*|com\.docker\.compose\.(config-hash|image|version|depends_on)|org\.opencontainers\.image\..*)$"
 )
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from gpuledger_agent.owners.containerd import Containerd
 from gpuledger_agent.owners.containers import ContainerOwners, Engine
 from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
 from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
@@ -32,7 +33,7 @@ def kubernetes_owners(places: Places, node: str) -> KubernetesOwners | None:
     socket_path = places.kubelet_socket
     if socket_path is None or not socket_path.parent.is_dir():
         return None
-    if importlib.util.find_spec("h2") is None:
+    if not _speaks_grpc():
         log.warning(
             "owners kubernetes: a kubelet is here, but gpuledger[kubernetes] is not installed; pods are unknown"
         )
@@ -53,9 +54,22 @@ def container_owners(places: Places, node: str) -> ContainerOwners | None:  # no
         if places.container_socket is not None:
             log.warning("owners containers: %s is no socket that may be asked", places.container_socket)
         return None
-    containers = Refreshed("containers", Engine(there).look, INTERVAL_S, places.stale_s)
+    if "containerd" not in there.name:
+        look = Engine(there).look
+    elif _speaks_grpc():
+        look = Containerd(there).look
+    else:
+        log.info(
+            "owners containers: containerd is here, but gpuledger[kubernetes] is not installed; ids are all we know"
+        )
+        return None
+    containers = Refreshed("containers", look, INTERVAL_S, places.stale_s)
     containers.start(FIRST_LOOK_S)
     return ContainerOwners(containers)
+
+
+def _speaks_grpc() -> bool:
+    return importlib.util.find_spec("h2") is not None
 
 
 BY_NAME: Mapping[str, Callable[[Places, str], KubernetesOwners | ContainerOwners | None]] = {

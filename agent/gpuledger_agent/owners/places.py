@@ -9,7 +9,9 @@ KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 KUBERNETES_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POD_LOGS = Path("/var/log/pods")
 SLURM_JOBS = Path("/run/gpuledger/slurm")
-ENGINE_SOCKETS = (Path("/var/run/docker.sock"), Path("/run/podman/podman.sock"))
+ENGINE_SOCKETS = (
+    Path("/var/run/docker.sock"), Path("/run/podman/podman.sock"), Path("/run/containerd/containerd.sock"),
+)  # fmt: skip
 STALE_S = 120.0
 
 

@@ -27,7 +27,11 @@ class Reader:
         self._left = most_fields
 
     def parts(self, message: bytes) -> Iterator[tuple[int, bytes]]:
-        """(field number, content) of each length-delimited field; numbers and fixed words are skipped."""
+        """(field number, content) of each field that is a text or a message."""
+        return ((number, content) for number, content in self.fields(message) if isinstance(content, bytes))
+
+    def fields(self, message: bytes) -> Iterator[tuple[int, int | bytes]]:
+        """(field number, content) of each number, text and message; fixed words are skipped."""
         at = 0
         while at < len(message):
             self._left -= 1
@@ -38,7 +42,8 @@ class Reader:
             if not 0 < number < 1 << 29:
                 raise BadMessage(f"field number {number} is out of range")
             if wire == _VARINT:
-                _, at = _varint(message, at)
+                value, at = _varint(message, at)
+                yield number, value
                 continue
             size, at = _varint(message, at) if wire == _BYTES else (_fixed_size(wire), at)
             if at + size > len(message):

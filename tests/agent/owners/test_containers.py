@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from fakes import containerd as fake_containerd
 from fakes import engine as fake
 from fakes import podman as fake_podman
 from fakes.engine import container, gpus
 from gpuledger_agent.owners import open_owners
+from gpuledger_agent.owners.containerd import Containerd, given_by_specification
 from gpuledger_agent.owners.containers import (
     MAX_ANSWER_BYTES,
     ContainerOwners,
@@ -21,6 +23,7 @@ from gpuledger_agent.owners.containers import (
 from gpuledger_agent.owners.described import DescribedOwners
 from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import ProcessOwners
+from gpuledger_agent.owners.protobuf import BadMessage
 from gpuledger_agent.owners.refreshed import Refreshed
 from gpuledger_agent.readings import Accelerator, Process, Sample, Workload
 
@@ -244,6 +247,54 @@ def test_a_real_podman_tells_what_it_was_asked_for(podman):
     assert holders[OTHER][0].workload.tags["team"] == "vision"
     podman.remove("train")
     assert owners_of(podman).holders(GPUS, []) == {}
+
+
+@pytest.fixture
+def containerd():
+    """A real containerd; its containers are `sleep`s."""
+    with fake_containerd.running() as found:
+        yield found
+
+
+def test_a_real_containerd_tells_what_runs_and_what_it_was_given(containerd):
+    """Labels, the hook of `--gpus`; a variable alone gives nothing, Kubernetes' namespace is left out, the dead too."""
+    containerd.run("default", "train", "--label", "team=vision", "--gpus", "1")
+    containerd.run("default", "web", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+    containerd.run("k8s.io", "pod", "--gpus", "0")
+    containers = Refreshed("containers", Containerd(containerd.path).look, 60, 60)
+    containers.refresh()
+    assert set(containers.value()) == {"train", "web"}
+    found = ContainerOwners(containers).holders(GPUS, [])
+    assert {uuid: [holder.workload.name for holder in there] for uuid, there in found.items()} == {OTHER: ["train"]}
+    assert found[OTHER][0].workload.tags["team"] == "vision"
+    containerd.kill("default", "train")
+    containers.refresh()
+    assert set(containers.value()) == {"web"}
+
+
+@pytest.mark.parametrize(
+    ("specification", "nvidia_runtime", "given"),
+    [
+        ({}, True, []),
+        ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0,1"]}}, True, ["0", "1"]),
+        ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0,1"]}}, False, []),
+        ({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}, True, []),
+        ({"linux": {"devices": [{"path": "/dev/nvidia1"}, {"path": "/dev/nvidia-uvm"}]}}, False, ["1"]),
+        ({"linux": {"devices": [{"path": "/dev/nvidia0"}, {"path": "/dev/mem"}]}}, False, []),
+        ({"hooks": {"createRuntime": [{"args": ["nvidia-container-cli", "--device=all"]}]}}, False, ["all"]),
+        ({"hooks": {"prestart": [{"args": ["other", "--device=all"]}, {}]}}, False, []),
+    ],
+)
+def test_a_specification_gives_by_hook_device_file_and_runtime(specification, nvidia_runtime, given):
+    """A privileged container, which has every device of the node, was given none."""
+    assert list(given_by_specification(json.dumps(specification).encode(), nvidia_runtime)) == given
+
+
+def test_a_specification_that_cannot_be_read_is_an_error_of_ours():
+    """Never a traceback of JSON."""
+    for content in (b"", b"[]", b"\xff", b'{"process": 3}'):
+        with pytest.raises(BadMessage):
+            list(given_by_specification(content, True))
 
 
 class Nvml:
