@@ -36,9 +36,15 @@ LOCK_WAIT_S = 10.0
 QUARANTINED_KEPT = 2
 """Damaged spools that are kept for a person to look at; older ones make room."""
 FREE_FLOOR_BYTES = 256 * 1024 * 1024
-"""Below this much free space on the filesystem nothing more is spooled: the node needs it more."""
-MOST_LOG_BYTES = 4 * 1024 * 1024
-"""To what the write-ahead log beside the file is cut back after it was larger."""
+"""Below this much free space on the filesystem the file does not grow: the node needs it more."""
+SMALL_BYTES = 1024 * 1024
+"""So small the file may always be: a batch or two on their way to a collector that answers are no burden."""
+BOUND_REACHED = 0.8
+"""Fuller than this, a spool that is full has reached its own bound; else the disk has."""
+LOG_PAGES = 128
+"""Pages in the write-ahead log after which they are moved into the file: half a megabyte, not SQLite's four."""
+MOST_LOG_BYTES = LOG_PAGES * PAGE_BYTES
+"""To what the log is cut back after it was larger."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -83,7 +89,7 @@ class Lost:
     readings_thinned: int
 
 
-class DiskNearlyFull(Exception):
+class DiskNearlyFull(AgentError):
     """A batch would make the file grow on a disk that has no room to spare."""
 
 
@@ -169,6 +175,7 @@ class Spool:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
+            database.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             database.execute(f"PRAGMA journal_size_limit = {MOST_LOG_BYTES}")
             database.executescript(_SCHEMA)
             known = {row[1] for row in database.execute("PRAGMA table_info(batch)")}
@@ -223,28 +230,28 @@ class Spool:
     def add(self, make: Callable[[str, int], bytes], now_ms: int, holds: Holds = NOTHING) -> int:
         """Numbers and stores one batch; `make(epoch, seq)` gives its bytes. Returns its sequence number.
 
-        When the spool (or the disk) is full, waiting batches are dropped and counted until it fits, readings before
-        stretches; if nothing is left to drop, the new batch itself is the loss. On a disk that is nearly full only
-        readings make room. Raises sqlite3.Error when even that cannot be written.
+        When the file has reached its bound, waiting batches are dropped and counted until it fits, readings before
+        stretches; if nothing is left to drop, the new batch itself is the loss. When it is the disk that has no room,
+        only readings make room: the disk may have some tomorrow, and until then time waits in memory. Raises
+        DiskNearlyFull then, and sqlite3.Error when nothing can be written.
         """
         while True:
             try:
                 return self._add(make, now_ms, holds)
             except DiskNearlyFull:
-                reason, made_room = (
-                    "disk nearly full",
-                    self._drop_oldest(now_ms, "disk nearly full", only_readings=True),
-                )
+                if not self._drop_oldest(now_ms, "disk nearly full", only_readings=True):
+                    raise
             except sqlite3.OperationalError as error:
                 if not _is_full(error):
                     raise
-                reason, made_room = "spool full", self._make_room(now_ms)
-            if not made_room:
-                with self._transaction():
-                    return self._lose_new(reason, now_ms, holds)
-
-    def _make_room(self, now_ms: int) -> bool:
-        return self._drop_oldest(now_ms, "spool full", only_readings=True) or self._drop_oldest(now_ms, "spool full")
+                at_bound = self.fill() > BOUND_REACHED
+                if self._drop_oldest(now_ms, "spool full" if at_bound else "disk full", only_readings=True):
+                    continue
+                if not at_bound:
+                    raise
+                if not self._drop_oldest(now_ms, "spool full"):
+                    with self._transaction():
+                        return self._lose_new("spool full", now_ms, holds)
 
     def _add(self, make: Callable[[str, int], bytes], now_ms: int, holds: Holds) -> int:
         with self._transaction():
@@ -253,8 +260,9 @@ class Spool:
             if len(body) > self._max_bytes // 2:  # it would drive out all others, and might not fit even then
                 return self._lose_new("larger than half the spool", now_ms, holds)
             free = shutil.disk_usage(self.path.parent).free
-            if free < self._free_floor and self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES:
-                raise DiskNearlyFull
+            grows = self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES
+            if grows and free < self._free_floor and self._int("PRAGMA page_count") * PAGE_BYTES > SMALL_BYTES:
+                raise DiskNearlyFull("the disk is nearly full")
             self._insert(seq, now_ms, body, holds)
             self._count("readings_thinned", holds.thinned)
         return seq

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.spool import Holds, Spool, SpoolUnavailable, uuid7
+from gpuledger_agent.spool import DiskNearlyFull, Holds, Spool, SpoolUnavailable, uuid7
 
 NOW = 1_790_812_800_000
 
@@ -108,13 +108,23 @@ def test_a_batch_larger_than_the_spool_drives_out_no_other(tmp_path):
     spool.close()
 
 
-def test_too_little_space_on_the_disk_is_an_accounted_loss(tmp_path):
-    """Below the floor of free space nothing is written for the batch but its number."""
+def test_on_a_disk_without_room_to_spare_little_is_spooled_and_nothing_dropped(tmp_path):
+    """Batches pass through while the collector takes them; when they pile up, the next ones are refused, not lost."""
     spool = Spool(tmp_path, 64 * 1024 * 1024, NOW, free_floor=2**62)
-    spool.add(body_of(), NOW)
-    assert (spool.counts().dropped, spool.counts().pending, spool.counts().conserved) == (1, 0, True)
-    assert spool.losses() == [(1, 1, 1, "disk nearly full")]
+    for _ in range(100):
+        spool.acknowledge(spool.add(body_of(100_000), NOW))
+
+    def pile_up():
+        for _ in range(100):
+            spool.add(body_of(100_000), NOW, Holds(stretches=1))
+
+    with pytest.raises(DiskNearlyFull, match="the disk is nearly full"):
+        pile_up()
+    counts = spool.counts()
+    assert (counts.dropped, counts.conserved) == (0, True)
+    assert 9 <= counts.pending <= 12
     spool.close()
+    assert (tmp_path / "spool.sqlite").stat().st_size <= 1_250_000
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 100, None])

@@ -16,7 +16,7 @@ from gpuledger_agent.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, Workload
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.spool import Counts, Holds, Lost, Spool
+from gpuledger_agent.spool import Counts, DiskNearlyFull, Holds, Lost, Spool
 
 START = 1_790_812_800_000
 MIB = 1024 * 1024
@@ -169,16 +169,21 @@ def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
 def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
     """The file does not grow; what waits of readings gives its pages to new stretches, until none is left."""
     with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
-        for _ in range(16):
+        for _ in range(40):
             spool.add(big(40_000), START, Holds(readings=9))
     size = (tmp_path / "spool.sqlite").stat().st_size
     with contextlib.closing(spool_of(tmp_path, 64 * MIB, free_floor=2**62)) as spool:
-        for _ in range(20):
-            spool.add(big(40_000), START, Holds(stretches=1))
+
+        def pile_up():
+            for _ in range(50):
+                spool.add(big(40_000), START, Holds(stretches=1))
+
+        with pytest.raises(DiskNearlyFull):
+            pile_up()
         counts = spool.counts()
         assert counts.conserved
-        assert spool.lost() == Lost(20 - counts.pending, 16 * 9, 0)
-        assert 14 <= counts.pending <= 17
+        assert spool.lost() == Lost(0, 40 * 9, 0)
+        assert 36 <= counts.pending <= 41
         assert {reason for *_, reason in spool.losses()} == {"disk nearly full"}
     assert (tmp_path / "spool.sqlite").stat().st_size <= size + 4 * 4096
 
