@@ -41,11 +41,11 @@ CREATE INDEX ix_finding_kind_since_ms ON finding (kind, since_ms);
 
 COMMENT ON TABLE finding IS 'Things that a person should see, opened and resolved.';
 
-COMMENT ON COLUMN finding.key IS 'kind, subject and begin: makes a finding count once';
+COMMENT ON COLUMN finding.key IS 'kind, subject, begin: a finding counts once';
 
 COMMENT ON COLUMN finding.kind IS 'idle or anomaly';
 
-COMMENT ON COLUMN finding.state IS 'which of the idle states; usage, price or both for an anomaly';
+COMMENT ON COLUMN finding.state IS 'idle state; usage, price or both for an anomaly';
 
 COMMENT ON COLUMN finding.subject IS 'accelerator''s UUID, or the owner whose spending it is';
 

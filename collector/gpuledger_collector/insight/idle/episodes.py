@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,8 +45,15 @@ def episodes(minutes: Minutes, verdict: Verdict, curve: Curve = OPEN_CURVE) -> l
         starts, stops = np.concatenate([[0], edges]), np.concatenate([edges, [len(states)]])
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             if states[start] in SHOWN:
-                found.append(_episode(minutes, verdict, curve, row, start, stop))
+                _join(found, _episode(minutes, verdict, curve, row, start, stop))
     return found
+
+
+def _join(found: list[Episode], later: Episode) -> None:
+    """Add an episode; one that has the same beginning as the last, with a gap in the data between, goes on with it."""
+    if found and (found[-1].row, found[-1].state, found[-1].since) == (later.row, later.state, later.since):
+        later = replace(later, flagged=found.pop().flagged)
+    found.append(later)
 
 
 def _bridged(state: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -1,0 +1,161 @@
+"""gpuledger idle: accelerators that cost money and do nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.forecast import Shape
+
+DAY_MS = 86_400_000
+SHOWN_ROWS = 20
+COLUMNS = ("node", "gpu", "accelerator", "model", "state", "team", "workload", "user", "since", "until", "hours",
+           "confidence", "cost", "per_day", "currency")  # fmt: skip
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger idle`."""
+    root.command(epilog="Example: gpuledger idle --now")(idle)
+
+
+def idle(
+    now: bool = typer.Option(False, "--now", help="Only what goes on now."),
+    days: int = typer.Option(7, "--days", min=1, max=36_500, help="How far back to look."),
+    team: str | None = typer.Option(None, "--team", help="Only this team's."),
+    state: str | None = typer.Option(None, "--state", help="Only this state, such as gone_idle or never_used."),
+    top: int | None = typer.Option(
+        None, "--top", min=0, help="Only so many; 0: all. Default: 20 in a table, else all."
+    ),
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """List idle accelerators: who has them, since when, how sure that is, and what it costs so far and per day.
+
+    Ends with 1 when something is idle. Warm replicas of services are not listed.
+    """
+    if state is not None and state not in _states():
+        refuse(f"--state: {state!r} is none of {', '.join(_states())}")
+    found = search(dsn, config, days, now)
+    chosen = [
+        one
+        for one in found
+        if (not now or one["resolved_ms"] is None) and team in {None, one["team"]} and state in {None, one["state"]}
+    ]
+    most = SHOWN_ROWS if top is None and shape is Shape.table else top
+    emit([row_of(one) for one in chosen[: most or None]], chosen, shape)
+    raise typer.Exit(FINDINGS if chosen else DONE)
+
+
+def _states() -> list[str]:
+    from gpuledger_collector.insight.idle.episodes import SHOWN
+
+    return [state.name.lower() for state in SHOWN]
+
+
+def search(dsn: str | None, config: Path | None, days: int, now: bool) -> list[dict[str, Any]]:
+    """Findings of the last days, after everything that has come in was looked at."""
+    from gpuledger_collector.jobs import find_idle, fold_usage
+    from gpuledger_collector.storage.findings import FindingStore, named
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import now as clock
+
+    now_ms = round(clock().timestamp() * 1000)
+    with database(dsn, config) as opened:
+        ledger = Ledger(opened.dsn)
+        fold_usage(ledger)
+        find_idle(FindingStore(opened.dsn), now_ms)
+        with ledger.connect() as connection:
+            return named(connection, "idle", now_ms if now else now_ms - days * DAY_MS, now_ms + 1)
+
+
+def row_of(one: Mapping[str, Any]) -> dict[str, str]:
+    """A finding as people read it, by COLUMNS; empty where something is unknown or unpriced."""
+    from gpuledger_collector.accounting.money import MICRO, format_minor, minor_digits
+    from gpuledger_collector.accounting.period import format_instant
+    from gpuledger_collector.accounting.quantity import round_half_even_div
+
+    def money(micro: int | None) -> str:
+        if micro is None or one["currency"] is None:
+            return ""
+        digits = minor_digits(one["currency"])
+        return format_minor(round_half_even_div(micro, MICRO // 10**digits), digits)
+
+    return {
+        "node": one["evidence"].get("node", ""),
+        "gpu": "" if one["gpu_index"] is None else str(one["gpu_index"]),
+        "accelerator": one["subject"],
+        "model": one["model"] or "",
+        "state": one["state"],
+        "team": one["team"],
+        "workload": one["workload_name"] or one["workload"] or "",
+        "user": one["user_name"] or "",
+        "since": format_instant(one["since_ms"]),
+        "until": "" if one["resolved_ms"] is None else format_instant(one["resolved_ms"]),
+        "hours": f"{(one['until_ms'] - one['since_ms']) / 3_600_000:.1f}",
+        "confidence": f"{one['confidence']:.2f}",
+        "cost": money(one["cost_micro"]),
+        "per_day": money(one["per_day_micro"]) if one["resolved_ms"] is None else "",
+        "currency": one["currency"] or "",
+    }
+
+
+def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
+    """Print the rows."""
+    if shape is Shape.csv:
+        import csv
+
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _harmless(cell) for name, cell in row.items()} for row in rows)
+    elif shape is Shape.json:
+        import json
+
+        print(json.dumps([{"key": one["key"], **row} for one, row in zip(found, rows, strict=False)], indent=2))
+    else:
+        _table(rows, found)
+
+
+def _harmless(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell[:1] in "=+-@" and cell else cell
+
+
+def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = ("node", "gpu", "state", "team", "workload", "user", "since", "hours", "confidence", "cost", "per_day")
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name in shown:
+        right = name in {"hours", "confidence", "cost", "per_day"}
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] if name != "since" else row[name][:16] + "Z" for name in shown))
+    Console(width=None if sys.stdout.isatty() else 170).print(table)
+    if len(rows) < len(found):
+        print(f"... and {len(found) - len(rows)} more (--top 0 shows all)")
+    print(summary(found))
+
+
+def summary(found: Iterable[Mapping[str, Any]]) -> str:
+    """What it all comes to, by currency."""
+    from gpuledger_collector.accounting.budgets import money_text
+
+    found = list(found)
+    cost: dict[str, int] = {}
+    day: dict[str, int] = {}
+    for one in found:
+        if one["currency"] is not None and one["cost_micro"] is not None:
+            cost[one["currency"]] = cost.get(one["currency"], 0) + one["cost_micro"]
+            if one["resolved_ms"] is None:
+                day[one["currency"]] = day.get(one["currency"], 0) + (one["per_day_micro"] or 0)
+    going = sum(one["resolved_ms"] is None for one in found)
+    so_far = ", ".join(money_text(micro, currency) for currency, micro in sorted(cost.items())) or "no price known"
+    more = ", ".join(money_text(micro, currency) for currency, micro in sorted(day.items())) or "nothing"
+    return f"{len(found)} findings, {going} of them go on: {so_far} so far, {more} for each further day"

@@ -1,0 +1,67 @@
+"""Findings, and what the searches for them look at: plain values, the same for jobs and for storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a person should see. Instants are unix ms, amounts micro-units; None: unpriced, or going on."""
+
+    key: str
+    kind: str
+    state: str
+    subject: str
+    accelerator_id: int | None
+    workload_id: int | None
+    team: str
+    owner: Mapping[str, str]
+    since_ms: int
+    opened_ms: int
+    until_ms: int
+    resolved_ms: int | None
+    confidence: float
+    currency: str | None
+    cost_micro: int | None
+    per_day_micro: int | None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """An accelerator and where it stands."""
+
+    accelerator_id: int
+    uuid: str
+    model: str
+    gpu_micro: int
+    memory_bytes: int | None
+    node: str
+    pool: str
+    gpu_index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSpan:
+    """A stretch of evidence: a state, and a workload where it was held."""
+
+    accelerator_id: int
+    workload_id: int | None
+    state: str
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HourUse:
+    """What a workload held of one kind of accelerator in one place from an atom of an hour on."""
+
+    atom_ms: int
+    workload_id: int
+    pool: str
+    gpu_model: str
+    node: str
+    gpu_ns: int

@@ -1,0 +1,120 @@
+"""The minute rollup in bulk: columns of numbers, a hundred thousand rows at a time, and who held what meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+
+from gpuledger_collector.insight.findings import Card, HeldSpan, HourUse
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
+            "zero_ratio", "memory_copy_ratio", "sm_clock_hertz", "slowed_ratio", "processes")  # fmt: skip
+_HEADER = 19
+"""Bytes of the COPY BINARY header: signature, flags, no extension."""
+
+
+def _row() -> np.dtype[np.void]:
+    """A row of fixed width: a count of fields, then each with its length before it (COPY BINARY, PostgreSQL 15-18)."""
+    fields: list[tuple[str, str]] = [("fields", ">i2")]
+    for name in ("accelerator_id", "minute_ms"):
+        fields += [(f"{name}_bytes", ">i4"), (name, ">i8")]
+    for name in READINGS:
+        fields += [(f"{name}_bytes", ">i4"), (name, ">f4")]
+    return np.dtype(fields)
+
+
+_ROW = _row()
+
+
+def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
+    """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
+    columns = ", ".join(f"coalesce({name}::real, 'NaN'::real)" for name in READINGS)
+    query = (
+        f"COPY (SELECT accelerator_id, minute_ms, {columns} FROM gpu_minute "
+        f"WHERE minute_ms >= {int(start_ms)} AND minute_ms < {int(end_ms)} "
+        f"AND accelerator_id IN ({', '.join(str(int(one)) for one in ids)})) TO STDOUT (FORMAT BINARY)"
+    )
+    with connection.cursor().copy(query) as copy:
+        whole = b"".join(bytes(part) for part in copy)
+    return np.frombuffer(whole, dtype=_ROW, count=(len(whole) - _HEADER - 2) // _ROW.itemsize, offset=_HEADER)
+
+
+def cards(connection: Connection, start_ms: int, end_ms: int) -> list[Card]:
+    """Accelerators that were there in the period, by node and index; of several places the last."""
+    rows = connection.execute(
+        """
+        SELECT DISTINCT ON (a.id) a.id, a.uuid, a.model, a.gpu_micro, a.memory_bytes, coalesce(n.name, ''), c.pool,
+            a.gpu_index
+        FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+        WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.id, c.in_ms DESC
+        """,
+        (end_ms, start_ms),
+    )
+    return [Card(*row) for row in rows]
+
+
+def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[HeldSpan]:
+    """Who held these accelerators, and when they could not be held, by begin."""
+    rows = connection.execute(
+        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM stretch WHERE accelerator_id = ANY(%s) "
+        "AND start_ms < %s AND end_ms > %s AND start_ms >= %s ORDER BY start_ms, workload_id DESC NULLS LAST",
+        (list(ids), end_ms, start_ms, start_ms - 86_400_000),
+    )
+    for row in rows:
+        yield HeldSpan(*row)
+
+
+def newest(connection: Connection) -> tuple[int, int] | None:
+    """First and last minute of the rollup (unix ms); None when there is none."""
+    row = connection.execute("SELECT min(minute_ms), max(minute_ms) FROM gpu_minute").fetchone()
+    return None if row is None or row[0] is None else (int(row[0]), int(row[1]))
+
+
+def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourUse]:
+    """What workloads held, by atom, workload and kind of accelerator, from the hourly usage ledger."""
+    rows = connection.execute(
+        """
+        WITH stay AS (
+            SELECT DISTINCT ON (c.accelerator_id) c.accelerator_id, c.pool, a.model, coalesce(n.name, '') AS node,
+                a.gpu_micro
+            FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+            WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+            ORDER BY c.accelerator_id, c.in_ms DESC
+        )
+        SELECT u.hour_ms, u.workload_id, s.pool, s.model, s.node, sum(u.held_ms * s.gpu_micro)
+        FROM usage_hour u JOIN stay s USING (accelerator_id)
+        WHERE u.state = 'held' AND u.workload_id IS NOT NULL AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
+        GROUP BY 1, 2, 3, 4, 5 ORDER BY 1
+        """,
+        {"start": start_ms, "end": end_ms},
+    )
+    return [HourUse(row[0], row[1], row[2], row[3], row[4], int(row[5])) for row in rows]
+
+
+def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:
+    """By pool and clock hour, what part of the capacity's time anybody saw, 0..1."""
+    rows = connection.execute(
+        """
+        WITH stay AS (
+            SELECT c.accelerator_id, c.pool, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms FROM capacity c
+            WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+        ), there AS (
+            SELECT pool, h, sum(least(out_ms, h + 3600000) - greatest(in_ms, h)) AS ms
+            FROM stay, generate_series(%(start)s::bigint, %(end)s::bigint - 1, 3600000) AS h
+            WHERE in_ms < h + 3600000 AND out_ms > h GROUP BY 1, 2
+        ), seen AS (
+            SELECT s.pool, u.hour_ms / 3600000 * 3600000 AS h, sum(u.held_ms) AS ms
+            FROM usage_hour u JOIN (SELECT DISTINCT accelerator_id, pool FROM stay) s USING (accelerator_id)
+            WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s GROUP BY 1, 2
+        )
+        SELECT there.pool, there.h, coalesce(seen.ms, 0) / greatest(there.ms, 1)::float FROM there
+        LEFT JOIN seen USING (pool, h)
+        """,
+        {"start": start_ms, "end": end_ms},
+    )
+    return {(row[0], int(row[1])): float(row[2]) for row in rows}

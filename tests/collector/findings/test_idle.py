@@ -1,0 +1,156 @@
+"""Idle findings: the same however the minutes are cut, with money to the micro-unit, and gone when the work is back."""
+
+from __future__ import annotations
+
+import csv
+import io
+from decimal import Decimal
+
+import pytest
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
+from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.quantity import gpu_ns
+from gpuledger_collector.jobs import find_idle
+
+MINUTE = 60_000
+GIB = 2**30
+CHANGE = 10 * HOUR + 30 * MINUTE + 30_000
+"""When the rate changes: inside a minute."""
+
+
+def minutes(fleet: Fleet, number: int, start: int, end: int, utilization: float, processes: float = 1) -> None:
+    """A sample a minute, as the rollup leaves it."""
+    fleet.connection.execute(
+        "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, utilization_ratio, memory_used_bytes, processes, "
+        "zero_ratio) SELECT %s, m, 4, %s, %s, %s, %s FROM generate_series(%s::bigint, %s::bigint - 1, 60000) AS m",
+        (fleet.accelerator(number), utilization, 60 * GIB if processes else GIB // 2, processes,
+         float(utilization == 0), OCTOBER + start, OCTOBER + end),
+    )  # fmt: skip
+
+
+def furnish(fleet: Fleet) -> None:
+    """A job that works six hours and rests for the rest of a day; a free card; one that was never used; a replica."""
+    fleet.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
+        "VALUES ('', 'H100', 'on_demand', 2.49, 'USD', 0, now()), "
+        "('', 'H100', 'on_demand', 1.999999999, 'USD', %s, now())",
+        (OCTOBER + CHANGE,),
+    )
+    for number in (1, 2, 3, 4):
+        fleet.accelerator(number)
+        fleet.capacity(number, 0)
+    fleet.workload(1, team="vision", project="seg")
+    fleet.workload(3, team="robotics")
+    fleet.workload(4, team="inference", serving="true")
+    for hour in range(24):
+        span = (hour * HOUR, hour * HOUR + HOUR)
+        fleet.evidence([Held(1, 1, *span), Held(2, None, *span, "unallocated"), Held(3, 3, *span), Held(4, 4, *span)])
+    minutes(fleet, 1, 0, 6 * HOUR, 0.9)
+    minutes(fleet, 1, 6 * HOUR, DAY, 0.0)
+    minutes(fleet, 2, 0, DAY, 0.0, processes=0)
+    minutes(fleet, 3, 0, DAY, 0.0, processes=0)
+    minutes(fleet, 4, 0, DAY, 0.0)
+
+
+def dump(fleet: Fleet) -> list[tuple[object, ...]]:
+    return list(
+        fleet.rows("SELECT subject, state, team, since_ms, opened_ms, until_ms, resolved_ms, currency, cost_micro, "
+                   "per_day_micro, evidence->'wasted_gpu_ns' FROM finding WHERE kind = 'idle' ORDER BY key")
+    )  # fmt: skip
+
+
+def test_each_state_is_found_with_its_owner_and_beginning(fleet, findings):
+    """The resting job since its last work, the free card, the one never used; nothing of the warm replica."""
+    furnish(fleet)
+    find_idle(findings, OCTOBER + DAY)
+    found = {row[0]: row for row in dump(fleet)}
+    assert {uuid: row[1] for uuid, row in found.items()} == {
+        "GPU-0001": "gone_idle", "GPU-0002": "unallocated", "GPU-0003": "never_used",
+    }  # fmt: skip
+    assert found["GPU-0001"][2:4] == ("vision", OCTOBER + 6 * HOUR)
+    assert found["GPU-0003"][2:4] == ("robotics", OCTOBER)
+    assert [row[6] for row in found.values()] == [None] * 3
+
+
+def test_money_is_quantity_times_rate_to_the_micro_unit(fleet, findings):
+    """Each atom is priced by the rate in force in it, also where a rate changes inside a minute."""
+    furnish(fleet)
+    find_idle(findings, OCTOBER + DAY)
+    (cost,) = fleet.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
+    first, second = Decimal("2.49"), Decimal("1.999999999")
+    expected = 4 * cost_micro(gpu_ns(1_000_000, HOUR), first)
+    expected += cost_micro(gpu_ns(1_000_000, CHANGE - 10 * HOUR), first)
+    expected += cost_micro(gpu_ns(1_000_000, 11 * HOUR - CHANGE), second)
+    expected += 13 * cost_micro(gpu_ns(1_000_000, HOUR), second)
+    assert cost[0] == expected
+
+
+@pytest.mark.parametrize("steps", [[HOUR], [7 * MINUTE, 95 * MINUTE, 400 * MINUTE], [DAY]])
+def test_however_the_search_is_cut_the_findings_are_the_same(fleet, findings, steps):
+    """Every hour, at odd minutes, or once: the same findings to the micro-unit; a further run changes nothing."""
+    furnish(fleet)
+    at, number = OCTOBER, 0
+    while at < OCTOBER + DAY:
+        at = min(at + steps[number % len(steps)], OCTOBER + DAY)
+        number += 1
+        find_idle(findings, at)
+    made = dump(fleet)
+    find_idle(findings, OCTOBER + DAY)
+    assert dump(fleet) == made
+    fleet.connection.execute("TRUNCATE finding, finding_mark")
+    find_idle(findings, OCTOBER + DAY)
+    assert [(*row[:4], *row[5:]) for row in dump(fleet)] == [(*row[:4], *row[5:]) for row in made]
+
+
+def test_work_resolves_a_finding_and_idleness_opens_another(fleet, findings):
+    """What works again is resolved at that minute and keeps its cost; the next rest is a finding of its own."""
+    furnish(fleet)
+    minutes(fleet, 1, DAY, DAY + 3 * HOUR, 0.8)
+    minutes(fleet, 1, DAY + 3 * HOUR, DAY + 6 * HOUR, 0.0)
+    for hour in range(24, 30):
+        fleet.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR)])
+    find_idle(findings, OCTOBER + DAY)
+    find_idle(findings, OCTOBER + DAY + 6 * HOUR)
+    rows = [row for row in dump(fleet) if row[0] == "GPU-0001"]
+    assert len(rows) == 2
+    assert OCTOBER + DAY <= rows[0][6] <= OCTOBER + DAY + 10 * MINUTE
+    assert rows[1][3] == OCTOBER + DAY + 3 * HOUR
+    assert rows[1][6] is None
+
+
+def test_silence_is_no_finding(fleet, findings):
+    """A node whose agent stops is not idle: the finding ends where it was last seen, and nothing is added."""
+    furnish(fleet)
+    find_idle(findings, OCTOBER + DAY + 12 * HOUR)
+    for row in dump(fleet):
+        assert OCTOBER + DAY - HOUR <= row[5] <= OCTOBER + DAY
+    total = sum(dict(dump(fleet)[0][10]).values())
+    assert total <= gpu_ns(1_000_000, DAY)
+
+
+def test_without_a_rate_there_is_no_cost(fleet, findings):
+    """Unpriced is never zero."""
+    furnish(fleet)
+    fleet.connection.execute("TRUNCATE price CASCADE")
+    find_idle(findings, OCTOBER + DAY)
+    assert {row[7:10] for row in dump(fleet)} == {(None, None, None)}
+
+
+def test_the_command_lists_them(fleet, findings, run):
+    """CSV with every finding, a table with the sum, exit 1; a state that is none is refused with its names."""
+    furnish(fleet)
+    find_idle(findings, OCTOBER + DAY)
+    code, out, _ = run("idle", "--days", "36500", "--format", "csv")
+    assert code == 1
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert {(row["state"], row["team"]) for row in rows} == {
+        ("gone_idle", "vision"), ("never_used", "robotics"), ("unallocated", ""),
+    }  # fmt: skip
+    assert all(Decimal(row["cost"]) > 0 for row in rows)
+    code, out, _ = run("idle", "--days", "36500", "--team", "vision")
+    assert code == 1
+    assert "1 findings" in out
+    code, _, err = run("idle", "--state", "lazy")
+    assert code == 2
+    assert "gone_idle" in err
