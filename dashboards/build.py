@@ -1,4 +1,4 @@
-"""Makes dashboards/json/*.json from the boards: `python -m dashboards.build [--check]`."""
+"""Makes the boards' JSON and Grafana's alert rules: `python -m dashboards.build [--check]`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from dashboards.alerts.grafana import provisioned
 from dashboards.grafana import Board
 
 HERE = Path(__file__).parent
 JSON = HERE / "json"
+ALERTING = HERE / "provisioning" / "alerting" / "gpuledger.yaml"
 NAMES = tuple(sorted(path.stem for path in (HERE / "boards").glob("[a-z]*.py")))
 
 
@@ -21,10 +23,13 @@ def boards() -> dict[str, Board]:
 
 def texts() -> dict[Path, str]:
     """What each file must hold."""
-    return {
+    made = {
         JSON / f"{name}.json": json.dumps(board.as_json(), indent=1, ensure_ascii=False) + "\n"
         for name, board in boards().items()
     }
+    # JSON is YAML, and needs no library here.
+    made[ALERTING] = json.dumps(provisioned(), indent=2, ensure_ascii=False) + "\n"
+    return made
 
 
 def stale() -> list[Path]:
