@@ -164,7 +164,7 @@ def _take(values: dict[str, Any], key: str, value: object, where: str, faults: l
         return
     try:
         values[key] = _convert(str(FIELDS[key].type), value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a ~user that is not there
         faults.append(f"{where}: {value!r} is not a {str(FIELDS[key].type).partition(' ')[0].lower()}")
 
 

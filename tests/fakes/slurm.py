@@ -12,6 +12,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,7 +89,19 @@ def why_not() -> str | None:
     lacking = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
     if lacking:
         return f"{', '.join(lacking)} not installed: apt-get install {PACKAGES}"
-    return None if os.geteuid() == 0 else "slurmd starts jobs as their users and has to run as root"
+    if os.geteuid() != 0:
+        return "slurmd starts jobs as their users and has to run as root"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            make_device(Path(folder) / "nvidia0")
+        except OSError as error:
+            return f"device files cannot be made here ({error.strerror})"
+    return None
+
+
+def make_device(path: Path) -> None:
+    """A GPU as far as slurmd looks: a character device, another /dev/null."""
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
 
 PACKAGES = "slurmctld slurmd slurmdbd slurm-client munge mariadb-server"
@@ -147,7 +160,7 @@ class Cluster:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         for number in range(GPUS):
-            os.mknod(self.devices / f"nvidia{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # another /dev/null
+            make_device(self.devices / f"nvidia{number}")
         (self.home / "slurm.conf").write_text(SLURM_CONF.format(**self._values))
         (self.home / "gres.conf").write_text(
             f"Name=gpu Type=h100 File={self.devices}/nvidia[0-{GPUS - 1}]\nName=shard Count={GPUS * SHARDS_PER_GPU}\n"

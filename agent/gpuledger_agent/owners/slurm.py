@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SIGNS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 """What a node of a Slurm cluster has, one or the other of them."""
+FACTS = frozenset({"kind", "user", "account", "name", "pool", "node"})
+"""What rules match as facts; a tag of such a name would win over the fact, so that a comment could change accounts."""
 MAX_FILE_BYTES = 64 * 1024
 MAX_FILES = 4096
 MAX_TAGS = 32
@@ -224,12 +226,12 @@ def mapped_jobs(name: str, text: str, written_s: float, names: Callable[[int], s
 
 def tags_of(values: Mapping[str, str]) -> dict[str, str]:
     """Tags of a job, as the import of sacct makes them: the pairs of its comment and wckey, and its account as the
-    team where neither names one; partition and cluster besides.
+    team where neither names one; partition and cluster besides. No pair stands in for what Slurm itself says.
     """
     tags: dict[str, str] = {}
     for text in (values.get("comment", ""), values.get("wckey", "")):
         for key, value in _PAIR.findall(text):
-            if value.strip() and len(tags) < MAX_TAGS:
+            if value.strip() and key not in FACTS and len(tags) < MAX_TAGS:
                 tags.setdefault(key[:MAX_TEXT], value.strip()[:MAX_TEXT])
     wckey = values.get("wckey", "").lstrip("*")
     if wckey and "=" not in wckey:

@@ -341,6 +341,13 @@ def test_any_text_is_a_job_or_a_bad_file(lines, gpus):
         assert job.shards is None or job.shards >= 1
 
 
+def test_no_comment_changes_the_account():
+    """Facts that rules match, and partition and cluster, are Slurm's word; the team is the user's, if named."""
+    comment = "account=rich;user=root;kind=static;pool=p;node=n;name=x;partition=free;cluster=c;project=p"
+    told = {"comment": comment, "account": "nlp", "partition": "gpu", "cluster": "tetra"}
+    assert tags_of(told) == {"project": "p", "team": "nlp", "partition": "gpu", "cluster": "tetra"}
+
+
 def test_a_wckey_may_carry_the_tags(node):
     """--wckey=team=x,project=y is read like a comment; any other wckey is a tag of its own."""
     assert tags_of({"wckey": "*team=x,project=y", "account": "a"}) == {"team": "x", "project": "y"}
