@@ -55,6 +55,7 @@ class Smtp:
                 raise NotTaken(_sentence(error), unreachable=True) from error
             on_step("text_sent")
             hand_over()
+            on_step("handing_over")
             self._finish(session, on_step)
 
     def _finish(self, session: smtplib.SMTP, on_step: OnStep) -> None:
