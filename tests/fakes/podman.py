@@ -102,7 +102,9 @@ def running():
         yield podman
     finally:
         podman.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        until = time.monotonic() + 5
+        while folder.exists() and time.monotonic() < until:  # conmon may still be writing that a container has ended
+            shutil.rmtree(folder, ignore_errors=True)
         CDI.unlink()
         if made:
             CDI.parent.rmdir()

@@ -31,7 +31,7 @@ def open_owners(
     if isinstance(source, OwnerSource):
         found.append(source)
     describe: list[Callable[[Workload], Workload]] = []
-    if source.name == "nvml":  # so do the pods and containers
+    if source.name == "nvml":  # and so are pods and containers
         from gpuledger_agent.owners import opened
 
         for name in ("kubernetes", "containers"):
