@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs import seen_on
+
 from gpuledger_agent.catalogue import METRICS
 from gpuledger_agent.metrics import Metric
 
@@ -25,18 +27,20 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-def metric_row(metric: Metric) -> list[str]:
-    """One metric as the reference page shows it."""
+def metric_row(metric: Metric, cards: list[str]) -> list[str]:
+    """One metric as the reference page shows it, with the cards on which it was seen."""
     dcgm = f"`{metric.dcgm_field}`" if metric.dcgm_field else ""
     if metric.dcgm_field_46:
         dcgm += f" (4.6: `{metric.dcgm_field_46}`)"
     return [
         f"`{metric.name}`" + (" **hot**" if metric.hot else ""),
-        f"{metric.unit} {metric.kind}",
+        metric.unit,
+        metric.kind,
         ", ".join(metric.scopes),
         metric.tier,
         f"`{metric.nvml}`",
         dcgm,
+        ", ".join(cards),
         metric.note,
     ]
 
@@ -44,16 +48,22 @@ def metric_row(metric: Metric) -> list[str]:
 def metrics_page() -> str:
     """Every metric of the catalogue, by tier."""
     tiers = list(dict.fromkeys(metric.tier for metric in METRICS))
-    header = ["metric", "unit, kind", "scope", "tier", "NVML source", "DCGM field", "cards"]
+    header = ["metric", "unit", "kind", "scope", "tier", "NVML source", "DCGM field", "seen on", "said to be on"]
+    seen = seen_on.load()
+    cards = sorted({card for several in seen.values() for card in several})
     parts = [
         "# Metrics\n",
         NOTICE,
         f"{len(METRICS)} metrics are known. Names and units are Prometheus base units. A metric that a card does not "
         "give is absent, with its reason in `gpuledger-agent check`; it is never 0. **hot** metrics have a column of "
         "their own in the collector's sample table.\n",
+        f"*Seen on* is evidence: {len(seen)} of them were found with a value in outputs of {len(cards)} real cards "
+        "([seen_on.csv](../seen_on.csv) names field and file of each). Only a field that is the metric itself counts; DCGM's "
+        "profiling fields on cards older than Hopper do not, because they are measured another way. An empty cell says that "
+        "no output at hand shows it, not that a card lacks it. *Said to be on* is NVIDIA's documentation.\n",
     ]
     for tier in tiers:
-        rows = [metric_row(metric) for metric in METRICS if metric.tier == tier]
+        rows = [metric_row(metric, seen.get(metric.name, [])) for metric in METRICS if metric.tier == tier]
         parts.append(f"## Tier `{tier}` ({len(rows)})\n\n{table(header, rows)}")
     return "\n".join(parts)
 
