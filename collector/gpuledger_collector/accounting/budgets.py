@@ -286,9 +286,6 @@ def _rounded(parts: Sequence[Fraction]) -> list[int]:
     return round_together([int(part * unit) for part in parts], unit)
 
 
-OTHERS = "others"
-
-
 def top(found: Sequence[Driver], count: int) -> list[Driver]:
     """The first drivers, and the rest as one, so that the sum stays the same."""
     if len(found) <= count:
@@ -298,7 +295,7 @@ def top(found: Sequence[Driver], count: int) -> list[Driver]:
         sum(getattr(driver, name) for driver in rest)
         for name in ("before_micro", "after_micro", "price_micro", "volume_micro", "mix_micro")
     ]
-    return [*found[:count], Driver((f"{len(rest)} {OTHERS}",), "", *sums)]
+    return [*found[:count], Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums)]
 
 
 def money_text(micro: int, currency: str, digits: int | None = None) -> str:

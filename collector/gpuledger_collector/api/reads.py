@@ -87,6 +87,11 @@ def router(reads: Reads) -> APIRouter:
         """Demand of each pool as quantiles, hour by hour."""
         return guarded(lambda: forecast_of(reads, horizon_hours, pool))
 
+    @made.get("/budgets", dependencies=allowed)
+    def budgets() -> dict[str, Any]:
+        """Every budget in its period of now: spent, forecast with its band, pace, run-out and alerts."""
+        return guarded(lambda: budgets_of(reads))
+
     @made.get("/scaling/{pool}", dependencies=allowed)
     def scaling(pool: str, delay_s: Annotated[int, Query(ge=1, le=86_400)] = 600) -> dict[str, Any]:
         """GPUs that the pool should hold now, as one flat object; 503 and no number when demand is not known."""
@@ -160,6 +165,16 @@ def nodes_of(reads: Reads, limit: int, after: str) -> dict[str, Any]:
     with reads.engine().connect() as connection:
         rows = connection.execute(query, {"after": after, "most": limit + 1}).mappings().all()
     return page([dict(row) for row in rows], limit, "name")
+
+
+def budgets_of(reads: Reads) -> dict[str, Any]:
+    """The standing of every budget, as `gpuledger budgets --format json`."""
+    from gpuledger_collector.export.budgets import rows
+    from gpuledger_collector.jobs.watch_budgets import statuses
+    from gpuledger_collector.storage.budgets import BudgetBook
+
+    book = BudgetBook(lambda: reads.ledger.connect(autocommit=True))
+    return {"budgets": rows(statuses(book, reads.now_ms))}
 
 
 def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:

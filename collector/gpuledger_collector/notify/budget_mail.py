@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -25,9 +29,13 @@ from gpuledger_collector.accounting.budgets import (
     thresholds,
 )
 from gpuledger_collector.accounting.messages import Content
-from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
 
+WIDTH = 78
+"""Characters of a line of text."""
+NO_BREAK = "\u00a0"
+PARTS = ("price", "volume", "mix")
 BAR = 30
 """Characters of the bar in the text."""
 DRIVER_COLUMNS = (
@@ -37,7 +45,7 @@ DRIVER_COLUMNS = (
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("gpuledger_collector.notify"),
         autoescape=select_autoescape(("html",)),
         undefined=StrictUndefined,
@@ -45,12 +53,30 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.filters["filled"] = _filled
+    made.filters["together"] = _together
+    return made
+
+
+def _filled(text: str, indent: str = "") -> str:
+    """A paragraph in lines of WIDTH; words, and amounts with their unit, are kept whole."""
+    filled = textwrap.fill(
+        _together(text).replace(NO_BREAK, "\0"), WIDTH, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return filled.replace("\0", " ")
+
+
+def _together(text: str) -> str:
+    """Amounts and percents that no line break parts from their unit."""
+    return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
 
 
 def write(news: News) -> Content:
     """Subject, text, HTML and the drivers' CSV."""
     facts = _facts(news)
-    text, html = (_environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
+    environment = _environment()
+    text, html = (environment.get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
     return Content(subject(news), text, html, {"drivers.csv": drivers_csv(news)})
 
 
@@ -85,12 +111,7 @@ def _facts(news: News) -> dict[str, object]:
         "elapsed": status.elapsed_percent,
         "bar": _bar(share),
         "clock": _bar(status.elapsed_percent),
-        "drivers": [_driver(driver, budget.currency) for driver in news.drivers],
-        "change": _signed(sum(driver.change_micro for driver in news.drivers), budget.currency),
-        "parts": {
-            name: _signed(sum(getattr(driver, f"{name}_micro") for driver in news.drivers), budget.currency)
-            for name in ("price", "volume", "mix")
-        },
+        **_changes(news.drivers, budget.currency),
         "windows": f"{_span(news.after)} against {_span(news.before)}",
         "since": "since the last mail" if news.since_mail else "since the period began",
         "actions": _actions(news),
@@ -102,7 +123,7 @@ def _facts(news: News) -> dict[str, object]:
 def _verdict(news: News) -> str:
     status, alert = news.status, news.alert
     budget, ahead = status.budget, status.ahead
-    who = f"{budget.name} ({budget.owner_label})"
+    who = budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})"
     amount = money_text(budget.amount_micro, budget.currency)
     spent = money_text(status.spend.cost_micro, budget.currency)
     if news.escalated:
@@ -158,20 +179,20 @@ def _run_out(status: Status) -> str:
     return f"about {_short(ahead.run_out_ms)} (earliest {_short(ahead.earliest_ms)}, latest {latest})"
 
 
-def _actions(news: News) -> list[str]:
+def _actions(news: News) -> list[tuple[str, str]]:
+    """What can be done, each with the command that helps ('' where none does)."""
     status = news.status
     budget = status.budget
-    first = f"{datetime.fromtimestamp(news.after.start_ms / 1000, UTC):%Y-%m-%d}"
-    last = f"{datetime.fromtimestamp(news.after.end_ms / 1000, UTC):%Y-%m-%d}"
+    days = f"--from {format_date(news.after.start_ms)} --to {format_date(news.after.end_ms)}"
     level = "workload,user" if budget.owner else "team,project"
     said = []
     if status.spend.idle_cost_micro:
         cost = money_text(status.spend.idle_cost_micro, budget.currency)
-        said.append(f"Give back GPUs that are held and idle: they cost {cost} so far. See: gpuledger idle")
-    said.append(f"See every workload: gpuledger chargeback --from {first} --to {last} --by {level}")
+        said.append((f"Give back GPUs that are held and idle: they cost {cost} so far", "gpuledger idle"))
+    said.append(("See what each workload cost", f"gpuledger chargeback {days} --by {level}"))
     if news.alert.percent >= 100 or news.alert.rule == FORECAST:
-        said.append("Agree on a larger budget, or on what waits until the next period")
-    said.append(f'Say that you know: gpuledger budgets ack "{budget.name}"')
+        said.append(("Agree on a larger budget, or on what waits until the next period", ""))
+    said.append(("Say that you know", f"gpuledger budgets ack {shlex.quote(budget.name)}"))
     return said
 
 
@@ -211,19 +232,38 @@ def _following(status: Status, alert: Alert) -> str:
     return "Still to come: " + ", ".join(f"{rule} {percent} %" for rule, percent in left) + "."
 
 
-def _driver(driver: Driver, currency: str) -> dict[str, str]:
+def _changes(drivers: Sequence[Driver], currency: str) -> dict[str, object]:
+    """Drivers in minor units, rounded together: what is shown adds up, down each column and along each row."""
+    digits = minor_digits(currency)
+    changes = to_minor_units([driver.change_micro for driver in drivers], digits)
+    split = [_parts(driver, change, digits) for driver, change in zip(drivers, changes, strict=True)]
+
+    def signed(units: int) -> str:
+        return _signed(units, currency)
+
+    return {
+        "drivers": [_driver(*one, signed) for one in zip(drivers, changes, split, strict=True)],
+        "change": signed(sum(changes)),
+        "parts": {name: signed(sum(parts[at] for parts in split)) for at, name in enumerate(PARTS)},
+    }
+
+
+def _parts(driver: Driver, change: int, digits: int) -> list[int]:
+    """Price, volume and mix in minor units; what rounding leaves goes to the largest."""
+    micros = [driver.price_micro, driver.volume_micro, driver.mix_micro]
+    units = to_minor_units(micros, digits)
+    units[max(range(len(PARTS)), key=lambda at: abs(micros[at]))] += change - sum(units)
+    return units
+
+
+def _driver(driver: Driver, change: int, parts: Sequence[int], signed: Callable[[int], str]) -> dict[str, object]:
     name, user, project = (*driver.label, "", "", "")[:3]
-    place = ", ".join(part for part in (user, project, driver.model) if part)
-    parts = [
-        f"{what} {_signed(value, currency)}"
-        for what, value in (("price", driver.price_micro), ("volume", driver.volume_micro), ("mix", driver.mix_micro))
-        if value
-    ]
+    said = [f"{what} {signed(units)}" for what, units in zip(PARTS, parts, strict=True) if units]
     return {
         "name": name,
-        "place": place,
-        "change": _signed(driver.change_micro, currency),
-        "parts": "; ".join(parts) or "no change",
+        "place": ", ".join(part for part in (user, project, driver.model) if part),
+        "change": signed(change),
+        "parts": said or ["no change"],
     }
 
 
@@ -252,9 +292,12 @@ def _exact(micro: int) -> str:
     return f"{sign}{abs(micro) // MICRO}.{abs(micro) % MICRO:06d}"
 
 
-def _signed(micro: int, currency: str) -> str:
-    text = money_text(abs(micro), currency)
-    return f"{'+' if micro >= 0 else '-'}{text.removeprefix(currency + ' ')} {currency}"
+def _signed(units: int, currency: str) -> str:
+    """Minor units with their sign: `+1,767.00`."""
+    digits = minor_digits(currency)
+    whole, part = divmod(abs(units), 10**digits)
+    sign = "+" if units > 0 else "-" if units < 0 else ""
+    return f"{sign}{whole:,}" + (f".{part:0{digits}d}" if digits else "") + f" {currency}"
 
 
 def _estimate(status: Status, micro: int) -> str:

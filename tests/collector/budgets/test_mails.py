@@ -1,0 +1,179 @@
+"""Budget mails as people get them: golden files, figures that add up, and nothing that can break out of its place."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.accounting.budget_ports import Ahead, News, Spend, Status
+from gpuledger_collector.accounting.budgets import (
+    ACTUAL,
+    FIRING,
+    FORECAST,
+    MICRO,
+    PACE,
+    Alert,
+    Budget,
+    Held,
+    Terms,
+    drivers,
+    top,
+)
+from gpuledger_collector.accounting.messages import Content, Message, is_address, is_recipient
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range, parse_date, parse_instant
+from gpuledger_collector.notify.budget_mail import write
+from gpuledger_collector.notify.mime import compose
+
+GOLDEN = Path(__file__).parent / "golden"
+NOVEMBER = date_range("2026-11-01", "2026-12-01")
+NOON = parse_instant("2026-11-12T12:00:00Z")
+TERMS = Terms((50, 80, 100), (100,), 200, ("lead@example.com",), ("head@example.com",))
+HOUR = 3_600_000_000_000
+NO_BREAK = "\u00a0"
+
+
+def budget(name: str = "vision", amount: int = 40_000, currency: str = "USD") -> Budget:
+    return Budget(7, name, {"team": "vision"}, "month", None, amount * MICRO, currency, TERMS)
+
+
+def status(spent: int, of: Budget, *, ahead: bool = True, at_ms: int = NOON) -> Status:
+    end = parse_date("2026-11-21")
+    estimate = Ahead(
+        57_000 * MICRO, 61_234 * MICRO, 66_400 * MICRO, 58_000 * MICRO, 41, end - DAY_MS, end, end + DAY_MS
+    )
+    spend = Spend(spent * MICRO + 123_456, 4_321_987_654, 5_000 * HOUR, 12 * HOUR, 0)
+    return Status(of, NOVEMBER, at_ms, at_ms, spend, estimate if ahead else None, (231, 204))
+
+
+def held(label: str, model: str, hours: int, price_cents: int) -> Held:
+    return Held((label, "ada", "detector"), model, hours * HOUR, hours * price_cents * 10_000 + 7)
+
+
+BEFORE = [
+    held("train-yolo", "H100", 900, 595),
+    held("eval-nightly", "A100", 300, 343),
+    held("notebook-3", "L4", 40, 80),
+]
+AFTER = [
+    held("train-yolo", "H100", 1_900, 688), held("eval-nightly", "A100", 290, 343), held("notebook-3", "L4", 44, 80),
+    held("sweep-a", "H100", 210, 688), held("sweep-b", "H100", 190, 688), held("sweep-c", "H100", 17, 688),
+]  # fmt: skip
+
+
+def news(rule: str, percent: int, standing: Status, **more) -> News:
+    changed = top(drivers(BEFORE, AFTER), 5)
+    end = standing.known_ms - standing.known_ms % DAY_MS
+    windows = (Period(end - 14 * DAY_MS, end - 7 * DAY_MS), Period(end - 7 * DAY_MS, end))
+    alert = Alert(rule, percent, FIRING, 1, standing.at_ms, standing.at_ms)
+    return News(alert, more.pop("also", ()), standing, *windows, tuple(changed), since_mail=True, **more)
+
+
+CASES = {
+    "forecast-100": news(FORECAST, 100, status(15_200, budget())),
+    "actual-80": news(ACTUAL, 80, status(33_400, budget()), also=(Alert(ACTUAL, 50, FIRING, 1, NOON, NOON),)),
+    "actual-100": news(ACTUAL, 100, status(40_950, budget())),
+    "escalated": news(ACTUAL, 100, status(41_800, budget(), at_ms=NOON + 25 * HOUR_MS), escalated=True),
+    "pace-200-young": news(PACE, 200, status(2_100, budget(), ahead=False)),
+    "yen": news(ACTUAL, 50, status(33_400, budget("視覚 Büro <b>", 60_000, "JPY"))),
+}
+
+
+def mail(name: str) -> bytes:
+    content = write(CASES[name])
+    made = Message(f"budget/7/{name}", "budget", "lead@example.com", content, NOON, NOON, "budget/7")
+    return bytes(compose(made, "ledger@example.com"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mails_are_the_golden_ones(name: str) -> None:
+    """Byte for byte; GPULEDGER_GOLDEN=write writes them anew, for a person to look at."""
+    path = GOLDEN / f"{name}.eml"
+    if os.environ.get("GPULEDGER_GOLDEN") == "write":
+        path.write_bytes(mail(name))
+    assert mail(name) == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_shown_drivers_add_up(name: str) -> None:
+    """The CSV's amounts add up to the change of the two windows, in micro-units."""
+    rows = write(CASES[name]).attachments["drivers.csv"].splitlines()[1:]
+    changes = [int(row.split(",")[6].replace(".", "")) for row in rows]
+    assert sum(changes) == sum(one.cost_micro for one in AFTER) - sum(one.cost_micro for one in BEFORE)
+    assert len(rows) == 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_and_html_tell_the_same(name: str) -> None:
+    """Every amount of the text stands in the HTML, which loads nothing from elsewhere."""
+    content = write(CASES[name])
+    for amount in re.findall(r"\d[\d,]*\.\d\d|\d+ %", content.text):
+        assert amount in content.html.replace(NO_BREAK, " "), amount
+    assert not re.search(r"(src|href|url)\s*[=(]", content.html)
+    assert max(map(len, content.text.splitlines())) <= 88
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_reader_adds_up_is_right(name: str) -> None:
+    """The shown changes add up to the shown change, the shown parts to each of them and to the whole, to the cent."""
+
+    def units(text: str) -> int:
+        return int(re.sub(r"[^\d-]", "", text))
+
+    text = write(CASES[name]).text
+    total = units(re.search(r"What changed .*: (\S+) ", text)[1])
+    changes = [units(found) for found in re.findall(r"^  ([+-]\S+) (?:USD|JPY)  ", text, re.MULTILINE)]
+    parts = [
+        sum(units(part.split(" ")[1]) for part in line.split("; "))
+        for line in re.findall(r"^      ((?:price|volume|mix) .*)$", text, re.MULTILINE)
+    ]
+    whole = sum(units(part.split(" ")[1]) for part in re.search(r"^Of it: (.*)$", text, re.MULTILINE)[1].split("; "))
+    assert changes == parts
+    assert sum(changes) == whole == total
+
+
+def test_a_name_cannot_break_out() -> None:
+    """Newlines, tags and formulas in names stay text: in the subject, in the HTML and in the CSV."""
+    evil = "x\r\nBcc: all@example.com\n\n<script>alert(1)</script>"
+    standing = status(33_400, budget(evil))
+    told = news(ACTUAL, 80, standing)
+    label = ("=HYPERLINK(1)", "<img src=x>", "p\nq")
+    told = News(
+        told.alert, (), standing, told.before, told.after, tuple(drivers([], [Held(label, "H100", HOUR, 9)])), True
+    )
+    content = write(told)
+    made = compose(Message("k", "budget", "lead@example.com", content, 0, 0), "ledger@example.com")
+    read = email.message_from_bytes(bytes(made), policy=email.policy.default)
+    assert read["Bcc"] is None
+    assert "\n" not in read["Subject"]
+    assert "<script>" not in content.html
+    assert "<img" not in content.html
+    assert "'=HYPERLINK(1)" in content.attachments["drivers.csv"]
+
+
+@given(st.text(max_size=300), st.text(max_size=80))
+def test_any_text_makes_a_mail_with_its_own_headers_only(subject: str, key: str) -> None:
+    """Whatever a subject holds, the headers are ours, and the mail can be read back."""
+    made = Message(key.encode("utf-8", "replace").decode(), "test", "a@b.example", Content(subject, "x"), 0, 0)
+    read = email.message_from_bytes(bytes(compose(made, "ledger@example.com")), policy=email.policy.default)
+    wanted = {"From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "X-Auto-Response-Suppress"}
+    assert set(read.keys()) - {"MIME-Version", "Content-Type", "Content-Transfer-Encoding"} == wanted
+    assert read.get_content().strip() == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [("a@b.example", True), ("a.b+c@mail.b.example", True), ("a@b\nBcc: c@d", False), ("A <a@b>", False), ("a@", False),
+     ("a@b,c@d", False), ("", False), ("@b", False), ("ä@b.example", False)],
+)  # fmt: skip
+def test_addresses(text: str, good: bool) -> None:
+    """Only plain ASCII addresses are recipients; hooks are named."""
+    assert is_address(text) is good
+    assert is_recipient("slack:ops")
+    assert not is_recipient("slack:https://x")
