@@ -5,6 +5,7 @@ import json
 import ssl
 import subprocess
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -44,6 +45,7 @@ class Server(ThreadingHTTPServer):
     def reset(self):
         self.pods, self.namespaces, self.slices = [], [], {}
         self.requests, self.status, self.body, self.forbidden = [], 200, None, None
+        self.trickle_s = 0.0
 
     @staticmethod
     def pod(namespace, name, uid, node="n1", **labels):
@@ -81,7 +83,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        for piece in [body] if not self.server.trickle_s else [bytes([byte]) for byte in body]:
+            self.wfile.write(piece)
+            time.sleep(self.server.trickle_s)
 
     def log_message(self, *args):
         pass

@@ -15,6 +15,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.owners.labels import tags_of
 from gpuledger_agent.owners.refreshed import Refreshed
 from gpuledger_agent.readings import Accelerator, AgentError, Holder, Sample, Workload
@@ -161,7 +163,7 @@ class Engine:
         try:
             line.request("GET", target, headers={"Accept": "application/json"})
             answer = line.getresponse()
-            body = answer.read(MAX_ANSWER_BYTES + 1)
+            body = read_body(answer, MAX_ANSWER_BYTES, time.monotonic() + self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise EngineSilent(f"{self._path}: {getattr(error, 'strerror', None) or error!r}") from error
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import os
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,13 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.readings import AgentError
 
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 MAX_PAGES = 64
+LIST_S = 10.0
+"""The longest that a list may take with all its pages."""
 _PAGE = 100
 
 
@@ -140,17 +144,17 @@ class ApiServer:
         }
 
     def _list(self, path: str, query: Mapping[str, str]) -> Iterator[_Item]:
-        following = ""
+        following, until = "", time.monotonic() + LIST_S
         for _ in range(MAX_PAGES):
             more = {"continue": following} if following else {}
-            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **more})}")
+            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **more})}", until)
             yield from page.items or ()
             following = page.metadata.next
             if not following:
                 return
         raise ApiFailed(f"{path}: more than {MAX_PAGES} pages")
 
-    def _page(self, target: str) -> _Page:
+    def _page(self, target: str, until: float) -> _Page:
         path = target.partition("?")[0]
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
@@ -161,7 +165,7 @@ class ApiServer:
             try:
                 line.request("GET", target, headers={"Authorization": f"Bearer {token}", "Accept": "application/json"})
                 answer = line.getresponse()
-                body = answer.read(MAX_PAGE_BYTES + 1)
+                body = read_body(answer, MAX_PAGE_BYTES, until)
             finally:
                 line.close()
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a token or CA that is none

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from gpuledger_agent.owners.containerd import Containerd
 from gpuledger_agent.owners.containers import ContainerOwners, Engine
@@ -31,7 +32,7 @@ FIRST_LOOK_S = 3.0
 def kubernetes_owners(places: Places, node: str) -> KubernetesOwners | None:
     """Owners from this node's kubelet; None where there is none."""
     socket_path = places.kubelet_socket
-    if socket_path is None or not socket_path.parent.is_dir():
+    if socket_path is None or not _is_there(socket_path.parent):
         return None
     if not _speaks_grpc():
         log.warning(
@@ -49,10 +50,10 @@ def kubernetes_owners(places: Places, node: str) -> KubernetesOwners | None:
 def container_owners(places: Places, node: str) -> ContainerOwners | None:  # noqa: ARG001 an engine knows one node
     """Owners from this node's container engine; None where there is none, or where it may not be asked."""
     wanted = ENGINE_SOCKETS if places.container_socket is None else (places.container_socket,)
-    there = next((path for path in wanted if path.is_socket() and os.access(path, os.R_OK | os.W_OK)), None)
+    there = next((path for path in wanted if os.access(path, os.R_OK | os.W_OK)), None)
     if there is None:
         if places.container_socket is not None:
-            log.warning("owners containers: %s is no socket that may be asked", places.container_socket)
+            log.warning("owners containers: %s is not there, or may not be asked", places.container_socket)
         return None
     if "containerd" not in there.name:
         look = Engine(there).look
@@ -66,6 +67,15 @@ def container_owners(places: Places, node: str) -> ContainerOwners | None:  # no
     containers = Refreshed("containers", look, INTERVAL_S, places.stale_s)
     containers.start(FIRST_LOOK_S)
     return ContainerOwners(containers)
+
+
+def _is_there(folder: Path) -> bool:
+    """Whether a folder is there, as far as this user may know; `Path.is_dir` raises where it may not."""
+    if os.path.isdir(folder):  # noqa: PTH112
+        return True
+    if os.path.isdir(folder.parent) and not os.access(folder.parent, os.X_OK):  # noqa: PTH112
+        log.warning("owners kubernetes: %s may not be entered, so that pods are unknown; run as root", folder.parent)
+    return False
 
 
 def _speaks_grpc() -> bool:

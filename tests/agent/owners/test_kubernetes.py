@@ -1,7 +1,12 @@
 """Owners from Kubernetes: a real gRPC server on a unix socket as kubelet, a real HTTPS server as API server."""
 
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,7 +16,7 @@ from hypothesis import strategies as st
 from fakes import kubelet
 from fakes.apiserver import TOKEN, api_server
 from gpuledger_agent.batches import split
-from gpuledger_agent.owners import open_owners
+from gpuledger_agent.owners import kubernetes_api, open_owners
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
 from gpuledger_agent.owners.kubernetes import Cluster, ClusterView, KubernetesOwners, resolve, uids_of_logs
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
@@ -389,6 +394,16 @@ def test_no_token_and_no_server_are_errors_of_ours(api, tmp_path):
         ApiServer("https://127.0.0.1:1", api.account).pods("n1")
 
 
+def test_a_server_that_trickles_does_not_hold_the_thread_for_ever(api, asked, monkeypatch):
+    """Each byte comes in time, the whole does not: the list has a deadline, and the kubelet is asked again."""
+    monkeypatch.setattr(kubernetes_api, "LIST_S", 0.4)
+    api.trickle_s = 0.05
+    began = time.monotonic()
+    with pytest.raises(ApiFailed, match="took too long"):
+        asked.pods("n1")
+    assert time.monotonic() - began < 2
+
+
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_uuids_of_claimed_devices_come_from_resource_slices(api, asked, version):
     """In the v1 API attributes are the device's, in v1beta1 they lie in `basic`; profiles without UUID are left out."""
@@ -476,3 +491,39 @@ def test_a_node_without_a_kubelet_has_no_such_source(tmp_path):
     """Neither a thread nor a warning: most nodes are no Kubernetes nodes."""
     places = Places(kubelet_socket=tmp_path / "none" / "kubelet.sock", container_socket=None)
     assert [one.name for one in open_owners(("kubernetes", "processes"), None, "n1", Nvml(), places)] == ["processes"]
+
+
+def test_a_place_that_cannot_be_looked_at_is_no_kubelet(tmp_path, caplog):
+    """Where a folder cannot even be asked for (here: by its length), the agent goes on."""
+    places = Places(kubelet_socket=tmp_path / ("x" * 300) / "k.sock", container_socket=tmp_path / ("y" * 300))
+    assert open_owners(("kubernetes", "containers"), None, "n1", Nvml(), places) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_user_who_may_not_enter_the_kubelets_folder_is_told():
+    """In a process of user nobody: a sentence and no source, instead of a traceback at every start."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        shut = Path(made) / "kubelet"
+        (shut / "pod-resources").mkdir(parents=True)
+        shut.chmod(0o700)
+        told = as_nobody(shut)
+    assert told.returncode == 0, told.stderr
+    assert "may not be entered" in told.stdout
+    assert told.stdout.endswith("None None\n")
+
+
+def as_nobody(shut):
+    """Opens both sources with sockets in a folder, as user nobody."""
+    code = (
+        "import os, logging, sys\n"
+        "from pathlib import Path\n"
+        "from gpuledger_agent.owners import opened\n"
+        "from gpuledger_agent.owners.places import Places\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "os.setuid(65534)\n"
+        f"shut = Path({str(shut)!r})\n"
+        "places = Places(shut / 'pod-resources/kubelet.sock', container_socket=shut / 'docker.sock')\n"
+        "print(opened.kubernetes_owners(places, 'n1'), opened.container_owners(places, 'n1'))\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
