@@ -37,6 +37,18 @@ DAYS = between("l.day_ms")
 DAY_TIME = 'to_timestamp(l.day_ms / 1000) AS "time"'
 OWNER = "LEFT JOIN owner o ON o.id = l.owner_id"
 
+_COLUMNS = """owner_id, state, pool, gpu_model, currency, cost_micro, idle_cost_micro"""
+LEDGER = f"""(
+    SELECT day_ms, {_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns FROM ledger_day
+    UNION ALL SELECT booked_day_ms, {_COLUMNS}, gpu_ns::numeric, busy_ns::numeric, idle_ns::numeric, unknown_ns::numeric
+    FROM correction)"""
+"""What is billed: the daily ledger, and corrections of closed days on the open day in which they are booked."""
+_LINE = f"""{_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns, accelerator_id, workload_id, start_ms, end_ms, node,
+    energy_mj"""
+CHARGES = f"""(
+    SELECT day_ms, {_LINE} FROM charge UNION ALL SELECT booked_day_ms, {_LINE} FROM correction)"""
+"""The same, line by line."""
+
 ACCELERATORS = """
     SELECT a.id, a.uuid, a.model, a.gpu_index, a.gpu_micro, a.memory_bytes, a.health, a.health_cause, c.pool,
         n.name AS node

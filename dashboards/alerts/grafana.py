@@ -30,7 +30,8 @@ class Rule:
 RULES = (
     Rule("gpuledger-proof", "GpuLedgerProofBroken",
          "Charges of a day and capacity times rate differ: the bill is wrong",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM day_proof WHERE NOT holds",
+         "SELECT now() AS \"time\", count(*)::float8 AS value FROM (SELECT holds FROM day_proof "
+         "UNION ALL SELECT holds FROM corrected_day) proofs WHERE NOT holds",
          0, "5m", "critical", "docs/runbooks/proof-broken.md"),
     Rule("gpuledger-silent", "GpuLedgerNodeSilent",
          "A node that was heard of in the last day has been silent for 15 minutes: its time becomes unobserved",

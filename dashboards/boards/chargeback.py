@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import GREEN, HOURS, MONEY, VERMILION, Board, Panel, column, stat, table
-from dashboards.sql import DAYS, GPU_HOUR_NS, MICRO, OWNER, currency, datasource
+from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource
 from gpuledger_collector.accounting.money import minor_digits
 
 ODD = [
@@ -36,6 +36,8 @@ UNIT = "CASE rows.currency {} ELSE 10000 END".format(
     " ".join(f"WHEN '{code}' THEN {10 ** (6 - minor_digits(code))}" for code in ODD)
 )
 """Micro-units in a minor unit."""
+KNOWN = "l.state = 'held' AND l.unknown_ns < l.gpu_ns"
+"""Where some of the activity is known; elsewhere idle time is unknown, not 0."""
 
 
 def rounded(column: str, unit: str) -> str:
@@ -58,20 +60,23 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
     keys = ",\n    ".join(
         f"""CASE WHEN l.currency IS NULL THEN '{"(unpriced)" if at == 0 else ""}'
         WHEN l.state <> 'held' THEN {"'(' || l.state || ')'" if at == 0 else "''"}
-        ELSE coalesce(nullif(o.{level}, ''), '(unattributed)') END AS key{at}"""
+        ELSE coalesce(nullif(l.{level}, ''), '(unattributed)') END AS key{at}"""
         for at, level in enumerate(levels)
     )
     groups = ", ".join(str(at + 1) for at in range(len(levels) + 1))
+    raw = ", ".join(f"coalesce(o.{level}, '') AS {level}" for level in levels)
     order = ", ".join(f'key{at} COLLATE "C"' for at in range(len(levels)))
     shown = ", ".join(f'rows.key{at} AS "{name}"' for at, name in enumerate(names))
     hour_unit = "3600000::numeric"
     return f"""
-WITH sums AS (
-    SELECT l.currency, {keys}, sum(l.gpu_ns) AS ns,
-        sum(l.idle_ns) FILTER (WHERE l.state = 'held' AND l.unknown_ns < l.gpu_ns) AS idle_ns,
-        sum(l.cost_micro)::numeric AS cost,
-        sum(l.idle_cost_micro) FILTER (WHERE l.state = 'held' AND l.unknown_ns < l.gpu_ns)::numeric AS idle_cost
-    FROM ledger_day l {OWNER} WHERE {DAYS} AND l.gpu_ns <> 0 GROUP BY {groups}
+WITH l AS (
+    SELECT l.currency, l.state, {raw}, sum(l.gpu_ns) AS gpu_ns, sum(l.idle_ns) AS idle_ns,
+        sum(l.unknown_ns) AS unknown_ns, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_cost_micro
+    FROM {LEDGER} l {OWNER} WHERE {DAYS} GROUP BY 1, 2, {", ".join(str(at + 3) for at in range(len(levels)))}
+), sums AS (
+    SELECT l.currency, {keys}, sum(l.gpu_ns) AS ns, sum(l.idle_ns) FILTER (WHERE {KNOWN}) AS idle_ns,
+        sum(l.cost_micro) AS cost, sum(l.idle_cost_micro) FILTER (WHERE {KNOWN}) AS idle_cost
+    FROM l WHERE l.gpu_ns <> 0 GROUP BY {groups}
 ), rows AS (
     SELECT *, row_number() OVER (ORDER BY currency NULLS LAST, coalesce(cost, 0) DESC, {order}) AS at FROM sums
 )
@@ -101,7 +106,7 @@ BOARD = Board(
     (
         ("Does it add up", (
             stat("Charged ($currency)", "The sum of all charges of the range's days, and of time that nobody held.",
-                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM ledger_day l "
+                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l "
                  f"WHERE {DAYS} AND l.currency = ${{currency:sqlstring}}", MONEY, width=6, decimals=2),
             stat("Capacity times rate ($currency)", "What the inventory costs by the price book, from the proofs.",
                  "SELECT sum((l.capacity_cost ->> ${currency:sqlstring})::numeric) / " f"{MICRO} AS cost "

@@ -22,12 +22,15 @@ from dashboards.sql import (
     CURRENCY,
     DAY_TIME,
     DAYS,
+    FROM_MS,
     GPU_HOUR_NS,
+    LEDGER,
     MICRO,
     MODELS,
     OWNER,
     POOLS,
     TEAM,
+    TO_MS,
     currency,
     datasource,
     model,
@@ -40,28 +43,28 @@ TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fi
 
 NUMBERS = (
     stat("Spend ($currency)", "Capacity times rate over the days of the range: held or not, it is paid for.",
-         f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM ledger_day l WHERE {CHOSEN}", MONEY, decimals=2),
+         f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
     stat("Waste ($currency)", "Cost of GPU time that was held and idle, or held by nobody.",
-         f"SELECT {WASTE} / {MICRO} AS waste FROM ledger_day l WHERE {CHOSEN}", MONEY, decimals=2),
+         f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
     stat("Waste, part of spend", "Idle, unallocated, unavailable and unobserved cost over all cost.",
-         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM ledger_day l WHERE {CHOSEN}", RATIO, decimals=1,
+         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}", RATIO, decimals=1,
          steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)), limits=(0, 1)),
     stat("Held, part of capacity", "GPU-hours held by a workload over all GPU-hours.",
          "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
-         f"FROM ledger_day l WHERE {CHOSEN}", RATIO, decimals=1,
+         f"FROM {LEDGER} l WHERE {CHOSEN}", RATIO, decimals=1,
          steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)), limits=(0, 1)),
     stat("Cost of a busy GPU-hour ($currency)", "All cost over the hours in which GPUs did work: the true unit cost.",
          f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
-         f"FROM ledger_day l WHERE {CHOSEN}", MONEY, decimals=2),
+         f"FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
     stat("GPU-hours without a price", "Usage that no rate covers: it is missing in every amount here.",
-         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM ledger_day l "
+         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
          f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS}", HOURS, decimals=1,
          steps=((None, GREEN), (0.1, ORANGE))),
 )  # fmt: skip
 
 MONTH = f"""
     WITH day AS (
-        SELECT l.day_ms, sum(l.cost_micro) / {MICRO} AS cost FROM ledger_day l JOIN day_proof p USING (day_ms)
+        SELECT l.day_ms, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l JOIN day_proof p USING (day_ms)
         WHERE {CURRENCY} AND {POOLS} AND {MODELS} AND p.until_ms = l.day_ms + 86400000
             AND l.day_ms >= extract(epoch FROM date_trunc('day', now(), 'UTC'))::bigint * 1000 - 28 * 86400000::bigint
         GROUP BY 1
@@ -69,7 +72,7 @@ MONTH = f"""
         SELECT avg(cost) AS mean, coalesce(stddev_samp(cost), 0) AS spread FROM day
     ), done AS (
         SELECT sum(l.cost_micro) / {MICRO} AS cost, max(p.until_ms) AS until_ms
-        FROM ledger_day l JOIN day_proof p USING (day_ms)
+        FROM {LEDGER} l JOIN day_proof p USING (day_ms)
         WHERE {CURRENCY} AND {POOLS} AND {MODELS}
             AND l.day_ms >= extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000
     ), ahead AS (
@@ -81,6 +84,43 @@ MONTH = f"""
         coalesce(done.cost, 0) + greatest(0, pace.mean * ahead.days - 1.28 * pace.spread * sqrt(ahead.days)) AS "low",
         coalesce(done.cost, 0) + pace.mean * ahead.days + 1.28 * pace.spread * sqrt(ahead.days) AS "high"
     FROM done, pace, ahead
+"""
+
+LEVELS = (("org", "org"), ("team", "team"), ("project", "project"), ("experiment", "experiment"), ("run", "run"),
+          ("user", "user_name"))  # fmt: skip
+OF_BUDGET = " AND ".join(
+    f"(b.owner ->> '{level}' IS NULL OR o.{name} = b.owner ->> '{level}')" for level, name in LEVELS
+)
+BUDGETS = f"""
+    WITH b AS (
+        SELECT id, name, owner, amount_micro, currency,
+            CASE period WHEN 'range' THEN start_ms
+                ELSE extract(epoch FROM date_trunc(period, now(), 'UTC'))::bigint * 1000 END AS since_ms,
+            CASE period WHEN 'range' THEN end_ms ELSE extract(epoch FROM date_trunc(period, now(), 'UTC')
+                + CASE period WHEN 'quarter' THEN interval '3 months' ELSE interval '1 month' END)::bigint * 1000
+                END AS until_ms
+        FROM budget WHERE superseded_at IS NULL AND currency = ${{currency:sqlstring}}
+    ), spent AS (
+        SELECT b.id, sum(l.cost_micro) AS cost FROM b JOIN {LEDGER} l
+            ON l.day_ms >= b.since_ms AND l.day_ms < b.until_ms AND l.currency = b.currency
+        LEFT JOIN owner o ON o.id = l.owner_id WHERE {OF_BUDGET} GROUP BY 1
+    )
+    SELECT b.name AS budget, b.owner::text AS owner, b.amount_micro / {MICRO} AS amount,
+        coalesce(spent.cost, 0) / {MICRO} AS spent, coalesce(spent.cost, 0) / nullif(b.amount_micro, 0) AS "part spent",
+        least(1, greatest(0, (extract(epoch FROM now()) * 1000 - b.since_ms) / (b.until_ms - b.since_ms)))
+            AS "part of the time",
+        (SELECT string_agg(a.rule || ' ' || a.percent || ' %: ' || a.state, ', ' ORDER BY a.rule, a.percent)
+            FROM budget_alert a WHERE a.budget_id = b.id AND a.period_start_ms = b.since_ms) AS thresholds
+    FROM b LEFT JOIN spent ON spent.id = b.id ORDER BY 5 DESC NULLS LAST, 1 LIMIT 200
+"""
+ANOMALIES = f"""
+    SELECT f.subject, f.state AS kind, f.team, to_timestamp(f.since_ms / 1000) AS "since",
+        to_timestamp(f.resolved_ms / 1000) AS "ended", f.cost_micro / {MICRO} AS cost,
+        f.per_day_micro / {MICRO} AS "cost a day", f.confidence
+    FROM finding f
+    WHERE f.kind = 'anomaly' AND f.since_ms < {TO_MS} AND coalesce(f.resolved_ms, {TO_MS}) >= {FROM_MS}
+        AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})
+    ORDER BY f.since_ms DESC LIMIT 100
 """
 
 BOARD = Board(
@@ -100,14 +140,27 @@ BOARD = Board(
                  f"FROM day_proof l WHERE {DAYS}", RATIO,
                  steps=((None, VERMILION), (1, GREEN)), width=6, limits=(0, 1)),
             stat("Teams with charges", "Teams that bore a charge in the range; (unattributed) counts as one.",
-                 f"SELECT count(DISTINCT {TEAM}) AS teams FROM ledger_day l {OWNER} "
+                 f"SELECT count(DISTINCT {TEAM}) AS teams FROM {LEDGER} l {OWNER} "
                  f"WHERE {CHOSEN} AND l.state = 'held'", COUNT, width=6),
+        )),
+        ("Budgets and anomalies", (
+            table("Budgets ($currency)", "This period's spend against each budget. More spent than time has passed is "
+                  "the sign to look. May be empty until budgets are declared.",
+                  BUDGETS, MONEY, width=14, decimals=2, overrides=(
+                      column("budget", unit="string"), column("owner", unit="string"),
+                      column("thresholds", unit="string"), column("part of the time", unit=RATIO, decimals=0),
+                      column("part spent", unit=RATIO, decimals=1, cell="color-text",
+                             steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION))))),
+            table("Anomalies ($currency)", "Spending outside of what was expected, newest first. May be empty, and "
+                  "then that is good.", ANOMALIES, MONEY, width=10, decimals=2, overrides=(
+                      column("subject", unit="string"), column("since", unit="dateTimeAsIso"),
+                      column("ended", unit="dateTimeAsIso"), column("confidence", unit=RATIO, decimals=0))),
         )),
         ("Where it goes", (
             series("Spend a day, by state ($currency)", "Held time is split into busy, idle and unknown activity.",
                    f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
-                   FROM ledger_day l, LATERAL (VALUES
+                   FROM {LEDGER} l, LATERAL (VALUES
                        (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END,
                            l.cost_micro - CASE WHEN l.state = 'held' THEN coalesce(l.idle_cost_micro, 0) ELSE 0 END),
                        ('idle', CASE WHEN l.state = 'held' THEN l.idle_cost_micro END)) s (name, cost)
@@ -116,7 +169,7 @@ BOARD = Board(
             series("Spend a day, by model ($currency)", "All cost, held or not.",
                    f"""
                    SELECT {DAY_TIME}, l.gpu_model AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM ledger_day l WHERE {CHOSEN} GROUP BY 1, 2 ORDER BY 1, 2
+                   FROM {LEDGER} l WHERE {CHOSEN} GROUP BY 1, 2 ORDER BY 1, 2
                    """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
             table("Teams ($currency)", "What each team holds, and what of it is idle; dearest first. The team opens "
                   "its showback.",
@@ -125,7 +178,7 @@ BOARD = Board(
                       sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours"
-                  FROM ledger_day l {OWNER} WHERE {CHOSEN} AND l.state = 'held'
+                  FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND l.state = 'held'
                   GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """, MONEY, decimals=2, overrides=(
                       column("team", links=list(TO_TEAM), unit="string"),
@@ -134,7 +187,7 @@ BOARD = Board(
                       column("GPU-hours", unit=HOURS, decimals=1))),
             bars("Waste by pool ($currency)", "Idle and unheld cost of each pool.",
                  f"""
-                 SELECT l.pool, {WASTE} / {MICRO} AS waste FROM ledger_day l WHERE {CHOSEN}
+                 SELECT l.pool, {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}
                  GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25
                  """, MONEY, decimals=2),
         )),

@@ -20,10 +20,12 @@ from dashboards.grafana import (
 )
 from dashboards.sql import (
     ACCELERATORS,
+    CHARGES,
     CURRENCY,
     DAY_TIME,
     DAYS,
     GPU_HOUR_NS,
+    LEDGER,
     MICRO,
     MODELS,
     OWNER,
@@ -33,6 +35,7 @@ from dashboards.sql import (
     currency,
     datasource,
     model,
+    picked,
     pool,
     team,
 )
@@ -54,17 +57,17 @@ BOARD = Board(
     (
         ("How much", (
             stat("Idle cost ($currency)", "Charges for held GPUs that did nothing.",
-                 f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM ledger_day l {OWNER} "
+                 f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                  f"WHERE {HELD} AND {CURRENCY}", MONEY, width=5, decimals=2),
             stat("Idle GPU-hours", "Held hours without activity.",
-                 f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM ledger_day l {OWNER} WHERE {HELD}",
+                 f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD}",
                  HOURS, width=5, decimals=1),
             stat("Idle, part of known activity", "Idle hours over the hours whose activity is known.",
                  "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
-                 f"FROM ledger_day l {OWNER} WHERE {HELD}", RATIO, width=5, decimals=1, steps=IDLE_STEPS,
+                 f"FROM {LEDGER} l {OWNER} WHERE {HELD}", RATIO, width=5, decimals=1, steps=IDLE_STEPS,
                  limits=(0, 1)),
             stat("Unallocated GPU-hours", "Present, and held by nobody; of no team.",
-                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM ledger_day l "
+                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
                  f"WHERE {CHOSEN} AND l.state = 'unallocated'", HOURS, width=5, decimals=1),
             stat("Held and idle now", "Accelerators that a workload holds and whose newest reading shows no activity.",
                  f"SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held' AND {NOW_IDLE} AND {FRESH}",
@@ -74,7 +77,7 @@ BOARD = Board(
             series("GPU-hours a day that did nothing", "Idle (chosen teams) and unallocated hours.",
                    f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
-                   FROM ledger_day l {OWNER}, LATERAL (VALUES
+                   FROM {LEDGER} l {OWNER}, LATERAL (VALUES
                        ('idle', CASE WHEN l.state = 'held' AND {TEAMS} THEN l.idle_ns END),
                        ('unallocated', CASE WHEN l.state = 'unallocated' THEN l.gpu_ns END)) s (name, ns)
                    WHERE {CHOSEN} AND s.ns IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
@@ -84,7 +87,7 @@ BOARD = Board(
                   SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.idle_ns) / {GPU_HOUR_NS} AS "idle GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part"
-                  FROM ledger_day l {OWNER} WHERE {HELD} AND {CURRENCY}
+                  FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
                   GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """, MONEY, height=8, decimals=2, overrides=(
                       column("team", links=list(TO_TEAM), unit="string"),
@@ -98,7 +101,7 @@ BOARD = Board(
                   WITH top AS (
                       SELECT l.workload_id, count(DISTINCT l.accelerator_id) AS gpus,
                           sum(l.idle_cost_micro) AS idle_cost, sum(l.busy_ns) AS busy, sum(l.idle_ns) AS idle
-                      FROM charge l {OWNER} WHERE {HELD} AND {CURRENCY} AND l.idle_cost_micro > 0
+                      FROM {CHARGES} l {OWNER} WHERE {HELD} AND {CURRENCY} AND l.idle_cost_micro > 0
                       GROUP BY 1 ORDER BY 3 DESC, 1 LIMIT 50
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
@@ -112,6 +115,22 @@ BOARD = Board(
                       column("idle GPU-hours", unit=HOURS, decimals=1),
                       column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS),
                       column("GPUs", unit=COUNT, decimals=0), column("would do", unit=COUNT, decimals=0))),
+            table("Findings that are open ($currency)", "Idle allocations found and not ended, dearest first, and what "
+                  "a further day costs. May be empty, and then that is good.",
+                  f"""
+                  SELECT f.team, f.state, a.node, a.gpu_index AS "GPU", w.key AS workload, w.user_name AS "user",
+                      to_timestamp(f.since_ms / 1000) AS "since", f.cost_micro / {MICRO} AS cost,
+                      f.per_day_micro / {MICRO} AS "cost a day", f.confidence
+                  FROM finding f LEFT JOIN ({ACCELERATORS}) a ON a.id = f.accelerator_id
+                  LEFT JOIN workload w ON w.id = f.workload_id
+                  WHERE f.kind = 'idle' AND f.resolved_ms IS NULL
+                      AND (f.currency IS NULL OR f.currency = ${{currency:sqlstring}})
+                      AND {picked("coalesce(nullif(f.team, ''), '(unattributed)')", "team")}
+                  ORDER BY f.per_day_micro DESC NULLS LAST, f.since_ms LIMIT 100
+                  """, MONEY, width=24, decimals=2, overrides=(
+                      column("workload", links=list(TO_WORKLOAD), unit="string"),
+                      column("GPU", unit="none", decimals=0), column("since", unit="dateTimeAsIso"),
+                      column("confidence", unit=RATIO, decimals=0))),
             table("Held and idle now", "Accelerators held at this moment whose newest reading shows no activity; may "
                   "be empty, and then that is good.",
                   f"""

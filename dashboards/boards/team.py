@@ -18,10 +18,12 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    CHARGES,
     CURRENCY,
     DAY_TIME,
     DAYS,
     GPU_HOUR_NS,
+    LEDGER,
     MICRO,
     MODELS,
     OWNER,
@@ -49,29 +51,29 @@ BOARD = Board(
     (
         ("The range", (
             stat("Cost ($currency)", "Charges of the chosen teams.",
-                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM ledger_day l {OWNER} WHERE {PRICED}",
+                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                  MONEY, width=6, decimals=2),
             stat("Idle cost ($currency)", "The part of the charges for held GPUs that did nothing.",
-                 f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM ledger_day l {OWNER} WHERE {PRICED}",
+                 f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} WHERE {PRICED}",
                  MONEY, width=6, decimals=2),
             stat("GPU-hours held", "Held time, with or without a price.",
-                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM ledger_day l {OWNER} WHERE {HELD}",
+                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD}",
                  HOURS, width=6, decimals=1),
             stat("Idle, part of known activity", "Idle hours over the hours whose activity is known.",
                  "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
-                 f"FROM ledger_day l {OWNER} WHERE {HELD}", RATIO, width=6, decimals=1, steps=IDLE_STEPS,
+                 f"FROM {LEDGER} l {OWNER} WHERE {HELD}", RATIO, width=6, decimals=1, steps=IDLE_STEPS,
                  limits=(0, 1)),
         )),
         ("By day", (
             series("Cost a day, by team ($currency)", "Charges of held time.",
                    f"""
                    SELECT {DAY_TIME}, {TEAM} AS metric, sum(l.cost_micro) / {MICRO} AS cost
-                   FROM ledger_day l {OWNER} WHERE {PRICED} GROUP BY 1, 2 ORDER BY 1, 2
+                   FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1, 2 ORDER BY 1, 2
                    """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
             series("GPU-hours a day, by activity", "Busy, idle, and time whose activity nobody could read.",
                    f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
-                   FROM ledger_day l {OWNER}, LATERAL (VALUES ('busy', l.busy_ns), ('idle', l.idle_ns),
+                   FROM {LEDGER} l {OWNER}, LATERAL (VALUES ('busy', l.busy_ns), ('idle', l.idle_ns),
                        ('activity unknown', l.unknown_ns)) s (name, ns)
                    WHERE {HELD} GROUP BY 1, 2 ORDER BY 1, 2
                    """, HOURS, bars=True, stacked=True, interval="1d", decimals=1),
@@ -80,7 +82,7 @@ BOARD = Board(
             bars("Cost by project ($currency)", "Projects of the chosen teams, dearest first.",
                  f"""
                  SELECT {PROJECT} AS project, sum(l.cost_micro) / {MICRO} AS cost
-                 FROM ledger_day l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25
+                 FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25
                  """, MONEY, decimals=2),
             table("People ($currency)", "Users of the chosen teams, as the owner rules name them.",
                   f"""
@@ -88,7 +90,7 @@ BOARD = Board(
                       sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part"
-                  FROM ledger_day l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  FROM {LEDGER} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """, MONEY, decimals=2, overrides=(
                       column("user", unit="string"),
                       column("GPU-hours", unit=HOURS, decimals=1),
@@ -98,7 +100,7 @@ BOARD = Board(
                   WITH top AS (
                       SELECT l.workload_id, l.currency, sum(l.cost_micro) AS cost, sum(l.idle_cost_micro) AS idle_cost,
                           sum(l.gpu_ns) AS ns, sum(l.busy_ns) AS busy, sum(l.idle_ns) AS idle, min(l.start_ms) AS start
-                      FROM charge l {OWNER} WHERE {PRICED} GROUP BY 1, 2 ORDER BY 3 DESC NULLS LAST, 1 LIMIT 50
+                      FROM {CHARGES} l {OWNER} WHERE {PRICED} GROUP BY 1, 2 ORDER BY 3 DESC NULLS LAST, 1 LIMIT 50
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
                       to_timestamp(top.start / 1000) AS "first charged",

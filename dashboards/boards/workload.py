@@ -19,6 +19,7 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    CHARGES,
     CURRENCY,
     DAY_MS,
     DAY_TIME,
@@ -73,22 +74,23 @@ BOARD = Board(
     (
         ("What it cost", (
             stat("Cost ($currency)", "Charges of the days that the range touches.",
-                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM charge l {MINE} WHERE {RANGE} AND {CURRENCY}",
+                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} WHERE {RANGE} AND {CURRENCY}",
                  MONEY, decimals=2),
             stat("Idle cost ($currency)", "The part paid for GPUs that did nothing.",
-                 f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM charge l {MINE} WHERE {RANGE} AND {CURRENCY}",
+                 f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {CHARGES} l {MINE} "
+                 f"WHERE {RANGE} AND {CURRENCY}",
                  MONEY, decimals=2),
             stat("GPU-hours", "Held, busy or not.",
-                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM charge l {MINE} WHERE {RANGE}", HOURS,
+                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {CHARGES} l {MINE} WHERE {RANGE}", HOURS,
                  decimals=1),
             stat("Busy, part of known activity", "Busy hours over the hours whose activity is known.",
                  "SELECT sum(l.busy_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
-                 f"FROM charge l {MINE} WHERE {RANGE}", RATIO, decimals=1, limits=(0, 1),
+                 f"FROM {CHARGES} l {MINE} WHERE {RANGE}", RATIO, decimals=1, limits=(0, 1),
                  steps=((None, VERMILION), (0.5, ORANGE), (0.75, GREEN))),
             stat("GPUs", "Different accelerators that it held.",
-                 f"SELECT count(DISTINCT l.accelerator_id) AS gpus FROM charge l {MINE} WHERE {RANGE}", COUNT),
+                 f"SELECT count(DISTINCT l.accelerator_id) AS gpus FROM {CHARGES} l {MINE} WHERE {RANGE}", COUNT),
             stat("Energy", "Its share of what its GPUs drew.",
-                 f"SELECT sum(l.energy_mj) / 3.6e9 AS energy FROM charge l {MINE} WHERE {RANGE}", "kwatth",
+                 f"SELECT sum(l.energy_mj) / 3.6e9 AS energy FROM {CHARGES} l {MINE} WHERE {RANGE}", "kwatth",
                  decimals=2),
         )),
         ("What it is", (
@@ -98,14 +100,14 @@ BOARD = Board(
                       w.account, w.tags::text AS tags, o.team, o.project,
                       min(to_timestamp(l.start_ms / 1000)) AS "from",
                       max(to_timestamp(l.end_ms / 1000)) AS "until"
-                  FROM charge l {MINE} LEFT JOIN owner o ON o.id = l.owner_id WHERE {RANGE}
+                  FROM {CHARGES} l {MINE} LEFT JOIN owner o ON o.id = l.owner_id WHERE {RANGE}
                   GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY 9
                   """, "string", width=24, height=5, overrides=(
                       column("from", unit="dateTimeAsIso"), column("until", unit="dateTimeAsIso"))),
             series("Cost a day ($currency)", "Busy and idle parts of its charges.",
                    f"""
                    SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
-                   FROM charge l {MINE}, LATERAL (VALUES ('busy', l.cost_micro - coalesce(l.idle_cost_micro, 0)),
+                   FROM {CHARGES} l {MINE}, LATERAL (VALUES ('busy', l.cost_micro - coalesce(l.idle_cost_micro, 0)),
                        ('idle', l.idle_cost_micro)) s (name, cost)
                    WHERE {RANGE} AND {CURRENCY} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
                    """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
@@ -114,7 +116,7 @@ BOARD = Board(
                   SELECT l.node, a.gpu_index AS "GPU", l.gpu_model AS model, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part"
-                  FROM charge l {MINE} LEFT JOIN accelerator a ON a.id = l.accelerator_id
+                  FROM {CHARGES} l {MINE} LEFT JOIN accelerator a ON a.id = l.accelerator_id
                   WHERE {RANGE} AND {CURRENCY} GROUP BY 1, 2, 3 ORDER BY 4 DESC NULLS LAST, 1, 2 LIMIT 200
                   """, MONEY, height=8, decimals=2, overrides=(
                       column("node", unit="string", links=list(TO_NODE)), column("GPU", unit="none", decimals=0),

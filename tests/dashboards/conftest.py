@@ -56,8 +56,42 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
         until = (UNTIL + dt.timedelta(days=1)).date()
         command(dsn, "chargeback", "--from", SINCE.date(), "--to", until)
         add_what_the_simulation_lacks(dsn)
+        add_a_correction_a_budget_and_findings(dsn)
         yield dsn
     drop_reader(postgres)
+
+
+def add_a_correction_a_budget_and_findings(dsn):
+    """A closed day's charge amended in this range; a team's budget; an idle GPU and an odd day of spending."""
+    now_ms = int(UNTIL.timestamp() * 1000)
+    day_ms = int(SINCE.timestamp() * 1000)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        columns = "start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id"
+        connection.execute(
+            f"INSERT INTO correction (booked_day_ms, recorded_ms, day_ms, {columns}, gpu_ns, busy_ns, idle_ns, "
+            "unknown_ns, currency, cost_micro, idle_cost_micro) "
+            f"SELECT day_ms, %s, day_ms - 86400000 * 40::bigint, {columns}, -gpu_ns / 3, -busy_ns / 3, -idle_ns / 3, "
+            "0, currency, -cost_micro / 3 + 1, -idle_cost_micro / 3 FROM charge "
+            "WHERE day_ms = %s AND state = 'held' LIMIT 7",
+            (now_ms, day_ms),
+        )
+        connection.execute(
+            "WITH b AS (INSERT INTO budget (name, owner, period, amount_micro, currency, terms, recorded_at) VALUES "
+            "('vision', '{\"team\": \"vision\"}', 'month', 1000000000, 'USD', '{}', now()), "
+            "('fleet', '{}', 'quarter', 90000000000, 'USD', '{}', now()) RETURNING id) "
+            "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms) "
+            "SELECT min(id), extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000, 'actual', 80, "
+            "'acked', 3, %s FROM b",
+            (now_ms,),
+        )
+        connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, accelerator_id, team, owner, since_ms, opened_ms, "
+            "until_ms, confidence, currency, cost_micro, per_day_micro, evidence) SELECT kind || a.uuid, kind, state, "
+            "a.uuid, a.id, 'vision', '{}', %s, %s, %s, 0.9, 'USD', 5000000, 9000000, '{}' "
+            "FROM (SELECT id, uuid FROM accelerator ORDER BY id LIMIT 1) a, "
+            "(VALUES ('idle', 'abandoned'), ('anomaly', 'usage')) f (kind, state)",
+            (now_ms - 7_200_000, now_ms - 7_100_000, now_ms),
+        )
 
 
 def add_imported_usage(dsn):
