@@ -439,6 +439,9 @@ def _look_over(database: sqlite3.Connection) -> None:
         " FROM batch"
     )
     numbers = [counters.get(name) for name in _COUNTERS]
+    found = [database.execute("SELECT value FROM counter WHERE name = ?", (name,)).fetchone() for name in _COUNTERS]
+    if found != [(number,) for number in numbers]:  # keys out of order: quick_check does not look at that
+        raise sqlite3.DatabaseError("counters that are not found by their names")
     if odd or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise sqlite3.DatabaseError("values of other types than were written")
     counts = Counts(counters["produced"], counters["acked"], pending, counters["dropped"], counters["dead"])

@@ -94,7 +94,8 @@ def test_a_file_cut_off_at_every_offset(files, step):
     stopped, _ = files
     fates = [started(stopped[:length]) for length in range(0, len(stopped), step)]
     assert fates[0] == "healthy"
-    assert set(fates[1:]) == {"quarantined", "buried"}
+    assert {"quarantined", "buried"} <= set(fates[1:]) <= {"quarantined", "buried", "healthy"}
+    assert "healthy" not in fates[1 : -128 // step]  # but for zeros at the end of the last page
     assert fates.count("buried") <= 4096 // step + 1
 
 
