@@ -234,6 +234,7 @@ def main() -> int:
         if environment is None:
             print("bench: no C compiler; on Debian: apt-get install gcc libc6-dev", file=sys.stderr)
             return 3
+        environment["NVML_STUB_EVENT_POLL_MS"] = "1000"  # the stand-in looks for events; a driver is woken by them
         commands = {"gpuledger-agent": agent_command(folder, collector.url, environment)}
         exporter = shutil.which("prometheus-node-exporter")
         if exporter:

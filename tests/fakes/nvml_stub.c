@@ -225,7 +225,9 @@ int nvmlDeviceRegisterEvents(struct gpu *gpu, unsigned long long kinds, void *se
 }
 int nvmlEventSetWait_v2(void *set, struct event *event, unsigned milliseconds) {
     (void)set;
-    for (unsigned waited = 0; waited <= milliseconds; waited += 20) {
+    const char *given = getenv("NVML_STUB_EVENT_POLL_MS"); /* a driver waits without work; a benchmark asks seldom */
+    unsigned step = given ? (unsigned)atoi(given) : 20;
+    for (unsigned waited = 0; waited <= milliseconds; waited += step) {
         look();
         if (told < now.events) {
             int at = told++, gpu = now.event_gpu[at];
@@ -233,7 +235,7 @@ int nvmlEventSetWait_v2(void *set, struct event *event, unsigned milliseconds) {
             *event = (struct event){&devices[gpu], now.event_kind[at], now.event_data[at], ~0u, ~0u};
             return OK;
         }
-        struct timespec pause = {0, 20000000};
+        struct timespec pause = {step / 1000, step % 1000 * 1000000L};
         nanosleep(&pause, NULL);
     }
     return 10; /* timeout */
