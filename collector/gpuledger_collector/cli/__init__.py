@@ -22,6 +22,7 @@ COMMANDS = (
     "gpuledger_collector.cli.prices",
     "gpuledger_collector.cli.tags",
     "gpuledger_collector.cli.chargeback",
+    "gpuledger_collector.cli.focus",
     "gpuledger_collector.cli.reconcile",
     "gpuledger_collector.cli.close",
     "gpuledger_collector.cli.apply",

@@ -1,0 +1,370 @@
+"""Checks a FOCUS 1.2 file of charges, row by row and as a whole, harder than the public validator does.
+
+Sources: the FOCUS 1.2 column definitions, date/time, numeric and unit formats (FinOps Foundation), and what a bill must
+satisfy besides: cost = price x quantity, whole cents per invoice, no resource used for longer than there was time.
+Everything is exact (Decimal); a file is read once, in one pass, line by line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal, localcontext
+from typing import TextIO
+
+from gpuledger_collector.accounting.money import minor_digits
+
+NOT_NULL = (
+    "BilledCost", "BillingAccountId", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory",
+    "ChargePeriodEnd", "ChargePeriodStart", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost",
+    "ProviderName", "PublisherName", "ServiceCategory", "ServiceName",
+)  # fmt: skip
+"""Columns of FOCUS 1.2 that must be there and have a value in every row."""
+PRESENT = (*NOT_NULL, "BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity", "PricingUnit")
+"""Columns that must be there."""
+KNOWN = frozenset((
+    *PRESENT, "AvailabilityZone", "BillingAccountType", "CapacityReservationId", "CapacityReservationStatus",
+    "ChargeFrequency", "CommitmentDiscountCategory", "CommitmentDiscountId", "CommitmentDiscountName",
+    "CommitmentDiscountQuantity", "CommitmentDiscountStatus", "CommitmentDiscountType", "CommitmentDiscountUnit",
+    "ConsumedQuantity", "ConsumedUnit", "ContractedUnitPrice", "InvoiceId", "ListUnitPrice", "PricingCategory",
+    "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType",
+    "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName",
+    "SubAccountType", "Tags",
+))  # fmt: skip
+NUMBERS = (
+    "BilledCost", "CommitmentDiscountQuantity", "ConsumedQuantity", "ContractedCost", "ContractedUnitPrice",
+    "EffectiveCost", "ListCost", "ListUnitPrice", "PricingQuantity", "PricingCurrencyContractedUnitPrice",
+    "PricingCurrencyEffectiveCost", "PricingCurrencyListUnitPrice",
+)  # fmt: skip
+PRICES = ("ContractedUnitPrice", "ListUnitPrice", "PricingCurrencyContractedUnitPrice", "PricingCurrencyListUnitPrice")
+INSTANTS = ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd")
+CURRENCIES = ("BillingCurrency", "PricingCurrency")
+UNITS = ("ConsumedUnit", "PricingUnit", "CommitmentDiscountUnit")
+OBJECTS = ("Tags", "SkuPriceDetails")
+ALLOWED: Mapping[str, frozenset[str]] = {
+    "ChargeCategory": frozenset(("Usage", "Purchase", "Tax", "Credit", "Adjustment")),
+    "ChargeClass": frozenset(("", "Correction")),
+    "ChargeFrequency": frozenset(("One-Time", "Recurring", "Usage-Based")),
+    "PricingCategory": frozenset(("", "Standard", "Dynamic", "Committed", "Other")),
+    "CommitmentDiscountCategory": frozenset(("", "Spend", "Usage")),
+    "CommitmentDiscountStatus": frozenset(("", "Used", "Unused")),
+    "CapacityReservationStatus": frozenset(("", "Used", "Unused")),
+    "ServiceCategory": frozenset((
+        "AI and Machine Learning", "Analytics", "Business Applications", "Compute", "Databases", "Developer Tools",
+        "Multicloud", "Identity", "Integration", "Internet of Things", "Management and Governance", "Media",
+        "Migration", "Mobile", "Networking", "Security", "Storage", "Web", "Other",
+    )),
+}  # fmt: skip
+PAIRS = (
+    ("ConsumedQuantity", "ConsumedUnit"), ("PricingQuantity", "PricingUnit"), ("SubAccountId", "SubAccountName"),
+    ("CommitmentDiscountQuantity", "CommitmentDiscountUnit"),
+)  # fmt: skip
+"""Columns that are null together."""
+LEADERS = (
+    ("ResourceName", "ResourceId"), ("ResourceType", "ResourceId"), ("SkuPriceId", "SkuId"), ("SkuMeter", "SkuId"),
+    ("RegionName", "RegionId"), ("SubAccountType", "SubAccountId"),
+    ("CommitmentDiscountStatus", "CommitmentDiscountId"), ("CapacityReservationStatus", "CapacityReservationId"),
+)  # fmt: skip
+"""A column that is null when the one that it is about is."""
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_TIME = "Seconds|Minutes|Hours|Days|Months|Years"
+_WORD = r"[A-Z][A-Za-z0-9]*(?: [A-Z][A-Za-z0-9]*)*"
+_UNIT = re.compile(
+    rf"(?:\d+ )?{_WORD}|(?:\d+ )?{_WORD}-(?:{_TIME})|(?:\d+ )?{_WORD}/(?:Second|Minute|Hour|Day|Month|Year)"
+)
+_FORMULA = re.compile(r"[=+@\t\r]|-(?!\d)")
+_ISO_4217 = frozenset(
+    re.findall(
+        r"[A-Z]{3}",
+        """
+AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF
+CLP CNY COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL
+HTG HUF IDR ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD
+MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG
+QAR RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD
+TWD TZS UAH UGX USD UYU UZS VED VES VND VUV WST XAF XCD XOF XPF YER ZAR ZMW ZWG
+""",
+    )
+)
+HALF_NANO_HOUR_S = Decimal("0.0000018")
+"""GPU-hours written to nine places may differ by half a billionth of an hour from the seconds beside them."""
+PLACES = 60
+"""Digits that products are formed with: no price or quantity of a bill has as many."""
+
+Row = Mapping[str, str]
+
+
+class NotFocus(Exception):
+    """The file is no CSV of FOCUS rows at all; the sentence says where that shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What a line breaks: `rule` is a short name, `column` the cell that shows it (empty: the whole file)."""
+
+    line: int
+    rule: str
+    column: str
+    sentence: str
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of an invoice, a rate or a resource so far."""
+
+    line: int
+    total: Decimal = Decimal(0)
+    seen: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Resource:
+    line: int
+    used: list[tuple[int, int, Decimal]] = field(default_factory=list)
+
+
+def check(file: TextIO) -> Iterator[Violation]:
+    """Every violation of an open file (opened with newline=""), those of rows first. Raises NotFocus."""
+    reader = csv.reader(file, strict=True)
+    try:
+        header = next(reader, None)
+        if not header:
+            raise NotFocus("the file is empty")
+        if header[0].startswith("\ufeff"):
+            yield Violation(1, "encoding", header[0], "the file begins with a byte order mark")
+            header[0] = header[0].removeprefix("\ufeff")
+        yield from _header(header)
+        whole = _Whole()
+        for cells in reader:
+            line = reader.line_num
+            if len(cells) != len(header):
+                yield Violation(line, "cells", "", f"the row has {len(cells)} cells, the header {len(header)}")
+                continue
+            row = dict(zip(header, cells, strict=True))
+            found = list(_row(line, row))
+            yield from found
+            broken = {violation.column for violation in found}
+            yield from whole.add(line, row, broken)
+        yield from whole.end()
+    except csv.Error as error:
+        raise NotFocus(f"line {reader.line_num}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise NotFocus(f"after line {reader.line_num}: not UTF-8 ({error.reason})") from error
+
+
+def _header(header: Sequence[str]) -> Iterator[Violation]:
+    for name in PRESENT:
+        if name not in header:
+            yield Violation(1, "column missing", name, f"FOCUS wants a column {name}")
+    for name in sorted({name for name in header if header.count(name) > 1}):
+        yield Violation(1, "column twice", name, f"the column {name} is there twice")
+    custom = False
+    for name in header:
+        if name.startswith("x_"):
+            custom = True
+        elif name not in KNOWN:
+            yield Violation(1, "column unknown", name, f"{name!r} is no column of FOCUS 1.2; one's own begin with x_")
+        elif custom:
+            yield Violation(1, "column order", name, f"{name} stands behind columns of one's own (x_)")
+
+
+def _row(line: int, row: Row) -> Iterator[Violation]:
+    yield from _nulls(line, row)
+    yield from _formats(line, row)
+    yield from _periods(line, row)
+    yield from _costs(line, row)
+
+
+def _nulls(line: int, row: Row) -> Iterator[Violation]:
+    for name in NOT_NULL:
+        if name in row and not row[name]:
+            yield Violation(line, "null", name, f"{name} has no value")
+    for one, other in PAIRS:
+        if bool(row.get(one, "")) != bool(row.get(other, "")):
+            empty = other if row.get(one, "") else one
+            yield Violation(line, "null", empty, f"{one} and {other} have a value together or not at all")
+    for name, leader in LEADERS:
+        if row.get(name, "") and leader in row and not row[leader]:
+            yield Violation(line, "null", name, f"{name} has a value, {leader} has none")
+    usage = row.get("ChargeCategory") == "Usage"
+    if usage and row.get("ChargeClass", "") == "" and row.get("PricingQuantity") == row.get("PricingUnit") == "":
+        yield Violation(line, "null", "PricingQuantity", "a Usage row has no PricingQuantity")
+    if not usage and row.get("ConsumedQuantity", ""):
+        category = row.get("ChargeCategory", "")
+        yield Violation(line, "null", "ConsumedQuantity", f"ConsumedQuantity is for Usage, and this is {category!r}")
+
+
+def _formats(line: int, row: Row) -> Iterator[Violation]:
+    for name in NUMBERS:
+        text = row.get(name, "")
+        if text and not _NUMBER.fullmatch(text):
+            yield Violation(line, "number", name, f"{name} {text!r} is no plain decimal number")
+        elif text and name in PRICES and Decimal(text) < 0:
+            yield Violation(line, "number", name, f"{name} {text} is negative")
+    for name in (name for name in INSTANTS if row.get(name) and _instant(row[name]) is None):
+        yield Violation(line, "instant", name, f"{name} {row[name]!r} is no instant in UTC (YYYY-MM-DDTHH:MM:SSZ)")
+    for name in (name for name in CURRENCIES if row.get(name) and row[name] not in _ISO_4217):
+        yield Violation(line, "currency", name, f"{name} {row[name]!r} is no currency of ISO 4217")
+    for name in (name for name in UNITS if row.get(name) and not _UNIT.fullmatch(row[name])):
+        yield Violation(line, "unit", name, f"{name} {row[name]!r} has none of FOCUS's forms, such as GPU-Hours")
+    yield from _words(line, row)
+
+
+def _words(line: int, row: Row) -> Iterator[Violation]:
+    for name, allowed in ALLOWED.items():
+        text = row.get(name, "")
+        if name in row and text not in allowed and (text or name in NOT_NULL):
+            yield Violation(line, "allowed", name, f"{name} {text!r} is none of {', '.join(sorted(allowed - {''}))}")
+    for name in OBJECTS:
+        yield from _object(line, name, row.get(name, ""))
+    for name, text in row.items():
+        if name not in NUMBERS and not name.startswith("x_") and _FORMULA.match(text):
+            yield Violation(line, "formula", name, f"{name} {text[:30]!r} would be run by a spreadsheet as a formula")
+
+
+def _object(line: int, name: str, text: str) -> Iterator[Violation]:
+    if not text:
+        return
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        yield Violation(line, "json", name, f"{name} is no JSON object")
+    elif any(isinstance(value, dict | list) for value in content.values()):
+        yield Violation(line, "json", name, f"{name} is nested: FOCUS wants one level of keys and values")
+
+
+def _instant(text: str) -> int | None:
+    """Unix seconds; None for what is no instant in UTC, or one that the calendar does not know."""
+    if not _INSTANT.fullmatch(text):
+        return None
+    try:
+        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        return None
+
+
+def _number(row: Row, name: str) -> Decimal | None:
+    text = row.get(name, "")
+    return Decimal(text) if text and _NUMBER.fullmatch(text) else None
+
+
+def _periods(line: int, row: Row) -> Iterator[Violation]:
+    start, end, billed_from, billed_to = (
+        _instant(row.get(name, ""))
+        for name in ("ChargePeriodStart", "ChargePeriodEnd", "BillingPeriodStart", "BillingPeriodEnd")
+    )
+    if start is not None and end is not None and end <= start:
+        yield Violation(line, "period", "ChargePeriodEnd", "the charge period ends before it begins, or as it does")
+    if billed_from is not None and billed_to is not None and billed_to <= billed_from:
+        yield Violation(line, "period", "BillingPeriodEnd", "the billing period ends before it begins, or as it does")
+    if None in (start, end, billed_from, billed_to) or row.get("ChargeClass", "") == "Correction":
+        return
+    assert start is not None
+    assert end is not None
+    assert billed_from is not None
+    assert billed_to is not None
+    if start < billed_from or end > billed_to:
+        yield Violation(line, "period", "ChargePeriodStart", "the charge period lies outside of its billing period")
+
+
+def _costs(line: int, row: Row) -> Iterator[Violation]:
+    quantity = _number(row, "PricingQuantity")
+    with localcontext(prec=PLACES):
+        for cost_name, price_name in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
+            cost, price = _number(row, cost_name), _number(row, price_name)
+            if quantity is not None and cost is not None and price is not None and cost != price * quantity:
+                told = f"{cost_name} {cost} is not {price_name} {price} x PricingQuantity {quantity}"
+                yield Violation(line, "cost", cost_name, told)
+        consumed = _number(row, "ConsumedQuantity")
+        seconds = (row.get("ConsumedUnit"), row.get("PricingUnit")) == ("GPU-Seconds", "GPU-Hours")
+        if seconds and consumed is not None and quantity is not None:
+            if abs(consumed - quantity * 3600) > HALF_NANO_HOUR_S:
+                told = f"{consumed} GPU-seconds are not {quantity} GPU-hours"
+                yield Violation(line, "quantity", "ConsumedQuantity", told)
+            did = [
+                value for name in ("x_BusyGpuSeconds", "x_IdleGpuSeconds") if (value := _number(row, name)) is not None
+            ]
+            if abs(sum(did, Decimal(0))) > abs(consumed) + HALF_NANO_HOUR_S:
+                told = "busy and idle seconds are more than were consumed"
+                yield Violation(line, "quantity", "x_BusyGpuSeconds", told)
+    billed = _number(row, "BilledCost")
+    if billed and row.get("InvoiceIssuerName") != row.get("ProviderName"):
+        yield Violation(line, "cost", "BilledCost", "InvoiceIssuerName is not ProviderName, and then BilledCost is 0")
+
+
+class _Whole:
+    """What only shows when rows are put side by side: invoices, rates, and time that resources were used."""
+
+    def __init__(self) -> None:
+        self._invoices: dict[str, _Group] = {}
+        self._rates: dict[tuple[str, str], _Group] = {}
+        self._resources: dict[str, _Resource] = {}
+
+    def add(self, line: int, row: Row, broken: set[str]) -> Iterator[Violation]:
+        """One more row; `broken` are the columns of it that cannot be trusted."""
+        billed = _number(row, "BilledCost")
+        if (name := row.get("InvoiceId", "")) and billed is not None:
+            invoice = self._invoices.setdefault(name, _Group(line))
+            invoice.total += billed
+            invoice.line = line
+            yield from _same(line, invoice, row, ("BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd"), name)
+        if (price := row.get("SkuPriceId", "")) and row.get("ChargeCategory") == "Usage":
+            rate = self._rates.setdefault((price, row.get("BillingCurrency", "")), _Group(line))
+            yield from _same(line, rate, row, ("ContractedUnitPrice", "ListUnitPrice", "SkuId"), price)
+        start, end = _instant(row.get("ChargePeriodStart", "")), _instant(row.get("ChargePeriodEnd", ""))
+        consumed = _number(row, "ConsumedQuantity")
+        if (
+            row.get("ResourceType") in {"GPU", "MIG"} and row.get("ChargeClass", "") == ""
+            and not broken & {"ChargePeriodStart", "ChargePeriodEnd", "ConsumedQuantity"}
+            and row.get("ConsumedUnit") == "GPU-Seconds"
+            and consumed is not None and start is not None and end is not None
+        ):  # fmt: skip
+            self._resources.setdefault(row["ResourceId"], _Resource(line)).used.append((start, end, consumed))
+
+    def end(self) -> Iterator[Violation]:
+        """What the sums say."""
+        for name, invoice in self._invoices.items():
+            digits = minor_digits(invoice.seen["BillingCurrency"])
+            if invoice.total != round(invoice.total, digits):
+                told = f"invoice {name} adds up to {invoice.total}, which is no whole number of minor units"
+                yield Violation(invoice.line, "invoice", "BilledCost", told)
+        for uuid, resource in self._resources.items():
+            for start, used, there in _clusters(resource.used):
+                if used > there:
+                    at = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                    told = f"{uuid} was used for {used} s in the {there} s from {at} on"
+                    yield Violation(resource.line, "overlap", "ResourceId", told)
+
+
+def _same(line: int, group: _Group, row: Row, names: Iterable[str], key: str) -> Iterator[Violation]:
+    """What must not differ between the rows of a group."""
+    for name in names:
+        text = row.get(name, "")
+        known = group.seen.setdefault(name, text)
+        if text != known:
+            yield Violation(line, "differs", name, f"{name} {text!r} of {key!r} is {known!r} in an earlier row")
+
+
+def _clusters(used: Sequence[tuple[int, int, Decimal]]) -> Iterator[tuple[int, Decimal, int]]:
+    """(start, consumed seconds, length) of each stretch of charge periods that overlap or abut."""
+    sums: dict[int, Decimal] = defaultdict(Decimal)
+    begun: int | None = None
+    until = 0
+    for start, end, consumed in sorted(used):
+        if begun is None or start >= until:
+            if begun is not None:
+                yield begun, sums[begun], until - begun
+            begun, until = start, end
+        sums[begun] += consumed
+        until = max(until, end)
+    if begun is not None:
+        yield begun, sums[begun], until - begun
