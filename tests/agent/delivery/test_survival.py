@@ -2,6 +2,7 @@
 
 import logging
 import re
+import signal
 import time
 
 import pytest
@@ -157,6 +158,18 @@ def test_a_reading_that_fits_into_no_column_holds_back_no_time(daemon, spool):
     rounds(daemon, 1)
     stretches(daemon, spool)
     assert len(unpack(spool.next("newest").body).samples.at_ms) == 2
+
+
+def test_the_watchdog_is_fed_only_while_both_loops_move(daemon, monkeypatch):
+    """A push loop that has stood still for two minutes: systemd hears nothing and restarts the agent."""
+    said = []
+    monkeypatch.setattr("gpuledger_agent.daemon.notify", said.append)
+    for still_s in (200.0, 0.0):
+        daemon.moved_push = time.monotonic() - still_s
+        daemon.signals.put(signal.SIGTERM)
+        daemon._sample()
+        daemon.stop.clear()
+    assert said == ["WATCHDOG=1"]
 
 
 def test_faults_are_on_the_page(daemon, spool):
