@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpuledger_collector.cli.common import DONE
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.idle import harmless
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
     from gpuledger_collector.insight.anomalies import Judgement
 
 COLUMNS = ("ts", "series", "value", "expected", "lower", "upper", "score", "flag")
+EPISODE = ("team", "from", "to", "state", "cause", "more_than_before", "by_price", "by_volume", "by_mix", "currency",
+           "days_before", "moved_most", "rates")  # fmt: skip
 
 
 def register(root: typer.Typer) -> None:
@@ -24,15 +28,26 @@ def register(root: typer.Typer) -> None:
 
 
 def anomalies(
-    series: str = typer.Option(
-        ...,
+    series: str | None = typer.Option(
+        None,
         "--series",
         metavar="FILE",
-        help="CSV with ts,series,value, evenly spaced; an empty value is no data; - reads standard input.",
+        help="CSV with ts,series,value, evenly spaced; an empty value is no data; - reads standard input. "
+        "Without it: what the ledger says of every team's spending.",
     ),
+    days: int = typer.Option(30, "--days", min=1, max=36_500, help="How far back to look in the ledger."),
     shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
 ) -> None:
-    """Find spending that stands out, each instant judged with what was known then."""
+    """Find spending that stands out, each instant judged with what was known then.
+
+    From the ledger it ends with 1 when an episode goes on.
+    """
+    if series is None:
+        found = search(dsn, config, days)
+        emit(found, shape)
+        raise typer.Exit(FINDINGS if any(one["resolved_ms"] is None for one in found) else DONE)
     from gpuledger_collector.cli.series_files import read_series
     from gpuledger_collector.insight.anomalies import judge
 
@@ -47,6 +62,90 @@ def anomalies(
 
         print(json.dumps([dict(zip(COLUMNS, row, strict=True)) for one in judged for row in rows(one, read)], indent=1))
     raise typer.Exit(DONE)
+
+
+def search(dsn: str | None, config: Path | None, days: int) -> list[dict[str, Any]]:
+    """Episodes of the last days, after everything that has come in was rated."""
+    from gpuledger_collector.jobs import find_anomalies, fold_usage
+    from gpuledger_collector.storage.findings import FindingStore, named
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import now as clock
+
+    now_ms = round(clock().timestamp() * 1000)
+    with database(dsn, config) as opened:
+        ledger = Ledger(opened.dsn)
+        fold_usage(ledger)
+        find_anomalies(FindingStore(opened.dsn), now_ms)
+        with ledger.connect() as connection:
+            return named(connection, "anomaly", now_ms - days * 86_400_000, now_ms + 1)
+
+
+def episode_of(one: Mapping[str, Any]) -> dict[str, str]:
+    """An episode as people read it, by EPISODE; amounts are the difference to the same hours before."""
+    from gpuledger_collector.accounting.money import MICRO, format_minor, minor_digits, to_minor_units
+    from gpuledger_collector.accounting.period import format_instant
+
+    digits = minor_digits(one["currency"])
+    evidence = one["evidence"]
+    parts = to_minor_units([evidence[f"{name}_micro"] for name in ("price", "volume", "mix")], digits)
+    first = next(iter(evidence["drivers"]), None)
+    rates = [f"{rate['model']} {rate['before']} -> {rate['now']}" for rate in evidence["rates"]]
+    return {
+        "team": one["subject"],
+        "from": format_instant(one["since_ms"]),
+        "to": format_instant(one["until_ms"]),
+        "state": "over" if one["resolved_ms"] is not None else "goes on",
+        "cause": one["state"],
+        "more_than_before": format_minor(round(one["cost_micro"] / (MICRO // 10**digits)), digits),
+        "by_price": format_minor(parts[0], digits),
+        "by_volume": format_minor(parts[1], digits),
+        "by_mix": format_minor(parts[2], digits),
+        "currency": one["currency"],
+        "days_before": str(evidence["days_before"]),
+        "moved_most": "" if first is None else str(first["workload"]),
+        "rates": "; ".join(rates),
+    }
+
+
+def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
+    """Print the episodes, those that go on first, dearest first."""
+    made = [episode_of(one) for one in found]
+    if shape is Shape.csv:
+        import csv
+
+        writer = csv.DictWriter(sys.stdout, EPISODE, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: harmless(cell) for name, cell in row.items()} for row in made)
+        return
+    if shape is Shape.json:
+        import json
+
+        print(
+            json.dumps([{**row, "evidence": one["evidence"]} for row, one in zip(made, found, strict=True)], indent=2)
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = (
+        "team",
+        "from",
+        "to",
+        "state",
+        "cause",
+        "more_than_before",
+        "by_price",
+        "by_volume",
+        "by_mix",
+        "moved_most",
+    )
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name in shown:
+        table.add_column(name.replace("_", " "), justify="right" if name[:2] in {"mo", "by"} else "left")
+    for row in made:
+        table.add_row(*(row[name][:16] + "Z" if name in {"from", "to"} else row[name] for name in shown))
+    Console(width=None if sys.stdout.isatty() else 170).print(table)
+    print(f"{len(made)} episodes; amounts are the difference to the same hours a week (or days) before, exact")
 
 
 def rows(judged: Judgement, read: Read) -> Iterator[tuple[str, str, float | None, *tuple[float | None, ...], int]]:

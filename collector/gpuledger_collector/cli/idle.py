@@ -112,7 +112,7 @@ def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], 
 
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: _harmless(cell) for name, cell in row.items()} for row in rows)
+        writer.writerows({name: harmless(cell) for name, cell in row.items()} for row in rows)
     elif shape is Shape.json:
         import json
 
@@ -121,7 +121,7 @@ def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], 
         _table(rows, found)
 
 
-def _harmless(cell: str) -> str:
+def harmless(cell: str) -> str:
     """A cell that no spreadsheet takes for a formula."""
     return f"'{cell}" if cell[:1] in "=+-@" and cell else cell
 

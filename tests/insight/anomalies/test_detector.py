@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.anomalies import episodes, judge
+from gpuledger_collector.insight.anomalies import episodes, judge, price_rises
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -34,7 +34,8 @@ def test_the_future_changes_nothing_in_the_past(values, cut, seed):
     whole = np.concatenate([calm(20, seed=seed), values])
     count = 1 + int(cut * (len(whole) - 1))
     rate = np.where(np.arange(len(whole)) < len(whole) // 2, 2.0, 2.5)
-    long, short = judge(hourly(whole), rate), judge(hourly(whole[:count]), rate[:count])
+    long = judge(hourly(whole), price_rises(rate, HOUR))
+    short = judge(hourly(whole[:count]), price_rises(rate[:count], HOUR))
     for name in ("expected", "lower", "upper", "score", "flag", "price"):
         np.testing.assert_array_equal(getattr(long, name)[:count], getattr(short, name), err_msg=name)
 
@@ -81,20 +82,20 @@ def test_a_leak_is_found_by_its_length():
     assert 480 < episodes(judge(hourly(leak)))[0].first < 480 + 7 * DAY
 
 
-def test_a_weekly_batch_is_normal_and_the_same_batch_on_another_day_is_not():
-    """What came back in both weeks before is expected."""
+def test_a_weekly_batch_is_normal_and_twice_of_it_on_another_day_is_not():
+    """What came back in both weeks before is expected; more than ever at an hour when nothing did is not."""
     spend = calm(28)
     for week in range(4):
         spend[week * 168 + 6 : week * 168 + 12] += 40
     assert not judge(hourly(spend)).flag[14 * DAY :].any()
-    spend[17 * DAY + 6 : 17 * DAY + 12] += 40
+    spend[17 * DAY + 6 : 17 * DAY + 12] += 80
     assert judge(hourly(spend)).flag[17 * DAY + 6 : 17 * DAY + 12].any()
 
 
 def test_a_dearer_rate_is_named_as_price():
     """A rate that rises is an alarm by itself, at the first instant of usage, and usage is not blamed for it."""
     rate = np.where(np.arange(30 * DAY) < 500, 2.0, 2.3)
-    judged = judge(hourly(calm()), rate)
+    judged = judge(hourly(calm()), price_rises(rate, HOUR))
     assert judged.price[500]
     assert not judged.price[:500].any()
     assert not (judged.flag & ~judged.price).any()

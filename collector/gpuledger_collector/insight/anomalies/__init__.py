@@ -4,6 +4,14 @@
 of flags that belong together.
 """
 
-from gpuledger_collector.insight.anomalies.detector import TUNED, Episode, Judgement, Tuning, episodes, judge
+from gpuledger_collector.insight.anomalies.detector import (
+    TUNED,
+    Episode,
+    Judgement,
+    Tuning,
+    episodes,
+    judge,
+    price_rises,
+)
 
-__all__ = ["TUNED", "Episode", "Judgement", "Tuning", "episodes", "judge"]
+__all__ = ["TUNED", "Episode", "Judgement", "Tuning", "episodes", "judge", "price_rises"]

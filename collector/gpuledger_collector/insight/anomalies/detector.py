@@ -35,23 +35,21 @@ HOUR_MS = 3_600_000
 class Tuning:
     """What was chosen on the open traces, for at most one false alarm per team and month."""
 
-    threshold: float = 2.0
+    threshold: float = 0.5
     persistence_hours: int = 2
     """Hours in a row above the threshold before a flag, but for a score of `far` times the threshold."""
     far: float = 3.0
     least_of_level: float = 0.05
     least_of_mean: float = 0.1
     """The spread is at least these parts of level and mean: a flat past makes no anomaly of a whisper."""
-    left_out: int = 4
-    """Daily maxima of fourteen that are left out of the usual height."""
     above_height: float = 1.15
     """Height that is usual, as a part of the distance from the level to the height of the past."""
-    smooth: float = 0.5
+    smooth: float = 0.3
     """Part of the fast excess that an hour hands on to the next."""
-    fast: float = 1.0
-    slow: float = 1 / 6
+    fast: float = 0.5
+    slow: float = 0.1
     slack: float = 0.8
-    clip_up: float = 3.0
+    clip_up: float = 4.0
     clip_down: float = 3.0
     memory: float = 0.98
     cap: float = 20.0
@@ -71,7 +69,7 @@ class Judgement:
     score: Floats
     flag: Flags
     price: Flags
-    """Instants at which the rate was above that of the three days before."""
+    """Instants at which a rate was above that of the three days before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,12 @@ class Episode:
     """Sum over the episode's instants of value - expected, where that is above zero: unit x steps."""
 
 
-def judge(series: Series, rate: Floats | None = None, tuning: Tuning = TUNED) -> Judgement:
-    """Judge every instant of a series; `rate` is the price at each instant (NaN unknown), None when it has none."""
-    past = past_of(series, tuning.left_out)
+def judge(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -> Judgement:
+    """Judge every instant of a series; `price` says where a rate has risen, which is certain and needs no statistics.
+
+    With less than two weeks of history the score is smaller, and with less than a day and a half there is none.
+    """
+    past = past_of(series)
     scale = np.maximum.reduce([past.spread, tuning.least_of_level * past.level, tuning.least_of_mean * past.mean])
     scale = np.where(scale > 0, scale, np.nan)
     expected = np.fmax(past.level, past.recurring)
@@ -95,10 +96,10 @@ def judge(series: Series, rate: Floats | None = None, tuning: Tuning = TUNED) ->
     fast = _smooth(np.fmax((series.values - usual) / scale, 0.0), tuning.smooth**hours)
     slow = _drift((series.values - expected) / scale, hours, tuning)
     judged = np.isfinite(series.values) & np.isfinite(scale)
-    score = np.where(judged, tuning.fast * fast + tuning.slow * slow, np.nan)
-    price = _price_rises(rate, series.step_ms) if rate is not None else np.zeros(len(score), dtype=bool)
+    score = np.where(judged, past.trust * (tuning.fast * fast + tuning.slow * slow), np.nan)
+    price = np.zeros(len(score), dtype=bool) if price is None else price
     score = np.where(price, PRICE_SCORE, score)
-    upper = usual + tuning.threshold * scale
+    upper = usual + tuning.threshold / tuning.fast * scale
     lower = np.maximum(2 * expected - upper, 0.0)
     return Judgement(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
 
@@ -127,8 +128,11 @@ def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
     return out
 
 
-def _price_rises(rate: Floats, step_ms: int) -> Flags:
-    """Instants whose rate is above the median of the rates known in the three days of usage before."""
+def price_rises(rate: Floats, step_ms: int) -> Flags:
+    """Instants whose rate (NaN unknown) is above the median of those known in the three days of usage before.
+
+    For those who have no price book, only what was paid for how much.
+    """
     known = np.flatnonzero(np.isfinite(rate))
     found = np.zeros(len(rate), dtype=bool)
     many = max(1, 3 * DAY_MS // step_ms)

@@ -1,9 +1,8 @@
 """What the past of each instant looked like: rolling measures that end before it.
 
 Problem: a level, a spread and a usual height are wanted for every instant, from what was known before it alone, fast
-enough for years of hours, and not spoilt by the anomaly of last week. Idea: medians and quartiles of two weeks for
-level and spread; for the usual height a high one, not the highest, of the daily maxima, which a bad day or two cannot
-move; and what came back at this hour of the week in both of the last two weeks.
+enough for years of hours. Idea: median and quartiles of two weeks for level and spread; the highest hour of two weeks,
+the last day left out, for the usual height; and what came back at this hour of the week in both of the last two weeks.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ DAY_MS = 86_400_000
 HISTORY_DAYS = 14
 LEAST_DAYS = 3
 """With less known history than this an instant is not judged."""
+ENOUGH = 0.8
+"""Part of the two weeks that must be known for full trust."""
 NORMAL_QUARTILES = 0.7413
 """Interquartile range to standard deviation of a normal distribution (1 / 1.349)."""
 
@@ -31,39 +32,31 @@ class Past:
     spread: Floats
     mean: Floats
     height: Floats
+    trust: Floats
+    """How much there is to judge from, 0..1: one with two known weeks (a day or so may be missing)."""
     recurring: Floats
     """Lower of the highest values about this hour one and two weeks ago; NaN when one of the two is not known."""
 
 
-def past_of(series: Series, rank: int) -> Past:
-    """The past of every instant of a series; `rank` daily maxima of fourteen are left out of the usual height."""
+def past_of(series: Series) -> Past:
+    """The past of every instant of a series."""
     day = max(1, round(DAY_MS / series.step_ms))
     values = pd.Series(series.values)
     before = values.shift(1)
     least = max(LEAST_DAYS * day // 2, 3)
-    rolling = before.rolling(HISTORY_DAYS * day, min_periods=least)
+    whole = HISTORY_DAYS * day
+    rolling = before.rolling(whole, min_periods=least)
     quartiles = rolling.quantile(0.75) - rolling.quantile(0.25)
+    # Without the last day: else what goes on now would be usual from its second hour on.
+    height = before.shift(day).rolling(whole, min_periods=1).max()
     return Past(
         level=rolling.median().to_numpy(),
         spread=(NORMAL_QUARTILES * quartiles).to_numpy(),
         mean=rolling.mean().to_numpy(),
-        height=_height(before, day, rank),
+        height=height.to_numpy(),
+        trust=np.minimum(1.0, before.rolling(whole, min_periods=1).count().to_numpy() / (ENOUGH * whole)) ** 2,
         recurring=_recurring(values, day),
     )
-
-
-def _height(before: pd.Series[float], day: int, rank: int) -> Floats:
-    """The highest of 14 daily maxima but `rank`; of fewer known days as many fewer are left out.
-
-    The last day is not among them: else what goes on now would be usual from its second hour on.
-    """
-    daily = before.rolling(day, min_periods=1).max()
-    days = np.stack([daily.shift(back * day).to_numpy() for back in range(1, HISTORY_DAYS + 1)])
-    known = np.isfinite(days).sum(axis=0)
-    ascending = np.sort(np.where(np.isfinite(days), days, -np.inf), axis=0)[::-1]
-    left_out = rank * known // HISTORY_DAYS
-    picked = np.take_along_axis(ascending, left_out[None, :], axis=0)[0]
-    return np.where(known > 0, picked, np.nan)
 
 
 def _recurring(values: pd.Series[float], day: int) -> Floats:

@@ -1,0 +1,275 @@
+"""Spending that stands out becomes a finding per episode: whose, since when, why, and what it comes to.
+
+Each team's hours are priced three times: at the first rates, which leaves usage alone and is judged by the estimator;
+at those in force; and at those of three days before, which says from the price book alone how much dearer the same
+usage has become. The money at stake is exact: what the episode's hours cost, less what the same hours cost a week (or
+days) before, in price, volume and mix. An hour that nobody saw is unknown: neither a saving nor an anomaly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.budgets import Driver, Held, drivers, top
+from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.pricing import Price, PriceBook
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
+from gpuledger_collector.insight.anomalies.detector import PRICE_RISE, Flags
+from gpuledger_collector.insight.findings import Finding, HourUse
+from gpuledger_collector.insight.series import Series
+from gpuledger_collector.jobs.rate_usage import Owners
+
+KIND = "anomaly"
+DAYS = 42
+"""How far back spending is read; all but the first three days of it are judged."""
+WEEK_MS = 7 * DAY_MS
+COVERED = 0.9
+LEAST_OF_DAY = 0.1
+"""An episode that costs less than this part of a usual day of its owner is not worth a person's time."""
+SHOWN_DRIVERS = 5
+
+
+class SpendingUnit(Protocol):
+    """One transaction over one snapshot."""
+
+    def prices(self) -> Sequence[Price]:
+        """The price book in force."""
+
+    def rules(self) -> Sequence[Rule]:
+        """The attribution rules in force."""
+
+    def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
+        """Facts of these workloads."""
+
+    def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[HourUse]:
+        """What workloads held, by atom."""
+
+    def coverage(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, int], float]:
+        """By pool and clock hour, what part of the capacity's time anybody saw."""
+
+    def overlapping(self, kind: str, start_ms: int, end_ms: int) -> Sequence[Finding]:
+        """Findings of a kind that were seen in the period or go on."""
+
+    def put(self, findings: Iterable[Finding]) -> int:
+        """Write findings, those that are known anew."""
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Remove findings that a new look no longer sees."""
+
+
+class Spending(Protocol):
+    """Where usage and findings are kept."""
+
+    def unit(self) -> AbstractContextManager[SpendingUnit]:
+        """A transaction, alone in searching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """One workload's use in an atom, with its exact cost and what it would have cost at the first rates."""
+
+    use: HourUse
+    label: tuple[str, ...]
+    cost_micro: int
+    at_first_rates: float
+    before_micro: int
+    """At the rates of three days before."""
+    rate: str
+
+
+@dataclass
+class _Team:
+    """What one team spent in one currency."""
+
+    name: str
+    currency: str
+    spent: list[Spent] = field(default_factory=list)
+    pools: set[str] = field(default_factory=set)
+
+    def series(self, end_ms: int, coverage: Mapping[tuple[str, int], float]) -> tuple[Series, Flags]:
+        """Hourly spend at first rates, NaN where nobody saw enough; and where rates have risen."""
+        start = min(one.use.atom_ms for one in self.spent) // HOUR_MS * HOUR_MS
+        hours = (end_ms - start) // HOUR_MS
+        first, actual, before = np.zeros(hours), np.zeros(hours), np.zeros(hours)
+        for one in self.spent:
+            at = (one.use.atom_ms - start) // HOUR_MS
+            first[at] += one.at_first_rates
+            actual[at] += one.cost_micro
+            before[at] += one.before_micro
+        for at in range(hours):
+            if any(coverage.get((pool, start + at * HOUR_MS), 0.0) < COVERED for pool in self.pools):
+                first[at] = np.nan
+        return Series(self.name, start, HOUR_MS, first), actual > PRICE_RISE * before
+
+
+def find_anomalies(store: Spending, now_ms: int) -> int:
+    """Judge every team's hours anew; how many episodes stand."""
+    end = now_ms // HOUR_MS * HOUR_MS
+    start = end - DAYS * DAY_MS
+    with store.unit() as unit:
+        uses = unit.hourly_use(start, end)
+        if not uses:
+            return 0
+        coverage = unit.coverage(start, end)
+        before = {one.key: one for one in unit.overlapping(KIND, start, end)}
+        found: list[Finding] = []
+        for team in _teams(unit, uses):
+            judged = judge(*team.series(end, coverage))
+            made = [_finding(team, judged, episode, list(before.values())) for episode in episodes(judged)]
+            found += [one for one in made if (one.cost_micro or 0) > LEAST_OF_DAY * _usual_day(judged)]
+        keys = {one.key for one in found}
+        # What began before the hours that are still read is history; what a new look no longer sees was none.
+        settled = start + 15 * DAY_MS
+        unit.drop([key for key, one in before.items() if key not in keys and one.since_ms >= settled])
+        return unit.put(_unique(found))
+
+
+def _unique(found: Iterable[Finding]) -> list[Finding]:
+    return list({one.key: one for one in found}.values())
+
+
+def _teams(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[_Team]:
+    """What each team spent, by currency; usage without a rate has no price that could stand out."""
+    book = PriceBook(unit.prices())
+    facts = unit.workloads(sorted({use.workload_id for use in uses}))
+    owners = Owners(unit.rules(), facts)
+    teams: dict[tuple[str, str], _Team] = {}
+    first: dict[tuple[str, str, str], Price] = {}
+    for use in uses:
+        price = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms)
+        if price is None:
+            continue
+        reference = first.setdefault((use.pool, use.gpu_model, use.node), price)
+        earlier = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms - 3 * DAY_MS) or price
+        name = owners.at(use.pool, use.node)(use.workload_id, use.atom_ms).team
+        team = teams.setdefault((name, price.currency), _Team(name, price.currency))
+        hours = use.gpu_ns / GPU_NS_PER_HOUR
+        said = facts[use.workload_id].name or str(use.workload_id)
+        team.spent.append(
+            Spent(
+                use,
+                (said,),
+                cost_micro(use.gpu_ns, price.rate),
+                hours * float(reference.rate),
+                cost_micro(use.gpu_ns, earlier.rate),
+                f"{price.rate.normalize():f}",
+            )
+        )
+        team.pools.add(use.pool)
+    return [teams[key] for key in sorted(teams)]
+
+
+def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[Finding]) -> Finding:
+    series = judged.series
+    begin = series.start_ms + episode.first * HOUR_MS
+    until = series.start_ms + (episode.last + 1) * HOUR_MS
+    last = series.start_ms + len(series.values) * HOUR_MS
+    subject = team.name or "(unattributed)"
+    same = next(
+        (one for one in known if one.subject == subject and one.currency == team.currency
+         and one.since_ms < until and one.until_ms > begin), None,
+    )  # fmt: skip
+    price = judged.price[episode.first : episode.last + 1]
+    usage = (judged.flag & ~judged.price)[episode.first : episode.last + 1]
+    back = _week_or_days(begin - series.start_ms, until - begin)
+    why = _drivers(team, begin, until, back)
+    change = sum(driver.change_micro for driver in why)
+    return Finding(
+        key=same.key if same else f"{KIND}:{subject}:{team.currency}:{begin}",
+        kind=KIND,
+        state="both" if price.any() and usage.any() else "price" if price.any() else "usage",
+        subject=subject,
+        accelerator_id=None,
+        workload_id=None,
+        team=team.name,
+        owner={"team": team.name} if team.name else {},
+        since_ms=begin,
+        opened_ms=same.opened_ms if same else begin + HOUR_MS,
+        until_ms=until,
+        resolved_ms=until if last - until > 12 * HOUR_MS else None,
+        confidence=round(_confidence(judged, episode), 3),
+        currency=team.currency,
+        cost_micro=change,
+        per_day_micro=change * DAY_MS // (until - begin),
+        evidence={
+            "days_before": back // DAY_MS,
+            "price_micro": sum(driver.price_micro for driver in why),
+            "volume_micro": sum(driver.volume_micro for driver in why),
+            "mix_micro": sum(driver.mix_micro for driver in why),
+            "drivers": [_said(driver) for driver in top(why, SHOWN_DRIVERS)],
+            "rates": _rates(team, begin, until, back),
+            "highest_score": round(float(np.nanmax(judged.score[episode.first : episode.last + 1])), 2),
+        },
+    )
+
+
+def _usual_day(judged: Judgement) -> float:
+    """Micro-units of the owner's median day."""
+    known = judged.series.values[np.isfinite(judged.series.values)]
+    return 24e6 * float(np.median(known)) if len(known) else 0.0
+
+
+def _week_or_days(behind_ms: int, length_ms: int) -> int:
+    """How far back the comparison lies: a week, more when the episode is longer, days when there is less history."""
+    wanted = max(WEEK_MS, -(-length_ms // WEEK_MS) * WEEK_MS)
+    if behind_ms >= wanted:
+        return wanted
+    return max(DAY_MS, -(-length_ms // DAY_MS) * DAY_MS)
+
+
+def _drivers(team: _Team, begin_ms: int, until_ms: int, back_ms: int) -> list[Driver]:
+    """Why the episode cost what it did, against the same hours before."""
+    before = [_held(one) for one in team.spent if begin_ms <= one.use.atom_ms + back_ms < until_ms]
+    after = [_held(one) for one in team.spent if begin_ms <= one.use.atom_ms < until_ms]
+    return drivers(before, after)
+
+
+def _held(one: Spent) -> Held:
+    return Held(one.label, one.use.gpu_model, one.use.gpu_ns, one.cost_micro)
+
+
+def _said(driver: Driver) -> dict[str, object]:
+    return {
+        "workload": " ".join(driver.label),
+        "model": driver.model,
+        "change_micro": driver.change_micro,
+        "price_micro": driver.price_micro,
+        "volume_micro": driver.volume_micro,
+        "mix_micro": driver.mix_micro,
+    }
+
+
+def _rates(team: _Team, begin_ms: int, until_ms: int, back_ms: int) -> list[dict[str, str]]:
+    """Rates of the episode that differ from those of the same hours before, by pool and model."""
+    old: dict[tuple[str, str], set[str]] = defaultdict(set)
+    new: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for one in team.spent:
+        key = (one.use.pool, one.use.gpu_model)
+        if begin_ms <= one.use.atom_ms + back_ms < until_ms:
+            old[key].add(one.rate)
+        if begin_ms <= one.use.atom_ms < until_ms:
+            new[key].add(one.rate)
+    return [
+        {"pool": pool, "model": model, "before": ", ".join(sorted(old[pool, model])),
+         "now": ", ".join(sorted(new[pool, model]))}
+        for pool, model in sorted(new)
+        if old.get((pool, model)) and old[pool, model] != new[pool, model]
+    ]  # fmt: skip
+
+
+def _confidence(judged: Judgement, episode: Episode) -> float:
+    """Part of the episode's known hours that were flagged; 1 where the price book says so."""
+    part = slice(episode.first, episode.last + 1)
+    if judged.price[part].any():
+        return 1.0
+    known = np.isfinite(judged.score[part])
+    return float(judged.flag[part].sum() / max(1, known.sum()))

@@ -1,0 +1,115 @@
+"""Spending anomalies from the ledger: one finding an episode, explained to the micro-unit, none from silence."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
+from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.quantity import gpu_ns
+from gpuledger_collector.jobs import find_anomalies, fold_usage
+
+DAYS = 24
+RUNAWAY = (18 * 24 + 6, 19 * 24 + 12)
+"""Hours in which team-2's job holds four more accelerators."""
+
+
+def usage(fleet: Fleet, hours: range, *, runaway: bool = True, silent: range = range(0)) -> None:
+    """Team vision holds two accelerators all day; its runaway four more; of eight the rest is free."""
+    for number in range(1, 9):
+        fleet.accelerator(number)
+    for hour in hours:
+        if hour in silent:
+            continue
+        span = (hour * HOUR, hour * HOUR + HOUR)
+        wild = runaway and RUNAWAY[0] <= hour < RUNAWAY[1]
+        held = {1: 1, 2: 1} | ({3: 2, 4: 2, 5: 2, 6: 2} if wild else {})
+        fleet.evidence(
+            [
+                Held(number, held[number], *span) if number in held else Held(number, None, *span, "unallocated")
+                for number in range(1, 9)
+            ]
+        )
+
+
+def furnish(fleet: Fleet, change_at: int = 400 * DAY) -> None:
+    fleet.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
+        "VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now()), ('', 'H100', 'on_demand', 3.1, 'USD', %s, now())",
+        (OCTOBER + change_at,),
+    )
+    for number in range(1, 9):
+        fleet.capacity(number, 0)
+    for number in (1, 2):
+        fleet.workload(number, team="vision")
+
+
+def found(fleet: Fleet) -> list[tuple[object, ...]]:
+    return list(fleet.rows("SELECT state, team, since_ms, until_ms, resolved_ms IS NULL, cost_micro, key, evidence "
+                           "FROM finding WHERE kind = 'anomaly' ORDER BY since_ms"))  # fmt: skip
+
+
+def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
+    """Seen in its first hours, still going on; later over: one finding under one key, by volume alone, named."""
+    furnish(fleet)
+    usage(fleet, range(RUNAWAY[0] + 6))
+    fold_usage(ledger)
+    assert find_anomalies(findings, OCTOBER + (RUNAWAY[0] + 6) * HOUR) == 1
+    ((state, team, since, until, going, cost, key, evidence),) = found(fleet)
+    assert (state, team, going) == ("usage", "vision", True)
+    assert OCTOBER + RUNAWAY[0] * HOUR <= since <= OCTOBER + (RUNAWAY[0] + 1) * HOUR
+    assert cost == cost_micro(gpu_ns(4_000_000, until - since), Decimal("2.5"))
+    assert (evidence["price_micro"], evidence["volume_micro"] + evidence["mix_micro"]) == (0, cost)
+    assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
+
+    usage(fleet, range(RUNAWAY[0] + 6, DAYS * 24))
+    fold_usage(ledger)
+    find_anomalies(findings, OCTOBER + DAYS * DAY)
+    ((_, _, _, later, going, more, same, _),) = found(fleet)
+    assert (same, going) == (key, False)
+    assert later >= OCTOBER + RUNAWAY[1] * HOUR
+    assert more > cost
+
+
+def test_a_second_look_changes_nothing(fleet, findings, ledger):
+    """Idempotent: the same findings, to the byte."""
+    furnish(fleet)
+    usage(fleet, range(DAYS * 24))
+    fold_usage(ledger)
+    find_anomalies(findings, OCTOBER + DAYS * DAY)
+    made = json.dumps(found(fleet), default=str)
+    find_anomalies(findings, OCTOBER + DAYS * DAY)
+    assert json.dumps(found(fleet), default=str) == made
+
+
+def test_a_dearer_rate_is_named_by_the_price_book(fleet, findings, ledger):
+    """The same usage at a higher rate: one finding, by price alone, with the rate before and now."""
+    furnish(fleet, change_at=20 * DAY)
+    usage(fleet, range(DAYS * 24), runaway=False)
+    fold_usage(ledger)
+    find_anomalies(findings, OCTOBER + DAYS * DAY)
+    ((state, _, since, _, _, cost, _, evidence),) = found(fleet)
+    assert (state, since) == ("price", OCTOBER + 20 * DAY)
+    assert evidence["volume_micro"] == evidence["mix_micro"] == 0
+    assert evidence["price_micro"] == cost > 0
+    (rate,) = evidence["rates"]
+    assert (rate["before"], rate["now"]) == ("2.5", "3.1")
+
+
+def test_silence_is_neither_a_saving_nor_an_anomaly(fleet, findings, ledger):
+    """A day without agents, and the usual spend after it: nothing is found."""
+    furnish(fleet)
+    usage(fleet, range(DAYS * 24), runaway=False, silent=range(19 * 24, 20 * 24))
+    fold_usage(ledger)
+    assert find_anomalies(findings, OCTOBER + DAYS * DAY) == 0
+    assert found(fleet) == []
+
+
+def test_usage_without_a_rate_is_left_alone(fleet, findings, ledger):
+    """What has no price has no spending."""
+    furnish(fleet)
+    fleet.connection.execute("TRUNCATE price CASCADE")
+    usage(fleet, range(3 * 24))
+    fold_usage(ledger)
+    assert find_anomalies(findings, OCTOBER + 3 * DAY) == 0
