@@ -219,8 +219,9 @@ def _check_addresses(settings: Settings) -> list[str]:
     faults = []
     if not _is_web_address(settings.collector_url):
         faults.append(f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
-    if settings.kubernetes_api_url not in {"", "off"} and not settings.kubernetes_api_url.startswith("https://"):
-        faults.append(f"kubernetes_api_url: {settings.kubernetes_api_url!r} is not https://HOST[:PORT] or off")
+    api = settings.kubernetes_api_url
+    if api not in {"", "off"} and not (api.startswith("https://") and _is_web_address(api)):
+        faults.append(f"kubernetes_api_url: {api!r} is not https://HOST[:PORT] or off")
     port = settings.metrics_listen.rpartition(":")[2]
     if settings.metrics_listen and not (port.isdecimal() and int(port) <= LAST_PORT):
         faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")

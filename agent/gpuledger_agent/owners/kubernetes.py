@@ -36,6 +36,8 @@ _CLAIMED = re.compile(r"gpu-(\d+)(?:-mig-([a-z0-9-]+))?$")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]{36}")
 _REPLICA = re.compile(r"(?:::\d+|/vgpu\d+)$")
 API_INTERVAL_S = 30.0
+MOST_SAID = 1000
+"""Devices that the log names as unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,12 @@ class KubernetesOwners:
             uuids = resolve(device, accelerators, device_uuids)
             for uuid in uuids:
                 given.setdefault(uuid, {}).setdefault(device.id, device)
-            if not uuids and _is_gpu(device) and device.id not in self._unresolved:
+            if (
+                not uuids
+                and _is_gpu(device)
+                and device.id not in self._unresolved
+                and len(self._unresolved) < MOST_SAID
+            ):
                 self._unresolved.add(device.id)
                 log.warning(
                     "owners kubernetes: %s %s of pod %s/%s is none of this node's accelerators that can be told",

@@ -24,6 +24,7 @@ from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.podresources import LIST, GivenDevice, GivenPod, list_pods
 from gpuledger_agent.owners.refreshed import Refreshed
 from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Workload
+from gpuledger_agent.settings import SettingsError, load
 
 UUID = "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f"
 OTHER = "GPU-11111111-2222-3333-4444-555555555555"
@@ -527,3 +528,20 @@ def as_nobody(shut):
         "print(opened.kubernetes_owners(places, 'n1'), opened.container_owners(places, 'n1'))\n"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+
+def test_settings_say_where_the_owner_sources_look():
+    """By environment as a DaemonSet gives them; an empty path is none; plain HTTP would show the token to all."""
+    given = {
+        "GPULEDGER_AGENT_KUBELET_SOCKET": "",
+        "GPULEDGER_AGENT_KUBERNETES_API_URL": "https://10.0.0.1:6443",
+        "GPULEDGER_AGENT_CONTAINER_SOCKET": "/run/podman/podman.sock",
+        "GPULEDGER_AGENT_OWNER_STALE_S": "30",
+    }
+    places = load(None, given).owner_places
+    assert (places.kubelet_socket, places.kubernetes_api_url) == (None, "https://10.0.0.1:6443")
+    assert (places.container_socket, places.stale_s) == (Path("/run/podman/podman.sock"), 30)
+    refused = [("KUBERNETES_API_URL", "http://10.0.0.1"), ("KUBERNETES_API_URL", "https://[x"), ("OWNER_STALE_S", "0")]
+    for name, value in refused:
+        with pytest.raises(SettingsError, match=name.lower()):
+            load(None, {f"GPULEDGER_AGENT_{name}": value})
