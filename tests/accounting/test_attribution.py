@@ -58,3 +58,12 @@ def test_attribution_never_fails_on_what_people_write(tags):
     """Any tag value gives an owner; blank ones are no names."""
     owner = Attribution().owner_of(facts(**tags), 0)
     assert owner.team == tags.get("team", "").strip()
+
+
+def test_a_fact_wins_over_a_tag_of_its_name():
+    """What the scheduler knows is not for users to write; a blank tag is none."""
+    facts = WorkloadFacts(
+        1, "slurm", "amina", "vision", None, {"user": "boss", "account": "rich", "name": " ", "x": " "}
+    )
+    assert [facts.value(name) for name in ("user", "account", "name", "x")] == ["amina", "vision", None, None]
+    assert Attribution().owner_of(facts, 0).user == "amina"

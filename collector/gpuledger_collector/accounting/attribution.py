@@ -1,6 +1,7 @@
 """Attribution: from what people wrote on a workload to the owner who bears its charges.
 
-Without rules, a tag named like a level of the tree is that level, and the workload's user fills the level `user`.
+Without rules, a tag named like a level of the tree is that level; the workload's user, where it is known, is the
+level `user`, whatever a tag says.
 Rules, in their order and while they are dated to hold, override levels; what nothing names stays unattributed.
 """
 
@@ -42,7 +43,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """What is known of a workload; a tag wins over a fact of the same name."""
+    """What is known of a workload; a fact wins over a tag of the same name: tags are what users like to write."""
 
     id: int
     kind: str
@@ -55,12 +56,8 @@ class WorkloadFacts:
 
     def value(self, name: str) -> str | None:
         """The value of a tag or fact, None when there is none."""
-        if name in self.tags:
-            return self.tags[name]
-        if name in FACTS:
-            fact: str | None = getattr(self, name)
-            return fact or None
-        return None
+        fact: str | None = getattr(self, name) if name in FACTS else None
+        return fact or self.tags.get(name, "").strip() or None
 
 
 class Attribution:
@@ -72,7 +69,7 @@ class Attribution:
     def owner_of(self, facts: WorkloadFacts, at_ms: int) -> OwnerPath:
         """The owner that tags and rules name; empty levels where nothing does."""
         levels = {level: facts.tags[level].strip() for level in LEVELS if facts.tags.get(level, "").strip()}
-        if "user" not in levels and facts.user:
+        if facts.user:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
             levels |= _assigned(rule, facts)

@@ -80,6 +80,27 @@ def test_suspended_time_is_not_held(tmp_path):
     assert [suspended_ms(text) for text in ("1-02:03:04", "05:06", "", "x")] == [93_784_000, 306_000, 0, None]
 
 
+def test_line_ends_in_what_users_write_tear_no_row(tmp_path):
+    """A comment, or a name, of several lines is one job; a row forged inside a comment is no row."""
+    forged = job(666, account="rich", tres="gres/gpu=8")
+    path = written(
+        tmp_path, job(1, comment="team=nlp;\nproject=x"), job(2, name="two\nlines\n"), job(3, comment=f"x\n{forged}"),
+        job(4),
+    )  # fmt: skip
+    parsed = read_sacct(path)
+    assert parsed.problems == []
+    assert [row.workload_id.split("/")[1].split("@")[0] for row in parsed.rows] == ["1", "2", "3", "4"]
+    assert parsed.rows[0].tags == {"team": "nlp", "project": "x"}
+    assert parsed.rows[1].job_name == "two lines"
+    assert {row.account for row in parsed.rows} == {"vision"}
+
+
+def test_a_comment_cannot_say_what_slurm_knows(tmp_path):
+    """Account, user, name and place are Slurm's word; tags of these names are dropped."""
+    (row,) = read_sacct(written(tmp_path, job(1, comment="account=rich,user=boss,team=nlp"))).rows
+    assert row.tags == {"team": "nlp"}
+
+
 def test_every_bad_row_is_named_with_line_and_reason(tmp_path):
     """Too few columns, instants without zone, an end before the start: all at once."""
     path = written(tmp_path, "1|2|3", job(2, start="2026-10-01T00:00:00"), job(3, end=START - 5), job(4, suspended="?"))

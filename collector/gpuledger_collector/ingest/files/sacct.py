@@ -15,16 +15,20 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.ingest.files.table import Parsed, RowReader, read_text
 
 COLUMNS = ("jobidraw", "cluster", "account", "user", "partition", "qos", "state", "submit", "eligible", "start", "end",
            "elapsedraw", "suspended", "alloctres", "nodelist", "comment", "wckey", "jobname")  # fmt: skip
+FREE_FROM = COLUMNS.index("comment")
+"""The first column that users fill with what they like."""
 MICRO = 1_000_000
 _NEVER = {"", "None", "Unknown", "N/A"}
 _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+_BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
 _PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
 
 
@@ -59,15 +63,33 @@ def read_sacct(path: Path, pool: str | None = None) -> Parsed[UsageRow]:
 
 def _rows(path: Path, text: str, problems: list[Problem]) -> Iterator[RowReader]:
     """Rows by their bars; a header line is passed over, and only the last column may hold a bar itself."""
-    for line, raw in enumerate(text.splitlines(), start=1):
-        if not raw.strip() or raw.lower().startswith("jobidraw|"):
-            continue
+    for line, raw in _records(text):
         cells = raw.split("|", len(COLUMNS) - 1)
         if len(cells) != len(COLUMNS):
             message = f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}: {','.join(COLUMNS)}"
             problems.append(Problem("bad_row", f"{path}:{line}", message))
             continue
         yield RowReader(str(path), line, dict(zip(COLUMNS, cells, strict=True)), problems)
+
+
+def _records(text: str) -> Iterator[tuple[int, str]]:
+    """Records with the line on which each begins: comments and names may hold line ends, and sacct prints them.
+
+    A record that has come as far as its comment takes lines until it has all its columns; a line that does not begin
+    with a job id, though the record before is whole, still belongs to that one's last column, the name.
+    """
+    begun, record = 0, ""
+    for line, raw in enumerate(text.splitlines(), start=1):
+        if not raw.strip() or raw.lower().startswith("jobidraw|"):
+            continue
+        if record.count("|") >= FREE_FROM and (record.count("|") < len(COLUMNS) - 1 or not _BEGINS.match(raw)):
+            record += " " + raw
+            continue
+        if record:
+            yield begun, record
+        begun, record = line, raw
+    if record:
+        yield begun, record
 
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
@@ -90,7 +112,10 @@ def suspended_ms(text: str) -> int | None:
 
 def tags_of(row: Mapping[str, str]) -> dict[str, str]:
     """Tags of a job: the pairs of its comment, its wckey, and its account as the team where no comment names one."""
-    tags = {name: value.strip() for name, value in _PAIR.findall(row["comment"]) if value.strip()}
+    pairs = ((name, value.strip()) for name, value in _PAIR.findall(row["comment"]))
+    tags = {
+        name: value for name, value in pairs if value and name not in FACTS
+    }  # what Slurm knows is not for users to say
     wckey = row["wckey"].strip().lstrip("*")
     if wckey:
         tags.setdefault("wckey", wckey)
