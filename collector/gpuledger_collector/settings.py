@@ -52,6 +52,8 @@ class Settings:
     jobs: bool = field(default=True, metadata={"help": "run the scheduled jobs in this process"})
     fold_seconds: int = field(default=30, metadata={"help": "how often new evidence is folded into hours and minutes"})
     rate_seconds: int = field(default=60, metadata={"help": "how often changed days are rated"})
+    idle_seconds: int = field(default=300, metadata={"help": "how often idle accelerators are looked for"})
+    anomaly_seconds: int = field(default=600, metadata={"help": "how often spending is judged"})
     budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
     send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
     mail_server: str = field(default="", metadata={"help": "HOST:PORT of the SMTP server for mails"})

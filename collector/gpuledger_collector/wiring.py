@@ -172,10 +172,12 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.schedule import Job, forget_old_runs
     from gpuledger_collector.storage import outbox
     from gpuledger_collector.storage.budgets import BudgetBook
+    from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger
 
     ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
+    found = FindingStore(opened.current_dsn)
     mails = sender(settings, connect)
 
     def now_ms() -> int:
@@ -194,6 +196,16 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             "watch_budgets",
             settings.budget_seconds,
             lambda: counted(watch_budgets(book, now_ms(), budget_mail.write), "messages"),
+        ),
+        Job(
+            "find_idle",
+            settings.idle_seconds,
+            lambda: counted(work.find_idle(found, now_ms()), "idle findings opened or brought up to date"),
+        ),
+        Job(
+            "find_anomalies",
+            settings.anomaly_seconds,
+            lambda: counted(work.find_anomalies(found, now_ms()), "episodes of spending"),
         ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gpuledger_collector import __version__
-from gpuledger_collector.api import batches, reads
+from gpuledger_collector.api import batches, findings, reads
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
 
@@ -25,6 +25,7 @@ def create(intake: batches.Intake, metrics: Metrics, lacking: Callable[[], str |
     )
     app.include_router(batches.router(intake))
     app.include_router(reads.router(ledger))
+    app.include_router(findings.router(ledger))
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:
