@@ -12,14 +12,14 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpuledger_agent.owners.containerd import Containerd
-from gpuledger_agent.owners.containers import ContainerOwners, Engine
-from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
-from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
 from gpuledger_agent.owners.places import ENGINE_SOCKETS, KUBERNETES_ACCOUNT, Places
-from gpuledger_agent.owners.podresources import list_pods
 from gpuledger_agent.owners.refreshed import Refreshed
+
+if TYPE_CHECKING:
+    from gpuledger_agent.owners.containers import ContainerOwners
+    from gpuledger_agent.owners.kubernetes import KubernetesOwners
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -34,11 +34,15 @@ def kubernetes_owners(places: Places, node: str) -> KubernetesOwners | None:
     socket_path = places.kubelet_socket
     if socket_path is None or not _is_there(socket_path.parent):
         return None
-    if not _speaks_grpc():
+    if _lacks("h2", "msgspec"):
         log.warning(
             "owners kubernetes: a kubelet is here, but gpuledger[kubernetes] is not installed; pods are unknown"
         )
         return None
+    from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
+    from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
+    from gpuledger_agent.owners.podresources import list_pods
+
     url = None if places.kubernetes_api_url == "off" else places.kubernetes_api_url or in_cluster_url()
     api = ApiServer(url, places.kubernetes_account_dir or KUBERNETES_ACCOUNT) if url else None
     view = ClusterView(partial(list_pods, socket_path), api, node, places.pod_logs_dir)
@@ -55,15 +59,14 @@ def container_owners(places: Places, node: str) -> ContainerOwners | None:  # no
         if places.container_socket is not None:
             log.warning("owners containers: %s is not there, or may not be asked", places.container_socket)
         return None
-    if "containerd" not in there.name:
-        look = Engine(there).look
-    elif _speaks_grpc():
-        look = Containerd(there).look
-    else:
-        log.info(
-            "owners containers: containerd is here, but gpuledger[kubernetes] is not installed; ids are all we know"
-        )
+    speaks_grpc = "containerd" in there.name
+    if _lacks("msgspec", *(["h2"] if speaks_grpc else [])):
+        log.info("owners containers: %s is here, but what reads it is not installed; ids are all we know", there)
         return None
+    from gpuledger_agent.owners.containerd import Containerd
+    from gpuledger_agent.owners.containers import ContainerOwners, Engine
+
+    look = Containerd(there).look if speaks_grpc else Engine(there).look
     containers = Refreshed("containers", look, INTERVAL_S, places.stale_s)
     containers.start(FIRST_LOOK_S)
     return ContainerOwners(containers)
@@ -78,8 +81,12 @@ def _is_there(folder: Path) -> bool:
     return False
 
 
-def _speaks_grpc() -> bool:
-    return importlib.util.find_spec("h2") is not None
+def _lacks(*modules: str) -> bool:
+    """Whether any of the modules is not installed: `check`, `once` and `record` run with NVIDIA's binding alone."""
+    try:
+        return any(importlib.util.find_spec(name) is None for name in modules)
+    except ModuleNotFoundError:
+        return True
 
 
 BY_NAME: Mapping[str, Callable[[Places, str], KubernetesOwners | ContainerOwners | None]] = {

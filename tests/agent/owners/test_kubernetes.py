@@ -494,6 +494,16 @@ def test_a_node_without_a_kubelet_has_no_such_source(tmp_path):
     assert [one.name for one in open_owners(("kubernetes", "processes"), None, "n1", Nvml(), places)] == ["processes"]
 
 
+def test_a_kubelet_that_cannot_be_asked_for_lack_of_h2_is_said(node, monkeypatch, caplog):
+    """The one-file agent on a node of a cluster: a sentence with what to install, and the other sources."""
+    monkeypatch.setitem(sys.modules, "h2", None)
+    places = Places(node.path, container_socket=node.path.parent / "containerd.sock")
+    node.path.parent.joinpath("containerd.sock").touch()
+    assert [one.name for one in open_owners(("kubernetes", "containers"), None, "n1", Nvml(), places)] == []
+    assert "gpuledger[kubernetes] is not installed" in caplog.text
+    assert node.calls == 0
+
+
 def test_a_place_that_cannot_be_looked_at_is_no_kubelet(tmp_path, caplog):
     """Where a folder cannot even be asked for (here: by its length), the agent goes on."""
     places = Places(kubelet_socket=tmp_path / ("x" * 300) / "k.sock", container_socket=tmp_path / ("y" * 300))
