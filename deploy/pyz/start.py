@@ -47,8 +47,9 @@ class FromMemory(importlib.abc.MetaPathFinder):
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
             name = fullname.replace(".", "/") + suffix
             if name in self._names:
-                loader = importlib.machinery.ExtensionFileLoader(fullname, in_memory(name))
-                return importlib.util.spec_from_loader(fullname, loader, origin=f"{ARCHIVE}/{name}")
+                place = in_memory(name)
+                loader = importlib.machinery.ExtensionFileLoader(fullname, place)
+                return importlib.util.spec_from_file_location(fullname, place, loader=loader)
         return None
 
 

@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from fakes.sink import sink
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBIAN_PYTHON = Path("/usr/bin/python3")
@@ -40,3 +43,20 @@ def pythons() -> list[str]:
         if told.returncode == 0 and told.stdout >= "3.11":
             kept.setdefault(told.stdout, path)
     return list(kept.values())
+
+
+def delivers(command: list[str | Path], folder: Path) -> None:
+    """Starts the agent on a simulated node until a collector has a batch of it, and stops it in order."""
+    with sink() as target:
+        settings = {"SOURCE": "simulated", "NODE": "h100-03", "SPOOL_DIR": str(folder / "spool"), "METRICS_LISTEN": "",
+                    "COLLECTOR_URL": target.url, "SAMPLE_INTERVAL_S": "0.1", "PUSH_INTERVAL_S": "1"}  # fmt: skip
+        environment = {**bare(), **{f"GPULEDGER_AGENT_{name}": value for name, value in settings.items()}}
+        log = folder / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen([*command, "run"], env=environment, stderr=file, cwd=folder)
+        deadline = time.monotonic() + 30
+        while not target.committed() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()
+        assert target.committed(), log.read_text()

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from fakes.packages import bare, build, pythons
+from fakes.packages import bare, build, delivers, pythons
 
 
 def run(python, pyz, *arguments):
@@ -16,8 +16,9 @@ def run(python, pyz, *arguments):
 
 
 @pytest.mark.parametrize("python", pythons())
-def test_one_file_runs_on_every_supported_python(pyz, python):
+def test_one_file_runs_on_every_supported_python(pyz, python, tmp_path):
     """Compiled requirements are those of the Python that runs; without a GPU the sentence says what is missing."""
+    delivers([python, "-IS", pyz], tmp_path)
     checked = run(python, pyz, "check")
     assert (checked.returncode, checked.stderr) == (3, "")
     assert "NVIDIA driver" in checked.stdout.splitlines()[0]
@@ -59,6 +60,7 @@ def test_it_starts_by_itself_and_holds_the_agent_for_each_python(pyz):
     assert not [name for name in names if name.startswith(("bin/", "example"))]
 
 
+@pytest.mark.long
 def test_the_same_commit_gives_the_same_bytes(pyz, tmp_path):
     """Nothing of the building machine's clock or folders is in it."""
     assert build("pyz", tmp_path).read_bytes() == pyz.read_bytes()
