@@ -115,12 +115,12 @@ class Settings:
 
     @property
     def token_path(self) -> Path | None:
-        """The token's file: the setting, or systemd's credential `token`."""
+        """The token's file: the setting, or systemd's credential `token`; an empty one, our units' default, is none."""
         if self.token_file is not None:
             return self.token_file
         credentials = os.environ.get("CREDENTIALS_DIRECTORY")
         candidate = Path(credentials) / "token" if credentials else None
-        return candidate if candidate is not None and candidate.is_file() else None
+        return candidate if candidate is not None and candidate.is_file() and candidate.read_text().strip() else None
 
 
 FIELDS = {entry.name: entry for entry in fields(Settings)}

@@ -33,7 +33,7 @@ STALE = frozenset({1, 2, 28, 999})
 
 _INIT_SENTENCES = {
     9: "the NVIDIA driver is not loaded; load it (modprobe nvidia) or install it",
-    12: "libnvidia-ml.so.1 was not found: this machine has no NVIDIA driver, or the agent cannot see its library",
+    12: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or start the container with NVIDIA's runtime",
     4: "NVML refuses this user; give it access to /dev/nvidiactl and /dev/nvidia*",
     17: "the operating system hides the GPUs from this process; check device permissions and cgroups",
     18: "driver and library differ in version: the driver was upgraded, a reboot (or module reload) is needed",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuledger_agent.settings import load
+
 UNITS = Path(__file__).resolve().parents[3] / "agent" / "systemd"
 FULL, MINIMAL = UNITS / "gpuledger-agent.service", UNITS / "gpuledger-agent-minimal.service"
 DROP_IN = UNITS.parents[1] / "deploy" / "deb" / "examples" / "sockets.conf"
@@ -60,6 +62,17 @@ def test_a_unit_is_watched_and_never_kills_a_client_of_nvml(unit):
     assert found["SystemCallErrorNumber"] == ["EPERM"]
     assert not {"MemoryMax", "MemoryLimit", "CPUQuota", "RuntimeMaxSec", "KillMode"} & set(found)
     assert not any("token" in value.lower() for value in found.get("Environment", []))
+
+
+def test_a_node_without_a_token_yet_starts_and_sends_none(tmp_path, monkeypatch):
+    """SetCredential= is what systemd takes when the token's file is not there: it is empty, and no token is sent."""
+    assert all(settings(unit.read_text())["SetCredential"] == ["token:\\n"] for unit in (FULL, MINIMAL))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    credential = tmp_path / "token"
+    credential.write_text("\n")
+    assert load(None, {}).token_path is None
+    credential.write_text("secret\n")
+    assert load(None, {}).token_path == credential
 
 
 def test_job_attribution_sees_processes_and_the_kernel_log_and_nothing_more():
