@@ -35,6 +35,31 @@ PRICES = """pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,ef
 """
 """On-demand medians per GPU-hour of a large cloud; H100 becomes cheaper in the middle of an hour of the month."""
 
+BUDGETS = """[[budget]]
+name = "vision"
+team = "vision"
+period = "range"
+from = {start}
+to = {end}
+amount = {vision}
+currency = "USD"
+recipients = ["vision-lead@example.com"]
+escalate_to = ["head-of-research@example.com"]
+
+[[budget]]
+name = "foundation"
+team = "foundation"
+period = "range"
+from = {start}
+to = {end}
+amount = {foundation}
+currency = "USD"
+actual = [80, 100]
+recipients = ["foundation-lead@example.com"]
+"""
+VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
+"""Vision's budget is too small for what it does, which the forecast sees before it is spent; foundation's is not."""
+
 
 def register(root: typer.Typer) -> None:
     """Add `gpuledger demo`."""
@@ -99,7 +124,7 @@ def demo(
         stage.say(f"simulating {days} days of a fleet through the real agent code ...")
         stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(now), "--step", "5m",
                   "--collector", stage.collector)  # fmt: skip
-        report(stage, start, now)
+        report(stage, start, now, days)
         if not once:
             live(stage, now)
 
@@ -124,6 +149,10 @@ def set_up(output: Path, port: int) -> Stage:
         **kept,
         "GPULEDGER_DATA_DIR": str(folder / "data"),
         "GPULEDGER_LISTEN": f"127.0.0.1:{chosen}",
+        "GPULEDGER_MAIL_DIR": str(folder / "mails"),
+        "GPULEDGER_MAIL_FROM": "gpuledger@example.com",
+        # the month is replayed day by day; a watch before that would tell of all of it at once
+        "GPULEDGER_BUDGET_SECONDS": "3600",
     }
     return Stage(folder, environment, chosen)
 
@@ -189,7 +218,35 @@ def enter_prices(stage: Stage, start: datetime, days: int) -> None:
     stage.run("gpuledger", "import", "prices", "prices.csv")
 
 
-def report(stage: Stage, start: datetime, now: datetime) -> None:
+def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None:
+    """Two budgets, watched as of each day of the month; their mails lie in the folder afterwards."""
+    end = start + timedelta(days=days + DAYS_TO_COME)
+    (stage.folder / "budgets.toml").write_text(
+        BUDGETS.format(
+            start=f"{start:%Y-%m-%d}", end=f"{end:%Y-%m-%d}",
+            vision=VISION_A_DAY * days, foundation=FOUNDATION_A_DAY * days,
+        )
+    )  # fmt: skip
+    stage.run("gpuledger", "apply", "budgets.toml")
+    tomorrow = now + timedelta(days=1)
+    stage.run("gpuledger", "budgets", "replay", "--from", f"{start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}")
+    stage.run("gpuledger", "outbox", "send")
+    stage.run("gpuledger", "budgets", allow=(0, 1))
+
+
+def show_mails(folder: Path) -> None:
+    """Where the mails are, and the subject of each."""
+    import email
+    import email.policy
+
+    found = sorted((folder / "mails").glob("*.eml"))
+    print(f"    {'mails':18} {len(found):>10} .eml files:")
+    for path in found:
+        mail = email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
+        print(f"        {path.name[:8]}  {mail['To']}: {mail['Subject']}")
+
+
+def report(stage: Stage, start: datetime, now: datetime, days: int) -> None:
     """Prints the bill, the proof and the extremes, and leaves the files."""
     first, last = f"{start:%Y-%m-%d}", f"{now:%Y-%m-%d}"
     span = ("--from", first, "--to", last)
@@ -199,14 +256,18 @@ def report(stage: Stage, start: datetime, now: datetime) -> None:
     stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "json", "-o", "chargeback.json")
     stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "focus", "-o", "focus.csv")
     stage.run("gpuledger", "reconcile", *span)
+    watch_month(stage, start, now, days)
     stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
+    stage.run("gpuledger", "idle", "--days", "30", "--top", "10", allow=(0, 1))
+    stage.run("gpuledger", "anomalies", allow=(0, 1))
     stage.run("gpuledger", "forecast", "--horizon", "24h")
     stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
     print()
     stage.say("done; the files are in " + str(stage.folder))
-    for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv"):
+    for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv", "budgets.toml"):
         print(f"    {name:18} {(stage.folder / name).stat().st_size:>10,} bytes")
+    show_mails(stage.folder)
 
 
 def live(stage: Stage, now: datetime) -> None:

@@ -98,37 +98,32 @@ def as_table(statuses: Sequence[Status], width: int | None) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-_SHOWN: tuple[tuple[str, Literal["left", "right"]], ...] = (
-    ("budget", "left"), ("owner", "left"), ("period", "left"), ("spent", "right"), ("budgeted", "right"),
-    ("spent %", "right"), ("time %", "right"), ("forecast", "right"), ("8 in 10", "right"), ("runs out", "left"),
-    ("pace 1h/6h %", "right"), ("alerts", "left"),
+_SHOWN:     tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("budget", "left"), ("until", "left"), ("spent", "right"), ("of", "right"), ("%", "right"), ("time %", "right"),
+    ("forecast (8 in 10)", "left"), ("runs out", "left"), ("pace 1h, 6h", "right"), ("alerts", "left"),
 )  # fmt: skip
 
 
 def _cells(status: Status) -> list[str]:
     budget, ahead = status.budget, status.ahead
-    row = _row(status)
-    band = out = forecast = "-"
+    out = forecast = "-"
     if ahead is not None:
-        ends = (ahead.low_micro, ahead.high_micro)
-        low, high = (money_text(end, budget.currency, 0).partition(" ")[2] for end in ends)
-        forecast, band = money_text(ahead.middle_micro, budget.currency, 0), f"{low} to {high}"
-        out = "not in this period" if ahead.run_out_ms is None else format_date(ahead.run_out_ms)
+        ends = (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
+        middle, low, high = (money_text(end, budget.currency, 0).partition(" ")[2] for end in ends)
+        forecast = f"{middle} ({low} to {high})"
+        out = "not by then" if ahead.run_out_ms is None else format_date(ahead.run_out_ms)
     if status.spend.cost_micro >= budget.amount_micro:
         out = "spent"
-    pace = "-" if status.pace_percents is None else "/".join(map(str, status.pace_percents))
-    alerts = [one for one in status.alerts if one.fired_ms is not None]
+    fired = [one for one in status.alerts if one.fired_ms is not None]
     return [
-        budget.name,
-        budget.owner_label,
-        f"{row['period_from']} to {row['period_to']}",
+        budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})",
+        format_date(status.period.end_ms),
         money_text(status.spend.cost_micro, budget.currency),
-        money_text(budget.amount_micro, budget.currency),
-        str(row["spent_percent"]),
+        money_text(budget.amount_micro, budget.currency).partition(" ")[2],
+        str(percent_of(status.spend.cost_micro, budget.amount_micro)),
         str(status.elapsed_percent),
         forecast,
-        band,
         out,
-        pace,
-        ", ".join(f"{one.rule} {one.percent} % ({one.state})" for one in alerts) or "none",
+        "-" if status.pace_percents is None else "{} %, {} %".format(*status.pace_percents),
+        "; ".join(f"{one.rule} {one.percent} % {one.state}" for one in fired) or "none",
     ]

@@ -1,9 +1,12 @@
 """What will have been spent at the end of a period: an estimate with a band, from the charges of past days.
 
-A day to come is expected to cost the mean of the last seven days, or, from two weeks of history on, the mean between
-that and its own weekday in the last four weeks. The band comes from how wrong the same rule was on this history: it
-is replayed from every past day, and the ratios of what came to what was expected give the quantiles (split conformal:
-Lei et al. 2018, with the finite-sample rank). Fewer than five whole days give no estimate.
+A day to come is expected to cost the mean of the last seven days; from two weeks of history on, the mean of its own
+weekday over the last (at most four) weeks, moved by half of the way, as a ratio, that the last week lies off them.
+
+The band comes from how wrong the same rule was on this history: it is replayed from every past day, and the absolute
+log ratios of what came to what was expected give its half width (split conformal with the finite-sample rank, Lei et
+al. 2018). Errors of overlapping stretches are not independent, so the width grows by days ahead over days known.
+Fewer than five whole days give no estimate.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ Floats = NDArray[np.float64]
 FEWEST_DAYS = 5
 WEEK = 7
 WEEKDAY_HISTORY = 14
+MOST_WEEKS = 4
 MOST_HISTORY = 56
-BAND = (0.1, 0.9)
-"""The band that is shown: eight chances in ten."""
-LIKELY = 0.2
-"""What is reached with four chances in five."""
+BAND = 0.8
+"""The band that is shown holds with this probability."""
+LIKELY = 0.6
+"""The lower end of a band of this probability is passed with four chances in five."""
+MOST_OFF, MOST_WIDER = 3.0, 5.0
+"""A ratio beyond twenty, or a horizon beyond four times the history, says no more."""
 FEW_RATIOS = 9
-"""Below this many past errors the extremes are taken, and pulled apart by a quarter."""
+"""Below this many past errors the largest is taken, a quarter larger, and at least a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +66,29 @@ def outlook(history: Sequence[int], spent: int, left_of_today: float, days_after
     past = np.asarray(history[-MOST_HISTORY:], dtype=float)
     if len(past) < FEWEST_DAYS:
         return None
-    expected = expect(past, days_after + 1)
-    steps = expected * np.concatenate([[left_of_today], np.ones(days_after)])
-    ahead = np.cumsum(steps)
-    ratios = past_ratios(past, days_after + 1)
-    paths = {
-        name: np.maximum.accumulate([spent + ahead[at] * quantile(ratios[at], level) for at in range(len(ahead))])
-        for name, level in (("low", BAND[0]), ("middle", 0.5), ("high", BAND[1]), ("likely", LIKELY))
-    }
-    whole = {name: tuple(round(value) for value in path) for name, path in paths.items()}
-    return Outlook(whole["low"], whole["middle"], whole["high"], whole["likely"], len(past))
+    ahead = np.cumsum(expect(past, days_after + 1) * np.concatenate([[left_of_today], np.ones(days_after)]))
+    widths = [half_widths(ratios, len(past), day + 1) for day, ratios in enumerate(past_ratios(past, days_after + 1))]
+
+    def path(factors: Sequence[float]) -> tuple[int, ...]:
+        return tuple(round(value) for value in np.maximum.accumulate(spent + ahead * np.asarray(factors)))
+
+    return Outlook(
+        low=path([math.exp(-band) for band, _ in widths]),
+        middle=path([1.0] * len(widths)),
+        high=path([math.exp(band) for band, _ in widths]),
+        likely=path([math.exp(-likely) for _, likely in widths]),
+        days_of_history=len(past),
+    )
 
 
 def expect(past: Floats, days: int) -> Floats:
     """What each of the next days is expected to cost, by the rule above."""
-    level = float(past[-WEEK:].mean())
     if len(past) < WEEKDAY_HISTORY:
-        return np.full(days, level)
-    weekdays = [float(past[::-1][WEEK - 1 - day % WEEK :: WEEK][:4].mean()) for day in range(min(days, WEEK))]
-    return np.asarray([(level + weekdays[day % WEEK]) / 2 for day in range(days)])
+        return np.full(days, past[-WEEK:].mean())
+    weeks = past[-(min(len(past) // WEEK, MOST_WEEKS)) * WEEK :].reshape(-1, WEEK)
+    usual, lately = weeks.mean(), weeks[-1].mean()
+    moved = math.sqrt(lately / usual) if usual > 0 else 1.0
+    return np.asarray(np.resize(weeks.mean(axis=0), days) * moved)
 
 
 def past_ratios(past: Floats, days: int) -> list[Floats]:
@@ -102,21 +112,15 @@ def past_ratios(past: Floats, days: int) -> list[Floats]:
     return found
 
 
-def quantile(ratios: Floats, level: float) -> float:
-    """The conformal quantile of past ratios; 1 for the middle, because the rule itself is the middle."""
-    if level == 0.5:
-        return 1.0
-    if len(ratios) < FEW_RATIOS:
-        reach = max([0.1, *(abs(float(ratio) - 1) for ratio in ratios)]) * 1.25
-        share = 1.0 if level in BAND else (0.5 - LIKELY) / (0.5 - BAND[0])
-        return max(0.0, 1 - reach * share) if level < 0.5 else 1 + reach * share
-    ordered = np.sort(ratios)
-    count = len(ordered)
-    if level < 0.5:
-        rank = max(math.floor((count + 1) * level), 1)
-        return min(1.0, float(ordered[rank - 1]))
-    rank = min(math.ceil((count + 1) * level), count)
-    return max(1.0, float(ordered[rank - 1]))
+def half_widths(ratios: Floats, known: int, ahead: int) -> tuple[float, float]:
+    """Half widths, as logarithms, of the band that is shown and of the one whose lower end is likely passed."""
+    off = np.sort(np.abs(np.log(ratios[ratios > 0])))
+    wider = min(1 + ahead / known, MOST_WIDER)
+    if len(off) < FEW_RATIOS:
+        widest = min(max([0.1, *off]) * 1.25, MOST_OFF)
+        return float(widest * wider), float(widest * wider * LIKELY / BAND)
+    band, likely = (float(off[min(math.ceil((len(off) + 1) * level), len(off)) - 1]) for level in (BAND, LIKELY))
+    return min(band, MOST_OFF) * wider, min(likely, MOST_OFF) * wider
 
 
 def run_out(found: Outlook, amount: int) -> RunOut:

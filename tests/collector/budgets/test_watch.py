@@ -225,3 +225,24 @@ currency = "EUR"
         assert said in err, (said, err)
     with fleet.connection as connection:
         assert stored.current(connection) == []
+
+
+def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, monkeypatch) -> None:
+    """GET /v1/budgets gives the rows of `gpuledger budgets --format json`."""
+    import datetime as dt
+
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    from gpuledger_collector import wiring
+    from gpuledger_collector.api import reads
+    from gpuledger_collector.storage.ledgers import Ledger
+
+    at = dt.datetime(2025, 10, 20, tzinfo=dt.UTC)
+    monkeypatch.setattr(wiring, "now", lambda: at)
+    apply(VISION)
+    app = FastAPI()
+    app.include_router(reads.router(reads.Reads(Ledger(dsn), connect, lambda: at)))
+    answer = TestClient(app).get("/v1/budgets")
+    assert answer.status_code == 200
+    assert answer.json() == json.loads(run("budgets", "--format", "json")[1])
