@@ -94,7 +94,7 @@ def test_a_node_without_a_driver_keeps_its_heartbeat(agent):
         assert running.stop() == 0
         beat = target.batches[-1].heartbeat
     assert beat.status == "no_driver"
-    assert "no NVIDIA driver" in beat.detail
+    assert "install the NVIDIA driver" in beat.detail
     assert running.log.read_text().count("libnvidia-ml") == 1
 
 
