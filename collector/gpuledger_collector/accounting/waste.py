@@ -46,12 +46,19 @@ def atoms(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: Iterable[int
 
     A minute is cut where a rate begins or ends inside it.
     """
-    edges = sorted(cuts)
+    known = [one for one in minutes if one[1]]
+    if not known:
+        return {}
+    first, last = min(known)[0], max(known)[0] + MINUTE_MS
+    edges = sorted(edge for edge in cuts if first - HOUR_MS < edge < last)
     found: dict[int, int] = defaultdict(int)
-    for at_ms, permille in minutes:
-        if permille:
-            for piece in _pieces(Period(at_ms, at_ms + MINUTE_MS), edges):
-                found[_atom(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
+    whole = gpu_ns(gpu_micro, MINUTE_MS)
+    for at_ms, permille in known:
+        if not edges:
+            found[at_ms - at_ms % HOUR_MS] += whole * permille // PERMILLE
+            continue
+        for piece in _pieces(Period(at_ms, at_ms + MINUTE_MS), edges):
+            found[_atom(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
     return dict(found)
 
 

@@ -14,34 +14,30 @@ from gpuledger_collector.insight.findings import Card, HeldSpan, HourUse
 Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
             "zero_ratio", "memory_copy_ratio", "sm_clock_hertz", "slowed_ratio", "processes")  # fmt: skip
-_HEADER = 19
-"""Bytes of the COPY BINARY header: signature, flags, no extension."""
-
-
-def _row() -> np.dtype[np.void]:
-    """A row of fixed width: a count of fields, then each with its length before it (COPY BINARY, PostgreSQL 15-18)."""
-    fields: list[tuple[str, str]] = [("fields", ">i2")]
-    for name in ("accelerator_id", "minute_ms"):
-        fields += [(f"{name}_bytes", ">i4"), (name, ">i8")]
-    for name in READINGS:
-        fields += [(f"{name}_bytes", ">i4"), (name, ">f4")]
-    return np.dtype(fields)
-
-
-_ROW = _row()
+_MINUTE = np.dtype([("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)])
+"""A minute as the server packs it: a million rows come as one value an accelerator, which a row each does not."""
+_ROW = np.dtype([("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)])
 
 
 def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
     """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
-    columns = ", ".join(f"coalesce({name}::real, 'NaN'::real)" for name in READINGS)
-    query = (
-        f"COPY (SELECT accelerator_id, minute_ms, {columns} FROM gpu_minute "
-        f"WHERE minute_ms >= {int(start_ms)} AND minute_ms < {int(end_ms)} "
-        f"AND accelerator_id IN ({', '.join(str(int(one)) for one in ids)})) TO STDOUT (FORMAT BINARY)"
-    )
-    with connection.cursor().copy(query) as copy:
-        whole = b"".join(bytes(part) for part in copy)
-    return np.frombuffer(whole, dtype=_ROW, count=(len(whole) - _HEADER - 2) // _ROW.itemsize, offset=_HEADER)
+    packed = " || ".join(["int8send(minute_ms)", *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS)])
+    with connection.cursor(binary=True) as cursor:
+        rows = cursor.execute(
+            f"SELECT accelerator_id, string_agg({packed}, ''::bytea) FROM gpu_minute "
+            "WHERE accelerator_id = ANY(%s) AND minute_ms >= %s AND minute_ms < %s GROUP BY 1",
+            (list(ids), start_ms, end_ms),
+        ).fetchall()
+    parts = [np.frombuffer(row[1], dtype=_MINUTE) for row in rows]
+    whole = np.empty(sum(len(part) for part in parts), dtype=_ROW)
+    at = 0
+    for (accelerator_id, _), part in zip(rows, parts, strict=True):
+        piece = whole[at : at + len(part)]
+        piece["accelerator_id"] = accelerator_id
+        for name in _MINUTE.names or ():
+            piece[name] = part[name]
+        at += len(part)
+    return whole
 
 
 def cards(connection: Connection, start_ms: int, end_ms: int) -> list[Card]:

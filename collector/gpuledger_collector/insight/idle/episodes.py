@@ -16,6 +16,8 @@ CERTAINTY = {
     State.FAULTY: 1.0, State.UNALLOCATED: 0.95, State.ZOMBIE: 0.9, State.THROTTLED: 0.9, State.DATA_STARVED: 0.8,
     State.HOLLOW: 0.8, State.UNDERUSED: 0.7,
 }  # fmt: skip
+TRAILING = 30
+"""Minutes without data at the very end that do not end an episode yet: samples take their time."""
 BRIDGED = 15
 """Minutes without data that do not end an episode, when it goes on after them."""
 
@@ -30,7 +32,7 @@ class Episode:
     flagged: int
     end: int
     going_on: bool
-    """Nothing has ended it up to the last minute."""
+    """Nothing has ended it up to the last minute, or to the last that is known, half an hour before at most."""
     holder: int
     confidence: float
     permille: tuple[int, ...]
@@ -83,8 +85,13 @@ def _episode(minutes: Minutes, verdict: Verdict, curve: Curve, row: int, start: 
         since,
         start,
         stop,
-        stop == verdict.state.shape[1],
+        _goes_on(verdict, row, stop),
         holder if state != State.UNALLOCATED else NOBODY,
         curve.at(stop - since) if sure is None else sure,
         tuple(np.rint(1000 * wasted).astype(int).tolist()),
     )
+
+
+def _goes_on(verdict: Verdict, row: int, stop: int) -> bool:
+    rest = verdict.state[row, stop:]
+    return len(rest) <= TRAILING and bool((rest == State.NO_DATA).all())

@@ -170,7 +170,9 @@ def _hysteresis(
     rhythm = _Rhythm(rows)
     for minute in range(columns):
         rhythm.step(minute, busy[:, minute], leaving[:, minute], hold.begin[:, minute])
-        enter = entering[:, minute] & may[:, minute] & ~state & ~rhythm.expects_more(minute)
+        enter = entering[:, minute] & may[:, minute] & ~state
+        if enter.any():
+            enter &= ~rhythm.expects_more(minute)
         begun = np.where(enter, np.maximum(rhythm.idle_since, hold.begin[:, minute]), begun)
         fresh = hold.begin[:, minute] == minute
         # A minute without data neither opens nor closes what was found before it.
@@ -192,9 +194,11 @@ class _Rhythm:
     def step(self, minute: int, busy: Flags, working: Flags, begin: Counts) -> None:
         """Take in one minute; `working`: enough of the last minutes were busy."""
         fresh = begin == minute
-        self._onsets[fresh] = -1
+        if fresh.any():
+            self._onsets[fresh] = -1
         onset = busy & (minute - self._quiet_since >= 2)
-        self._onsets[onset] = np.concatenate([self._onsets[onset][:, 1:], np.full((onset.sum(), 1), minute)], axis=1)
+        if onset.any():
+            self._onsets[onset] = np.c_[self._onsets[onset][:, 1:], np.full(onset.sum(), minute)]
         self._quiet_since = np.where(busy, minute + 1, np.where(fresh, minute, self._quiet_since))
         self.idle_since = np.where(busy & working, minute + 1, np.where(fresh, minute, self.idle_since))
 
