@@ -13,7 +13,7 @@ import random
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -66,6 +66,8 @@ class Hold:
     end_ms: int
     workload: Workload
     shape: Shape
+    begun_ms: int | None = None
+    """When it truly began, where a block cut it; None: at its start."""
 
 
 _FOUNDATION = (("foundation", "llm-pretrain"), ("foundation", "rlhf"))
@@ -102,6 +104,33 @@ _USERS = ("amina", "bjorn", "chen", "divya", "emeka", "farah", "goran", "hana", 
 SHARED_LANE = ("l4-01", 3)
 FAILED_GPU = ("h100-02", 5)
 SILENT_NODE = "a100-02"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Something that goes wrong again and again: one workload that takes these lanes (node, first slot) for a time."""
+
+    places: tuple[tuple[str, int], ...]
+    cycle_ms: int
+    start_ms: int
+    length_ms: int
+    shape: Shape
+    user: str
+    team: str
+    project: str
+    name: str
+
+
+RUNAWAY = Story(
+    (("a100-02", 6), ("a100-02", 7), ("l40s-01", 0)), 18 * DAY_MS, 6 * DAY_MS + 13 * HOUR_MS, 44 * HOUR_MS,
+    "research", "goran", "data", "nightly-index", "reindex-all-retry",
+)  # fmt: skip
+FORGOTTEN = Story(
+    (("a100-01", 5),), 9 * DAY_MS, 4 * DAY_MS + 14 * HOUR_MS, 70 * HOUR_MS,
+    "notebook", "lena", "nlp", "retrieval", "retrieval-notebook",
+)  # fmt: skip
+STORIES = (RUNAWAY, FORGOTTEN)
+"""A job that retries for two days on every card it gets, and a notebook that somebody left open."""
 
 
 def hash_uuid(*parts: object) -> str:
@@ -168,7 +197,11 @@ class Fleet:
     def _make_holds(self, lane: Lane, block: int) -> tuple[Hold, ...]:
         chance = random.Random(f"{self.seed}/{lane.name}/{block}")
         spans = _SPANS[lane.shape](chance, block * BLOCK_MS)
-        return tuple(self._hold(lane, block, number, span, chance) for number, span in enumerate(spans))
+        holds = [self._hold(lane, block, number, span, chance) for number, span in enumerate(spans)]
+        for told in _told(lane, block):
+            before = [_until(hold, told.start_ms) for hold in holds if hold.start_ms < told.start_ms]
+            holds = [*before, told, *(hold for hold in holds if hold.start_ms >= told.end_ms)]
+        return tuple(holds)
 
     def _hold(self, lane: Lane, block: int, number: int, span: tuple[int, int], chance: random.Random) -> Hold:
         team, project = lane.teams[chance.randrange(len(lane.teams))]
@@ -189,6 +222,26 @@ class Fleet:
         """Whether this node's agent says nothing: six hours in every four weeks."""
         inside = at_ms % CYCLE_MS
         return node == SILENT_NODE and 18 * DAY_MS + 8 * HOUR_MS <= inside < 18 * DAY_MS + 14 * HOUR_MS
+
+
+def _told(lane: Lane, block: int) -> Iterator[Hold]:
+    """What stories hold of a lane in a block."""
+    start, end = block * BLOCK_MS, (block + 1) * BLOCK_MS
+    node = lane.name.partition("/")[0]
+    for story in STORIES:
+        if (node, lane.slots[0]) not in story.places:
+            continue
+        for cycle in range((start - story.start_ms - story.length_ms) // story.cycle_ms, end // story.cycle_ms + 1):
+            begin = cycle * story.cycle_ms + story.start_ms
+            if begin < end and begin + story.length_ms > start:
+                tags = {"team": story.team, "project": story.project}
+                external = str(100_000 + zlib.crc32(f"{story.name}/{cycle}".encode()) % 900_000)
+                workload = Workload(external, "simulated", story.user, story.team, story.name, tags)
+                yield Hold(max(begin, start), min(begin + story.length_ms, end), workload, story.shape, begin)
+
+
+def _until(hold: Hold, end_ms: int) -> Hold:
+    return replace(hold, end_ms=min(hold.end_ms, end_ms))
 
 
 Spans = Iterator[tuple[int, int]]
@@ -267,7 +320,7 @@ def noise(key: int, at_ms: int) -> float:
 
 def activity(hold: Hold, key: int, at_ms: int) -> float:
     """SM activity of one accelerator of a hold, 0..1, at an instant."""
-    age = at_ms - hold.start_ms
+    age = at_ms - (hold.start_ms if hold.begun_ms is None else hold.begun_ms)
     random_part = noise(key, at_ms // 1000)
     if hold.shape == "training":
         if age < 10 * 60_000:
