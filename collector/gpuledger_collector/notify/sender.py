@@ -7,7 +7,8 @@ else it leaves the message as unconfirmed for people to see, because a mail is h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ from typing import Protocol
 from gpuledger_collector.accounting.messages import Claim
 from gpuledger_collector.notify.delivery import NotKnown, NotTaken, OnStep, Transport, no_step
 
+log = logging.getLogger(__name__)
 FIRST_WAIT_MS = 60_000
 LONGEST_WAIT_MS = 3_600_000
 MOST_ATTEMPTS = 24
@@ -25,8 +27,8 @@ MOST_AT_ONCE = 500
 class Box(Protocol):
     """Where messages wait."""
 
-    def due(self, now_ms: int, limit: int) -> list[int]:
-        """Ids of messages whose time has come."""
+    def due(self, now_ms: int, limit: int, channels: Sequence[str]) -> list[int]:
+        """Ids of messages of these channels whose time has come."""
 
     def claim(self, message_id: int, now_ms: int) -> AbstractContextManager[Claim | None]:
         """The message, ours alone inside the block; None when another has it or it is done."""
@@ -60,16 +62,15 @@ class Sender:
         """One round over what is due now."""
         done = Sent()
         away: set[str] = set()
-        for message_id in self.box.due(self.clock(), MOST_AT_ONCE):
+        for message_id in self.box.due(self.clock(), MOST_AT_ONCE, list(self.transports)):
             with self.box.claim(message_id, self.clock()) as claim:
                 if claim is None:
                     continue
                 channel = channel_of(claim.message.recipient)
-                transport = self.transports.get(channel)
-                if transport is None or channel in away:
+                if channel in away:
                     continue
                 self.on_step("claimed")
-                if not self._send(claim, transport, done):
+                if not self._send(claim, self.transports[channel], done):
                     away.add(channel)
         return done
 
@@ -77,8 +78,7 @@ class Sender:
         """Sends one; False when the other side takes nothing now."""
         may_repeat = transport.repeatable or self.resend_unconfirmed
         if claim.in_doubt and not may_repeat:
-            claim.unconfirmed("the sender ended while it handed the message over")
-            done.unconfirmed += 1
+            self._unconfirmed(claim, done, "the sender ended while it handed the message over")
             return True
         try:
             transport.deliver(claim.message, claim.hand_over, self.on_step)
@@ -89,18 +89,23 @@ class Sender:
             if may_repeat:
                 self._failed(claim, done, str(error), permanent=False)
             else:
-                claim.unconfirmed(str(error))
-                done.unconfirmed += 1
+                self._unconfirmed(claim, done, str(error))
             return False
         claim.sent(self.clock())
         self.on_step("recorded")
         done.sent += 1
         return True
 
+    def _unconfirmed(self, claim: Claim, done: Sent, sentence: str) -> None:
+        claim.unconfirmed(sentence)
+        done.unconfirmed += 1
+        log.warning("nobody knows whether a message to %s was taken: %s", claim.message.recipient, sentence)
+
     def _failed(self, claim: Claim, done: Sent, sentence: str, *, permanent: bool) -> None:
         if permanent or claim.attempts + 1 >= MOST_ATTEMPTS:
             claim.dead(sentence)
             done.dead += 1
+            log.warning("a message to %s is given up: %s", claim.message.recipient, sentence)
         else:
             wait_ms = min(FIRST_WAIT_MS << min(claim.attempts, 10), LONGEST_WAIT_MS)
             claim.again(self.clock() + wait_ms, sentence)

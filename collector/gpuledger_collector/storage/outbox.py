@@ -52,13 +52,14 @@ class Box:
 
     connect: Callable[[], Connection]
 
-    def due(self, now_ms: int, limit: int) -> list[int]:
-        """Ids of messages whose time has come, oldest first."""
+    def due(self, now_ms: int, limit: int, channels: Sequence[str]) -> list[int]:
+        """Ids of messages of these channels whose time has come, oldest first."""
         with self.connect() as connection:
             rows = connection.execute(
                 "SELECT id FROM outbox WHERE state IN ('waiting', 'handing_over') AND not_before_ms <= %s "
-                "ORDER BY not_before_ms, id LIMIT %s",
-                (now_ms, limit),
+                "AND CASE WHEN recipient ~ '^(slack|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END "
+                "= ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
+                (now_ms, list(channels), limit),
             ).fetchall()
         return [row[0] for row in rows]
 

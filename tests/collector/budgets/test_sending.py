@@ -278,3 +278,12 @@ def test_hooks_post_once_to_configured_addresses_only(connect, box) -> None:
     assert [path for path, _, _ in posts] == ["/chat", "/erp?x=1", "/moved"]
     assert posts[1][1] == message(recipient="webhook:erp").digest
     assert b'"text": "*GPUs of vision*' in posts[0][2]
+
+
+def test_messages_without_a_way_wait(connect, box) -> None:
+    """Where no way to a chat is configured its messages wait, and do not stand in the way of mails."""
+    inbox = Inbox()
+    put(connect, message(recipient="slack:ops"), message())
+    with mail_server(inbox) as port:
+        assert sender(box, port).send_due().sent == 1
+    assert sorted(standing(connect)) == [("sent", 1), ("waiting", 0)]
