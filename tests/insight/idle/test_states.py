@@ -21,7 +21,8 @@ def fleet(utilization, holder=1, **other):
     card = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
     minute = {"sm_active": np.nan, "zero_ratio": (util <= 0).astype(float), "dram_active": np.nan,
               "memory_copy": np.nan, "memory_bytes": 60 * GIB, "power_watts": np.nan, "clock_hertz": np.nan,
-              "slowed_ratio": np.nan, "processes": 1.0, "host_busy": np.nan, "bytes_per_second": np.nan, "utilization": util}  # fmt: skip
+              "slowed_ratio": np.nan, "processes": 1.0, "host_busy": np.nan, "bytes_per_second": np.nan,
+              "utilization": util}  # fmt: skip
     flags = {"seen": np.isfinite(util), "faulty": False, "serving": False, "interactive": False}
     made = {}
     for name, value in {**card, **minute, **flags, "holder": holder, **other}.items():
@@ -140,7 +141,7 @@ def test_pauses_that_come_back_with_a_period_are_held_back():
     """Work that starts every three hours is not idle in between; when it stays away for two periods it is."""
     regular = np.tile(np.r_[work(20), np.zeros(160)], 6)
     states = states_of(fleet(np.r_[regular, np.zeros(400)]))[0]
-    assert (states[5 * 180 : 6 * 180] == State.ACTIVE).all()
+    assert (states[3 * 180 : 6 * 180] == State.ACTIVE).all()
     assert states[-1] == State.GONE_IDLE
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes
-from gpuledger_collector.insight.idle.states import State, Verdict
+from gpuledger_collector.insight.idle.states import BRIDGED, State, Verdict
 from gpuledger_collector.insight.idle.survival import OPEN_CURVE, Curve
 
 SHOWN = (State.UNALLOCATED, State.ZOMBIE, State.NEVER_USED, State.GONE_IDLE, State.THROTTLED, State.DATA_STARVED,
@@ -18,8 +18,6 @@ CERTAINTY = {
 }  # fmt: skip
 TRAILING = 30
 """Minutes without data at the very end that do not end an episode yet: samples take their time."""
-BRIDGED = 15
-"""Minutes without data that do not end an episode, when it goes on after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Episode:
 
 
 def episodes(minutes: Minutes, verdict: Verdict, curve: Curve = OPEN_CURVE) -> list[Episode]:
-    """Every episode of a shown state, by accelerator and time; gaps in the data shorter than BRIDGED are crossed."""
+    """Every episode of a shown state, by accelerator and time; gaps in the data up to BRIDGED minutes are crossed."""
     found: list[Episode] = []
     for row, states in enumerate(_bridged(verdict.state)):
         edges = np.flatnonzero(np.diff(states)) + 1

@@ -38,6 +38,8 @@ class State(enum.IntEnum):
 
 WHOLLY = (State.FAULTY, State.UNALLOCATED, State.ZOMBIE, State.NEVER_USED, State.GONE_IDLE)
 """States in which all of the money is wasted."""
+BRIDGED = 15
+"""Minutes without data that do not end what went on before them."""
 KNOWN_SHARE = 0.75
 """Part of a window that must be known."""
 
@@ -83,11 +85,12 @@ def classify(minutes: Minutes, rules: Rules = RULES) -> Verdict:
     """The state of every minute. No minute's state depends on a later one."""
     hold = _Hold(minutes)
     loose = ~hold.held & minutes.seen & ~minutes.faulty
+    left, free = _left_behind(minutes, loose, rules)
     conditions: list[tuple[State, Flags, Counts]] = [
         (State.NO_DATA, ~minutes.seen, _run_start(~minutes.seen)),
         (State.FAULTY, minutes.seen & minutes.faulty, _run_start(minutes.seen & minutes.faulty)),
-        _zombie(minutes, loose, rules),
-        (State.UNALLOCATED, loose & (_run_length(loose) >= rules.unallocated), _run_start(loose)),
+        (State.ZOMBIE, left & minutes.seen & (_run_length(left) >= rules.zombie), _run_start(left)),
+        (State.UNALLOCATED, free & minutes.seen & (_run_length(free) >= rules.unallocated), _run_start(free)),
         *_idle(minutes, hold, rules),
         *_slow(minutes, hold, rules),
     ]
@@ -116,14 +119,25 @@ class _Hold:
         self.age = at - self.begin + 1
 
 
-def _zombie(minutes: Minutes, loose: Flags, rules: Rules) -> tuple[State, Flags, Counts]:
-    """Memory or a process without a holder; or a counter stuck at full while the card draws next to nothing."""
+def _left_behind(minutes: Minutes, loose: Flags, rules: Rules) -> tuple[Flags, Flags]:
+    """Where something is left behind, and where there is just nobody; both hold on over short gaps in the data.
+
+    Left behind: memory or a process without a holder, or a counter stuck at full while the card draws next to nothing.
+    """
     above = minutes.memory_bytes > (minutes.memory_floor[:, None] + rules.memory_above_floor)
-    left_behind = loose & (above | (minutes.processes > 0))
     resting = minutes.power_watts <= rules.near_idle_watts * minutes.idle_watts[:, None]
     stuck = minutes.seen & ~minutes.faulty & (minutes.utilization >= 0.99) & resting & (minutes.processes == 0)
-    found = left_behind | stuck
-    return State.ZOMBIE, found & (_run_length(found) >= rules.zombie), _run_start(found)
+    left = stuck | loose & (above | (minutes.processes > 0))
+    return _held_over(left, minutes.seen), _held_over(loose & ~left, minutes.seen)
+
+
+def _held_over(where: Flags, seen: Flags) -> Flags:
+    """True also in the minutes without data that follow a true one, up to BRIDGED of them."""
+    at = np.broadcast_to(np.arange(where.shape[1]), where.shape)
+    last = np.maximum.accumulate(np.where(seen, at, -1), axis=1)
+    before = np.take_along_axis(where, np.maximum(last, 0), axis=1) & (last >= 0)
+    over: Flags = np.where(seen, where, before & (at - last <= BRIDGED))
+    return over
 
 
 def _idle(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flags, Counts]]:
@@ -189,21 +203,21 @@ class _Rhythm:
         self.idle_since = np.zeros(rows, dtype=np.int64)
         """After the last minute of real work; a lone probe is none."""
         self._quiet_since = np.zeros(rows, dtype=np.int64)
-        self._onsets = np.full((rows, 4), -1, dtype=np.int64)
+        self._onsets = np.full((rows, 3), -1, dtype=np.int64)
 
     def step(self, minute: int, busy: Flags, working: Flags, begin: Counts) -> None:
         """Take in one minute; `working`: enough of the last minutes were busy."""
         fresh = begin == minute
         if fresh.any():
             self._onsets[fresh] = -1
-        onset = busy & (minute - self._quiet_since >= 2)
+        onset = busy & ((minute - self._quiet_since >= 2) | (self._onsets[:, -1] < 0))
         if onset.any():
             self._onsets[onset] = np.c_[self._onsets[onset][:, 1:], np.full(onset.sum(), minute)]
         self._quiet_since = np.where(busy, minute + 1, np.where(fresh, minute, self._quiet_since))
         self.idle_since = np.where(busy & working, minute + 1, np.where(fresh, minute, self.idle_since))
 
     def expects_more(self, minute: int) -> Flags:
-        """Four starts of work at regular distances, and less than two of those distances since the last one."""
+        """Three starts of work at regular distances, and less than two of those distances since the last one."""
         distance = np.diff(self._onsets, axis=1)
         known = (self._onsets >= 0).all(axis=1)
         longest, shortest = distance.max(axis=1), distance.min(axis=1)
@@ -236,7 +250,10 @@ def _slow(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flag
     util = _mean(minutes.utilization, rules.starved)
     zero = _mean(minutes.zero_ratio, rules.starved)
     evidence = (_mean(minutes.host_busy, rules.starved) >= 0.9) | (_mean(minutes.dram_active, rules.starved) < 0.1)
-    saw_tooth = (util >= 0.05) & (util <= 0.7) & (zero >= 0.2) & evidence & ~minutes.serving & ~minutes.interactive
+    # Within its minutes: a pause of whole minutes (a checkpoint, a request gap) is no hunger for data.
+    mixed = _mean(((minutes.zero_ratio > 0) & (minutes.zero_ratio < 1)).astype(float), rules.starved) >= 0.5
+    saw_tooth = (util >= 0.05) & (util <= 0.7) & (zero >= 0.2) & mixed & evidence
+    saw_tooth &= ~minutes.serving & ~minutes.interactive
     starved = here & saw_tooth & (hold.age > rules.starved)
 
     full = _mean(minutes.utilization, rules.hollow) >= 0.9
