@@ -95,11 +95,11 @@ def report(lines: Iterable[Line], by: Sequence[str]) -> Report:
             raise ValueError(f"{name!r} is nothing to group by; choose from {', '.join(DIMENSIONS)}")
     sums: dict[tuple[str | None, tuple[str, ...]], _Sum] = {}
     for line in lines:
-        if line.gpu_ns == 0:
+        if line.gpu_ns == 0 and not line.cost_micro and not line.idle_ns:
             continue
         entry = sums.setdefault((line.currency, shown_keys(line, by)), _Sum())
         entry.gpu_ns += line.gpu_ns
-        if line.state == HELD and line.unknown_ns < line.gpu_ns:
+        if line.state == HELD and (line.unknown_ns != line.gpu_ns or line.idle_ns):
             entry.idle_ns = add_known(entry.idle_ns, line.idle_ns)
             entry.idle_cost_micro = add_known(entry.idle_cost_micro, line.idle_cost_micro)
         entry.cost_micro = add_known(entry.cost_micro, line.cost_micro)

@@ -1,0 +1,393 @@
+"""The scenario language: lines of a story, run through the product's own jobs on a real database. See README.md."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+
+from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.period import Period, date_range, month
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.quantity import split
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.jobs.close_period import CannotClose, close_period
+from gpuledger_collector.jobs.reconcile import reconcile
+from gpuledger_collector.storage import partitions, prices, reports, rules
+from gpuledger_collector.storage.ledgers import Ledger
+
+HOUR, DAY = 3_600_000, 86_400_000
+EPOCH = "00000000-0000-4000-8000-000000000002"
+_WHEN = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,3})?)?(?:Z|[+-]\d\d:\d\d)?)?"
+_NODE = (
+    "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES (%s, now(), now()) "
+    "ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id"
+)
+_WORKLOAD = (
+    "INSERT INTO workload (key, kind, external_id, account, user_name, tags, first_seen_at) VALUES (%s, %s, %s, %s, "
+    "%s, %s::jsonb, now()) ON CONFLICT (key) DO UPDATE SET key = excluded.key RETURNING id"
+)
+_OUT = "UPDATE capacity SET out_ms = %s WHERE accelerator_id = %s AND out_ms IS NULL"
+_DIRTY_HOUR = "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)"
+_WHO = r"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*)"
+_DONE = r"(?: busy (?P<busy>[\d.]+)%)?(?: idle (?P<idle>[\d.]+)%)?"
+_SPAN = rf"from (?P<start>{_WHEN})(?: to (?P<end>{_WHEN}))?"
+
+
+class Wrong(AssertionError):
+    """A line that cannot be read, or that does not come true; the message names file and line."""
+
+
+@dataclass
+class Story:
+    """A scenario that runs: the database, the clock, what was named so far."""
+
+    dsn: str
+    connection: psycopg.Connection
+    now_ms: int = 1_800_000_000_000
+    accelerators: dict[str, int] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    batches: int = 0
+
+    # what there is
+
+    def do_now(self, text: str) -> None:
+        self.now_ms = instant(text)
+
+    def do_node(self, text: str) -> None:
+        given = match(
+            r"(?P<node>\S+)(?: pool (?P<pool>\S+))?: (?P<count>\d+) x (?P<model>\S+)(?: share (?P<share>[\d.]+))? "
+            + _SPAN,
+            text,
+        )
+        node = self._one(_NODE, given["node"])
+        for index in range(int(given["count"])):
+            name = f"{given['node']}/{index}"
+            known = self.accelerators.get(name) or self._one(
+                "INSERT INTO accelerator (uuid, device_uuid, model, gpu_micro) VALUES (%s, %s, %s, %s) RETURNING id",
+                name, name, f"NVIDIA {given['model']}", int(Decimal(given["share"] or 1) * 1_000_000),
+            )  # fmt: skip
+            self.accelerators[name] = known
+            self.connection.execute(
+                "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source) "
+                "VALUES (%s, %s, %s, %s, %s, 'agent')",
+                (known, node, given["pool"] or "default", instant(given["start"]), maybe(given["end"])),
+            )
+            self._mark_days(instant(given["start"]), maybe(given["end"]))
+
+    def do_leave(self, text: str) -> None:
+        given = match(rf"(?P<what>\S+) at (?P<at>{_WHEN})", text)
+        for accelerator in self._named(given["what"]):
+            self.connection.execute(
+                _OUT,
+                (instant(given["at"]), accelerator),
+            )
+            self._mark_days(instant(given["at"]), None)
+
+    def do_move(self, text: str) -> None:
+        given = match(rf"(?P<what>\S+) to (?P<node>\S+)(?: pool (?P<pool>\S+))? at (?P<at>{_WHEN})", text)
+        node = self._one(_NODE, given["node"])
+        at_ms = instant(given["at"])
+        for accelerator in self._named(given["what"]):
+            pool = self._one("SELECT pool FROM capacity WHERE accelerator_id = %s AND out_ms IS NULL", accelerator)
+            self.connection.execute(_OUT, (at_ms, accelerator))
+            self.connection.execute(
+                "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, source) VALUES (%s, %s, %s, %s, 'agent')",
+                (accelerator, node, given["pool"] or pool, at_ms),
+            )
+            self.connection.execute(_DIRTY_HOUR, (accelerator, at_ms - at_ms % HOUR))
+            self._mark_days(at_ms, None)
+
+    def do_price(self, text: str) -> None:
+        given = match(
+            rf"(?P<model>\S+) (?P<rate>[\d.]+) (?P<currency>[A-Z]{{3}}) {_SPAN}(?: pool (?P<pool>\S+))?"
+            r"(?: node (?P<node>\S+))?(?: (?P<purchase>spot|reserved|owned|on_demand))?(?: list (?P<list>[\d.]+))?",
+            text,
+        )  # fmt: skip
+        price = Price(
+            None, given["pool"] or "", "" if given["model"] == "any" else given["model"],
+            given["purchase"] or "on_demand", Decimal(given["rate"]), given["currency"],
+            instant(given["start"]), maybe(given["end"]),
+            Decimal(given["list"]) if given["list"] else None, "", given["node"] or "",
+        )  # fmt: skip
+        prices.add(self.connection, [price], self._now())
+
+    def do_rule(self, text: str) -> None:
+        given = match(rf"(?P<name>\S+): (?P<match>.+?) gives (?P<assign>.+?)(?: {_SPAN})?", text)
+        starts, ends = maybe(given["start"]), maybe(given["end"])
+        rule = Rule(None, given["name"], len(self.rules), pairs(given["match"]), pairs(given["assign"]), starts, ends)
+        self.rules.append(rule)
+        rules.replace(self.connection, self.rules, self._now())
+
+    # what happens
+
+    def do_job(self, text: str) -> None:
+        given = match(rf"{_WHO} on (?P<what>\S+) {_SPAN}{_DONE}", text)
+        workload = self._workload(given["id"], pairs(given["tags"]))
+        start, end = instant(given["start"]), instant(given["end"])
+        for accelerator in self._named(given["what"]):
+            for begin, stop in hours(start, end):
+                length = stop - begin
+                busy, idle = (int(length * Decimal(given[name] or 0) / 100) for name in ("busy", "idle"))
+                self._stretch(accelerator, workload, "held", begin, stop, length, busy, idle)
+
+    def do_share(self, text: str) -> None:
+        given = match(rf"(?P<what>\S+) {_SPAN}: (?P<holders>.+)", text)
+        holders = [match(r"(?P<id>\S+) x (?P<weight>\d+)", part.strip()) for part in given["holders"].split(",")]
+        (accelerator,) = self._named(given["what"])
+        for begin, stop in hours(instant(given["start"]), instant(given["end"])):
+            parts = split(stop - begin, [int(holder["weight"]) for holder in holders])
+            self.batches += 1
+            for record, (holder, part) in enumerate(zip(holders, parts, strict=True)):
+                self._stretch(accelerator, self._workload(holder["id"], {}), "held", begin, stop, part, 0, 0, record)
+
+    def do_free(self, text: str) -> None:
+        self._state("unallocated", text)
+
+    def do_broken(self, text: str) -> None:
+        self._state("unavailable", text)
+
+    def _state(self, state: str, text: str) -> None:
+        given = match(rf"(?P<what>\S+) {_SPAN}", text)
+        for accelerator in self._named(given["what"]):
+            for begin, stop in hours(instant(given["start"]), instant(given["end"])):
+                self._stretch(accelerator, None, state, begin, stop, 0, 0, 0)
+
+    def do_usage(self, text: str) -> None:
+        given = match(
+            rf"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*): (?P<gpus>[\d.]+) GPUs of (?P<model>\S+) in (?P<pool>\S+) {_SPAN}",
+            text,
+        )
+        workload = self._workload(given["id"], pairs(given["tags"]), "imported")
+        start, end = instant(given["start"]), maybe(given["end"])
+        self.connection.execute(
+            "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool) "
+            "VALUES (%s, %s, %s, %s, %s, %s)",
+            (workload, start, end, int(Decimal(given["gpus"]) * 1_000_000), given["model"], given["pool"]),
+        )
+        self._mark_days(start, end)
+
+    def do_tag(self, text: str) -> None:
+        given = match(r"(?P<id>\S+)(?P<tags>(?: \S+=\S+)+)", text)
+        self.connection.execute(
+            "UPDATE workload SET tags = %s::jsonb WHERE external_id = %s",
+            (json.dumps(pairs(given["tags"])), given["id"]),
+        )
+        self.connection.execute(
+            "INSERT INTO dirty_day (day_ms) SELECT DISTINCT c.day_ms FROM charge c "
+            "JOIN workload w ON w.id = c.workload_id WHERE w.external_id = %s", (given["id"],)
+        )  # fmt: skip
+
+    def do_rate(self, _: str) -> None:
+        bring_up_to_date(Ledger(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)
+
+    def do_close(self, text: str) -> None:
+        self.do_rate("")
+        name = text.strip()
+        try:
+            with Ledger(self.dsn).unit() as unit:
+                close_period(unit, name, month(name), "team", "a scenario", self.now_ms)
+        except CannotClose as error:
+            raise Wrong(str(error)) from error
+
+    # what must be so
+
+    def do_expect(self, text: str) -> None:
+        refused = re.fullmatch(r'refused "(?P<words>[^"]+)": (?P<line>.+)', text)
+        if refused:
+            self._refused(refused["words"], refused["line"])
+            return
+        kind, _, rest = text.partition(" ")
+        if kind == "proof":
+            with Ledger(self.dsn).unit() as unit:
+                sheet = reconcile(unit, period_of(rest))
+            check(sheet.holds, f"the proof does not hold: {[day for day in sheet.days if not day.holds]}")
+            check(bool(sheet.days), "no day was rated")
+        elif kind == "only":
+            names, where = match(r"(?P<names>.+) (?P<where>(?:in|from) .+)", rest).values()
+            wanted = {name.strip() for name in names.split(",")}
+            found = {row.keys[0] for row in self._report(where)[0].rows}
+            check(found == wanted, f"rows are {', '.join(sorted(found))}")
+        else:
+            self._expect_row(text)
+
+    def _refused(self, words: str, line: str) -> None:
+        try:
+            self.run(line)
+        except Wrong as error:
+            check(words in str(error), f"refused, but because {error}")
+            return
+        raise Wrong(f"{line!r} was carried out")
+
+    def _expect_row(self, text: str) -> None:
+        given = match(r"(?P<owner>.+?) (?P<where>(?:in|from) .+?)(?: by (?P<level>\w+))?: (?P<amounts>.+)", text)
+        made, _ = self._report(given["where"], given["level"] or "team")
+        amounts = [
+            match(r"(?P<idle>idle )?(?P<value>[+-]?[\d.]+) (?P<unit>\S+)", part.strip())
+            for part in given["amounts"].split(",")
+        ]
+        currency = next((one["unit"] for one in amounts if one["unit"] != "h"), None)
+        rows = made.totals if given["owner"] == "total" else made.rows
+        mine = [
+            row for row in rows
+            if (given["owner"] == "total" or row.keys[0] == given["owner"]) and currency in (None, row.currency)
+        ]  # fmt: skip
+        check(
+            len(mine) == 1,
+            f"{len(mine)} rows of {given['owner']!r}; rows are {[(row.keys, row.currency) for row in made.rows]}",
+        )
+        (row,) = mine
+        digits = minor_digits(row.currency or "USD")
+        for one in amounts:
+            if one["unit"] == "h":
+                actual = row.gpu_hours_idle if one["idle"] else row.gpu_hours
+                shown = str(actual)
+            else:
+                minor = row.cost_idle_minor if one["idle"] else row.cost_minor
+                shown = "nothing" if minor is None else format_minor(minor, digits)
+                actual = None if minor is None else Decimal(shown)
+            check(actual == Decimal(one["value"]), f"{one['idle'] or ''}{one['unit']} is {shown}, not {one['value']}")
+
+    def _report(self, where: str, level: str = "team"):
+        period = period_of(where)
+        return report(reports.charged_lines(self.connection, period, (level,)), (level,)), period
+
+    # how it is done
+
+    def run(self, line: str) -> None:
+        """Carries out one line."""
+        verb, _, rest = line.partition(" ")
+        action = getattr(self, f"do_{verb}", None)
+        if action is None:
+            raise Wrong(f"{verb!r} is no word that a line begins with")
+        action(rest.strip())
+
+    def _workload(self, name: str, tags: dict[str, str], kind: str = "slurm") -> int:
+        account, user = tags.pop("account", None), tags.pop("user", None)
+        return self._one(
+            _WORKLOAD,
+            f"{kind}::{name}", kind, name, account, user, json.dumps(tags),
+        )  # fmt: skip
+
+    def _stretch(self, accelerator, workload, state, start, end, held, busy, idle, record=None) -> None:
+        if record is None:
+            self.batches += 1
+        partitions.ensure(self.connection, "stretch", [start - start % DAY])
+        node = self._one("SELECT node_id FROM capacity WHERE accelerator_id = %s LIMIT 1", accelerator)
+        row = (accelerator, workload, state, start, end, held, busy, idle, held - busy - idle, None, node, EPOCH,
+               self.batches, record or 0)  # fmt: skip
+        self.connection.execute(f"INSERT INTO stretch VALUES ({', '.join(['%s'] * len(row))})", row)
+        self.connection.execute(_DIRTY_HOUR, (accelerator, start - start % HOUR))
+
+    def _named(self, text: str) -> list[int]:
+        found = []
+        for part in text.split(","):
+            node, _, places = part.partition("/")
+            first, _, last = places.partition("-")
+            found += [f"{node}/{index}" for index in range(int(first), int(last or first) + 1)]
+        unknown = [name for name in found if name not in self.accelerators]
+        if unknown:
+            raise Wrong(f"{unknown[0]} is not there")
+        return [self.accelerators[name] for name in found]
+
+    def _mark_days(self, start_ms: int, end_ms: int | None) -> None:
+        stop = min(self.now_ms, end_ms or self.now_ms)
+        self.connection.execute(
+            "INSERT INTO dirty_day (day_ms) SELECT d FROM generate_series(%s::bigint, %s::bigint, %s) d "
+            "WHERE d IN (SELECT day_ms FROM day_proof)", (start_ms - start_ms % DAY, stop, DAY)
+        )  # fmt: skip
+
+    def _now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self.now_ms / 1000, dt.UTC)
+
+    def _one(self, query: str, *values: object):
+        row = self.connection.execute(query, values).fetchone()
+        assert row is not None
+        return row[0]
+
+
+def tell(path: Path, dsn: str) -> int:
+    """Runs a scenario; how many expectations came true. Raises Wrong naming file and line."""
+    held = 0
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        story = Story(dsn, connection)
+        for number, line in statements(path.read_text(encoding="utf-8")):
+            try:
+                story.run(line)
+            except Exception as error:
+                raise Wrong(f"{path.name}:{number}: {line}\n    {error}") from error
+            held += line.startswith("expect ")
+    return held
+
+
+def statements(text: str) -> list[tuple[int, str]]:
+    """Lines with their numbers, comments and empty ones left out, continued ones put together."""
+    found: list[tuple[int, str]] = []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.partition("#")[0].rstrip()
+        if not line:
+            continue
+        if line[0] in " \t" and found:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
+        else:
+            found.append((number, line))
+    return found
+
+
+def match(pattern: str, text: str) -> dict[str, str]:
+    """The named parts of a line."""
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise Wrong(f"{text!r} is not of the form that README.md gives for it")
+    return found.groupdict()
+
+
+def check(true: bool, sentence: str) -> None:
+    """Raises Wrong with the sentence."""
+    if not true:
+        raise Wrong(sentence)
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`team=vision, project=x` as a mapping."""
+    found = {}
+    for part in re.split(r"[,\s]+", text.strip()):
+        if part:
+            name, _, value = part.partition("=")
+            found[name] = value
+    return found
+
+
+def instant(text: str) -> int:
+    """Unix milliseconds of an instant; UTC where it names no zone."""
+    at = dt.datetime.fromisoformat(text)
+    at = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+    return round(at.timestamp() * 1000)
+
+
+def maybe(text: str | None) -> int | None:
+    """The same, or None."""
+    return None if text is None else instant(text)
+
+
+def period_of(text: str) -> Period:
+    """`in 2026-10`, or `from 2026-10-01 to 2026-10-03`."""
+    found = re.fullmatch(r"in (?P<month>\d{4}-\d\d)|from (?P<start>\S+) to (?P<end>\S+)", text.strip())
+    if found is None:
+        raise Wrong(f"{text!r} is no month and no range of days")
+    return month(found["month"]) if found["month"] else date_range(found["start"], found["end"])
+
+
+def hours(start: int, end: int):
+    """A span cut at UTC hours, as agents cut theirs."""
+    while start < end:
+        stop = min(end, (start // HOUR + 1) * HOUR)
+        yield start, stop
+        start = stop
