@@ -190,9 +190,9 @@ class ContainerOwners:
         accelerators: Sequence[Accelerator],
         samples: Sequence[Sample],  # noqa: ARG002
     ) -> Mapping[str, Sequence[Holder]]:
-        """The running containers that were given each accelerator, in equal parts."""
+        """The running containers that were given each accelerator, equally. Raises Silent while it is not known."""
         found: dict[str, list[Holder]] = {}
-        for container in (self._containers.value() or {}).values():
+        for container in self._containers.known().values():
             if container.holds:
                 uuids = {uuid for name in container.given for uuid in resolve(name, accelerators)}
                 for uuid in uuids:

@@ -140,10 +140,8 @@ class KubernetesOwners:
         accelerators: Sequence[Accelerator],
         samples: Sequence[Sample],  # noqa: ARG002
     ) -> Mapping[str, Sequence[Holder]]:
-        """The pods that were given each accelerator, weighted by the replicas they have of it."""
-        cluster = self._cluster.value()
-        if cluster is None:
-            return {}
+        """The pods that were given each accelerator, by their replicas of it. Raises Silent while it is not known."""
+        cluster = self._cluster.known()
         found: dict[str, list[Holder]] = {}
         for pod in cluster.pods:
             facts = cluster.facts.get((pod.namespace, pod.name))

@@ -1,7 +1,8 @@
 """A value that a thread of its own keeps fresh, so that a slow kubelet or engine never delays a tick.
 
 The reader takes what was last seen, for as long as it is not older than the limit; then it is no longer known, which is
-said in the log once, and once more when it is known again.
+said in the log once, and once more when it is known again. Not known is not nobody: `known` raises then, so that the
+sampler takes the accelerators whose holder nobody names as unobserved, and not as free.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from gpuledger_agent.readings import AgentError
+
 log = logging.getLogger("gpuledger_agent")
 
 T = TypeVar("T")
+
+
+class Silent(AgentError):
+    """Whoever was asked has not answered for too long."""
 
 
 class Refreshed(Generic[T]):
@@ -45,6 +52,13 @@ class Refreshed(Generic[T]):
         """No look begins after this."""
         self._closed.set()
 
+    def known(self) -> T:
+        """What was seen last. Raises Silent when nothing was, or too long ago."""
+        value = self.value()
+        if value is None:
+            raise Silent(f"owners {self.name}: {self._reason or 'no answer yet'}")
+        return value
+
     def value(self) -> T | None:
         """What was seen last; None when nothing was, or too long ago."""
         seen = self._seen
@@ -55,10 +69,10 @@ class Refreshed(Generic[T]):
             return seen[1]
         if not self._said and self._reason is not None:
             self._said = True
-            log.warning("owners %s: nobody holds by it until it answers: %s", self.name, self._reason)
+            log.warning("owners %s: who holds by it is not known until it answers: %s", self.name, self._reason)
         elif not self._said and seen is not None:
             self._said = True
-            log.warning("owners %s: nobody holds by it until it answers: it hangs", self.name)
+            log.warning("owners %s: who holds by it is not known until it answers: it hangs", self.name)
         return None
 
     def refresh(self) -> None:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from fakes import kubelet
 from fakes.apiserver import TOKEN, api_server
 from gpuledger_agent.batches import split
+from gpuledger_agent.join import ask
 from gpuledger_agent.owners import kubernetes_api, open_owners
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
 from gpuledger_agent.owners.kubernetes import Cluster, ClusterView, KubernetesOwners, resolve, uids_of_logs
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
 from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.podresources import LIST, GivenDevice, GivenPod, list_pods
-from gpuledger_agent.owners.refreshed import Refreshed
+from gpuledger_agent.owners.refreshed import Refreshed, Silent
 from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Workload
 from gpuledger_agent.settings import SettingsError, load
 
@@ -277,8 +278,8 @@ def test_a_gpu_that_is_not_ours_is_said_once(caplog):
 # ---- freshness ----
 
 
-def test_what_is_stale_stops_holding_and_is_said_once(caplog):
-    """Up to the limit a silent kubelet's pods hold on; then nobody does; when it answers they hold again."""
+def test_what_is_stale_is_not_known_and_is_said_once(caplog):
+    """Up to the limit a silent kubelet's pods hold on; then nobody knows who does; when it answers they hold again."""
     caplog.set_level("INFO")
     now, fails = [0.0], [False]
 
@@ -297,8 +298,11 @@ def test_what_is_stale_stops_holding_and_is_said_once(caplog):
     assert caplog.text == ""
     for now[0] in (121.0, 130.0, 900.0):
         cluster.refresh()
-        assert owners.holders([WHOLE], []) == {}
-    assert caplog.text.count("nobody holds by it until it answers: kubelet.sock: No such file") == 1
+        with pytest.raises(Silent, match="No such file"):
+            owners.holders([WHOLE], [])
+    assert caplog.text.count("who holds by it is not known until it answers: kubelet.sock: No such file") == 1
+    witnesses = ask([owners], [WHOLE], [], lambda *_: None)
+    assert (witnesses.holders, witnesses.told) == ({}, False)  # unobserved, not free
     fails[0] = False
     cluster.refresh()
     assert UUID in owners.holders([WHOLE], [])
