@@ -33,11 +33,11 @@ def named(metrics: tuple[str, ...]) -> str:
 
 
 def spread(column_name: str, size: int, unit: str) -> str:
-    """Accelerators per band of a minute rollup at 48 instants of the range: bands of `size`, named by their start."""
+    """Accelerators per band of a minute rollup at 24 instants of the range: bands of `size`, named by their start."""
     return f"""
         WITH step AS (
             SELECT at_ms - mod(at_ms, 60000) AS at_ms FROM generate_series({FROM_MS}, {TO_MS} - 1,
-                greatest(60000, ({TO_MS} - {FROM_MS}) / 48)) at_ms
+                greatest(60000, ({TO_MS} - {FROM_MS}) / 24)) at_ms
         )
         SELECT to_timestamp(step.at_ms / 1000) AS "time",
             lpad((floor(m.{column_name} / {size}) * {size})::int::text, 4, ' ') || ' {unit}' AS metric,
@@ -130,9 +130,9 @@ BOARD = Board(
                              steps=((None, GREEN), (SILENT_S, ORANGE), (3600, VERMILION))))),
         )),
         ("Heat and power", (
-            heatmap("Temperature of the fleet", "Accelerators per band of 5 °C, at 48 instants of the range.",
+            heatmap("Temperature of the fleet", "Accelerators per band of 5 °C, at 24 instants of the range.",
                     spread("temperature_celsius", 5, "°C"), COUNT),
-            heatmap("Power of the fleet", "Accelerators per band of 50 W, at 48 instants of the range.",
+            heatmap("Power of the fleet", "Accelerators per band of 50 W, at 24 instants of the range.",
                     spread("power_watts", 50, "W"), COUNT),
         )),
         ("What there is", (

@@ -42,7 +42,7 @@ BOARD = Board(
         ("What arrives", (
             series("Batches and samples a minute", "What the collector committed.",
                    f"""
-                   SELECT $__timeGroupAlias(b.received_at, $__interval),
+                   SELECT date_bin('$__interval_ms milliseconds', b.received_at, '2000-01-01') AS "time",
                        count(*) * 60000.0 / $__interval_ms AS batches,
                        sum(b.samples) * 60000.0 / $__interval_ms AS samples
                    FROM ingest_batch b WHERE {BATCHES} GROUP BY 1 ORDER BY 1
@@ -79,11 +79,13 @@ BOARD = Board(
             table("Numbers that are missing", "Batches of the range by spool: numbers between the first and the last "
                   "that never came. What was dropped leaves a hole; what waits does not.",
                   f"""
-                  SELECT n.name AS node, b.epoch::text AS spool, count(*) AS batches,
-                      max(b.seq) - min(b.seq) + 1 - count(*) AS missing, sum(b.samples) AS samples,
-                      sum(b.stretches) AS stretches, max(b.received_at) AS newest
-                  FROM ingest_batch b JOIN node n ON n.id = b.node_id WHERE {BATCHES} AND {NODES}
-                  GROUP BY 1, 2 ORDER BY 4 DESC, 1, 2 LIMIT 500
+                  SELECT n.name AS node, found.epoch::text AS spool, found.batches, found.missing, found.samples,
+                      found.stretches, found.newest
+                  FROM (SELECT b.node_id, b.epoch, count(*) AS batches,
+                          max(b.seq) - min(b.seq) + 1 - count(*) AS missing, sum(b.samples) AS samples,
+                          sum(b.stretches) AS stretches, max(b.received_at) AS newest
+                      FROM ingest_batch b WHERE {BATCHES} GROUP BY 1, 2) found
+                  JOIN node n ON n.id = found.node_id WHERE {NODES} ORDER BY 4 DESC, 1, 2 LIMIT 500
                   """, COUNT, width=10, decimals=0, overrides=(
                       column("node", unit="string", links=list(TO_NODE)),
                       column("missing", cell="color-text", steps=NONE_IS_GOOD),

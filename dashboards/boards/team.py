@@ -98,16 +98,17 @@ BOARD = Board(
             table("Workloads ($currency)", "The dearest workloads of the range; a click opens the workload's page.",
                   f"""
                   WITH top AS (
-                      SELECT l.workload_id, l.currency, sum(l.cost_micro) AS cost, sum(l.idle_cost_micro) AS idle_cost,
-                          sum(l.gpu_ns) AS ns, sum(l.busy_ns) AS busy, sum(l.idle_ns) AS idle, min(l.start_ms) AS start
-                      FROM {CHARGES} l {OWNER} WHERE {PRICED} GROUP BY 1, 2 ORDER BY 3 DESC NULLS LAST, 1 LIMIT 50
+                      SELECT l.workload_id, sum(l.cost_micro) AS cost
+                      FROM {CHARGES} l {OWNER} WHERE {PRICED} GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",
-                      to_timestamp(top.start / 1000) AS "first charged",
-                      top.cost / {MICRO} AS cost, top.idle_cost / {MICRO} AS "idle cost",
-                      top.ns / {GPU_HOUR_NS} AS "GPU-hours",
-                      top.idle / nullif(top.busy + top.idle, 0) AS "idle part"
-                  FROM top LEFT JOIN workload w ON w.id = top.workload_id ORDER BY 5 DESC NULLS LAST, 1
+                      to_timestamp(min(l.start_ms) / 1000) AS "first charged",
+                      sum(l.cost_micro) / {MICRO} AS cost, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
+                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part"
+                  FROM top JOIN {CHARGES} l ON l.workload_id = top.workload_id {OWNER}
+                  LEFT JOIN workload w ON w.id = top.workload_id
+                  WHERE {PRICED} GROUP BY top.workload_id, w.id ORDER BY 5 DESC NULLS LAST, 1
                   """, MONEY, width=24, decimals=2, overrides=(
                       column("workload", links=list(TO_WORKLOAD), unit="string"),
                       column("name", unit="string"), column("user", unit="string"),
