@@ -22,6 +22,7 @@ PREFIX = "GPULEDGER_"
 AGENT_PREFIX = "GPULEDGER_AGENT_"
 """Names that belong to the agent on a machine that runs both."""
 _TRUE = {"1", "true", "yes", "on"}
+SHORTEST_SECRET = 32
 _FALSE = {"0", "false", "no", "off"}
 
 
@@ -49,6 +50,12 @@ class Settings:
     flush_batches: int = field(default=256, metadata={"help": "most batches in one transaction"})
     queue_batches: int = field(default=4096, metadata={"help": "batches that may wait before 503"})
     queue_bytes: int = field(default=256 * 1024 * 1024, metadata={"help": "decoded bytes that may wait before 503"})
+    remote_write_window_seconds: int = field(
+        default=3600, metadata={"help": "how much older than its GPU's newest a scrape of remote write may be"}
+    )
+    remote_write_gap_seconds: int = field(
+        default=150, metadata={"help": "longest interval between two scrapes that counts as seen, at most 300"}
+    )
     jobs: bool = field(default=True, metadata={"help": "run the scheduled jobs in this process"})
     fold_seconds: int = field(default=30, metadata={"help": "how often new evidence is folded into hours and minutes"})
     rate_seconds: int = field(default=60, metadata={"help": "how often changed days are rated"})
@@ -69,6 +76,12 @@ class Settings:
         default=False, metadata={"help": "send again, rather than report, a mail whose taking nobody heard of"}
     )
     hooks_file: Path | None = field(default=None, metadata={"help": "TOML file of chat and webhook addresses, by name"})
+    public_url: str = field(
+        default="", metadata={"help": "address at which people reach this server, for links in mails"}
+    )
+    link_secret_file: Path | None = field(
+        default=None, metadata={"help": "secret of 32 characters or more that signs links in mails; empty: no links"}
+    )
     drain_seconds: int = field(default=20, metadata={"help": "how long SIGTERM waits for requests under way"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_format: str = field(default="console", metadata={"help": "console or json"})
@@ -220,6 +233,8 @@ _POSITIVE = (
     "queue_bytes",
     "fold_seconds",
     "rate_seconds",
+    "remote_write_window_seconds",
+    "remote_write_gap_seconds",
     "budget_seconds",
     "send_seconds",
 )
@@ -240,6 +255,8 @@ def check(settings: Settings) -> None:
     if settings.log_format not in {"console", "json"}:
         faults.append(f"log_format: {settings.log_format!r} is not console or json")
     faults += _mail_faults(settings)
+    if settings.remote_write_gap_seconds > 300:
+        faults.append("remote_write_gap_seconds: is over 300")
     if settings.dsn and settings.dsn_file is not None:
         faults.append("dsn and dsn_file: give one of them")
     if faults:
@@ -271,9 +288,19 @@ def _mail_faults(settings: Settings) -> list[str]:
         faults.append("mail_user and mail_password_file: give both or none")
     if settings.mail_user and settings.mail_security == "none" and not is_loopback(host.strip("[]")):
         faults.append("mail_security: none would send the password of mail_user in clear")
+    if settings.link_secret_file is not None and not re.fullmatch(r"https?://[!-~]+", settings.public_url):
+        faults.append("link_secret_file: links need public_url, such as https://gpuledger.example.com")
     if not re.fullmatch(r"[!-?A-~]+@[A-Za-z0-9.-]+", settings.mail_from):
         faults.append(f"mail_from: {settings.mail_from!r} is not a mail address")
     return faults
+
+
+def read_link_secret(path: Path) -> bytes:
+    """The secret that signs links. Raises SettingsError when it is too short to be one."""
+    secret = read_secret(path, "link_secret_file").encode()
+    if len(secret) < SHORTEST_SECRET:
+        raise SettingsError(f"link_secret_file: {path} must hold {SHORTEST_SECRET} characters or more")
+    return secret
 
 
 def read_hooks(path: Path | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.settings import Settings
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from sqlalchemy.engine import Engine
 
+    from gpuledger_agent.wire import Answer
     from gpuledger_collector.api.batches import Intake
     from gpuledger_collector.api.metrics import Metrics
+    from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.ingest.commit import GroupCommit
+    from gpuledger_collector.ingest.remote.metering import Metering
+    from gpuledger_collector.ingest.validate import Accepted
     from gpuledger_collector.notify.delivery import Transport
+    from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.notify.sender import Sender
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
@@ -101,7 +106,8 @@ class Collector:
 
     app: FastAPI
     intake: Intake
-    commit: GroupCommit
+    remote: RemoteIntake
+    commit: GroupCommit[Accepted, Answer]
     metrics: Metrics
 
 
@@ -109,9 +115,10 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
     import psycopg
 
-    from gpuledger_collector.api import app, batches, reads
+    from gpuledger_collector.api import acks, app, batches, reads
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
+    from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
     from gpuledger_collector.storage import engine, partitions
     from gpuledger_collector.storage.ledgers import Ledger
@@ -137,8 +144,13 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     commit = GroupCommit(store, connect, clock, limits, on_flush)
     metrics.watch_queue(lambda: commit.waiting)
     intake = batches.Intake(commit, metrics, clock, settings.agent_tokens(), settings.queue_bytes)
+    scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
+    remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush))
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, settings.reader_tokens())
-    return Collector(app.create(intake, metrics, lambda: lacking(opened), readers), intake, commit, metrics)
+    made = app.create(intake, metrics, lambda: lacking(opened), readers)
+    if (links := ack_links(settings)) is not None:
+        made.include_router(acks.router(links, readers.ledger, clock))
+    return Collector(made, intake, commit, metrics)
 
 
 def lacking(opened: Database) -> str | None:
@@ -179,9 +191,16 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     book = BudgetBook(connect)
     found = FindingStore(opened.current_dsn)
     mails = sender(settings, connect)
+    write = partial(budget_mail.write, links=ack_links(settings))
 
     def now_ms() -> int:
         return int(now().timestamp() * 1000)
+
+    scrapes = metering(settings)
+
+    def meter() -> str:
+        with connect() as connection:
+            return counted(scrapes.run(connection), "slots metered")
 
     def tidy() -> None:
         with connect() as connection:
@@ -190,12 +209,13 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
 
     return [
         Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),
+        Job("meter_scrapes", settings.fold_seconds, meter),
         Job("fold_usage", settings.fold_seconds, lambda: counted(work.fold_usage(ledger), "accelerator-hours folded")),
         Job("rate_usage", settings.rate_seconds, lambda: counted(work.rate_usage(ledger, now_ms()), "days rated")),
         Job(
             "watch_budgets",
             settings.budget_seconds,
-            lambda: counted(watch_budgets(book, now_ms(), budget_mail.write), "messages"),
+            lambda: counted(watch_budgets(book, now_ms(), write), "messages"),
         ),
         Job(
             "find_idle",
@@ -210,6 +230,17 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),
     ]
+
+
+def metering(settings: Settings) -> Metering:
+    """The meter of what remote write brought."""
+    from gpuledger_collector.ingest.remote.metering import Limits, Metering
+    from gpuledger_collector.ingest.store import Store
+    from gpuledger_collector.storage import partitions
+    from gpuledger_collector.storage.locks import Lock
+
+    limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
+    return Metering(Store(partitions.ensure), limits, Lock.SCRAPES)
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:
@@ -239,6 +270,16 @@ def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[An
     if addresses := read_hooks(settings.hooks_file):
         ways |= {channel: Hook(channel, addresses) for channel in ("slack", "webhook")}
     return Sender(Box(connect), ways, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
+
+
+def ack_links(settings: Settings) -> AckLinks | None:
+    """The links of mails, None where they are not configured."""
+    if settings.link_secret_file is None:
+        return None
+    from gpuledger_collector.notify.links import AckLinks
+    from gpuledger_collector.settings import read_link_secret
+
+    return AckLinks(settings.public_url, read_link_secret(settings.link_secret_file))
 
 
 def counted(number: int, what: str) -> str:

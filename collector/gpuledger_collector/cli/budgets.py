@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpuledger_collector.accounting.budget_ports import BudgetStore, News, Status
     from gpuledger_collector.accounting.messages import Content
+    from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.wiring import Database
 
 
@@ -125,23 +126,23 @@ def replay(
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage.budgets import BudgetBook, Rehearsal
         from gpuledger_collector.storage.ledgers import Ledger
-        from gpuledger_collector.wiring import now
+        from gpuledger_collector.wiring import ack_links, now
 
         now_ms = int(now().timestamp() * 1000)
         bring_up_to_date(Ledger(opened.dsn), period, now_ms)
         instants = [min(day.end_ms, now_ms) for day in period.days() if day.start_ms < now_ms]
         if dry_run:
             with Ledger(opened.dsn).connect() as connection:
-                told = _replayed(Rehearsal(connection), instants)
+                told = _replayed(Rehearsal(connection), instants, None)
                 connection.rollback()
         else:
-            told = _replayed(BudgetBook(_connect(opened)), instants)
+            told = _replayed(BudgetBook(_connect(opened)), instants, ack_links(settings(config, dsn)))
     for line in told:
         print(line)
     print(f"{len(told)} alerts" + (" (dry run: nobody is told)" if dry_run else ""))
 
 
-def _replayed(store: BudgetStore, instants: list[int]) -> list[str]:
+def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -> list[str]:
     """Watches as of each instant; a line for each message that is new."""
     from gpuledger_collector.accounting.period import format_date
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
@@ -150,7 +151,7 @@ def _replayed(store: BudgetStore, instants: list[int]) -> list[str]:
     told: list[str] = []
 
     def write(news: News) -> Content:
-        content = budget_mail.write(news)
+        content = budget_mail.write(news, links)
         told.append(f"{format_date(news.status.known_ms - 1)}  {content.subject}")
         return content
 

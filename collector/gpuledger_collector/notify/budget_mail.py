@@ -31,6 +31,7 @@ from gpuledger_collector.accounting.budgets import (
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
+from gpuledger_collector.notify.links import AckLinks
 
 WIDTH = 78
 """Characters of a line of text."""
@@ -72,9 +73,11 @@ def _together(text: str) -> str:
     return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
 
 
-def write(news: News) -> Content:
-    """Subject, text, HTML and the drivers' CSV."""
-    facts = _facts(news)
+def write(news: News, links: AckLinks | None = None) -> Content:
+    """Subject, text, HTML and the drivers' CSV; with `links`, a link to acknowledge."""
+    status = news.status
+    ack = "" if links is None else links.link(status.budget.id, status.period.start_ms)
+    facts = {**_facts(news), "ack": ack}
     environment = _environment()
     text, html = (environment.get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
     return Content(subject(news), text, html, {"drivers.csv": drivers_csv(news)})

@@ -101,13 +101,20 @@ def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
     )
 
 
-def acknowledge(connection: Connection, name: str, who: str, at_ms: int) -> int:
-    """Alerts of a budget that fire are known to somebody from now on; how many were."""
+def acknowledge(connection: Connection, name: str, who: str, at_ms: int, period_start_ms: int | None = None) -> int:
+    """Alerts of a budget that fire (in one period, or in any) are known to somebody from now on; how many were."""
     return connection.execute(
         "UPDATE budget_alert SET state = 'acked', acked_by = %s, evaluated_ms = %s FROM budget b "
-        "WHERE b.id = budget_id AND b.name = %s AND b.superseded_at IS NULL AND state = 'firing'",
-        (who, at_ms, name),
+        "WHERE b.id = budget_id AND b.name = %s AND b.superseded_at IS NULL AND state = 'firing' "
+        "AND (%s::bigint IS NULL OR period_start_ms = %s)",
+        (who, at_ms, name, period_start_ms, period_start_ms),
     ).rowcount
+
+
+def name_of(connection: Connection, budget_id: int) -> str | None:
+    """The name of a budget in force, None when it is not."""
+    row = connection.execute("SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL", (budget_id,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from gpuledger_collector.accounting.budgets import (
 from gpuledger_collector.accounting.messages import Content, Message, is_address, is_recipient
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range, parse_date, parse_instant
 from gpuledger_collector.notify.budget_mail import write
+from gpuledger_collector.notify.links import AckLinks
 from gpuledger_collector.notify.mime import compose
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -86,7 +87,8 @@ CASES = {
 
 
 def mail(name: str) -> bytes:
-    content = write(CASES[name])
+    links = AckLinks("https://gpuledger.example.com/", b"k" * 32) if name == "actual-100" else None
+    content = write(CASES[name], links)
     made = Message(f"budget/7/{name}", "budget", "lead@example.com", content, NOON, NOON, "budget/7")
     return bytes(compose(made, "ledger@example.com"))
 
