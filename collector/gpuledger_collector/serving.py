@@ -99,6 +99,7 @@ def run_http(settings: Settings, parts: Collector, listener: socket.socket, say:
 def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
     """Commit what waits and stop the jobs."""
     parts.commit.close(settings.drain_seconds)
+    parts.remote.close(settings.drain_seconds)
     if settings.jobs:
         schedule.stop(settings.drain_seconds)
 

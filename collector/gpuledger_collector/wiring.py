@@ -115,7 +115,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
     import psycopg
 
-    from gpuledger_collector.api import acks, app, batches, reads
+    from gpuledger_collector.api import acks, app, batches, reads, remote_write
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
@@ -147,10 +147,10 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush))
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, settings.reader_tokens())
-    made = app.create(intake, metrics, lambda: lacking(opened), readers)
+    made = app.create(intake, remote, metrics, lambda: lacking(opened), readers)
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
-    return Collector(made, intake, commit, metrics)
+    return Collector(made, intake, remote, commit, metrics)
 
 
 def lacking(opened: Database) -> str | None:

@@ -67,4 +67,5 @@ def running(dsn: str, **settings: object) -> Iterator[Running]:
         server.should_exit = True
         thread.join(10)
         parts.commit.close(5)
+        parts.remote.close(5)
         listener.close()

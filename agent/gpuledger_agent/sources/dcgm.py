@@ -147,25 +147,29 @@ def _clean(text: str) -> tuple[str, list[str]]:
     return "\n".join(kept) + "\n", problems
 
 
-def _entry(seen: dict[str, Seen], device: str, labels: Mapping[str, str]) -> Seen:
+def accelerator_of(device: str, labels: Mapping[str, str]) -> Accelerator:
+    """The device, or its MIG instance, that a line with these labels speaks of."""
     profile, instance = labels.get("GPU_I_PROFILE", ""), labels.get("GPU_I_ID", "")
     model = _first(labels, "modelName", "model_name")
+    digits = labels.get("gpu", "")
+    return Accelerator(
+        f"{device}/{instance}" if instance else device,
+        device,
+        int(digits) if digits.isdecimal() else 0,
+        model,
+        f"{profile}/{instance}" if instance else None,
+        (profile_share(profile, model) if instance else None) or WHOLE_GPU,
+        None,
+        labels.get("pci_bus_id") or None,
+    )
+
+
+def _entry(seen: dict[str, Seen], device: str, labels: Mapping[str, str]) -> Seen:
+    instance = labels.get("GPU_I_ID", "")
     uuid = f"{device}/{instance}" if instance else device
     entry = seen.get(uuid)
     if entry is None:
-        digits = labels.get("gpu", "")
-        share = (profile_share(profile, model) if instance else None) or WHOLE_GPU
-        accelerator = Accelerator(
-            uuid,
-            device,
-            int(digits) if digits.isdigit() else 0,
-            model,
-            f"{profile}/{instance}" if instance else None,
-            share,
-            None,
-            labels.get("pci_bus_id") or None,
-        )
-        entry = seen[uuid] = Seen(accelerator, _first(labels, "Hostname", "hostname"))
+        entry = seen[uuid] = Seen(accelerator_of(device, labels), _first(labels, "Hostname", "hostname"))
     entry.driver = entry.driver or _first(labels, "DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION") or None
     return entry
 
@@ -174,7 +178,7 @@ def _take(entry: Seen, name: str, labels: Mapping[str, str], value: float) -> No
     workload = owner_of(labels)
     if workload is not None:
         entry.owners.setdefault((workload.kind, workload.id), workload)
-    metric = _metric_of(name)
+    metric = metric_of(name)
     if metric is None or value != value or abs(value) >= BLANK:
         return
     if entry.accelerator.mig_instance is not None and "MIG" not in metric.scopes:
@@ -198,19 +202,23 @@ def whole(parts: Collection[float | int], most: float) -> float | int:
     return max(parts) if len(set(parts)) == 1 else min(sum(parts), most)
 
 
-def _metric_of(name: str) -> Metric | None:
+def metric_of(name: str) -> Metric | None:
+    """The catalogue's metric behind a name of dcgm-exporter, of any vintage; None for one that it does not have."""
     if name in BASE_UNIT_NAMES:
         return BY_NAME[BASE_UNIT_NAMES[name]]
     return _BY_FIELD.get(name) or _BY_FIELD.get(name.removesuffix("_total"))
 
 
+def factor_of(metric: Metric, name: str) -> float:
+    """What turns a value under this name into the metric's base unit."""
+    return 1.0 if name in BASE_UNIT_NAMES else metric.dcgm_scale
+
+
 def _scaled(metric: Metric, name: str, value: float) -> float | int:
     if name == PERCENT_UNDER_A_RATIO_NAME:
         scaled = value / 100 if value > 1 else value
-    elif name in BASE_UNIT_NAMES:
-        scaled = value
     else:
-        scaled = value * metric.dcgm_scale
+        scaled = value * factor_of(metric, name)
     return int(scaled) if metric.column_kind == "i8" else scaled
 
 

@@ -11,12 +11,18 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gpuledger_collector import __version__
-from gpuledger_collector.api import batches, findings, reads
+from gpuledger_collector.api import batches, findings, reads, remote_write
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
 
 
-def create(intake: batches.Intake, metrics: Metrics, lacking: Callable[[], str | None], ledger: reads.Reads) -> FastAPI:
+def create(
+    intake: batches.Intake,
+    remote: remote_write.RemoteIntake,
+    metrics: Metrics,
+    lacking: Callable[[], str | None],
+    ledger: reads.Reads,
+) -> FastAPI:
     """The app. `lacking` says in a sentence what keeps this collector from serving, or None; it may block."""
     app = FastAPI(
         title="GPU Ledger collector",
@@ -24,6 +30,7 @@ def create(intake: batches.Intake, metrics: Metrics, lacking: Callable[[], str |
         description="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
     )
     app.include_router(batches.router(intake))
+    app.include_router(remote_write.router(remote))
     app.include_router(reads.router(ledger))
     app.include_router(findings.router(ledger))
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Intake:
     """What the route needs: the writers, who may send, and how much may be under way."""
 
-    commit: GroupCommit
+    commit: GroupCommit[Accepted, Answer]
     metrics: Metrics
     clock: Callable[[], dt.datetime]
     tokens: frozenset[str] = frozenset()

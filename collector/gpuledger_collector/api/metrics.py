@@ -32,6 +32,11 @@ class Metrics:
             "gpuledger_ingest_contested_accelerators_total",
             "Accelerators of batches that another node shows too.",
         )
+        self.remote_samples = self._counter(
+            "gpuledger_remote_write_samples_total", "Samples of remote write, by what became of them.", ["outcome"]
+        )
+        for outcome in ("written", "foreign", "refused"):
+            self.remote_samples.labels(outcome=outcome)
         self.answer_seconds = self._histogram(
             "gpuledger_ingest_answer_seconds", "From the request's first byte to its answer.", SECONDS
         )

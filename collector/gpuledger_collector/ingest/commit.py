@@ -15,15 +15,45 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import psycopg
 
-from gpuledger_agent.wire import Answer
 from gpuledger_collector.ingest.directory import Connection
-from gpuledger_collector.ingest.store import Store
-from gpuledger_collector.ingest.validate import Accepted
 
 log = logging.getLogger(__name__)
+
+
+class Committable(Protocol):
+    """What is committed: an agent's batch, a request of remote write."""
+
+    @property
+    def key(self) -> object:
+        """What the log calls it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes while it waits."""
+
+    @property
+    def samples(self) -> int:
+        """Readings in it."""
+
+
+B = TypeVar("B", bound=Committable)
+A = TypeVar("A")
+B_contra = TypeVar("B_contra", contravariant=True)
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Flushes(Protocol[B_contra, A_co]):
+    """A store that writers share; each brings its own connection."""
+
+    def flush(self, connection: Connection, batches: Sequence[B_contra], now: dt.datetime) -> Sequence[A_co]:
+        """Commit these and answer each, in order. Raises psycopg.Error."""
+
+    def forget(self) -> None:
+        """Believe nothing that was remembered of the database."""
 
 
 class Unavailable(Exception):
@@ -44,17 +74,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    batch: Accepted
-    answer: Future[Answer]
+class _Waiting(Generic[B, A]):
+    batch: B
+    answer: Future[A]
 
 
-class GroupCommit:
+class GroupCommit(Generic[B, A]):
     """Writer threads over one queue. `connect` opens an autocommit connection, `clock` tells the time."""
 
     def __init__(
         self,
-        store: Store,
+        store: Flushes[B, A],
         connect: Callable[[], Connection],
         clock: Callable[[], dt.datetime],
         limits: Limits,
@@ -65,7 +95,7 @@ class GroupCommit:
         self._clock = clock
         self._limits = limits
         self._on_flush = on_flush
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Waiting[B, A]] = deque()
         self._bytes = 0
         self._closing = False
         self._changed = threading.Condition()
@@ -79,12 +109,12 @@ class GroupCommit:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, batch: Accepted) -> Future[Answer]:
+    def submit(self, batch: B) -> Future[A]:
         """Queue a batch; the future holds the answer after COMMIT, or Unavailable, or psycopg.Error for poison.
 
         Raises Unavailable when the queue is full or closed.
         """
-        waiting = _Waiting(batch, Future())
+        waiting: _Waiting[B, A] = _Waiting(batch, Future())
         with self._changed:
             if self._closing:
                 raise Unavailable("the collector is stopping")
@@ -115,8 +145,8 @@ class GroupCommit:
         for waiting in self._take(len(self._queue)):
             waiting.answer.set_exception(Unavailable("the collector is stopping"))
 
-    def _take(self, most: int) -> list[_Waiting]:
-        taken: list[_Waiting] = []
+    def _take(self, most: int) -> list[_Waiting[B, A]]:
+        taken: list[_Waiting[B, A]] = []
         size = 0
         with self._changed:
             while self._queue and len(taken) < most and size < self._limits.flush_bytes:
@@ -141,7 +171,7 @@ class GroupCommit:
         if connection is not None:
             connection.close()
 
-    def _write(self, connection: Connection | None, group: Sequence[_Waiting]) -> Connection | None:
+    def _write(self, connection: Connection | None, group: Sequence[_Waiting[B, A]]) -> Connection | None:
         """Commit a group and answer; the connection to go on with, None when it is lost."""
         begun = time.perf_counter()
         try:
@@ -162,7 +192,7 @@ class GroupCommit:
         return connection
 
     def _turn_away(
-        self, connection: Connection | None, group: Sequence[_Waiting], error: Exception
+        self, connection: Connection | None, group: Sequence[_Waiting[B, A]], error: Exception
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
         log.warning("batches could not be written, their agents will send them again: %s", reason)
@@ -174,7 +204,7 @@ class GroupCommit:
             connection.close()
         return None
 
-    def _write_alone(self, connection: Connection | None, waiting: _Waiting) -> Connection | None:
+    def _write_alone(self, connection: Connection | None, waiting: _Waiting[B, A]) -> Connection | None:
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
@@ -183,7 +213,7 @@ class GroupCommit:
             return self._turn_away(connection, [waiting], error)
         except Exception as error:
             self._store.forget()
-            log.exception("batch %s of %s cannot be written", waiting.batch.seq, waiting.batch.node)
+            log.exception("batch %s cannot be written", waiting.batch.key)
             waiting.answer.set_exception(error)
             return connection
         waiting.answer.set_result(answer)

@@ -73,7 +73,12 @@ def copy_samples(connection: Connection, samples: Samples) -> None:
 def _latest_sql() -> str:
     names = ["accelerator_id", "at_ms", "state", "workload_id", *HOT_KINDS]
     types = ["bigint", "bigint", "text", "bigint", *[_SQL_TYPES[kind] for kind in HOT_KINDS.values()]]
-    hot = ", ".join(f"{name} = excluded.{name}" for name in HOT_KINDS)
+    # The same instant again completes the row: remote write may bring a scrape in parts.
+    hot = ", ".join(
+        f"{name} = CASE WHEN excluded.at_ms > old.at_ms THEN excluded.{name}"
+        f" ELSE coalesce(excluded.{name}, old.{name}) END"
+        for name in HOT_KINDS
+    )
     return f"""
         INSERT INTO gpu_latest AS old ({", ".join(names)})
         SELECT * FROM unnest({", ".join(f"%s::{kind}[]" for kind in types)})

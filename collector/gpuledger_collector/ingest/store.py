@@ -58,7 +58,7 @@ class Store:
     def flush(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> list[Answer]:
         """Commit these batches and say what became of each, in order. Raises psycopg.Error; then none was committed."""
         ids = self.directory.learn(connection, batches, now)
-        self._make_days(connection, batches)
+        self.make_days(connection, batches)
         first: dict[Key, Accepted] = {}
         for batch in batches:
             first.setdefault(batch.key, batch)
@@ -88,7 +88,8 @@ class Store:
         with self._lock:
             self._days, self._capacity, self._slow = set(), {}, {}
 
-    def _make_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
+    def make_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
+        """Make the days of the big tables that these batches need. Call it outside a transaction."""
         wanted: dict[str, set[int]] = {"gpu_sample": set(), "stretch": set()}
         for batch in batches:
             wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
@@ -108,15 +109,16 @@ class Store:
         copy_stretches(connection, batches, ids)
         mark_hours(connection, batches, ids)
         samples = join_samples(batches, ids)
-        after = [self._keep_capacity(connection, batches, ids)]
+        after = [self.keep_inventory(connection, batches, ids)]
         if samples is not None:
             copy_samples(connection, samples)
-            after.append(self._keep_slow(connection, samples))
+            after.append(self.keep_slow(connection, samples))
         keep_latest(connection, samples, latest_states(batches, ids))
         write_heartbeats(connection, batches, ids, now)
         return after
 
-    def _keep_capacity(self, connection: Connection, batches: Sequence[Accepted], ids: Ids) -> Callable[[], None]:
+    def keep_inventory(self, connection: Connection, batches: Sequence[Accepted], ids: Ids) -> Callable[[], None]:
+        """Bring the inventory in line with what these batches show; call what is returned after COMMIT."""
         seen = [
             evidence
             for evidence in evidence_of(batches, ids)
@@ -125,7 +127,8 @@ class Store:
         rows = keep_capacity(connection, seen, self.on_contest) if seen else {}
         return lambda: self._capacity.update(rows)
 
-    def _keep_slow(self, connection: Connection, samples: Samples) -> Callable[[], None]:
+    def keep_slow(self, connection: Connection, samples: Samples) -> Callable[[], None]:
+        """Write what slow metrics turned into; what is returned is to be called after COMMIT."""
         slow = {name: values for name, values in samples.columns.items() if name not in HOT_KINDS}
         if not slow:
             return lambda: None

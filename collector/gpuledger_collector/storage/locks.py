@@ -16,6 +16,7 @@ class Lock(enum.IntEnum):
     IMPORTS = 0x67707505
     PRICES = 0x67707506
     FINDINGS = 0x67707509
+    SCRAPES = 0x6770750A
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

@@ -1,0 +1,1 @@
+"""Prometheus remote write: from scrapes that somebody else made to samples and stretches."""
