@@ -262,8 +262,9 @@ class NvmlSource:
         for member in board.members:
             seen = member.reader.read(tiers)
             seen.values["gpu_lost"] = int(seen.failed == LOST)
+            if told.last is not None or self._events.watches(board.uuid):
+                seen.values["gpu_last_xid"] = told.last or 0
             if told.last is not None:
-                seen.values["gpu_last_xid"] = told.last
                 seen.series["gpu_xid_errors_total"] = [
                     Labelled((("xid", str(xid)),), count) for xid, count in told.counts().items()
                 ]

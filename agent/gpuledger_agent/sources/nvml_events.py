@@ -74,6 +74,7 @@ class DriverEvents:
         self._by_bus: dict[str, str] = {}
         self._by_handle: dict[int, str] = {}
         self._reshaped: set[str] = set()
+        self._watched: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.problem = ""
@@ -90,6 +91,7 @@ class DriverEvents:
             self._by_bus = {bus_key(board.bus): board.uuid for board in boards if board.bus}
             self._by_handle = {address(board.handle): board.uuid for board in boards}
             self._reshaped.clear()
+            self._watched = frozenset()
         self._stop = threading.Event()
         self.ready.clear()
         self._thread = threading.Thread(
@@ -113,6 +115,8 @@ class DriverEvents:
             return
         try:
             watched = [board for board in boards if self._register(nvml, events, board)]
+            with self._lock:
+                self._watched = frozenset(board.uuid for board in watched)
             self.ready.set()
             while watched and not stop.is_set():
                 self._wait_once(nvml, events, stop)
@@ -180,6 +184,11 @@ class DriverEvents:
         with self._lock:
             record = self._records.get(uuid, Record())
             return Record(Counter(record.nvml), Counter(record.kernel), record.last, record.last_at, record.standing)
+
+    def watches(self, uuid: str) -> bool:
+        """Whether the driver tells of this board, so that hearing nothing means that there was nothing."""
+        with self._lock:
+            return uuid in self._watched
 
     def problems(self) -> Iterable[str]:
         """Sentences for people: which witness is missing."""

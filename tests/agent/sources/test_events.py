@@ -48,14 +48,15 @@ def test_an_xid_is_counted_told_and_judged_by_its_severity(card):
         + "print(json.dumps([seen[1].health.status, seen[1].health.cause,\n"
         + "    [[dict(one.labels), one.value] for one in seen[1].series['gpu_xid_errors_total']]]))\n"
         + "source.close(); source.open()\n"
+        + "assert events.ready.wait(10)\n"
         + "print(json.dumps([[s.health.status, s.values.get('gpu_last_xid')] for s in source.read(('fast',))]))\n"
     )
     harmless, (status, cause, counts), after = (json.loads(line) for line in printed.splitlines())
-    assert harmless == [["ok", None], ["ok", 13]]
+    assert harmless == [["ok", 0], ["ok", 13]]
     assert status == "degraded"
     assert cause == "Xid 119: the GPU's system processor did not answer in time; reset the GPU"
     assert counts == [[{"xid": "13"}, 2], [{"xid": "119"}, 1]]
-    assert after == [["ok", None], ["ok", 119]]  # a reset needs the card let go: what stood against it is over
+    assert after == [["ok", 0], ["ok", 119]]  # a reset needs the card let go: what stood against it is over
 
 
 def test_a_mig_change_is_followed_as_soon_as_the_driver_tells_it(card):
