@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import COUNT, RATIO, Board, Panel, column, link, series, stat, table, timeline
-from dashboards.sql import ACCELERATORS, between, chosen, datasource, node, picked
+from dashboards.grafana import COUNT, RATIO, Board, Panel, chosen, column, link, series, stat, table, timeline
+from dashboards.sql import ACCELERATORS, between, datasource, node, picked
 from gpuledger_agent.catalogue import HOT, METRICS
 
 THERE = f"({ACCELERATORS}) a"

@@ -12,6 +12,7 @@ from dashboards.grafana import (
     VERMILION,
     Board,
     Panel,
+    chosen,
     column,
     link,
     series,
@@ -28,7 +29,6 @@ from dashboards.sql import (
     MICRO,
     TO_MS,
     between,
-    chosen,
     currency,
     datasource,
 )

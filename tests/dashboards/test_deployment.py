@@ -84,10 +84,14 @@ def test_the_collectors_settings_are_good(name, tmp_path):
     """The file and the environment load without a fault, with the secrets where they are mounted."""
     folder = secrets_made(tmp_path)
     source, inside, _ = SERVICES[name]["volumes"][0].split(":")
-    assert inside in " ".join(SERVICES[name]["command"])
     config = tmp_path / "collector.toml"
     config.write_text((ROOT / source).read_text().replace("/run/secrets", str(folder)))
-    loaded = collector_settings.load(config, image_environment("collector"), tmp_path)
+    environment = {**image_environment("collector"), **SERVICES[name]["environment"]}
+    given = {key: value.replace("/run/secrets", str(folder)) for key, value in environment.items()}
+    alone = collector_settings.load(None, given, tmp_path)
+    assert (alone.database_dsn() or "").startswith("postgresql://")
+    assert (inside in SERVICES[name]["command"]) == ("serve" in SERVICES[name]["command"])
+    loaded = collector_settings.load(config, given, tmp_path)
     assert loaded.agent_tokens()
     assert (loaded.database_dsn() or "").startswith("postgresql://")
     assert loaded.listen_port == 8440
