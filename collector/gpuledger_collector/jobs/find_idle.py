@@ -31,6 +31,8 @@ KIND = "idle"
 CONTEXT_MS = 8 * HOUR_MS
 """Hours before a piece that are looked at for context: the longest window and then some."""
 CARDS_AT_ONCE = 512
+CARD_DAYS, MOST_DAYS = 400, 7
+"""A piece is as many days as this many accelerator-days fill, within these bounds: its arrays stay in memory."""
 SILENT_MS = DAY_MS
 """This long after the last minute of anybody nothing is looked at any more."""
 
@@ -94,8 +96,10 @@ def find_idle(store: Findings, now_ms: int) -> int:
     start = (first if done is None else done) // HOUR_MS * HOUR_MS
     count = 0
     while start < until:
-        end = min(until, start // DAY_MS * DAY_MS + DAY_MS)
         with store.unit() as unit:
+            cards = len(unit.cards(start, until))
+            days = max(1, min(MOST_DAYS, CARD_DAYS // max(1, cards)))
+            end = min(until, start // DAY_MS * DAY_MS + days * DAY_MS)
             count += _Piece(unit, start, end).search()
             unit.set_mark(KIND, end)
         start = end
