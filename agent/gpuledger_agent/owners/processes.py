@@ -15,20 +15,27 @@ from pathlib import Path
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 
 _SLURM = re.compile(
-    r"^\d+:[^:]*:/(?!user\.slice/)(?:.*?/)?(?:slurm[^/]*/uid_\d+|(?:[^/]*_)?slurmstepd\.scope)/job_(\d+)(?:/|$)",
-    re.MULTILINE,
+    r"^\d+:[^:]*:/(?:.*?/)?(?:slurm[^/]*/uid_\d+|(?:[^/]*_)?slurmstepd\.scope)/job_(\d+)(?:/|$)", re.MULTILINE
 )
 """v1 `/slurm[_NODE]/uid_U/job_N/step_S`, v2 `/system.slice/[NODE_]slurmstepd.scope/job_N/step_S`, perhaps below a pod's
-cgroup; never below user.slice, where users name cgroups themselves and could run on another's account."""
+cgroup."""
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 """A pod's UID; that of a static pod is a hash of 32 digits."""
 _CONTAINER = re.compile(r"/(?:[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?(?:/|$)", re.MULTILINE)
 """What docker, podman, containerd and CRI-O call a container's cgroup: its id, alone or between a prefix and .scope."""
+_USERS_OWN = re.compile(r"/user\.slice(?:/user-(\d+)\.slice)?(?:/.*)?$", re.MULTILINE)
+"""From here on users name cgroups themselves (`systemd-run --user --unit docker-ID`): nobody else's name counts there,
+or one could run on another's account."""
 _KEPT = 4096
 
 
 def workload_of_cgroup(text: str) -> tuple[str, str] | None:
-    """(kind, id) that a /proc/PID/cgroup names: the innermost scheduler that owns the process; None when none does."""
+    """(kind, id) that a /proc/PID/cgroup names: the innermost scheduler that owns the process; None when none does.
+
+    A container of a user's own engine (rootless) has the user in its id, `user-1000/ID`: no other's can have that id.
+    """
+    own = _USERS_OWN.search(text)
+    text = _USERS_OWN.sub("/", text)
     job = _SLURM.search(text)
     if job:
         return "slurm", job[1]
@@ -38,15 +45,23 @@ def workload_of_cgroup(text: str) -> tuple[str, str] | None:
     container = _CONTAINER.search(text)
     if container:
         return "container", container[1][:12]
+    rootless = _CONTAINER.search(own[0]) if own else None
+    if own and own[1] and rootless:
+        return "container", f"user-{own[1]}/{rootless[1][:12]}"
     return None
 
 
 def user_name(uid: int) -> str:
     """The unix user of an id; the number itself when the node does not know it."""
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
+        return pwd.getpwuid(uid).pw_name.encode(errors="replace").decode()
+    except (KeyError, OverflowError):
         return str(uid)
+
+
+def _text(path: Path) -> str:
+    """A file of /proc. A process may call itself any bytes (prctl(2)); none of them may hide it, or its neighbours."""
+    return path.read_bytes().decode(errors="replace")
 
 
 class ProcessOwners:
@@ -93,16 +108,15 @@ class ProcessOwners:
     def _start_time(self, pid: int) -> str | None:
         """Field 22 of /proc/PID/stat, counted from behind the command's closing bracket (proc(5))."""
         try:
-            return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+            return _text(self._proc / str(pid) / "stat").rpartition(")")[2].split()[19]
         except (OSError, IndexError):
             return None
 
     def _look(self, pid: int, started: str) -> Workload | None:
         folder = self._proc / str(pid)
         try:
-            status = (folder / "status").read_text()
-            cgroup = (folder / "cgroup").read_text()
-            command = (folder / "comm").read_text().strip()
+            status, cgroup = _text(folder / "status"), _text(folder / "cgroup")
+            command = _text(folder / "comm").strip()
         except OSError:
             return None
         uid = next((line.split()[1] for line in status.splitlines() if line.startswith("Uid:")), None)

@@ -31,10 +31,14 @@ GPU = Accelerator("GPU-a", "GPU-a", 3, "NVIDIA H100 80GB HBM3")
             ("kubernetes", "ab" * 16),
         ),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        ("0::/user.slice/user-7.slice/user@7.service/pod0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0.scope\n", None),
+        ("0::/../../user.slice/user-7.slice/user@7.service/slurmstepd.scope/job_7/step_0\n", None),
+        (f"0::/user.slice/user-7.slice/user@7.service/docker-{HEX}.scope\n", ("container", f"user-7/{HEX[:12]}")),
+        (f"0::/system.slice/docker-{HEX}.scope/user.slice/pod{'ab' * 16}\n", ("container", HEX[:12])),
     ],
 )
 def test_a_cgroup_names_the_scheduler_that_owns_the_process(cgroup, expected):
-    """Slurm on cgroup v1 and v2, Docker, podman, Kubernetes; a login session belongs to none of them."""
+    """Slurm, Docker, podman, Kubernetes; what users name in user.slice is nobody else's job, pod or container."""
     assert workload_of_cgroup(cgroup) == expected
 
 
@@ -71,6 +75,19 @@ def test_processes_of_one_job_are_one_holder_and_gone_ones_none(tmp_path):
     (holder,) = owners.holders([GPU], [sample_with(7, 8, 4444)])["GPU-a"]
     assert (holder.workload.kind, holder.workload.id, holder.workload.user) == ("slurm", "99", "u1000")
     assert owners.holders([GPU], [sample_with(4444)]) == {}
+
+
+def test_a_process_cannot_hide_behind_a_name_that_is_no_text(tmp_path):
+    """prctl(2) takes any bytes as a name: the process is still seen, and so is everybody else's."""
+    owners = ProcessOwners(tmp_path, {1000: "amina"}.get)
+    make_process(tmp_path, 7)
+    make_process(tmp_path, 8)
+    (tmp_path / "8/comm").write_bytes(b"\xff)\xfe\n")
+    (tmp_path / "8/stat").write_bytes(b"8 (\xff)\xfe) S" + b" 0" * 18 + b" 500 0\n")
+    (tmp_path / "8/status").write_bytes(b"Name:\t\xff)\xfe\nUid:\t1000\t1000\t1000\t1000\n")
+    holders = owners.holders([GPU], [sample_with(7, 8)])["GPU-a"]
+    assert [holder.workload.user for holder in holders] == ["amina", "amina"]
+    assert holders[1].workload.name == "\ufffd)\ufffd"
 
 
 def test_static_rules_give_accelerators_to_workloads(tmp_path):
