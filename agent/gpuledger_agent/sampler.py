@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpuledger_agent import __version__, thinning, wire
 from gpuledger_agent.batches import BatchMaker, pack
+from gpuledger_agent.catalogue import BY_NAME
 from gpuledger_agent.counters import Counters
 from gpuledger_agent.faults import Faults
 from gpuledger_agent.join import Disagreement, Witnesses, ask
@@ -161,6 +162,10 @@ MOST_ROWS = 20_000
 """Samples kept in memory while the spool cannot be written."""
 
 
+OFTEN = frozenset(name for name, metric in BY_NAME.items() if metric.tier in {"fast", "gpm", "event"})
+"""Read at each round: a series of these that does not come any more (its process has ended) is over."""
+
+
 def _merged(before: Sample | None, now: Sample) -> Sample:
     """The newest reading of every metric: a slow one stays shown between its turns, unless nothing was read now."""
     if before is None or not now.values:
@@ -169,5 +174,5 @@ def _merged(before: Sample | None, now: Sample) -> Sample:
     values = {**before.values, **now.values}
     for name in now.absent:
         values.pop(name, None)
-    series = {**before.series, **now.series}
+    series = {**{name: kept for name, kept in before.series.items() if name not in OFTEN}, **now.series}
     return Sample(now.uuid, now.monotonic_ns, values, absent, now.processes, now.health, series)

@@ -6,7 +6,7 @@ import pytest
 
 from gpuledger_agent.batches import unpack
 from gpuledger_agent.meter import Meter
-from gpuledger_agent.readings import Accelerator, Health, Holder, Inventory, Sample, Workload
+from gpuledger_agent.readings import Accelerator, Health, Holder, Inventory, Labelled, Sample, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import Spool
 
@@ -25,12 +25,16 @@ class Cards:
         self.now_ms = START
         self.values = {"gpu_utilization_ratio": 0.9}
         self.health = Health()
+        self.series = {}
 
     def open(self):
         return Inventory("580.1", self.accelerators)
 
     def read(self, tiers):
-        return [Sample(one.uuid, self.now_ms * 10**6, self.values, {}, (), self.health) for one in self.accelerators]
+        return [
+            Sample(one.uuid, self.now_ms * 10**6, self.values, {}, (), self.health, self.series)
+            for one in self.accelerators
+        ]
 
     def holders(self, accelerators, samples):
         return {one.uuid: (Holder(Workload(f"job-{one.uuid}", "slurm")),) for one in accelerators}
@@ -125,6 +129,22 @@ def test_a_slow_reading_stays_shown_between_its_turns():
     cards.values = {"gpu_utilization_ratio": 0.1}
     tick(sampler, cards, 10)
     assert sampler.latest.samples["GPU-a"].values == {"gpu_utilization_ratio": 0.1, "gpu_memory_total_bytes": 5}
+
+
+def test_the_memory_of_a_process_that_ended_is_not_shown_any_more():
+    """A series of the fast tier ends when it is not read; one of the slow tier stays between its turns."""
+    cards = Cards(WHOLE)
+    sampler = sampler_of(cards)
+    links = [Labelled((("link", "0"),), 1)]
+    cards.series = {
+        "gpu_process_memory_used_bytes": [Labelled((("pid", "7"), ("type", "compute")), 5)],
+        "gpu_process_sm_utilization_ratio": [Labelled((("pid", "7"),), 0.5)],
+        "gpu_nvlink_link_up": links,
+    }
+    tick(sampler, cards, 0)
+    cards.series = {}
+    tick(sampler, cards, 10)
+    assert sampler.latest.samples["GPU-a"].series == {"gpu_nvlink_link_up": links}
 
 
 def test_a_source_that_went_away_shows_nothing(spool):
