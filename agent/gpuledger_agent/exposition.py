@@ -7,6 +7,7 @@ import http.server
 import os
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -42,6 +43,10 @@ class AgentCollector(Collector):
         yield from self._gpu(latest)
         yield from self._owners(latest)
         yield from self._agent()
+
+    def failed(self, error: Exception) -> None:
+        """A page that could not be made: counted and said once, and the next is tried as if nothing had been."""
+        self._sampler.faults.note("metrics", error)
 
     def dcgm_text(self) -> str:
         """The same readings again in dcgm-exporter's words; empty when they are not wanted."""
@@ -179,7 +184,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The page, packed when the asker takes gzip."""
         found = self.path.partition("?")[0] in {"/", "/metrics"}
-        body = type(self).page() if found else b"the metrics are at /metrics\n"
+        try:
+            body = type(self).page() if found else b"the metrics are at /metrics\n"
+        except Exception:
+            self.send_error(500, "the page could not be made; the agent's log says why")
+            raise
         self.send_response(200 if found else 404)
         self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
         if "gzip" in self.headers.get("Accept-Encoding", ""):
@@ -202,6 +211,11 @@ def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
 
     class Server(http.server.ThreadingHTTPServer):
         address_family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+
+        def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+            error = sys.exception()
+            if isinstance(error, Exception) and not isinstance(error, OSError):  # an asker that left is nothing to tell
+                collector.failed(error)
 
     class Handler(_Handler):
         @staticmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
+import logging
 import random
 import ssl
 import threading
@@ -28,11 +29,15 @@ from gpuledger_agent import wire
 from gpuledger_agent.batches import pack, unpack
 from gpuledger_agent.spool import Holds, Spool, Spooled
 
+log = logging.getLogger("gpuledger_agent")
+
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0
 RETRY_AFTER_CAP_S = 900.0
 AUTH_PROBE_S = 60.0
 UNDECODABLE_TRIES = 3
 TIMEOUT_S = 30.0
+MOST_SAID = 20
+"""Sentences about one outage in the log."""
 PATH = "/v1/batches"
 
 Step = Literal["ack", "retry", "probe", "split", "bury", "undecodable"]
@@ -137,7 +142,10 @@ class Http:
         }
         try:
             if self._token_file is not None:
-                headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+                token = self._token_file.read_text().strip()
+                if not (token.isascii() and token.isprintable()):  # http.client would quote it in its sentence
+                    return Reply(None, error=f"{self._token_file} holds more than a token")
+                headers["Authorization"] = f"Bearer {token}"
             connection = self._connect()
             connection.request("POST", self._path, body, headers)
             response = connection.getresponse()
@@ -183,6 +191,7 @@ class Pusher:
         self._attempt = 0
         self.problem = ""
         self.last_ack_ms: int | None = None
+        self._said: set[str] = set()
 
     def step(self) -> float | None:
         """Sends one batch, lane by lane, and reacts. Seconds to wait before the next one; None when nothing waits."""
@@ -228,6 +237,17 @@ class Pusher:
         while time.monotonic() < deadline and self._send("newest") == 0.0:
             pass
 
+    def _say(self) -> None:
+        """Into the log what keeps batches from the collector, each sentence once until a batch is taken again."""
+        if not self.problem:
+            if self._said:
+                self._said.clear()
+                log.info("the collector takes batches again")
+        elif self.problem not in self._said and len(self._said) < MOST_SAID:
+            self._said.add(self.problem)
+            words = "".join(letter if letter.isprintable() else " " for letter in self.problem)
+            log.warning("delivery: %s; %d batches wait in the spool", words, self._spool.counts().pending)
+
     def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
         """The push loop: until `stop`, sends whenever something waits; `moved` is called each round (watchdog)."""
         while not stop.is_set():
@@ -236,6 +256,8 @@ class Pusher:
                 wait_s = self.step()
             except Exception as error:  # a full disk or a locked file must not end delivery for ever
                 self.problem, wait_s = f"{type(error).__name__}: {error}", 5.0
+            if wait_s is not None:
+                self._say()
             if wait_s is None:
                 wake.wait(1.0)
                 wake.clear()

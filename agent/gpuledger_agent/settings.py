@@ -217,7 +217,9 @@ def check(settings: Settings) -> list[str]:
 
 def _check_addresses(settings: Settings) -> list[str]:
     faults = []
-    if not _is_web_address(settings.collector_url):
+    if "@" in settings.collector_url:  # never said again: it may be a password
+        faults.append("collector_url: must not hold a user name or a password; a token goes into token_file")
+    elif not _is_web_address(settings.collector_url):
         faults.append(f"collector_url: {settings.collector_url!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
     api = settings.kubernetes_api_url
     if api not in {"", "off"} and not (api.startswith("https://") and _is_web_address(api)):

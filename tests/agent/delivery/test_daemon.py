@@ -5,8 +5,10 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes.agents import AGENT, agent
 from fakes.sink import sink
+from gpuledger_agent import daemon
+from gpuledger_agent.exposition import AgentCollector, serve
+from gpuledger_agent.settings import Settings
 
 __all__ = ["agent"]
 
@@ -124,6 +129,56 @@ def test_release_lets_the_gpus_go_and_resume_takes_them_up(agent):
     assert command("resume").returncode == 0
 
 
+def test_why_nothing_is_delivered_stands_in_the_log_once(agent):
+    """A collector that refuses the token, or is not there: one sentence each, and one more when it takes batches."""
+    with sink() as target:
+        target.answers = lambda _: (503, {"Retry-After": "1"}, b"")
+        running = agent(target.url)
+        running.wait_for(running.said("WARNING delivery: status 503; "))
+        before = len(target.batches)
+        running.wait_for(lambda: len(target.batches) > before + 1)
+        target.answers = lambda _: (200, {}, b'{"status":"committed"}')
+        running.wait_for(running.said("INFO the collector takes batches again"))
+        assert running.log.read_text().count("status 503") == 1
+
+
+def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
+    """The spool's file is gone bad: each scrape gets status 500 and no traceback, and the place of the fault counts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = Settings(node="h100-03", source="simulated", spool_dir=tmp_path)
+    running = daemon.build(settings, lambda: settings)
+    end = serve(f"127.0.0.1:{port}", AgentCollector(running.sampler, running.spool))
+    running.spool.close()
+    try:
+        for _ in range(2):
+            with pytest.raises(urllib.error.HTTPError, match="500"):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+    finally:
+        end()
+    assert running.sampler.faults.counts == {"metrics": 2}
+    said = capfd.readouterr().err
+    assert (said.count("ERROR metrics: "), "Traceback" in said) == (1, False)
+
+
+def test_an_asker_that_leaves_is_no_traceback(agent):
+    """A scrape that is cut off before its answer: the log says nothing of it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with sink() as target:
+        running = agent(target.url, metrics_listen=f"127.0.0.1:{port}")
+        running.wait_for(lambda: target.committed())
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as scrape:
+                scrape.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                scrape.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read()
+        assert running.stop() == 0
+    assert "Traceback" not in running.log.read_text()
+
+
 def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
     """/metrics parses, names each family once, speaks base units; promtool finds nothing where it is installed."""
     with socket.socket() as probe:
@@ -158,6 +213,7 @@ def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
         (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "collector:1"}, 2, "is not http"),
         (["run", "--source", "simulated"], {"GPULEDGER_AGENT_COLLECTOR_URL": "http://h:99999"}, 2, "is not http"),
         (["run", "--source", "simulated"], {"GPULEDGER_AGENT_METRICS_LISTEN": "127.0.0.1:99999"}, 2, "is not ADDRESS"),
+        (["run"], {"GPULEDGER_AGENT_COLLECTOR_URL": "http://u:geheim@h"}, 2, "must not hold a user name or a password"),
         (["run", "--config", "/nonexistent.toml"], {}, 2, "cannot be read"),
         (["once", "--source", "replay", "--target", "/nonexistent"], {}, 3, "cannot be read"),
         (["simulate", "--from", "x", "--to", "y"], {}, 2, "is not an instant"),

@@ -124,6 +124,18 @@ def test_nobody_listening_keeps_everything(spool):
     assert spool.counts().pending == 1
 
 
+def test_a_token_file_that_holds_more_is_said_without_its_content(spool, tmp_path):
+    """http.client quotes a header that it refuses; a token must not come into a log that way."""
+    spool.add(make(), NOW)
+    place = tmp_path / "token"
+    place.write_text("geheim\ngeheim too\n")
+    pusher = Pusher(spool, Http("http://127.0.0.1:1", place).post, lambda: NOW, lambda: 0.5)
+    pusher.step()
+    assert "holds more than a token" in pusher.problem
+    assert "geheim" not in pusher.problem
+    assert spool.counts().pending == 1
+
+
 def test_refused_records_go_to_the_dead_letters_with_their_reasons(spool):
     """422: the rest is committed, so the batch is acked; what was refused is kept for a person."""
     spool.add(make(), NOW)
