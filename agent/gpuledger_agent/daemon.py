@@ -213,9 +213,8 @@ class Daemon:
                 log.info("the release is over: the GPUs are taken up again")
                 self._released, self._reopen_at = False, 0.0
             return False
-        if self._open:
-            self._let_source_go()
         if not self._released:
+            self._let_source_go()  # also one that was lost: it may still have the driver's library, or some GPUs
             self._released = True
             self.sampler.detached("released on request: the GPUs are let go for a reset or a MIG change", "degraded")
             log.info("every GPU is let go; `gpuledger-agent resume` or the end of the time takes them up again")

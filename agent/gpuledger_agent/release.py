@@ -29,7 +29,7 @@ def read(folder: Path, now_ms: int) -> Release | None:
     try:
         note = json.loads((folder / NAME).read_text())
         found = Release(int(note["until_ms"]), bool(note.get("confirmed", False)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return found if now_ms < found.until_ms <= now_ms + LONGEST_MS else None
 
@@ -39,6 +39,7 @@ def write(folder: Path, release: Release) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{NAME}.{os.getpid()}"
     fresh.write_text(json.dumps(asdict(release)))
+    fresh.chmod(0o644)  # the agent has another user than the administrator, whose umask may hide the note from it
     fresh.replace(folder / NAME)
 
 

@@ -122,6 +122,7 @@ class NvmlSource:
             gpus = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
             self._started = False
+            quietly(nvml, nvml.nvmlShutdown)  # NVML counts its inits: one without its shutdown would hold the GPUs
             raise SourceUnavailable(f"NVML does not count its GPUs: {error_text(nvml, error)}") from error
         return gpus, text(quietly(nvml, nvml.nvmlSystemGetDriverVersion)) or None
 

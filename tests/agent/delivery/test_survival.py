@@ -1,6 +1,7 @@
 """What nobody foresaw in a source, an owner source or a reading is counted and said once; sampling goes on."""
 
 import logging
+import os
 import re
 import signal
 import time
@@ -9,12 +10,13 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from gpuledger_agent import release
 from gpuledger_agent.batches import unpack
 from gpuledger_agent.clock import Clock
 from gpuledger_agent.daemon import Daemon
 from gpuledger_agent.exposition import AgentCollector
 from gpuledger_agent.meter import Meter
-from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, Workload
+from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.spool import Spool
@@ -116,6 +118,38 @@ def test_a_source_that_keeps_failing_is_closed_and_opened_again(daemon):
     source.broken, daemon._reopen_at = None, 0.0
     rounds(daemon, 2)
     assert (source.opened, daemon.sampler.status) == (2, "ok")
+
+
+def test_a_release_lets_go_of_a_source_that_was_lost_as_well(daemon, tmp_path):
+    """Handles that went stale are still handles: a release in the seconds before they are taken anew frees them."""
+    rounds(daemon, 1)
+    source = daemon.sampler.source
+    source.broken = SourceUnavailable("GPU 0: its handle is stale")
+    rounds(daemon, 1)
+    assert (source.closed, daemon.sampler.detail) == (0, "GPU 0: its handle is stale")
+    now_ms = time.time_ns() // 10**6
+    release.write(tmp_path, release.Release(now_ms + 60_000))
+    rounds(daemon, 3)
+    assert source.closed == 1
+    assert release.read(tmp_path, now_ms).confirmed
+
+
+@pytest.mark.parametrize("note", ['{"until_ms": Infinity}', '{"until_ms": 1e400}', "[1]", '{"until_ms": "x"}', "\xff"])
+def test_a_note_of_a_release_that_cannot_be_read_stops_nothing(daemon, tmp_path, note):
+    """Whoever may write the folder may write anything there."""
+    (tmp_path / release.NAME).write_text(note, encoding="latin-1")
+    rounds(daemon, 2)
+    assert (daemon.sampler.ticks, daemon.sampler.faults.counts) == (2, {})
+
+
+def test_the_agents_user_may_read_a_note_of_a_careful_administrator(tmp_path):
+    """The root of a hardened machine has umask 077; the agent is another user and must see that a release began."""
+    before = os.umask(0o077)
+    try:
+        release.write(tmp_path, release.Release(1))
+    finally:
+        os.umask(before)
+    assert (tmp_path / release.NAME).stat().st_mode & 0o777 == 0o644
 
 
 def test_an_owner_source_that_raises_takes_no_other_with_it(daemon, spool):
