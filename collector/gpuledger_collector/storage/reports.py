@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.storage import prices
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_LEVEL_COLUMNS = {
+LEVEL_COLUMNS = {
     "org": "o.org",
     "team": "o.team",
     "project": "o.project",
@@ -24,7 +24,7 @@ _LEVEL_COLUMNS = {
     "run": "o.run",
     "user": "o.user_name",
 }
-_DAY_DIMENSIONS = {**_LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
+_DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
 _DAY_COLUMNS = """owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
     idle_cost_micro, energy_mj"""
 _CHARGE_DIMENSIONS = {

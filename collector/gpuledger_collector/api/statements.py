@@ -1,0 +1,132 @@
+"""What a statement is made of, read in one snapshot; the same for the command and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting import statement as exact
+from gpuledger_collector.accounting.budget_ports import Ahead, Status
+from gpuledger_collector.accounting.budgets import MONTH, Budget
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, report
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import month as month_of
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.export.statement import Statement
+from gpuledger_collector.jobs.watch_budgets import status_of
+from gpuledger_collector.storage import budgets, findings, reports, statements
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class NoStatement(ValueError):
+    """There is nothing to state; the message says why, in a sentence."""
+
+
+def snapshot(connection: Connection) -> None:
+    """Every read of the connection's transaction sees the same state. To be called before the first read."""
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+
+
+def level_of(level: str) -> str:
+    """The level. Raises ValueError with a sentence."""
+    if level not in LEVELS:
+        raise ValueError(f"{level!r} is no level of the owner tree; choose from {', '.join(LEVELS)}")
+    return level
+
+
+def statement_of(connection: Connection, level: str, owner: str, month: str, now_ms: int) -> Statement:
+    """The statement. Raises ValueError (NoStatement: that owner was billed nothing in that month) with a sentence."""
+    level_of(level)
+    period = month_of(month)
+    made = report(reports.charged_lines(connection, period, (level,)), (level,))
+    rows = [row for row in made.rows if row.keys == (owner,) and row.currency is not None]
+    below = next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
+    parts = statements.parts(connection, level, owner, below, period)
+    if not parts:
+        known = statements.owners(connection, level, period)
+        listed = ", ".join(known[:20]) or "nobody"
+        raise NoStatement(f"{level} {owner!r} was billed nothing in {month}; billed were: {listed}")
+    proofs = tuple(reports.proofs(connection, period))
+    known_ms = max((proof.until_ms for proof in proofs), default=None)
+    jobs = statements.workloads(connection, level, owner, period)
+    rated = frozenset(proof.day_ms for proof in proofs)
+    sections = tuple(exact.section(row, parts, jobs, period, rated) for row in rows)
+    return Statement(
+        level, owner, month, period, now_ms, known_ms, statements.closed(connection, period), sections,
+        _changes(connection, level, owner, period, known_ms, [one.currency for one in sections]),
+        exact.unpriced_ns(parts), _ahead(connection, level, owner, period, now_ms, sections),
+        statements.amended_later(connection, level, owner, period),
+        _budgets(connection, level, owner, period, now_ms), _findings(connection, level, owner, period),
+        proofs, below,
+    )  # fmt: skip
+
+
+def _changes(
+    connection: Connection, level: str, owner: str, period: Period, known_ms: int | None, currencies: Sequence[str]
+) -> Mapping[str, exact.Change]:
+    windows = exact.windows(period, known_ms or 0)
+    if windows is None:
+        return {}
+    rated = len(reports.proofs(connection, windows[0]))
+    before, after = (statements.workloads(connection, level, owner, window) for window in windows)
+    if not rated and not before:
+        return {}
+    return {currency: exact.change(currency, before, after, windows, rated) for currency in currencies}
+
+
+def _path(level: str, owner: str) -> Mapping[str, str]:
+    return {level: "" if owner == UNATTRIBUTED else owner}
+
+
+def _ahead(
+    connection: Connection, level: str, owner: str, period: Period, now_ms: int, sections: Sequence[exact.Section]
+) -> Mapping[str, Ahead]:
+    """The end of an open month by currency, as a budget's forecast is made; corrections that it bills are added."""
+    if now_ms >= period.end_ms:
+        return {}
+    unit, found = budgets.WatchUnit(connection), {}
+    for one in sections:
+        whole = Budget(0, "", _path(level, owner), MONTH, None, 1, one.currency)
+        ahead = status_of(unit, whole, period, now_ms).ahead
+        if ahead is not None:
+            more = sum(amount.cost_micro for amount in one.corrections)
+            found[one.currency] = replace(
+                ahead,
+                low_micro=ahead.low_micro + more,
+                middle_micro=ahead.middle_micro + more,
+                high_micro=ahead.high_micro + more,
+            )
+    return found
+
+
+def _budgets(connection: Connection, level: str, owner: str, period: Period, now_ms: int) -> tuple[Status, ...]:
+    """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
+    at_ms = min(now_ms, period.end_ms)
+    unit, found = budgets.WatchUnit(connection), []
+    for budget in budgets.current(connection):
+        own = budget.period_at(min(at_ms, period.end_ms - 1))
+        if budget.owner.get(level) == owner and own.clip(Period(period.start_ms, at_ms)) is not None:
+            found.append(status_of(unit, budget, own, at_ms))
+    return tuple(found)
+
+
+def _findings(connection: Connection, level: str, owner: str, period: Period) -> list[dict[str, Any]]:
+    """What was found idle or stood out at this owner in the month, what goes on first."""
+    rows = [
+        row
+        for kind in ("idle", "anomaly")
+        for row in findings.named(connection, kind, period.start_ms, period.end_ms)
+        if belongs(row, level, owner)
+    ]
+    return sorted(rows, key=lambda row: (row["resolved_ms"] is not None, -(row["cost_micro"] or 0), row["key"]))
+
+
+def belongs(row: Mapping[str, Any], level: str, owner: str) -> bool:
+    """Whether a finding is this owner's."""
+    named = (row["owner"] or {}).get(level) or (row["team"] if level == "team" else "")
+    return (named or UNATTRIBUTED) == owner

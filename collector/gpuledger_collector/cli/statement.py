@@ -1,0 +1,116 @@
+"""gpuledger statement: the month of one owner as a page to read, to print and to keep."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.period import Period
+    from gpuledger_collector.storage.ledgers import Connection
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger statement`."""
+    root.command(epilog="Example: gpuledger statement --owner vision --period 2026-10 -o vision.html")(statement)
+
+
+def statement(
+    period: Annotated[str, typer.Option("--period", metavar="YYYY-MM", help="The month (UTC).")],
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="NAME", help="Whose month; (unattributed) is an owner, too.")
+    ] = None,
+    level: Annotated[str, typer.Option("--level", help="Level of the owner tree that the owner stands on.")] = "team",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The page; without it, standard output.")
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="A page for each owner of the level, and an index.")] = False,
+    folder: Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Where --all writes its pages.")] = None,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Write the statement of an owner for a month: held, used, wasted, what changed and why, budgets and findings.
+
+    One HTML file that needs nothing else; printed, it is a PDF. Its amounts are those of `gpuledger chargeback --by
+    LEVEL`. Ends with 1 when that owner was billed nothing in that month.
+    """
+    from gpuledger_collector.accounting.period import month
+    from gpuledger_collector.api.statements import level_of
+
+    if everyone == (owner is not None) or everyone != (folder is not None) or (everyone and output is not None):
+        refuse("say either --owner NAME (and -o FILE), or --all --dir DIR")
+    try:
+        level_of(level)
+        asked = month(period)
+    except ValueError as error:
+        refuse(str(error))
+    if output is not None and not output.parent.is_dir():
+        refuse(f"{output.parent} is no folder to write to")
+    with database(dsn, config) as opened:
+        from gpuledger_collector.api.statements import snapshot
+        from gpuledger_collector.cli.progress import bar
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        now_ms = int(now().timestamp() * 1000)
+        with bar("rating") as on_day:
+            bring_up_to_date(ledger, asked, now_ms, on_day)
+        with ledger.connect() as connection:
+            snapshot(connection)
+            if folder is not None:
+                _write_all(connection, level, period, asked, folder, now_ms)
+            else:
+                _write_one(connection, level, owner or "", period, output, now_ms)
+
+
+def _write_one(connection: Connection, level: str, owner: str, period: str, output: Path | None, now_ms: int) -> None:
+    from gpuledger_collector.api.statements import NoStatement, statement_of
+    from gpuledger_collector.export.statement import as_html
+
+    try:
+        text = as_html(statement_of(connection, level, owner, period, now_ms))
+    except NoStatement as error:
+        refuse(str(error), FINDINGS)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+def _write_all(connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int) -> None:
+    from urllib.parse import quote
+
+    from gpuledger_collector.accounting.chargeback import report
+    from gpuledger_collector.api.statements import statement_of
+    from gpuledger_collector.export.statement import as_html, index
+    from gpuledger_collector.storage import reports, statements
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, str]] = []
+    taken = {"index.html"}
+    for owner in statements.owners(connection, level, period):
+        file = _free_name(owner, taken)
+        (folder / file).write_text(as_html(statement_of(connection, level, owner, name, now_ms)), encoding="utf-8")
+        rows.append((owner, quote(file)))
+    made = report(reports.charged_lines(connection, period, (level,)), (level,))
+    (folder / "index.html").write_text(index(level, name, rows, made), encoding="utf-8")
+    print(f"{len(rows)} statements of {name} and index.html in {folder}")
+
+
+def _free_name(owner: str, taken: set[str]) -> str:
+    """A file name made of the owner's letters and digits that no other statement of the folder has."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip("._")[:80] or "owner"
+    name, number = f"{plain}.html", 1
+    while name.lower() in taken:
+        number += 1
+        name = f"{plain}-{number}.html"
+    taken.add(name.lower())
+    return name

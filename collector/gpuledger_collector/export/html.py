@@ -1,0 +1,100 @@
+"""Pages as text: the templates, what they write amounts with, and the policy that lets nothing foreign into a page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from decimal import Decimal
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gpuledger_collector.accounting.budgets import money_text
+from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.period import format_date
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+
+UNKNOWN = "not known"
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Templates that escape everything and stop at a name that is not given."""
+    made = Environment(
+        loader=PackageLoader("gpuledger_collector"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "minor": minor, "micro": micro, "about": about, "hours": hours, "signed": signed, "date": format_date,
+    }  # fmt: skip
+    made.globals |= {
+        "css": Markup(css()),  # noqa: S704 - our own file
+        "statement_path": statement_path,
+        "UNKNOWN": UNKNOWN,
+    }
+    return made
+
+
+@lru_cache(maxsize=1)
+def css() -> str:
+    """The style of every page, which stands inside it."""
+    return resources.files("gpuledger_collector").joinpath("templates", "style.css").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def policy() -> str:
+    """Content-Security-Policy of a page: its one style, and nothing else from anywhere; no script at all."""
+    digest = base64.b64encode(hashlib.sha256(css().encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def render(template: str, **facts: Any) -> str:
+    """A page."""
+    return environment().get_template(template).render(**facts)
+
+
+def grouped(text: str) -> str:
+    """A plain number with its thousands apart."""
+    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
+    whole, point, part = digits.partition(".")
+    return f"{sign}{int(whole):,}{point}{part}"
+
+
+def minor(units: int | None, currency: str) -> str:
+    """Minor units as an amount: `12,345.67`; None: not known."""
+    return UNKNOWN if units is None else grouped(format_minor(units, minor_digits(currency)))
+
+
+def micro(amount: int | None, currency: str) -> str:
+    """Micro-units as an amount in minor units, without the currency; None: not known."""
+    return UNKNOWN if amount is None else money_text(amount, currency).partition(" ")[2]
+
+
+def about(amount: int | None, currency: str) -> str:
+    """An estimate: no minor units, so that nobody takes it for a charge."""
+    return UNKNOWN if amount is None else money_text(amount, currency, 0).partition(" ")[2]
+
+
+def signed(amount: int, currency: str) -> str:
+    """A change in micro-units, with its sign."""
+    said = micro(amount, currency)
+    return f"+{said}" if amount > 0 else said
+
+
+def hours(gpu_ns: int | None, digits: int = 1) -> str:
+    """GPU-nanoseconds as GPU-hours; None: not known."""
+    if gpu_ns is None:
+        return UNKNOWN
+    return f"{Decimal(gpu_ns) / GPU_NS_PER_HOUR:,.{digits}f}"
+
+
+def statement_path(level: str, owner: str, month: str) -> str:
+    """Where the collector serves a statement."""
+    return f"/statements/{quote(level, safe='')}/{quote(owner, safe='')}/{quote(month, safe='')}"

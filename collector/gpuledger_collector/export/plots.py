@@ -1,0 +1,200 @@
+"""Small plots as inline SVG: no script, nothing fetched, colours by CSS variables of the page (templates/style.css).
+
+Each plot has a title and a description that say in words what it shows; the page has the numbers as a table beside it.
+What is not known is a gap or a hatched bar, never a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+HEADROOM = 1.08
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A bar: its label, and its layers from the bottom in the order of the plot's names; None: not known at all."""
+
+    label: str
+    layers: tuple[float, ...] | None
+
+
+def _svg(width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str) -> Markup:
+    return Markup(
+        '<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}: {description}" '
+        'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{description}</desc>{body}</svg>'
+    ).format(kind=kind, width=width, height=height, title=title, description=description, body=Markup("").join(body))
+
+
+def _rect(css: str, x: float, y: float, width: float, height: float, title: str = "") -> Markup:
+    inner = Markup("<title>{}</title>").format(title) if title else Markup("")
+    return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
+        css, _n(x), _n(y), _n(width), _n(height), inner
+    )
+
+
+def _text(x: float, y: float, said: str, anchor: str = "start") -> Markup:
+    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_n(x), _n(y), anchor, said)
+
+
+def _line(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(css, _n(x1), _n(y1), _n(x2), _n(y2))
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def nice_top(value: float) -> float:
+    """The next of 1, 2, 2.5, 5 x a power of ten at or above a positive value: an axis that people can read."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def short(value: float) -> str:
+    """A number for an axis: 1,500 is `1.5k`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def stacked_bars(
+    stacks: Sequence[Stack], names: Sequence[str], title: str, description: str, unit: str, width: int = 720
+) -> Markup:
+    """Bars side by side. `names` are the CSS classes and words of the layers, from the bottom."""
+    height, left, bottom, top_edge = 200, 44, 24, 18
+    sums = [sum(stack.layers) for stack in stacks if stack.layers is not None]
+    top = nice_top(max(sums, default=0.0))
+    floor, room = height - bottom, height - bottom - top_edge
+    body = [_text(left - 6, top_edge - 6, unit, "end")]
+    for part in (0.0, 0.5, 1.0):
+        y = floor - room * part
+        body += [_line("grid", left, y, width, y), _text(left - 6, y + 4, short(top * part), "end")]
+    slot = (width - left) / max(len(stacks), 1)
+    bar = max(slot * 0.72, 1.0)
+    every = max(1, math.ceil(len(stacks) * 44 / (width - left)))
+    for at, stack in enumerate(stacks):
+        x = left + slot * at + (slot - bar) / 2
+        if at % every == 0:
+            body.append(_text(x + bar / 2, height - 6, stack.label, "middle"))
+        if stack.layers is None:
+            continue
+        y = floor
+        for name, value in zip(names, stack.layers, strict=True):
+            size = room * max(value, 0.0) / top
+            if size > 0:
+                y -= size
+                body.append(_rect(f"fill-{name}", x, y, bar, size, f"{stack.label}: {name} {value:,.1f} {unit}"))
+    return _svg(width, height, title, description, body, "bars")
+
+
+def spark(
+    values: Sequence[float | None],
+    title: str,
+    description: str,
+    band: Sequence[tuple[float, float, float]] = (),
+    width: int = 240,
+    height: int = 48,
+    axis: bool = False,
+) -> Markup:
+    """A line of the past (None: a gap), then low, middle and high of what is to come as a band around a dashed line."""
+    known = [value for value in values if value is not None]
+    top = max([*known, *(high for _, _, high in band), 0.0]) * HEADROOM or 1.0
+    if axis:
+        top = nice_top(top)
+    left, bottom = (40, 6) if axis else (2, 2)
+    room = height - bottom - 6
+    steps = max(len(values) + len(band) - 1, 1)
+
+    def at(index: float, value: float) -> tuple[float, float]:
+        return left + (width - left - 4) * index / steps, height - bottom - room * max(value, 0.0) / top
+
+    body: list[Markup] = []
+    if axis:
+        for part in (0.0, 0.5, 1.0):
+            y = height - bottom - room * part
+            body += [_line("grid", left, y, width, y), _text(left - 6, y + 4, short(top * part), "end")]
+    if band:
+        start = len(values)
+        upper = [at(start + i, high) for i, (_, _, high) in enumerate(band)]
+        lower = [at(start + i, low) for i, (low, _, _) in enumerate(band)]
+        middle = [at(start + i, value) for i, (_, value, _) in enumerate(band)]
+        if known and values[-1] is not None:
+            joint = at(start - 1, values[-1])
+            upper, lower, middle = [joint, *upper], [joint, *lower], [joint, *middle]
+        body.append(Markup('<polygon class="band" points="{}"/>').format(_points([*upper, *reversed(lower)])))
+        body.append(Markup('<polyline class="ahead" points="{}"/>').format(_points(middle)))
+    for run in _runs(values):
+        points = [at(index, value) for index, value in run]
+        if len(points) == 1:
+            body.append(Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(*map(_n, points[0])))
+        else:
+            body.append(Markup('<polyline class="line" points="{}"/>').format(_points(points)))
+    return _svg(width, height, title, description, body, "chart" if axis else "spark")
+
+
+def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """Stretches without a gap, with their positions."""
+    runs: list[list[tuple[int, float]]] = []
+    gap = True
+    for index, value in enumerate(values):
+        if value is not None:
+            if gap:
+                runs.append([])
+            runs[-1].append((index, value))
+        gap = value is None
+    return runs
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+
+
+def budget_bar(
+    spent: float, amount: float, elapsed: float, ahead: tuple[float, float, float] | None, title: str, description: str
+) -> Markup:
+    """What is spent of a budget, the band of its end, the budget's own mark and how much of the time has passed."""
+    width, height = 320, 30
+    top = max(amount, spent, *(ahead or (0.0,))) * 1.02 or 1.0
+
+    def x(value: float) -> float:
+        return width * max(value, 0.0) / top
+
+    body = [_rect("track", 0, 4, width, 16)]
+    if ahead is not None:
+        body.append(_rect("band", x(ahead[0]), 4, max(x(ahead[2]) - x(ahead[0]), 2), 16))
+    body.append(_rect("fill-over" if spent >= amount else "fill-busy", 0, 4, x(spent), 16))
+    if ahead is not None:
+        body.append(_line("ahead", x(ahead[1]), 4, x(ahead[1]), 20))
+    body.append(_line("limit", x(amount), 0, x(amount), 24))
+    body.append(_rect("time", 0, 25, x(amount) * min(elapsed, 1.0), 3))
+    return _svg(width, height, title, description, body, "budget")
+
+
+def share_bar(parts: Sequence[tuple[str, float]], title: str, description: str) -> Markup:
+    """One bar cut into named parts (CSS classes) of a whole."""
+    width, height = 720, 26
+    whole = sum(max(value, 0.0) for _, value in parts) or 1.0
+    body, x = [_rect("track", 0, 0, width, height)], 0.0
+    for name, value in parts:
+        size = width * max(value, 0.0) / whole
+        if size > 0:
+            body.append(_rect(f"fill-{name}", x, 0, size, height, f"{name} {100 * value / whole:.1f} %"))
+        x += size
+    return _svg(width, height, title, description, body, "share")
+
+
+def length_bar(value: float, most: float) -> Markup:
+    """A bar behind a number of a table: decoration, hidden from those who listen, since the number stands there."""
+    width = 100 * max(value, 0.0) / most if most > 0 else 0.0
+    return Markup(
+        '<svg class="length" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true" focusable="false">'
+        '<rect class="track" width="100" height="6"/><rect class="fill-busy" width="{}" height="6"/></svg>'
+    ).format(_n(width))

@@ -1,0 +1,235 @@
+"""The monthly statement of one owner as one HTML file that needs nothing else, to read, to print and to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from gpuledger_collector.accounting.budget_ports import Ahead, Status
+from gpuledger_collector.accounting.budgets import money_text, percent_of, top
+from gpuledger_collector.accounting.chargeback import Report, Row
+from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.period import DAY_MS, Period, format_date, format_instant
+from gpuledger_collector.accounting.ports import ClosedPeriod
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.statement import Change, Section
+from gpuledger_collector.export import html, plots
+
+SHOWN_DRIVERS = 8
+SHOWN_FINDINGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a statement says. `ahead`: by currency, the end of an open month; `amended`: micro-units by currency.
+
+    `known_ms`: the ledger is rated up to here; None: not at all. `findings`: as storage names them.
+    """
+
+    level: str
+    owner: str
+    month: str
+    period: Period
+    made_ms: int
+    known_ms: int | None
+    closed: ClosedPeriod | None
+    sections: tuple[Section, ...]
+    changes: Mapping[str, Change]
+    unpriced_ns: int
+    ahead: Mapping[str, Ahead]
+    amended: Mapping[str, int]
+    budgets: tuple[Status, ...]
+    findings: Sequence[Mapping[str, Any]]
+    proofs: tuple[Proof, ...]
+    below: str | None
+
+
+def as_html(made: Statement) -> str:
+    """The page."""
+    return html.render(
+        "statement.html",
+        made=made,
+        policy=html.policy(),
+        days=(format_date(made.period.start_ms), format_date(made.period.end_ms - DAY_MS)),
+        status=status_of(made),
+        sections=[_section(made, one) for one in made.sections],
+        budgets=[budget_facts(one) for one in made.budgets],
+        findings=[finding_facts(one) for one in made.findings[:SHOWN_FINDINGS]],
+        more_findings=max(len(made.findings) - SHOWN_FINDINGS, 0),
+        amended=[(currency, micro) for currency, micro in sorted(made.amended.items()) if micro],
+        trust=trust(made.proofs),
+        made_at=format_instant(made.made_ms - made.made_ms % 1000),
+    )
+
+
+def index(level: str, month: str, rows: Sequence[tuple[str, str]], report: Report) -> str:
+    """A page that leads to the statements of a month. `rows`: owner and path."""
+    shown = [
+        {"owner": owner, "path": path, **_billed([row for row in report.rows if row.keys == (owner,)])}
+        for owner, path in rows
+    ]
+    return html.render("statements.html", level=level, month=month, rows=shown, policy=html.policy())
+
+
+def _billed(rows: Sequence[Row]) -> dict[str, str]:
+    priced = [row for row in rows if row.currency is not None]
+    costs = [f"{html.minor(row.cost_minor, row.currency or '')} {row.currency}" for row in priced]
+    return {"gpu_hours": html.hours(sum(row.gpu_ns for row in priced)), "cost": ", ".join(costs) or "no price"}
+
+
+def status_of(made: Statement) -> tuple[str, str]:
+    """Open or closed, and the sentence that says what follows from it."""
+    if made.closed is not None:
+        at = format_instant(made.closed.closed_ms - made.closed.closed_ms % 1000)
+        return "closed", f"Closed {at} by {made.closed.closed_by}: these charges do not change any more."
+    if made.known_ms is None or made.known_ms <= made.period.start_ms:
+        return "open", "Open, and nothing of it is rated yet."
+    if made.known_ms < made.period.end_ms:
+        at = format_instant(made.known_ms - made.known_ms % 1000)
+        return "open", f"Open: rated up to {at}. Charges may still change until the month is closed."
+    return "open", "Open: the month is over and rated, and may still change until it is closed."
+
+
+def trust(proofs: Sequence[Proof]) -> dict[str, Any]:
+    """What part of the fleet's time was observed, and on how many days the proof of conservation holds."""
+    capacity = sum(one.capacity_ns for one in proofs)
+    unobserved = sum(one.unobserved_ns for one in proofs)
+    return {
+        "days": len(proofs),
+        "holds": sum(one.holds for one in proofs),
+        "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
+        "unobserved_ns": unobserved,
+        "broken": [format_date(one.day_ms) for one in proofs if not one.holds],
+    }
+
+
+def budget_facts(status: Status) -> dict[str, Any]:
+    """A budget as a page shows it: amounts as texts, and its bar."""
+    budget, ahead, spent = status.budget, status.ahead, status.spend.cost_micro
+    share = percent_of(spent, budget.amount_micro)
+    currency = budget.currency
+    said = f"{share} % of {money_text(budget.amount_micro, currency)} is spent, "
+    said += f"{status.elapsed_percent} % of the time is over"
+    if ahead is None:
+        forecast, out = None, None
+    else:
+        forecast = (
+            f"{html.about(ahead.middle_micro, currency)} "
+            f"({html.about(ahead.low_micro, currency)} to {html.about(ahead.high_micro, currency)})"
+        )
+        out = None if ahead.run_out_ms is None or share >= 100 else format_date(ahead.run_out_ms)
+        said += f", forecast {forecast} {currency}"
+    over = share >= 100 or (ahead is not None and ahead.middle_micro >= budget.amount_micro)
+    return {
+        "name": budget.name,
+        "owner": budget.owner_label,
+        "currency": currency,
+        "spent": html.micro(spent, currency),
+        "amount": html.micro(budget.amount_micro, currency),
+        "share": share,
+        "elapsed": status.elapsed_percent,
+        "until": format_date(status.period.end_ms),
+        "forecast": forecast,
+        "out": out,
+        "state": "spent" if share >= 100 else "at risk" if over else "on course",
+        "bar": plots.budget_bar(
+            spent / MICRO,
+            budget.amount_micro / MICRO,
+            status.elapsed_percent / 100,
+            None if ahead is None else (ahead.low_micro / MICRO, ahead.middle_micro / MICRO, ahead.high_micro / MICRO),
+            f"Budget {budget.name}",
+            said,
+        ),
+    }
+
+
+def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding as a page shows it."""
+    currency = row["currency"]
+    who = row["workload_name"] or row["workload"] or "nobody's"
+    what = f"{row['model'] or 'GPU'} {row['subject']}".strip()
+    return {
+        "kind": row["kind"],
+        "state": str(row["state"]).replace("_", " "),
+        "what": what,
+        "who": who,
+        "user": row["user_name"] or "",
+        "team": row["team"] or "",
+        "since": format_instant(row["since_ms"] - row["since_ms"] % 60_000)[:16].replace("T", " "),
+        "open": row["resolved_ms"] is None,
+        "cost": None if currency is None else f"{html.micro(row['cost_micro'], currency)} {currency}",
+        "per_day": None
+        if currency is None or row["per_day_micro"] is None
+        else f"{html.micro(row['per_day_micro'], currency)} {currency}",
+    }
+
+
+def _section(made: Statement, one: Section) -> dict[str, Any]:
+    change = made.changes.get(one.currency)
+    return {
+        "made": one,
+        "currency": one.currency,
+        "row": one.row,
+        "used_percent": _percent(one.busy_ns, one.row.gpu_ns),
+        "idle_percent": None if one.row.idle_ns is None else _percent(one.row.idle_ns, one.row.gpu_ns),
+        "unknown_percent": _percent(one.unknown_ns, one.row.gpu_ns),
+        "share": _share(one),
+        "bars": _bars(one),
+        "days": [day for day in one.days if day.cost_micro is not None],
+        "change": None if change is None else _change(change, one.currency),
+        "ahead": made.ahead.get(one.currency),
+        "most": max((amount.cost_minor for amount in one.jobs), default=0),
+    }
+
+
+def _percent(part: int, whole: int) -> str:
+    return "0" if not whole else f"{100 * part / whole:.1f}"
+
+
+def _share(one: Section) -> Markup:
+    idle = one.row.idle_ns or 0
+    parts = (("busy", float(one.busy_ns)), ("idle", float(idle)), ("unknown", float(one.unknown_ns)))
+    said = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
+    return plots.share_bar(parts, "How the GPU-hours that you held were used", said)
+
+
+def _bars(one: Section) -> Markup:
+    stacks = [
+        plots.Stack(
+            format_date(day.day_ms)[8:],
+            None
+            if day.busy_ns is None
+            else tuple((value or 0) / GPU_NS_PER_HOUR for value in (day.busy_ns, day.idle_ns, day.unknown_ns)),
+        )
+        for day in one.days
+    ]
+    highest = max(one.days, key=lambda day: day.cost_micro or 0)
+    said = (
+        f"{sum(day.cost_micro is not None for day in one.days)} days; the dearest was {format_date(highest.day_ms)} "
+        f"with {html.micro(highest.cost_micro, one.currency)} {one.currency}. Each day is in the table below."
+    )
+    return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", said, "GPU-h")
+
+
+def _change(change: Change, currency: str) -> dict[str, Any]:
+    more = change.after_micro - change.before_micro
+    price, volume, mix = change.parts
+    return {
+        "before": html.micro(change.before_micro, currency),
+        "after": html.micro(change.after_micro, currency),
+        "change": html.signed(more, currency),
+        "percent": None if not change.before_micro else f"{100 * more / change.before_micro:+.1f} %",
+        "price": html.signed(price, currency),
+        "volume": html.signed(volume, currency),
+        "mix": html.signed(mix, currency),
+        "drivers": top(change.drivers, SHOWN_DRIVERS),
+        "before_days": (format_date(change.before.start_ms), format_date(change.before.end_ms - DAY_MS)),
+        "after_days": (format_date(change.after.start_ms), format_date(change.after.end_ms - DAY_MS)),
+        "missing": change.before.ms // DAY_MS - change.before_rated_days,
+        "of": change.before.ms // DAY_MS,
+        "shorter": change.before.ms - change.after.ms,
+    }

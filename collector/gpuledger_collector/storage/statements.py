@@ -1,0 +1,109 @@
+"""What the statement of one owner reads: the parts of what it was billed, and what was corrected.
+
+A part belongs to the period that bills it, as in the chargeback: days of the period, and corrections booked in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import ClosedPeriod
+from gpuledger_collector.accounting.statement import Job, Part
+from gpuledger_collector.storage.reports import LEVEL_COLUMNS
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_SUMS = """sum(l.gpu_ns), sum(l.busy_ns), sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro),
+    sum(l.idle_cost_micro), sum(l.energy_mj)"""
+_DAILY = """owner_id, state, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro, idle_cost_micro,
+    energy_mj"""
+_BILLED = """
+    SELECT day_ms AS at_ms, NULL::bigint AS amended_ms, {columns} FROM {table}
+        WHERE day_ms >= %(start)s AND day_ms < %(end)s
+    UNION ALL SELECT booked_day_ms, day_ms, {columns} FROM correction
+        WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
+"""
+
+
+def _of(level: str) -> str:
+    """The condition that a line is held by the owner `%(owner)s` of a level, as the chargeback names it."""
+    return f"l.state = 'held' AND coalesce(nullif({LEVEL_COLUMNS[level]}, ''), '{UNATTRIBUTED}') = %(owner)s"
+
+
+def owners(connection: Connection, level: str, period: Period) -> list[str]:
+    """Who is billed for something held in the period, at a level, by name; `(unattributed)` where nobody is known."""
+    lines = _BILLED.format(columns=_DAILY, table="ledger_day")
+    rows = connection.execute(
+        f"SELECT DISTINCT coalesce(nullif({LEVEL_COLUMNS[level]}, ''), '{UNATTRIBUTED}') FROM ({lines}) l "
+        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.state = 'held' ORDER BY 1",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    return [str(row[0]) for row in rows]
+
+
+def months(connection: Connection) -> list[str]:
+    """The months `YYYY-MM` that have a rated day, newest first."""
+    rows = connection.execute(
+        "SELECT DISTINCT to_char(to_timestamp(day_ms / 1000) AT TIME ZONE 'UTC', 'YYYY-MM') FROM day_proof "
+        "ORDER BY 1 DESC"
+    )
+    return [str(row[0]) for row in rows]
+
+
+def parts(connection: Connection, level: str, owner: str, below: str | None, period: Period) -> list[Part]:
+    """What the owner was billed, by day, next level below (None: there is none), model and currency."""
+    inner = "''" if below is None else f"coalesce({LEVEL_COLUMNS[below]}, '')"
+    lines = _BILLED.format(columns=_DAILY, table="ledger_day")
+    rows = connection.execute(
+        f"SELECT l.at_ms, l.amended_ms, {inner}, l.gpu_model, l.currency, {_SUMS} FROM ({lines}) l "
+        f"LEFT JOIN owner o ON o.id = l.owner_id WHERE {_of(level)} "
+        "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2 NULLS FIRST, 3, 4, 5",
+        {"start": period.start_ms, "end": period.end_ms, "owner": owner},
+    )
+    return [Part(*row[:5], *_integers(row[5:])) for row in rows]
+
+
+def workloads(connection: Connection, level: str, owner: str, period: Period) -> list[Job]:
+    """What each job of the owner was billed, by name, user, project and model; names as sealed where it is closed."""
+    lines = _BILLED.format(columns=f"{_DAILY}, workload_id", table="charge")
+    rows = connection.execute(
+        f"""
+        SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id,
+                '(unknown)'),
+            coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
+            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, {_SUMS}
+        FROM ({lines}) l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
+        LEFT JOIN billing_period p ON p.start_ms <= l.at_ms AND p.end_ms > l.at_ms
+        LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = l.workload_id
+        WHERE {_of(level)} GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+        """,
+        {"start": period.start_ms, "end": period.end_ms, "owner": owner},
+    )
+    return [Job(*row[:5], *_integers(row[5:])) for row in rows]
+
+
+def amended_later(connection: Connection, level: str, owner: str, period: Period) -> Mapping[str, int]:
+    """Micro-units by currency of corrections of the period's days that are booked after it."""
+    rows = connection.execute(
+        "SELECT l.currency, sum(l.cost_micro) FROM correction l LEFT JOIN owner o ON o.id = l.owner_id "
+        f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.booked_day_ms >= %(end)s AND {_of(level)} "
+        "AND l.currency IS NOT NULL GROUP BY 1 ORDER BY 1",
+        {"start": period.start_ms, "end": period.end_ms, "owner": owner},
+    )
+    return {str(currency): int(cost) for currency, cost in rows}
+
+
+def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
+    """The record of the period when it is closed."""
+    row = connection.execute(
+        "SELECT name, closed_ms, closed_by, lines, seal FROM billing_period WHERE start_ms = %s", (period.start_ms,)
+    ).fetchone()
+    return None if row is None else ClosedPeriod(row[0], period, *row[1:])
+
+
+def _integers(values: tuple[Any, ...]) -> list[Any]:
+    return [None if value is None else int(value) for value in values]
