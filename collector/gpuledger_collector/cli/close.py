@@ -67,7 +67,7 @@ def close(
             with bar("rating") as on_day:
                 bring_up_to_date(ledger, asked, now_ms, on_day)
         try:
-            with ledger.unit() as unit:
+            with ledger.unit(audited=True) as unit:
                 made = close_period(unit, period, asked, level, by or _user(), now_ms, unpriced=unpriced, dry=dry)
         except CannotClose as error:
             refuse(str(error), FINDINGS)

@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
-from gpuledger_collector.storage import outbox
+from gpuledger_collector.storage import audit, outbox
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -68,7 +68,30 @@ def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) 
             added += 1
         _insert(connection, budget, now)
     _supersede(connection, gone, now)
+    audit.record(connection, _changes(known, wanted), int(now.timestamp() * 1000))
     return ImportOutcome(added, updated + len(gone), unchanged)
+
+
+def _changes(known: Mapping[str, Budget], wanted: Sequence[Budget]) -> list[audit.Change]:
+    """What the audit log keeps when the budgets in force become others."""
+    old = {name: _facts(budget) for name, budget in known.items()}
+    new = {budget.name: _facts(budget) for budget in wanted}
+    return [
+        audit.Change("budget", name, old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _facts(budget: Budget) -> dict[str, object]:
+    return {
+        "owner": dict(budget.owner),
+        "period": budget.kind,
+        "span": None if budget.span is None else [budget.span.start_ms, budget.span.end_ms],
+        "amount_micro": budget.amount_micro,
+        "currency": budget.currency,
+        "terms": asdict(budget.terms),
+    }
 
 
 def _amount_of(budget: Budget) -> tuple[object, ...]:

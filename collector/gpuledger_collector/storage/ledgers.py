@@ -55,10 +55,12 @@ class Ledger:
         return open_connection(dsn, autocommit=autocommit, application="gpuledger-ledger")
 
     @contextmanager
-    def unit(self) -> Iterator[LedgerUnit]:
-        """A transaction over one snapshot, alone in writing the ledger; undone when the block raises."""
+    def unit(self, *, audited: bool = False) -> Iterator[LedgerUnit]:
+        """A transaction over one snapshot, alone in writing the ledger (and the audit log); undone when it raises."""
         with self.connect(autocommit=True) as connection:
             connection.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
+            if audited:
+                connection.execute("SELECT pg_advisory_lock(%s)", (Lock.AUDIT,))
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with connection.transaction():
                 yield LedgerUnit(connection)

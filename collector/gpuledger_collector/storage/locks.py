@@ -17,6 +17,7 @@ class Lock(enum.IntEnum):
     PRICES = 0x67707506
     FINDINGS = 0x67707509
     SCRAPES = 0x6770750A
+    AUDIT = 0x6770750B
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

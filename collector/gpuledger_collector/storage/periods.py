@@ -10,6 +10,7 @@ import psycopg
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ClosedPeriod, Invoice
+from gpuledger_collector.storage import audit
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -38,6 +39,8 @@ def close(
         (done.period.start_ms, done.period.end_ms, done.name, done.closed_ms, done.closed_by, level, done.lines,
          done.seal, json.dumps(content)),
     )  # fmt: skip
+    facts = {"closed_by": done.closed_by, "level": level, "lines": done.lines, "seal": done.seal}
+    audit.record(connection, [audit.Change("close", done.name, None, facts)], done.closed_ms)
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO invoice (period_start_ms, currency, owner, micro, minor) VALUES (%s, %s, %s, %s, %s)",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.storage import usage
+from gpuledger_collector.storage import audit, usage
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -54,6 +55,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
     known = {_identity(price): price for price in current(connection)}
     changed: list[Price] = []
+    told: list[audit.Change] = []
     added = updated = 0
     for price in prices:
         old = known.get(_identity(price))
@@ -66,7 +68,9 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
             changed.append(old)
             connection.execute("UPDATE price SET superseded_at = %s WHERE id = %s", (now, old.id))
         changed.append(price)
+        told.append(audit.Change("price", _place(price), None if old is None else _facts(old), _facts(price)))
         _insert(connection, price, now)
+    audit.record(connection, told, int(now.timestamp() * 1000))
     days = _mark(connection, changed, int(now.timestamp() * 1000))
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
@@ -89,6 +93,17 @@ def _insert(connection: Connection, price: Price, now: dt.datetime) -> None:
             now,
         ),
     )
+
+
+def _facts(price: Price) -> dict[str, object]:
+    """What the audit log keeps of a price; rates as text, for they are exact."""
+    return {name: value for name, value in asdict(price).items() if name != "id"}
+
+
+def _place(price: Price) -> str:
+    """Where a price holds, for people."""
+    names = (price.pool, price.gpu_model, price.purchase, price.region, price.node)
+    return f"{' '.join(name for name in names if name)} from {format_instant(price.effective_from_ms)}"
 
 
 def _identity(price: Price) -> tuple[object, ...]:

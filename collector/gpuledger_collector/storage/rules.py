@@ -11,6 +11,7 @@ import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.storage import audit
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -45,10 +46,22 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
                 now,
             ),
         )
+    told = [
+        audit.Change("rule", known[content].name, _facts(content), None) for content in known if content not in wanted
+    ]
+    told += [
+        audit.Change("rule", wanted[content].name, None, _facts(content)) for content in wanted if content not in known
+    ]
+    audit.record(connection, told, int(now.timestamp() * 1000))
     marked = 0
     if gone or new:
         marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
     return ImportOutcome(len(new), 0, len(wanted) - len(new), marked)
+
+
+def _facts(content: str) -> dict[str, object]:
+    names = ("name", "position", "match", "assign", "effective_from_ms", "effective_to_ms")
+    return dict(zip(names, json.loads(content), strict=True))
 
 
 def _content(rule: Rule) -> str:

@@ -627,3 +627,90 @@ dirty_scrape = sa.Table(
     sa.Index("ix_dirty_scrape_accelerator_id", "accelerator_id"),
     comment="Slots with new scrapes: marks are only ever added, and removed by the metering that saw them.",
 )
+
+# Trust: who may do what, and who changed what.
+
+token = sa.Table(
+    "token",
+    metadata,
+    _id(),
+    sa.Column("name", sa.Text, nullable=False, comment="rotation makes a second one of the same name"),
+    sa.Column("role", sa.Text, nullable=False, comment="agent, viewer, finance or admin"),
+    sa.Column("node", sa.Text, comment="of an agent: the only node that it may report; null: any"),
+    sa.Column("owner", pg.JSONB, comment="of a viewer: level -> value, the subtree that it may see"),
+    sa.Column("hash", sa.Text, nullable=False, unique=True, comment="SHA-256 of the secret, hexadecimal"),
+    sa.Column("made_ms", BIG, nullable=False),
+    sa.Column("expires_ms", BIG),
+    sa.Column("last_used_ms", BIG, comment="to about a minute"),
+    sa.Column("revoked_ms", BIG),
+    sa.CheckConstraint("role IN ('agent', 'viewer', 'finance', 'admin')", name="role"),
+    sa.CheckConstraint("(role = 'viewer') = (owner IS NOT NULL)", name="owner"),
+    sa.CheckConstraint("role = 'agent' OR node IS NULL", name="node"),
+    comment="Tokens by the hash of their secret; rows are never deleted.",
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("number", BIG, primary_key=True, autoincrement=False, comment="1, 2, 3 and so on, without a gap"),
+    sa.Column("at_ms", BIG, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("what", sa.Text, nullable=False, comment="kind of what was changed"),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("before", pg.JSON, comment="null: it was not there"),
+    sa.Column("after", pg.JSON, comment="null: it is not in force any more"),
+    sa.Column("previous", sa.Text, nullable=False, comment="hash of the row before; empty: this is the first"),
+    sa.Column("hash", sa.Text, nullable=False, comment="SHA-256 over all of this row, hexadecimal"),
+    comment="Who changed what, chained by hashes. Rows are added and never changed: triggers refuse it.",
+)
+
+# Recommendations
+
+
+def _estimate(what: str) -> list[sa.Column[int]]:
+    """Low, expected and high of one kind of saving in the window; null: it has no price, never 0."""
+    return [sa.Column(f"{what}_{which}_micro", BIG) for which in ("low", "expected", "high")]
+
+
+recommendation = sa.Table(
+    "recommendation",
+    metadata,
+    _id(),
+    sa.Column("key", sa.Text, nullable=False, unique=True, comment="kind and subject: advised once"),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    _text("team"),
+    sa.Column("owner", pg.JSONB, nullable=False, comment="level -> value; empty: the pool's"),
+    sa.Column("advice", sa.Text, nullable=False, comment="the sentence that people read"),
+    sa.Column("evidence", pg.JSONB, nullable=False),
+    sa.Column("scope", pg.JSONB, nullable=False, comment="which charges show its realised saving"),
+    sa.Column("start_ms", BIG, nullable=False, comment="the observed window: all amounts are of it"),
+    sa.Column("end_ms", BIG, nullable=False),
+    sa.Column("price_ids", pg.ARRAY(BIG), nullable=False, comment="version of the price book: the rates used"),
+    sa.Column("currency", sa.Text),
+    *_estimate("cash"),
+    *_estimate("capacity"),
+    *_estimate("energy"),
+    sa.Column("freed_gpu_ns", BIG, nullable=False, comment="expected"),
+    sa.Column("state", sa.Text, nullable=False, comment="open, accepted, rejected, done or expired"),
+    sa.Column("made_ms", BIG, nullable=False),
+    sa.Column("expires_ms", BIG, nullable=False),
+    sa.Column("decided_ms", BIG),
+    _text("decided_by"),
+    _text("reason"),
+    sa.Column("realised_micro", BIG, comment="by the ledger since it was accepted; may be negative; null: not yet"),
+    sa.Column("realised_until_ms", BIG),
+    sa.Column("realised", pg.JSONB, comment="what was compared: costs and busy time before and after"),
+    comment="Advice with what it would have saved in the observed window, and what became of it.",
+)
+
+recommendation_run = sa.Table(
+    "recommendation_run",
+    metadata,
+    sa.Column("made_ms", BIG, primary_key=True, autoincrement=False),
+    sa.Column("start_ms", BIG, nullable=False),
+    sa.Column("end_ms", BIG, nullable=False),
+    sa.Column("joint", pg.JSONB, nullable=False, comment="by currency, all open advice followed at once"),
+    sa.Column("not_evaluated", pg.JSONB, nullable=False, comment="what could not be judged, and why"),
+    comment="The last look for advice.",
+)
