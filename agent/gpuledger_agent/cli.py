@@ -149,7 +149,7 @@ def release_command(given: argparse.Namespace) -> int:
     from gpuledger_agent import release
     from gpuledger_agent.simulate import step_ms
 
-    folder = settings_of(given).spool_folder
+    folder = settings_of(given).agent_folder
     until_ms = time.time_ns() // 1_000_000 + step_ms(given.duration, "--for", release.LONGEST_MS)
     release.write(folder, release.Release(until_ms))
     for _ in range(CONFIRM_TRIES):
@@ -166,7 +166,7 @@ def resume_command(given: argparse.Namespace) -> int:
     """`resume`."""
     from gpuledger_agent import release
 
-    there = release.clear(settings_of(given).spool_folder)
+    there = release.clear(settings_of(given).agent_folder)
     print("the GPUs are taken up again with the next sample" if there else "nothing was released")
     return DONE
 

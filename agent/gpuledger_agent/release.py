@@ -38,8 +38,12 @@ def write(folder: Path, release: Release) -> None:
     """Puts the note there, whole or not at all. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{NAME}.{os.getpid()}"
-    fresh.write_text(json.dumps(asdict(release)))
-    fresh.chmod(0o644)  # the agent has another user than the administrator, whose umask may hide the note from it
+    fresh.unlink(missing_ok=True)
+    # Root writes here, and the folder is another user's: never through a link that he made (O_EXCL).
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o644)  # an administrator's umask must not hide the note from the agent's user
+        file.write(json.dumps(asdict(release)))
     fresh.replace(folder / NAME)
 
 

@@ -17,6 +17,8 @@ from gpuledger_agent.readings import AgentError
 
 PREFIX = "GPULEDGER_AGENT_"
 LAST_PORT = 65_535
+SERVICE_STATE = Path("/var/lib/gpuledger-agent")
+"""StateDirectory= of our systemd units."""
 SOURCES = ("nvml", "dcgm", "simulated", "replay")
 
 
@@ -111,7 +113,24 @@ class Settings:
         if state:
             return Path(state.split(":")[0])
         home = os.environ.get("XDG_STATE_HOME")
-        return (Path(home) if home else Path.home() / ".local/state") / "gpuledger-agent"
+        if home:
+            return Path(home) / "gpuledger-agent"
+        try:
+            return Path.home() / ".local/state/gpuledger-agent"
+        except RuntimeError:  # no HOME, and a user id without a name, as in many containers
+            raise SettingsError("spool_dir: this user has no home folder, so it must be set") from None
+
+    @property
+    def agent_folder(self) -> Path:
+        """Where the agent of this machine keeps its state, for a person's command: that of our unit, if it is there.
+
+        Raises SettingsError when this user may not write there.
+        """
+        if self.spool_dir is not None or "STATE_DIRECTORY" in os.environ or not os.path.lexists(SERVICE_STATE):
+            return self.spool_folder
+        if not os.access(SERVICE_STATE, os.W_OK | os.X_OK):
+            raise SettingsError(f"{SERVICE_STATE} belongs to the agent's service: run this as root")
+        return SERVICE_STATE
 
     @property
     def token_path(self) -> Path | None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_agent import settings
 from gpuledger_agent.settings import FIELDS, PREFIX, Settings, SettingsError, load
 
 
@@ -59,3 +60,28 @@ def test_any_environment_gives_settings_or_a_sentence(values):
     except SettingsError as error:
         made = error
     assert isinstance(made, Settings) or str(made)
+
+
+def test_a_persons_command_finds_the_folder_of_the_service(tmp_path, monkeypatch):
+    """`sudo gpuledger-agent release` must reach the agent of the unit; what a person sets goes before that."""
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    service = tmp_path / "service"
+    monkeypatch.setattr(settings, "SERVICE_STATE", service)
+    assert Settings().agent_folder == tmp_path / "home/gpuledger-agent"
+    service.symlink_to(tmp_path / "private")  # as DynamicUser= has it; others may not look behind it
+    with pytest.raises(SettingsError, match="run this as root"):
+        _ = Settings().agent_folder
+    (tmp_path / "private").mkdir()
+    assert Settings().agent_folder == service
+    assert Settings().spool_folder == tmp_path / "home/gpuledger-agent"
+    assert Settings(spool_dir=tmp_path).agent_folder == tmp_path
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    """A container with a user id of no name, and no HOME: a sentence, no traceback."""
+    for name in ("HOME", "XDG_STATE_HOME", "STATE_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+    with pytest.raises(SettingsError, match="spool_dir: this user has no home folder"):
+        _ = Settings().spool_folder

@@ -152,6 +152,17 @@ def test_the_agents_user_may_read_a_note_of_a_careful_administrator(tmp_path):
     assert (tmp_path / release.NAME).stat().st_mode & 0o777 == 0o644
 
 
+def test_a_note_is_never_written_through_a_link(tmp_path):
+    """Root writes it into the agent's folder: a link that the agent's user puts there must not lead root elsewhere."""
+    victim = tmp_path / "shadow"
+    victim.write_text("precious")
+    victim.chmod(0o600)
+    (tmp_path / f".{release.NAME}.{os.getpid()}").symlink_to(victim)
+    release.write(tmp_path, release.Release(1))
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("precious", 0o600)
+    assert not (tmp_path / release.NAME).is_symlink()
+
+
 def test_an_owner_source_that_raises_takes_no_other_with_it(daemon, spool):
     """The others' holders are held; what only the broken one knows is not called free: it is unseen, then held on."""
     rounds(daemon, 2)
