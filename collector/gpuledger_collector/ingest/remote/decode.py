@@ -1,9 +1,9 @@
 """From a body of remote write to columns of samples, bounded before and after decompression.
 
 Most of a 1.0 body repeats what every scrape repeats: the same labels, one new value. Such a body is walked: the bytes
-of a series but its last 18 are its labels, known from before, and those 18 are one sample in the only form in which
-senders write it. A key enters the book only after its bytes were read as labels and nothing else, so a walked series
-is exactly what protobuf reads; whatever looks otherwise sends the whole body through protobuf.
+of a series but its last 18 (9 where the value is 0) are its labels, known from before, and those are one sample in the
+only form in which senders write it. A key enters the book only after its bytes were read as labels and nothing else, so
+a walked series is exactly what protobuf reads; whatever looks otherwise sends the whole body through protobuf.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import numpy as np
 from gpuledger_collector.ingest.columns import Array
 from gpuledger_collector.ingest.decode import Refused
 from gpuledger_collector.ingest.remote.messages import RAW, TWO
-from gpuledger_collector.ingest.remote.series import BAD, TAKEN, BadSeries, Book, labels_of
+from gpuledger_collector.ingest.remote.series import BAD, MOST_LABELS, TAKEN, BadSeries, Book, labels_of
 from gpuledger_collector.ingest.validate import EARLIEST_MS
 
-MAX_INFLATED_BYTES = 16 * 1024 * 1024
+MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """A request of Prometheus has 2,000 samples by default: about 1 MB."""
+MOST_SAMPLES = 100_000
+"""Samples, and series, of one request: the smallest take 2 bytes on the wire and a hundred times that in memory."""
+MOST_KEY = 64 * 1024
 FUTURE_MS = 600_000
 """How far ahead of our clock a scrape may be: an instant far ahead would make all that follows too old."""
 STALE = 0x7FF0000000000002
@@ -32,6 +35,9 @@ MOST_REASONS = 5
 _TAIL = 18
 """Bytes of a sample inside a series: tag, length 16, tag and 8 bytes of value, tag and 6 bytes of instant."""
 _TAIL_START = b"\x12\x10\x09"
+_ZERO_TAIL = 9
+"""The same without the value: protobuf leaves out what is 0."""
+_ZERO_TAIL_START = b"\x12\x07\x10"
 _INSTANT_TAG = 0x10
 
 
@@ -103,7 +109,9 @@ _Columns = tuple[Array, Array, Array]
 
 def _walk(plain: bytes, book: Book) -> _Columns | None:
     """The samples of a body of the common form; None for any other. Series that are new are entered."""
-    numbers, tails = [], []
+    numbers: list[int] = []
+    ends: list[int] = []
+    zeros: list[int] = []
     known = book.numbers
     at, size = 0, len(plain)
     while at < size:
@@ -118,8 +126,13 @@ def _walk(plain: bytes, book: Book) -> _Columns | None:
             start += 1
         at = start + length
         tail = at - _TAIL
-        if at > size or tail < start or plain[tail : tail + 3] != _TAIL_START:
+        if at > size:
             return None
+        if plain[tail : tail + 3] != _TAIL_START or tail < start:
+            tail = at - _ZERO_TAIL
+            if plain[tail : tail + 3] != _ZERO_TAIL_START or tail < start:
+                return None
+            zeros.append(len(ends))
         key = plain[start:tail]
         number = known.get(key)
         if number is None:
@@ -127,16 +140,22 @@ def _walk(plain: bytes, book: Book) -> _Columns | None:
             if number is None:
                 return None
         numbers.append(number)
-        tails.append(tail)
-    if not numbers:
+        ends.append(at)
+    return _tails(plain, np.array(numbers, dtype="<i8"), np.array(ends), np.array(zeros, dtype="<i8"))
+
+
+def _tails(plain: bytes, numbers: Array, ends: Array, zeros: Array) -> _Columns | None:
+    """Values and instants from the last bytes of each series; None when an instant is not written in 6 bytes."""
+    if not 0 < len(ends) <= MOST_SAMPLES:
         return None
-    grid = np.frombuffer(plain, dtype="u1")[np.array(tails)[:, None] + np.arange(3, _TAIL)]
-    instants = grid[:, 9:15]
+    grid = np.frombuffer(plain, dtype="u1")[np.maximum(ends[:, None] + np.arange(-15, 0), 0)]
+    instants = grid[:, 9:]
     if (grid[:, 8] != _INSTANT_TAG).any() or (instants[:, :5] < 0x80).any() or (instants[:, 5] >= 0x80).any():
         return None
     values = np.ascontiguousarray(grid[:, :8]).view("<f8")[:, 0]
+    values[zeros] = 0.0
     at_ms = (instants.astype("<i8") & 0x7F) @ (1 << 7 * np.arange(6, dtype="<i8"))
-    return np.array(numbers, dtype="<i8"), values, at_ms
+    return numbers, values, at_ms
 
 
 def _enter(book: Book, key: bytes) -> int | None:
@@ -151,6 +170,10 @@ def _enter(book: Book, key: bytes) -> int | None:
 
 
 def _number(book: Book, key: Hashable, size: int, parts: list[bytes]) -> int:
+    if len(parts) > MOST_LABELS or size > MOST_KEY:
+        return book.enter(
+            None, 0, BadSeries(f"has more than {MOST_LABELS} labels, or more than {MOST_KEY} bytes of them")
+        )
     try:
         return book.enter(key, size, labels_of(parts))
     except BadSeries as bad:
@@ -162,11 +185,12 @@ def _read_one(plain: bytes, book: Book) -> _Columns:
         request = RAW["WriteRequest"].FromString(plain)
     except Exception as error:  # protobuf's DecodeError
         raise Refused(400, "the body is no prometheus.WriteRequest") from error
+    _bound(request)
     rows: list[tuple[int, float, int]] = []
     for series in request.timeseries:
-        parts = list(series.labels)
         if not len(series.samples):
             continue
+        parts = list(series.labels[: MOST_LABELS + 1])
         key = tuple(parts)
         number = book.numbers.get(key)
         if number is None:
@@ -180,6 +204,7 @@ def _read_two(plain: bytes, book: Book) -> _Columns:
         request = TWO["Request"].FromString(plain)
     except Exception as error:  # protobuf's DecodeError
         raise Refused(400, "the body is no io.prometheus.write.v2.Request") from error
+    _bound(request)
     symbols = list(request.symbols)
     if symbols[:1] != [""]:
         raise Refused(400, "the first symbol is not the empty one")
@@ -191,11 +216,22 @@ def _read_two(plain: bytes, book: Book) -> _Columns:
     return _columns(rows)
 
 
+def _bound(request: Any) -> None:
+    """Raise Refused (413) for more than is taken at once, before any of it becomes Python's."""
+    samples = 0
+    if len(request.timeseries) <= MOST_SAMPLES:
+        samples = sum(len(series.samples) for series in request.timeseries)
+    if len(request.timeseries) > MOST_SAMPLES or samples > MOST_SAMPLES:
+        raise Refused(413, f"the request has more than {MOST_SAMPLES} series or samples: send fewer in one request")
+
+
 def _number_two(series: Any, symbols: list[str], book: Book) -> int:
-    refs = list(series.labels_refs)
+    refs = list(series.labels_refs[: 2 * MOST_LABELS + 2])
     if len(refs) % 2 or (refs and max(refs) >= len(symbols)):
         raise Refused(400, "labels_refs: are not pairs of places in symbols")
     key = tuple([symbols[ref] for ref in refs])
+    if len(refs) > 2 * MOST_LABELS or sum(map(len, key)) > MOST_KEY:
+        return _number(book, None, 0, [b""] * (MOST_LABELS + 1))
     number = book.numbers.get(key)
     if number is None:
         pairs = list(zip(key[::2], key[1::2], strict=True))

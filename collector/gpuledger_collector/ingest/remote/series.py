@@ -29,6 +29,8 @@ MOST_NAME = 1024
 MOST_VALUE = 4096
 MOST_SERIES = 600_000
 MOST_KEY_BYTES = 384 * 1024 * 1024
+SERIES_BYTES = 200
+"""What a series takes beside its key."""
 FOREIGN, BAD, TAKEN = 0, 1, 2
 NONE = -1
 METRIC_NUMBER = {metric.name: number for number, metric in enumerate(METRICS)}
@@ -110,7 +112,7 @@ class Book:
                 self._rows.append((BAD, NONE, NONE, 1.0, False, NONE, NONE))
                 self.reasons[number] = str(bad)
             self.numbers[key] = number
-            self.key_bytes += size
+            self.key_bytes += size + SERIES_BYTES
             return number
 
     def _row(self, meaning: Meaning | None) -> tuple[object, ...]:
