@@ -20,7 +20,7 @@ from gpuledger_agent.catalogue import BY_NAME, METRICS
 from gpuledger_agent.join import Witnesses, ask
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.places import Places
-from gpuledger_agent.readings import Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
+from gpuledger_agent.readings import AgentError, Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.sources.recording import header_line, open_text, tick_line
 
@@ -32,7 +32,14 @@ PERSISTENCE_HINT = (
     "persistence mode is off, so that a cold card waits seconds and forgets counters; run nvidia-persistenced"
 )
 PERMISSION_HINT = "some readings need root, or the capability CAP_SYS_ADMIN, on this driver"
-DONE, FINDINGS, LACKING = 0, 1, 3
+DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
+LONGEST_INTERVAL_S = 3600
+
+
+class BadSpan(AgentError):
+    """A recording cannot be that long, or its samples that far apart."""
+
+    permanent = True
 
 
 class Looking(Protocol):
@@ -225,6 +232,8 @@ def record(settings: Looking, path: Path, seconds: float, interval: float) -> in
 
     The file appears whole, or (when the source or the disk fails) not at all.
     """
+    if not (seconds >= 0 and 0 < interval <= LONGEST_INTERVAL_S):
+        raise BadSpan(f"--seconds must be 0 or more, --interval above 0 and at most {LONGEST_INTERVAL_S}")
     source: Source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
     owners = open_owners(
         settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
@@ -265,6 +274,9 @@ def main(arguments: Sequence[str]) -> int:
     except SourceUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return LACKING
+    except BadSpan as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_INPUT
     except OSError as error:
         sys.stderr.write(f"{error.filename or 'the system'}: {error.strerror or error}\n")
         return LACKING

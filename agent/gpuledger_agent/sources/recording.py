@@ -12,18 +12,21 @@ import dataclasses
 import gzip
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, get_args
 
+from gpuledger_agent.catalogue import BY_NAME
 from gpuledger_agent.readings import (
     Accelerator,
     Health,
     HealthStatus,
     Holder,
     Inventory,
+    Labelled,
     Process,
     Sample,
     SourceUnavailable,
@@ -32,6 +35,9 @@ from gpuledger_agent.readings import (
 
 FORMAT = "gpuledger-recording/1"
 WORKLOAD_KINDS = frozenset({"slurm", "kubernetes", "container", "process", "static", "simulated", "dcgm"})
+
+
+_LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 
 def open_text(path: Path, mode: str) -> IO[str]:
@@ -59,6 +65,9 @@ def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, S
             row["processes"] = [[entry.pid, entry.memory_bytes, entry.kind] for entry in sample.processes]
         if sample.health != Health():
             row["health"] = [sample.health.status, sample.health.cause]
+        if sample.series:
+            row["series"] = {name: [[dict(one.labels), one.value] for one in several]
+                             for name, several in sample.series.items()}  # fmt: skip
         if holders.get(sample.uuid):
             row["holders"] = [_holder_row(holder) for holder in holders[sample.uuid]]
         rows.append(row)
@@ -173,7 +182,21 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     health = Health(_one_of(status, frozenset(get_args(HealthStatus))), _typed(cause, str))
     values = {name: _number(name, value) for name, value in row["values"].items()}
     absent = {name: _typed(reason, str) for name, reason in row.get("absent", {}).items()}
-    return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health)
+    series = {_metric(name): [_labelled(name, *one) for one in several]
+              for name, several in row.get("series", {}).items()}  # fmt: skip
+    return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series)
+
+
+def _metric(name: str) -> str:
+    if name not in BY_NAME:
+        raise ValueError(f"{name!r} is no metric of the catalogue")
+    return name
+
+
+def _labelled(name: str, labels: dict[str, Any], value: Any) -> Labelled:
+    if not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"{name} has a label that is none")
+    return Labelled(tuple((label, _typed(text, str)) for label, text in labels.items()), _number(name, value))
 
 
 def _number(name: str, value: Any) -> float | int:

@@ -5,6 +5,7 @@ import json
 import os
 
 import pynvml
+import pytest
 
 from gpuledger_agent.catalogue import METRICS
 from gpuledger_agent.metrics import Call
@@ -147,6 +148,17 @@ def test_check_says_what_the_card_gives_and_why_not_the_rest(card):
     assert "not supported by this card: " in answer.stdout
 
 
+@pytest.mark.parametrize(
+    "span", [("--interval", "inf"), ("--interval", "nan"), ("--seconds", "-1"), ("--seconds", "nan")]
+)
+def test_a_recording_of_a_span_that_is_none_is_refused(card, tmp_path, span):
+    """One sentence and status 2; no file."""
+    answer = card.command("record", str(tmp_path / "x.jsonl"), "--source", "simulated", *span)
+    assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
+    assert "--interval above 0" in answer.stderr
+    assert not (tmp_path / "x.jsonl").exists()
+
+
 def test_a_recording_replays_what_was_seen(card, tmp_path):
     """What `record` wrote, `--source replay` shows again: same accelerators, same metrics, same reasons."""
     card.scenario("gpus 2\nbusy 0 50\n")
@@ -159,6 +171,7 @@ def test_a_recording_replays_what_was_seen(card, tmp_path):
         assert is_now["uuid"] == was["uuid"]
         assert is_now["metrics"] == was["metrics"]
         assert is_now["absent"] == was["absent"]
+        assert is_now["series"].keys() == was["series"].keys() > set()
 
 
 LOOK = """

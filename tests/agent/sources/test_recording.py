@@ -13,6 +13,7 @@ from gpuledger_agent.readings import (
     Health,
     Holder,
     Inventory,
+    Labelled,
     Process,
     Sample,
     SourceUnavailable,
@@ -58,10 +59,14 @@ workloads = st.builds(
     processes,
     verdicts,
     st.lists(st.builds(Holder, workloads, st.integers(1, 9)), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["gpu_nvlink_link_up", "gpu_xid_errors_total"]),
+        st.lists(st.builds(Labelled, st.tuples(st.tuples(st.just("link"), names)), numbers), min_size=1, max_size=3),
+    ),
 )
-def test_what_is_written_is_what_is_read(tmp_path_factory, values, absent, running, health, holders):
-    """Readings, reasons, processes, health and holders survive the file exactly."""
-    sample = Sample("GPU-a", 0, values, absent, tuple(running), health)
+def test_what_is_written_is_what_is_read(tmp_path_factory, values, absent, running, health, holders, series):
+    """Readings, series, reasons, processes, health and holders survive the file exactly."""
+    sample = Sample("GPU-a", 0, values, absent, tuple(running), health, series)
     path = tmp_path_factory.mktemp("r") / "one.jsonl"
     path.write_text(HEAD + "\n" + recording.tick_line(0, [sample], {"GPU-a": holders}) + "\n", encoding="utf-8")
     read = recording.read(path)
@@ -70,6 +75,7 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, values, absent, runni
     (tick,) = read.ticks
     (back,) = tick.samples
     assert (back.values, back.absent, back.processes, back.health) == (values, absent, tuple(running), health)
+    assert back.series == series
     assert list(tick.holders.get("GPU-a", ())) == holders
 
 
