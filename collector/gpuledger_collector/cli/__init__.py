@@ -32,8 +32,10 @@ COMMANDS = (
     "gpuledger_collector.cli.audit",
     "gpuledger_collector.cli.idle",
     "gpuledger_collector.cli.anomalies",
+    "gpuledger_collector.cli.what_if",
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",
+    "gpuledger_collector.cli.plan",
 )
 """Modules with a `register(app: typer.Typer) -> None`, in the order of `--help`."""
 

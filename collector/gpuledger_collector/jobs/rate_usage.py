@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
 from gpuledger_collector.accounting.corrections import difference
@@ -49,31 +49,59 @@ def rate_usage(store: Store, now_ms: int, period: Period = ALWAYS, on_day: OnDay
     return len(days)
 
 
+@dataclass(frozen=True, slots=True)
+class DayUsage:
+    """All that the charges of a day follow from, but for the price book."""
+
+    day: Period
+    until_ms: int
+    stays: Mapping[int, Sequence[Stay]]
+    pieces: Mapping[int, Sequence[UsagePiece]]
+    imported: Sequence[ImportedUsage]
+    owners: Owners
+
+
 def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     """Fold what is left to fold of a day, rate it and write it."""
     day = Period(day_ms, day_ms + DAY_MS)
     fold_marks(unit, unit.marks(day))
-    book = PriceBook(unit.prices())
+    usage = usage_of(unit, day, now_ms)
+    charges, capacities = priced(usage, PriceBook(unit.prices()))
+    rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges))
+    _write(unit, day, rated, now_ms)
+    return rated
+
+
+def usage_of(unit: Unit, day: Period, now_ms: int) -> DayUsage:
+    """What happened on a day, as far as it has been folded."""
     until_ms = _rated_until(unit, day, now_ms)
-    stays = stays_of(unit.capacity(day))
     pieces = _pieces(unit, day, until_ms)
     imported = list(_not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
     holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
     owners = Owners(unit.rules(), unit.workloads(sorted(holders | {usage.workload_id for usage in imported})))
+    return DayUsage(day, until_ms, stays_of(unit.capacity(day)), pieces, imported, owners)
+
+
+def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost]]:
+    """The charges of a day under a price book, and the capacity x rate that they must add up to."""
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
-    starts = [atom.start_ms for atom in atoms(day, book.cuts(day))]
-    for accelerator_id, mine in stays.items():
-        for stay, capacity in _places(mine, day):
-            inside = _inside(pieces.get(accelerator_id, ()), mine, capacity, starts)
-            owner_of = owners.at(stay.accelerator.pool, stay.accelerator.node)
-            charges += rate_accelerator_day(stay.accelerator, day, capacity, inside, book, owner_of, until_ms)
-            capacities.append(capacity_cost(stay.accelerator, day, capacity, book, until_ms))
-    for usage in imported:
-        charges += rate_imported(usage, day, book, owners.at(usage.pool, usage.node), until_ms)
-    rated = RatedDay(charges, summarise(charges), prove(day, until_ms, capacities, charges))
-    _write(unit, day, rated, now_ms)
-    return rated
+    for stay, capacity, inside in places(usage, book):
+        owner_of = usage.owners.at(stay.accelerator.pool, stay.accelerator.node)
+        charges += rate_accelerator_day(stay.accelerator, usage.day, capacity, inside, book, owner_of, usage.until_ms)
+        capacities.append(capacity_cost(stay.accelerator, usage.day, capacity, book, usage.until_ms))
+    for one in usage.imported:
+        owner_of = usage.owners.at(one.pool, one.node)
+        charges += rate_imported(one, usage.day, book, owner_of, usage.until_ms)
+    return charges, capacities
+
+
+def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Stay, list[Period], list[UsagePiece]]]:
+    """Each accelerator in each of its places: when it was there, and its pieces under the atoms of the price book."""
+    starts = [atom.start_ms for atom in atoms(usage.day, book.cuts(usage.day))]
+    for accelerator_id, mine in usage.stays.items():
+        for stay, capacity in _places(mine, usage.day):
+            yield stay, capacity, _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
 
 
 def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:

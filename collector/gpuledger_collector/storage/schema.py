@@ -698,10 +698,10 @@ recommendation = sa.Table(
     sa.Column("decided_ms", BIG),
     _text("decided_by"),
     _text("reason"),
-    sa.Column("realised_micro", BIG, comment="by the ledger since it was accepted; may be negative; null: not yet"),
+    sa.Column("realised_micro", BIG, comment="by the ledger since acceptance; may be negative; null: not yet"),
     sa.Column("realised_until_ms", BIG),
     sa.Column("realised", pg.JSONB, comment="what was compared: costs and busy time before and after"),
-    comment="Advice with what it would have saved in the observed window, and what became of it.",
+    comment="Advice, what it would have saved in the observed window, and what came of it.",
 )
 
 recommendation_run = sa.Table(

@@ -1,0 +1,207 @@
+"""The other ledger: the same usage with some of its time given back, set free, or held at another rate.
+
+A saving is the difference of two ledgers over the same usage. Every advice says what it would have done to the time of
+single accelerator-atoms (a `Change`); the changes of several advices are merged before anything is priced, so time
+that two of them give back is given back once. Both ledgers are priced by the same rating.
+
+Law: what several advices save together never exceeds the sum of what each saves alone, but for the rounding of an
+atom's parts (a micro-unit each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from gpuledger_collector.accounting.money import RATE_DIGITS, cost_micro
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.pricing import Price, PriceBook
+from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns, split
+from gpuledger_collector.accounting.rating import Charge, RatedAccelerator, rate_accelerator_day
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UsagePiece
+
+GIVEN_BACK, SPARE, MOVED = "given_back", "spare", "moved"
+"""States of the other ledger: returned to whom it was rented from, free for others, held at another rate."""
+RENTED = frozenset({"on_demand", "spot"})
+"""Ways of buying that stop costing when the accelerator goes back."""
+PERMILLE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an advice does to the time that one holder (None: nobody) has of an accelerator from an atom's begin on.
+
+    `back_permille` and `spare_permille` are thousandths of that time; what remains may be `moved_to` another rate.
+    """
+
+    accelerator_id: int
+    workload_id: int | None
+    at_ms: int
+    back_permille: int = 0
+    spare_permille: int = 0
+    moved_to: Price | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """So many GPUs of one kind reserved for the whole period, at a rate per GPU-hour that is paid in any case."""
+
+    pool: str
+    gpu_model: str
+    gpus: int
+    rate: Decimal
+    currency: str
+    price_id: int | None = None
+
+
+@dataclass(slots=True)
+class Saving:
+    """The difference of two ledgers in one currency, in micro-units; cash and freed capacity are never added."""
+
+    cash_micro: int = 0
+    capacity_micro: int = 0
+    freed_gpu_ns: int = 0
+    unpriced_gpu_ns: int = 0
+    price_ids: set[int] = field(default_factory=set)
+    paid_ns: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
+    """GPU-nanoseconds that are still rented on demand: by pool, model, rate as text and hour (for reservations)."""
+
+
+OwnerOf = Callable[[int, int], OwnerPath]
+_Place = tuple[int, int | None, int]
+
+
+def merged(changes: Iterable[Change]) -> dict[_Place, Change]:
+    """One change for each accelerator, holder and atom: of several the largest part, and the lowest rate."""
+    found: dict[_Place, Change] = {}
+    for change in changes:
+        key = (change.accelerator_id, change.workload_id, change.at_ms)
+        known = found.get(key)
+        found[key] = change if known is None else _both(known, change)
+    return found
+
+
+def _both(one: Change, other: Change) -> Change:
+    back = max(one.back_permille, other.back_permille)
+    freed = max(one.back_permille + one.spare_permille, other.back_permille + other.spare_permille)
+    rates = [price for price in (one.moved_to, other.moved_to) if price is not None]
+    lowest = min(rates, key=lambda price: (price.rate, price.id or 0)) if rates else None
+    return replace(one, back_permille=back, spare_permille=min(PERMILLE, freed) - back, moved_to=lowest)
+
+
+def changed(
+    pieces: Iterable[UsagePiece], changes: Mapping[_Place, Change]
+) -> tuple[list[UsagePiece], dict[Price, list[UsagePiece]]]:
+    """The pieces after the changes; what moves stays among them as MOVED, and is given again under its new rate."""
+    kept: list[UsagePiece] = []
+    moved: dict[Price, list[UsagePiece]] = {}
+    for piece in pieces:
+        change = None
+        if piece.state in {HELD, UNALLOCATED}:
+            change = changes.get((piece.accelerator_id, piece.workload_id, piece.start_ms))
+        if change is None:
+            kept.append(piece)
+            continue
+        back, spare = change.back_permille, change.spare_permille
+        parts = split(piece.held_ms, (PERMILLE - back - spare, back, spare))
+        stays = _part(piece, piece.state, parts[0])
+        if change.moved_to is not None:
+            hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
+            moved.setdefault(change.moved_to, []).append(replace(stays, start_ms=hour_ms))
+            stays = _part(piece, MOVED, parts[0])
+        whole = [stays, _part(piece, GIVEN_BACK, parts[1]), _part(piece, SPARE, parts[2])]
+        kept += [one for one in whole if one.held_ms]
+    return kept, moved
+
+
+def _part(piece: UsagePiece, state: str, held_ms: int) -> UsagePiece:
+    """A part of a piece; its activity is not asked for here, and not claimed."""
+    holder = piece.workload_id if state == piece.state else None
+    return replace(piece, state=state, workload_id=holder, held_ms=held_ms, busy_ms=0, idle_ms=0,
+                   unknown_ms=held_ms if state == HELD else 0, energy_mj=None)  # fmt: skip
+
+
+def compare(
+    sums: dict[str, Saving],
+    accelerator: RatedAccelerator,
+    day: Period,
+    capacity: Sequence[Period],
+    pieces: Sequence[UsagePiece],
+    changes: Mapping[_Place, Change],
+    book: PriceBook,
+    owner_of: OwnerOf,
+    until_ms: int,
+) -> None:
+    """Rate one accelerator and day in both ledgers and add the difference to the sums, by currency ('': unpriced)."""
+    after, moved = changed(pieces, changes)
+    before = rate_accelerator_day(accelerator, day, capacity, pieces, book, owner_of, until_ms)
+    other = rate_accelerator_day(accelerator, day, capacity, after, book, owner_of, until_ms)
+    for charge in before:
+        if (charge.cost_micro or 0) and charge.currency is not None:
+            sums.setdefault(charge.currency, Saving()).cash_micro += charge.cost_micro or 0
+    for charge in other:
+        _count(sums.setdefault(charge.currency or "", Saving()), charge)
+    for price, group in moved.items():
+        forever = replace(price, effective_from_ms=0, effective_to_ms=None, pool="", gpu_model="", node="", region="")
+        for charge in rate_accelerator_day(accelerator, day, (), group, PriceBook([forever]), owner_of, until_ms):
+            saving = sums.setdefault(price.currency, Saving())
+            saving.cash_micro -= charge.cost_micro or 0
+            if price.id is not None:
+                saving.price_ids.add(price.id)
+    for piece in after:
+        if piece.state in {HELD, UNALLOCATED}:
+            _still_paid(sums, accelerator, piece, book)
+
+
+def _count(saving: Saving, charge: Charge) -> None:
+    """What a charge of the other ledger leaves of the saving."""
+    rented = charge.price is not None and charge.price.purchase in RENTED
+    freed = charge.state in {GIVEN_BACK, SPARE}
+    if charge.price is None:
+        saving.unpriced_gpu_ns += charge.gpu_ns if freed or charge.state == MOVED else 0
+        return
+    if freed or charge.state == MOVED:
+        saving.price_ids |= set() if charge.price.id is None else {charge.price.id}
+    if freed:
+        saving.freed_gpu_ns += charge.gpu_ns
+    if charge.state == MOVED or (charge.state == GIVEN_BACK and rented):
+        return
+    saving.cash_micro -= charge.cost_micro or 0
+    if freed:
+        saving.capacity_micro += charge.cost_micro or 0
+
+
+def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: UsagePiece, book: PriceBook) -> None:
+    price = book.price_at(accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, piece.start_ms)
+    if price is None or price.purchase != "on_demand":
+        return
+    key = (accelerator.pool, accelerator.gpu_model, str(price.rate), piece.start_ms - piece.start_ms % HOUR_MS)
+    paid = sums.setdefault(price.currency, Saving()).paid_ns
+    paid[key] = paid.get(key, 0) + gpu_ns(accelerator.gpu_micro, piece.held_ms)
+
+
+def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], one: Reservation, hours: int) -> int:
+    """What a reservation saves over `hours` hours in which so much would be rented on demand; negative: it costs more.
+
+    The reservation replaces on-demand time hour by hour, the dearest first, and is paid in every hour.
+    """
+    by_hour: dict[int, list[tuple[Decimal, int]]] = {}
+    for (pool, model, rate, hour_ms), quantity in paid_ns.items():
+        if (pool, model) == (one.pool, one.gpu_model):
+            by_hour.setdefault(hour_ms, []).append((Decimal(rate), quantity))
+    saved = 0
+    for rates in by_hour.values():
+        left = gpu_ns(one.gpus * GPU_MICRO, HOUR_MS)
+        for dearest, quantity in sorted(rates, reverse=True):
+            taken = min(left, quantity)
+            saved += cost_micro(taken, dearest)
+            left -= taken
+    return saved - hours * cost_micro(gpu_ns(one.gpus * GPU_MICRO, HOUR_MS), one.rate)
+
+
+def dearer(price: Price, permille: int) -> Price:
+    """The rate with an overhead of so many thousandths, to the digits that rates have."""
+    factor = Decimal(PERMILLE + permille) / PERMILLE
+    return replace(price, rate=(price.rate * factor).quantize(Decimal(1).scaleb(-RATE_DIGITS)))
