@@ -98,7 +98,7 @@ class Sampler:
             except Exception as error:  # a reading that no arithmetic can take: this accelerator's interval is unseen
                 self.faults.note("meter", error)
                 self.meter.lose(sample.uuid)
-            self._rows.append((instant, sample))
+            self._rows.append((instant, replace(sample, absent={}, processes=(), series={})))  # what a batch holds
         self.latest.samples = {sample.uuid: _merged(self.latest.samples.get(sample.uuid), sample) for sample in samples}
         self.latest.witnesses = witnesses
         self.ticks += 1
@@ -122,6 +122,16 @@ class Sampler:
         cannot be written (disk full, I/O error) the exception passes, and what was measured stays in memory for the
         next attempt: samples up to a bound, spans all.
         """
+        try:
+            return self._store(spool, now_ms)
+        except Exception:
+            before = len(self._rows)
+            if before > MOST_ROWS:
+                self._rows = list(thinning.thinned(self._rows)[-MOST_ROWS:])
+                self.readings_lost += before - len(self._rows)
+            raise
+
+    def _store(self, spool: Spool, now_ms: int) -> int:
         level = thinning.level(spool.fill())
         counts = spool.counts()
         spans = self.meter.take()
@@ -151,15 +161,13 @@ class Sampler:
                 spool.add(make, now_ms, holds)
         except Exception:
             self.meter.put_back(spans)
-            self.readings_lost += max(0, len(self._rows) - MOST_ROWS)
-            del self._rows[:-MOST_ROWS]
             raise
         self._rows, self._gone = [], []
         return number
 
 
-MOST_ROWS = 20_000
-"""Samples kept in memory while the spool cannot be written."""
+MOST_ROWS = 4_000
+"""Samples kept in memory while the spool cannot be written, about 7 kB each: of more, one for each minute is kept."""
 
 
 OFTEN = frozenset(name for name, metric in BY_NAME.items() if metric.tier in {"fast", "gpm", "event"})

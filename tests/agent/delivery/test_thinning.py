@@ -206,9 +206,14 @@ def test_a_spool_of_an_older_version_is_taken_over(tmp_path):
 
 
 class Broken:
-    """A spool on a disk that refuses every write."""
+    """A spool on a disk that refuses every write, or everything."""
+
+    def __init__(self, everything=False):
+        self.everything = everything
 
     def fill(self):
+        if self.everything:
+            raise sqlite3.OperationalError("disk I/O error")
         return 0.0
 
     def counts(self):
@@ -218,7 +223,8 @@ class Broken:
         raise sqlite3.OperationalError("disk I/O error")
 
 
-def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_path, monkeypatch):
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_path, monkeypatch, everything):
     """Stretches wait in memory, abutting ones as one for each hour; readings up to a bound, the rest counted."""
     monkeypatch.setattr("gpuledger_agent.sampler.MOST_ROWS", 100)
     source, sampler = noise
@@ -227,9 +233,10 @@ def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_pat
         source.now_ms += 30_000
         if source.now_ms % 300_000 == 0:
             with pytest.raises(sqlite3.OperationalError):
-                sampler.flush(Broken(), START)
+                sampler.flush(Broken(everything), START)
     hours = (source.now_ms - START) // 3_600_000 + 1
     assert len(sampler.meter._done) <= 4 * hours
+    assert len(sampler._rows) <= 140
     with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
         sampler.flush(spool, START)
         batches = delivered(spool)
