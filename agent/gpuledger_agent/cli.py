@@ -60,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--to", dest="end", metavar="INSTANT", help="RFC 3339 with zone")
     simulate.add_argument("--step", default="5m", help="time between samples, such as 30s or 5m (default: 5m)")
     simulate.add_argument("--collector", metavar="URL", help="address of the collector")
+    simulate.add_argument("--only", metavar="NODES", default="", help="these nodes alone, comma-separated")
+    simulate.add_argument("--without", metavar="NODES", default="", help="all nodes but these")
     simulate.add_argument("--list-nodes", action="store_true", help="print the fleet's node names and end")
     return root
 
@@ -179,7 +181,8 @@ def simulate_command(given: argparse.Namespace) -> int:
     if given.list_nodes:
         print("\n".join(node_names(settings.seed)))
         return DONE
-    return simulate(settings, given.start, given.end, given.step, given.collector or settings.collector_url)
+    address = given.collector or settings.collector_url
+    return simulate(settings, given.start, given.end, given.step, address, only=given.only, without=given.without)
 
 
 COMMANDS = {

@@ -47,23 +47,41 @@ def step_ms(text: str, option: str = "--step", longest_ms: int = 3_600_000) -> i
     return milliseconds
 
 
-def simulate(settings: Settings, start: str | None, end: str | None, step: str, collector: str) -> int:
-    """Every node of the fleet from start to end; returns the exit code. Shows progress on a terminal only."""
+def chosen(fleet: Fleet, only: str, without: str) -> list[str]:
+    """Names of the nodes to simulate. Raises SettingsError for a name that the fleet does not have."""
+    names = [node.name for node in fleet.nodes]
+    wanted, unwanted = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, without))
+    for name in (*wanted, *unwanted):
+        if name not in names:
+            raise SettingsError(f"{name!r} is no node of the fleet; it has {', '.join(names)}")
+    return [name for name in names if (not wanted or name in wanted) and name not in unwanted]
+
+
+def simulate(
+    settings: Settings,
+    start: str | None,
+    end: str | None,
+    step: str,
+    collector: str,
+    *,
+    only: str = "",
+    without: str = "",
+) -> int:
+    """Nodes of the fleet from start to end; returns the exit code. Shows progress on a terminal only."""
     start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), step_ms(step)
     if end_ms <= start_ms:
         raise SettingsError("--to: must come after --from")
     fleet = Fleet(settings.seed)
+    names = chosen(fleet, only, without)
     http = Http(collector, settings.token_path, settings.ca_file)
     batches = 0
     with tempfile.TemporaryDirectory(prefix="gpuledger-simulate-") as folder:
-        for done, node in enumerate(fleet.nodes):
-            progress(done, len(fleet.nodes), node.name)
-            batches += one_node(
-                settings, fleet, node.name, (start_ms, end_ms, every_ms), http, Path(folder) / node.name
-            )
-    progress(len(fleet.nodes), len(fleet.nodes), "")
-    gpus = sum(len(node.accelerators) for node in fleet.nodes)
-    sys.stdout.write(f"{len(fleet.nodes)} nodes, {gpus} accelerators, {batches} batches acknowledged\n")
+        for done, name in enumerate(names):
+            progress(done, len(names), name)
+            batches += one_node(settings, fleet, name, (start_ms, end_ms, every_ms), http, Path(folder) / name)
+    progress(len(names), len(names), "")
+    gpus = sum(len(node.accelerators) for node in fleet.nodes if node.name in names)
+    sys.stdout.write(f"{len(names)} nodes, {gpus} accelerators, {batches} batches acknowledged\n")
     return 0
 
 

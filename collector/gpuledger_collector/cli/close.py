@@ -25,10 +25,19 @@ class Shape(enum.StrEnum):
     json = "json"
 
 
+class ReportShape(enum.StrEnum):
+    """Forms of a report."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
 def register(root: typer.Typer) -> None:
     """Add `gpuledger close` and `gpuledger periods`."""
     root.command(epilog="Example: gpuledger close --period 2026-10 --dry-run")(close)
     root.command(epilog="Example: gpuledger periods --verify 2026-10")(periods)
+    root.command(epilog="Example: gpuledger corrections --period 2026-10 --by team")(corrections)
 
 
 def close(
@@ -123,6 +132,45 @@ def periods(
         print(f"         seal {row['seal']}{_said(row)}")
     if not all(intact.values()):
         raise typer.Exit(FINDINGS)
+
+
+def corrections(
+    period: Annotated[str, typer.Option("--period", metavar="YYYY-MM", help="The closed month that was amended.")],
+    level: Annotated[str, typer.Option("--by", help="Level of the owner tree.")] = "team",
+    shape: Annotated[ReportShape, typer.Option("--format", help="Form of the output.")] = ReportShape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Show what was found about a closed month after its close, by owner; it is billed where it is booked."""
+    from gpuledger_collector.accounting.tags import LEVELS
+
+    if level not in LEVELS:
+        refuse(f"--by: {level!r} is none of {', '.join(LEVELS)}")
+    asked = _month(period)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.chargeback import report
+        from gpuledger_collector.export import chargeback as forms
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.storage import periods as records
+        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            if period not in {one.name for one in records.closed(connection)}:
+                refuse(f"{period} is open: what changes it is in its own chargeback", FINDINGS)
+        bring_up_to_date(ledger, asked, int(now().timestamp() * 1000))
+        with ledger.connect() as connection:
+            made = report(reports.corrections_of(connection, asked, level), (level,))
+    if not made.rows and shape is ReportShape.table:
+        print(f"{period} has no correction")
+    elif shape is ReportShape.csv:
+        sys.stdout.write(forms.as_csv(made))
+    elif shape is ReportShape.json:
+        sys.stdout.write(forms.as_json(made, asked, []))
+    else:
+        sys.stdout.write(forms.as_table(made, None))
 
 
 def _said(row: Mapping[str, object]) -> str:

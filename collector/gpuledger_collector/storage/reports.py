@@ -60,6 +60,18 @@ def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> 
     return [_line(row, len(by)) for row in rows]
 
 
+def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
+    """The corrections of the period's days, wherever they are booked, added up by a level of the owner tree."""
+    rows = connection.execute(
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, sum(l.gpu_ns), sum(l.busy_ns), "
+        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
+        "FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
+        "GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+        (period.start_ms, period.end_ms),
+    )
+    return [_line(row, 1) for row in rows]
+
+
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
     state, currency, *amounts = row[width:]
     gpu_ns, busy_ns, idle_ns, unknown_ns = (int(amount) for amount in amounts[:4])

@@ -222,3 +222,16 @@ def test_an_open_month_stays_as_it_was(furnished, run, ledger, fleet):
     assert fleet.rows("SELECT count(*) FROM correction") == [(0,)]
     assert fleet.rows("SELECT count(*) FROM charge WHERE state = 'held' AND accelerator_id = "
                       "(SELECT id FROM accelerator WHERE uuid = 'GPU-0003')") == [(2,)]  # fmt: skip
+
+
+def test_corrections_are_shown_by_owner(furnished, run):
+    """What came late about a closed month, and nothing else; of an open month there are none to show."""
+    code, _, said = run("corrections", "--period", "2025-10")
+    assert (code, "2025-10 is open" in said) == (1, True)
+    run("close", "--period", "2025-10")
+    assert run("corrections", "--period", "2025-10")[:2] == (0, "2025-10 has no correction\n")
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    rows = list(csv.DictReader(io.StringIO(run("corrections", "--period", "2025-10", "--format", "csv")[1])))
+    assert {row["team"]: (row["gpu_hours"], row["cost"]) for row in rows} == {
+        "team-1": ("1.000000", "2.33"), "(unobserved)": ("-1.000000", "-2.33"),
+    }  # fmt: skip
