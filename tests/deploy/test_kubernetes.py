@@ -1,0 +1,415 @@
+"""Manifests and chart: by Kubernetes' own schemas, by helm where there is one, and against the programs themselves."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import typer.main
+import yaml
+
+from gpuledger_agent import settings as agent_settings
+from gpuledger_agent.cli import parser as agent_parser
+from gpuledger_agent.owners import kubernetes_api, places
+from gpuledger_agent.owners.containers import HOLD_LABEL
+from gpuledger_collector import settings as collector_settings
+from gpuledger_collector.cli import build
+
+ROOT = Path(__file__).parents[2]
+PLAIN, CHART = ROOT / "deploy/kubernetes", ROOT / "deploy/helm/gpuledger"
+SCHEMAS = json.loads((ROOT / "tests/fakes/kubernetes_schemas.json").read_text())
+RELEASES = [name for name in SCHEMAS if name != "about"]
+FOREIGN = {"ServiceMonitor", "PodMonitor"}  # of the Prometheus operator
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def read(*names):
+    """(path, manifest) of the files of folders below deploy/kubernetes."""
+    files = [path for name in names for path in sorted((PLAIN / name).glob("*.yaml")) if path.stem != "kustomization"]
+    return [(path, one) for path in files for one in yaml.safe_load_all(path.read_text())]
+
+
+BASE = {(one["kind"], one["metadata"]["name"]): one for _, one in read("base")}
+AGENT = BASE["DaemonSet", "gpuledger-agent"]["spec"]["template"]
+COLLECTOR = BASE["Deployment", "gpuledger-collector"]["spec"]["template"]
+TEMPLATES = {"agent": AGENT, "collector": COLLECTOR}
+
+
+def containers(template):
+    """Every container of a pod, those that run first as well."""
+    return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
+
+
+def environment(container):
+    """Variables with a value of their own."""
+    return {entry["name"]: entry.get("value", "given-by-the-node") for entry in container["env"]}
+
+
+def validate(manifest, release):
+    """Raises jsonschema_rs.ValidationError when a cluster of this release would refuse a field."""
+    found = SCHEMAS[release]
+    schema = {**found["kinds"][manifest["kind"]], "$defs": found["$defs"]}
+    jsonschema_rs.Draft7Validator(schema).validate(manifest)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    "folder", ["base", "kernel-log", "tls", "."], ids=["base", "kernel-log", "tls", "secrets.example"]
+)
+def test_a_cluster_takes_the_manifests(folder, release):
+    """By the strict schemas of the oldest and the newest release: no unknown field, no wrong type."""
+    found = [one for _, one in read(folder)]
+    assert found
+    for manifest in found:
+        if folder in ("base", "."):
+            validate(manifest, release)
+            continue
+        patched = json.loads(json.dumps(BASE[manifest["kind"], manifest["metadata"]["name"]]))
+        merge(patched, manifest)
+        validate(patched, release)
+
+
+def merge(target, patch):
+    """A strategic merge as kustomize makes it: maps deeply, lists of named things by name (mounts by path)."""
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            merge(target.setdefault(key, {}), value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            by = "mountPath" if key == "volumeMounts" else "name"
+            known = {item[by]: item for item in target.setdefault(key, [])}
+            for item in value:
+                if item[by] in known:
+                    merge(known[item[by]], item)
+                else:
+                    target[key].append(item)
+        elif value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+
+
+def test_the_schemas_see_a_wrong_field():
+    """An unknown field and a wrong type, at any depth, or this file proves nothing."""
+    for spoil in (
+        lambda pod: pod["containers"][0].update(livenesProbe={}),
+        lambda pod: pod["containers"][0]["ports"][0].update(containerPort="9440"),
+        lambda pod: pod.update(hostPid=True),
+    ):
+        spoilt = json.loads(json.dumps(BASE["DaemonSet", "gpuledger-agent"]))
+        spoil(spoilt["spec"]["template"]["spec"])
+        with pytest.raises(jsonschema_rs.ValidationError):
+            validate(spoilt, RELEASES[0])
+
+
+def test_kustomizations_name_what_is_there():
+    """Every file of a folder is a resource or a patch of it, and no more."""
+    for path in PLAIN.glob("*/kustomization.yaml"):
+        said = yaml.safe_load(path.read_text())
+        named = {*said.get("resources", []), *(patch["path"] for patch in said.get("patches", []) if "path" in patch)}
+        assert named == {one.name for one in path.parent.glob("*.yaml")} - {"kustomization.yaml"}, path
+        assert said["kind"] == ("Kustomization" if path.parent.name == "base" else "Component")
+
+
+def test_monitors_find_what_they_scrape():
+    """Their selectors, ports and paths are those of Service and pods; the alert rules know the names of the jobs."""
+    monitors = {one["kind"]: one["spec"] for _, one in read("monitoring")}
+    assert set(monitors) == FOREIGN
+    service = BASE["Service", "gpuledger-collector"]
+    (endpoint,) = monitors["ServiceMonitor"]["endpoints"]
+    assert monitors["ServiceMonitor"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    (pod,) = monitors["PodMonitor"]["podMetricsEndpoints"]
+    assert monitors["PodMonitor"]["selector"]["matchLabels"].items() <= AGENT["metadata"]["labels"].items()
+    assert pod["port"] in {port["name"] for port in AGENT["spec"]["containers"][0]["ports"]}
+    assert endpoint["path"] == pod["path"] == "/metrics"
+    jobs = {one["relabelings"][0]["replacement"] for one in (endpoint, pod)}
+    assert jobs == set(re.findall(r'job="([^"]+)"', (ROOT / "dashboards/alerts/prometheus.yml").read_text()))
+
+
+def test_selectors_find_the_pods():
+    """Service, disruption budget, network policies, DaemonSet and Deployment mean these pods."""
+    for (kind, name), manifest in BASE.items():
+        labels = TEMPLATES["agent" if name.endswith("agent") else "collector"]["metadata"]["labels"]
+        if kind == "Service":
+            selector = manifest["spec"]["selector"]
+        elif kind == "NetworkPolicy":
+            selector = manifest["spec"]["podSelector"]["matchLabels"]
+        elif kind in {"PodDisruptionBudget", "DaemonSet", "Deployment"}:
+            selector = manifest["spec"]["selector"]["matchLabels"]
+        else:
+            continue
+        assert selector.items() <= labels.items(), (kind, name)
+    first = BASE["NetworkPolicy", "gpuledger-collector"]["spec"]["ingress"][0]["from"][0]
+    assert first["podSelector"]["matchLabels"].items() <= AGENT["metadata"]["labels"].items()
+
+
+def test_rights_are_what_the_agent_asks_for_and_no_more():
+    """The paths in the code, each as a rule: group, resource, list."""
+    source = Path(kubernetes_api.__file__).read_text()
+    asked = set()
+    for path in re.findall(r'_list\(\s*"([^"]+)"', source):
+        core = re.fullmatch(r"/api/v1/(\w+)", path)
+        group = re.fullmatch(r"/apis/([\w.]+)/\w+/(\w+)", path)
+        asked.add(("", core[1]) if core else group.groups())
+    assert len(asked) >= 3
+    assert set(re.findall(r'\.request\("(\w+)"', source)) == {"GET"}
+    rules = BASE["ClusterRole", "gpuledger-agent"]["rules"]
+    assert {(group, name) for rule in rules for group in rule["apiGroups"] for name in rule["resources"]} == asked
+    assert all(rule["verbs"] == ["list"] for rule in rules)  # a list with a field selector; single objects are not read
+    (subject,) = BASE["ClusterRoleBinding", "gpuledger-agent"]["subjects"]
+    assert BASE["ServiceAccount", subject["name"]]["metadata"]["namespace"] == subject["namespace"]
+    assert AGENT["spec"]["serviceAccountName"] == subject["name"]
+    assert COLLECTOR["spec"]["automountServiceAccountToken"] is False
+
+
+SERVICE_LINKS = {
+    "GPULEDGER_COLLECTOR_PORT": "tcp://10.0.0.1:8440",
+    "GPULEDGER_COLLECTOR_SERVICE_HOST": "10.0.0.1",
+    "GPULEDGER_AGENT_PORT": "tcp://10.0.0.2:9440",
+}
+
+
+def test_variables_that_kubernetes_makes_stay_out(tmp_path):
+    """A Service `gpuledger-collector` would put variables into every pod, which are no settings: links are off."""
+    with pytest.raises(collector_settings.SettingsError, match="GPULEDGER_COLLECTOR_PORT"):
+        collector_settings.load(None, SERVICE_LINKS, tmp_path)
+    with pytest.raises(agent_settings.SettingsError, match="GPULEDGER_AGENT_PORT"):
+        agent_settings.load(None, SERVICE_LINKS)
+    assert all(template["spec"]["enableServiceLinks"] is False for template in TEMPLATES.values())
+
+
+def placed(text, folder):
+    """The folder of secrets, moved."""
+    return text.replace("/run/secrets/gpuledger", str(folder))
+
+
+def secrets_in(folder):
+    """The Secrets of the example, as the pods mount them: NAME/KEY. Returns where containers see them."""
+    seen = {}
+    stored = {one["metadata"]["name"]: one["stringData"] for _, one in read(".") if one["kind"] == "Secret"}
+    stored["gpuledger-tls"] = {"tls.crt": "certificate", "tls.key": "key", "ca.crt": "authority"}
+    for template in TEMPLATES.values():
+        volumes = {one["name"]: one["secret"]["secretName"] for one in template["spec"]["volumes"] if "secret" in one}
+        for container in containers(template):
+            for mount in container["volumeMounts"]:
+                if mount["name"] in volumes:
+                    for key, value in stored[volumes[mount["name"]]].items():
+                        path = Path(placed(mount["mountPath"], folder)) / key
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.write_text(value)
+                        seen[path] = volumes[mount["name"]]
+    for key, value in stored["gpuledger-tls"].items():
+        path = folder / "tls" / key
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(value)
+    return seen
+
+
+@pytest.mark.parametrize("folder", ["base", "tls"])
+def test_the_collectors_settings_are_good(folder, tmp_path):
+    """The file of the ConfigMap and every container's variables load, with the secrets where they are mounted."""
+    secrets_in(tmp_path)
+    (found,) = [one for _, one in read(folder) if one["kind"] == "ConfigMap"]
+    (name,) = found["data"]
+    main = COLLECTOR["spec"]["containers"][0]
+    config = next(mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] == "config") + "/" + name
+    assert main["args"] == ["serve", "--config", config]
+    path = tmp_path / name
+    path.write_text(placed(found["data"][name], tmp_path))
+    for container in containers(COLLECTOR):
+        given = {key: placed(value, tmp_path) for key, value in environment(container).items()}
+        loaded = collector_settings.load(path, given, tmp_path)
+        assert loaded.database_dsn().startswith("postgresql://")
+        assert loaded.agent_tokens()
+        assert loaded.reader_tokens()
+        assert (loaded.tls_certificate_file is None) == (folder == "base") == loaded.allow_plain_http
+    assert loaded.listen_port == main["ports"][0]["containerPort"] == 8440
+    assert COLLECTOR["spec"]["terminationGracePeriodSeconds"] > 3 * loaded.drain_seconds + 5
+
+
+@pytest.mark.parametrize("folder", ["base", "tls"])
+def test_the_agents_settings_are_good(folder, tmp_path):
+    """The variables load; the token is the collector's; collector and port are those of the Service."""
+    secrets_in(tmp_path)
+    template = json.loads(json.dumps({"spec": {"template": AGENT}}))
+    if folder == "tls":
+        (patch,) = [one for path, one in read("tls") if path.stem == "agent"]
+        merge(template, {"spec": patch["spec"]})
+    (container,) = template["spec"]["template"]["spec"]["containers"]
+    given = {key: placed(value, tmp_path) for key, value in environment(container).items() if "GPULEDGER" in key}
+    loaded = agent_settings.load(None, given)
+    service = BASE["Service", "gpuledger-collector"]
+    assert loaded.collector_url == (
+        f"{'https' if folder == 'tls' else 'http'}://gpuledger-collector.{service['metadata']['namespace']}.svc:"
+        f"{service['spec']['ports'][0]['port']}"
+    )
+    assert (loaded.ca_file is not None and loaded.ca_file.read_text() == "authority") == (folder == "tls")
+    assert loaded.token_path.read_text() == (tmp_path / "agent/token").read_text()
+    assert loaded.node == "given-by-the-node"
+    assert loaded.metrics_listen == f"0.0.0.0:{container['ports'][0]['containerPort']}"
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert str(loaded.kubelet_socket.parent) in mounts
+    assert str(loaded.spool_folder.parent) in mounts
+    assert loaded.kubelet_socket == places.KUBELET_SOCKET
+
+
+def test_the_agent_may_do_what_it_must_and_is_not_killed():
+    """Other pods' processes are seen, no capability is had, nothing ends it with SIGKILL but its grace."""
+    pod, (container,) = AGENT["spec"], AGENT["spec"]["containers"]
+    assert AGENT["metadata"]["labels"][HOLD_LABEL] == "false"
+    assert pod["hostPID"] is True
+    assert "limits" not in container["resources"]
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "nvidia.com/gpu" not in json.dumps(container["resources"])  # it asks for no device: it would hold it
+    probe = container["livenessProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 180  # WatchdogSec= of the unit
+    hosts = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert hosts == {str(places.KUBELET_SOCKET.parent), "/var/lib/gpuledger-agent"}
+    (patch,) = [one for _, one in read("kernel-log")]
+    (mount,) = patch["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    from gpuledger_agent.sources.kernel_log import KMSG
+
+    assert mount["mountPath"] == str(KMSG)
+
+
+def test_only_the_agent_is_more_than_restricted():
+    """The collector keeps to Kubernetes' `restricted`: no root, no capability, nothing to write to."""
+    assert COLLECTOR["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & set(COLLECTOR["spec"])
+    assert not any("hostPath" in volume for volume in COLLECTOR["spec"]["volumes"])
+    for container in containers(COLLECTOR):
+        context = container["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_images_and_commands_are_ours(name):
+    """The image that the Dockerfile makes, in this version; arguments that its program takes; its user and port."""
+    dockerfile = (ROOT / f"deploy/docker/{name}.Dockerfile").read_text()
+    for container in containers(TEMPLATES[name]):
+        assert container["image"] == f"gpuledger-{name}:{VERSION}"
+        if name == "agent":
+            agent_parser().parse_args(container["args"])
+            continue
+        command, arguments = typer.main.get_command(build()), container["args"]
+        while hasattr(command, "commands"):
+            command, arguments = command.commands[arguments[0]], arguments[1:]
+        command.make_context("gpuledger", list(arguments))
+    assert f"EXPOSE {container['ports'][0]['containerPort']}\n" in dockerfile
+    if name == "collector":
+        assert f"USER {COLLECTOR['spec']['securityContext']['runAsUser']}:" in dockerfile
+
+
+def test_probes_ask_for_paths_that_are_answered():
+    """Each path is a route of the API, the agent's is that of its healthcheck; each port has that name."""
+    routes = (ROOT / "collector/gpuledger_collector/api/app.py").read_text()
+    for template in TEMPLATES.values():
+        for container in template["spec"]["containers"]:
+            probes = [container[name] for name in container if name.endswith("Probe")]
+            assert len(probes) >= 2
+            for probe in probes:
+                assert probe["httpGet"]["port"] == container["ports"][0]["name"]
+                path = probe["httpGet"]["path"]
+                assert path == "/metrics" if template is AGENT else f'@app.get("{path}"' in routes
+    assert COLLECTOR["spec"]["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def leaves(value, path=()):
+    """Paths of a tree of values down to what is no map, and to empty maps."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    else:
+        yield path
+
+
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+CHART_SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+def test_values_are_good_and_every_key_is_in_the_schema():
+    """An unknown key or a wrong type is refused at any depth of ours."""
+    validator = jsonschema_rs.Draft7Validator(CHART_SCHEMA)
+    validator.validate(VALUES)
+    for path in leaves(VALUES):
+        spoilt = json.loads(json.dumps(VALUES))
+        inner = spoilt
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = {"unknown": {}} if not isinstance(inner[path[-1]], dict) else 5
+        assert not validator.is_valid(spoilt), path
+        if len(path) <= 2:
+            inner[path[-1] + "x"] = inner.pop(path[-1])
+            assert not validator.is_valid(spoilt), path
+
+
+def test_templates_use_every_value_and_no_other():
+    """What is written `.agent.x` or `.Values.a.b` in a template stands in values.yaml, and the other way round."""
+    text = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
+    for name in re.findall(r"\.Values\.([\w.]+)", text):
+        inner = VALUES
+        for key in name.split("."):
+            assert key in inner, name
+            inner = inner[key]
+    for path in leaves(VALUES):
+        assert any(re.search(rf"\.{key}\b", text) for key in reversed(path) if re.fullmatch(r"\w+", key)), path
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == VERSION
+    assert chart["kubeVersion"] == f">={RELEASES[0]}.0-0"
+
+
+def test_chart_and_manifests_were_held_against_each_other():
+    """By helm now where there is one; else by the digest that deploy/helm/compare wrote when it last agreed."""
+    compare = ROOT / "deploy/helm/compare"
+    helm = os.environ.get("HELM") or shutil.which("helm")
+    if helm:
+        done = subprocess.run([sys.executable, compare, "--helm", helm], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    names = runpy.run_path(str(compare))
+    sealed = json.loads((ROOT / "deploy/helm/compared.json").read_text())
+    assert sealed["sha256"] == names["digest"](), "run deploy/helm/compare with helm and kustomize"
+
+
+def test_helm_renders_every_variant_for_a_cluster():
+    """Values away from the defaults make manifests that both releases take, and settings that load."""
+    helm = os.environ.get("HELM") or shutil.which("helm")
+    if not helm:
+        pytest.skip("helm is not installed; HELM=/path/to/helm names one")
+    variants = [
+        ["agent.kernelLog=true", "agent.pool=train", "agent.settings.GPULEDGER_AGENT_SAMPLE_INTERVAL_S=5"],
+        ["collector.tlsSecret=gpuledger-tls", "monitors.enabled=true", "nameOverride=ledger"],
+        ["agent.enabled=false", "imagePullSecrets[0].name=pull", 'collector.settings=mail_server = "mail:25"'],
+        ["collector.enabled=false", "agent.collectorUrl=https://ledger.example.com", "agent.runtimeClassName="],
+        [
+            "networkPolicy.enabled=false",
+            "collector.podDisruptionBudget.enabled=false",
+            "agent.serviceAccount.create=false",
+        ],
+    ]
+    for values in variants:
+        words = [word for value in values for word in ("--set", value)]
+        command = [helm, "template", "r", CHART, "--namespace", "elsewhere", "--kube-version", "1.28.0", *words]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found = [one for one in yaml.safe_load_all(text) if one]
+        assert found
+        for manifest in found:
+            for release in RELEASES:
+                if manifest["kind"] not in FOREIGN:
+                    validate(manifest, release)
+            if manifest["kind"] == "DaemonSet":
+                (container,) = manifest["spec"]["template"]["spec"]["containers"]
+                agent_settings.load(None, {k: v for k, v in environment(container).items() if "GPULEDGER" in k})
+            if manifest["kind"] == "ConfigMap":
+                assert (
+                    "allow_plain_http" in tomllib.loads(manifest["data"]["collector.toml"]) or "tlsSecret" in values[0]
+                )
