@@ -24,6 +24,7 @@ class Shape(enum.StrEnum):
     csv = "csv"
     json = "json"
     focus = "focus"
+    beancount = "beancount"
 
 
 def register(root: typer.Typer) -> None:
@@ -75,6 +76,8 @@ def chargeback(
             notes = _notes(connection, period, now_ms, made)
             if shape is Shape.focus:
                 _write_focus(connection, period, names, output)
+            elif shape is Shape.beancount:
+                _write_journal(connection, period, names, output)
             else:
                 _emit(_text(made, period, shape, notes), output)
     for note in notes:
@@ -118,6 +121,20 @@ def _write_focus(connection: Connection, period: Period, names: tuple[str, ...],
         return
     with output.open("w", encoding="utf-8", newline="") as file:
         focus.write(lines, file)
+
+
+def _write_journal(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:
+    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.export import beancount
+    from gpuledger_collector.storage import reports
+
+    level = next((name for name in names if name in LEVELS), "team")
+    days = [(day, reports.charged_lines(connection, day, (level,))) for day in period.days()]
+    if output is None:
+        beancount.write(days, level, sys.stdout)
+        return
+    with output.open("w", encoding="utf-8", newline="") as file:
+        beancount.write(days, level, file)
 
 
 def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:
