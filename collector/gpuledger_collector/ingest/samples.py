@@ -81,7 +81,7 @@ def _latest_sql() -> str:
     )
     return f"""
         INSERT INTO gpu_latest AS old ({", ".join(names)})
-        SELECT * FROM unnest({", ".join(f"%s::{kind}[]" for kind in types)})
+        SELECT * FROM unnest({", ".join(f"%b::{kind}[]" for kind in types)})
         ON CONFLICT (accelerator_id) DO UPDATE SET
             at_ms = excluded.at_ms, state = coalesce(excluded.state, old.state),
             workload_id = CASE WHEN excluded.state IS NULL THEN old.workload_id ELSE excluded.workload_id END, {hot}

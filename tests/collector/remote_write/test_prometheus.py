@@ -58,7 +58,8 @@ class Exporter(http.server.ThreadingHTTPServer):
                 own = HELD if gpu == 0 and self.held else 'container="",namespace="",pod=""'
                 lines.append(
                     f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}",pci_bus_id="00000000:{gpu}1:00.0",'
-                    f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="n1",DCGM_FI_DRIVER_VERSION="570.86.15",{own}}} {value}'
+                    f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="n1",'
+                    f'DCGM_FI_DRIVER_VERSION="570.86.15",{own}}} {value}'
                 )
         return "\n".join([*lines, ""]).encode()
 
