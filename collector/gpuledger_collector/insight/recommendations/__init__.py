@@ -1,0 +1,31 @@
+"""Recommendations: pure signatures over the measured evidence of a window, each with its guards.
+
+A signature says what an advice would have changed; what that is worth is the difference of two ledgers, and that is
+accounting (accounting.counterfactual).
+"""
+
+from gpuledger_collector.insight.recommendations.advice import KINDS, Advice, Estimate, NotEvaluated
+from gpuledger_collector.insight.recommendations.buying import reserve, spot
+from gpuledger_collector.insight.recommendations.evidence import Atom, Holding, Place, Reading, Window
+from gpuledger_collector.insight.recommendations.reclaim import reclaim_free, reclaim_held
+from gpuledger_collector.insight.recommendations.running import input_pipeline, off_hours, power_cap
+from gpuledger_collector.insight.recommendations.sizing import mig_slice, pack, right_size
+
+SIGNATURES = (reclaim_held, reclaim_free, right_size, mig_slice, pack, spot, reserve, off_hours, power_cap,
+              input_pipeline)  # fmt: skip
+
+__all__ = ["KINDS", "Advice", "Atom", "Estimate", "Holding", "NotEvaluated", "Place", "Reading", "Window", "advise"]
+
+
+def advise(window: Window) -> tuple[list[Advice], list[NotEvaluated]]:
+    """Everything that the evidence supports, and everything that could not be judged, each with its reason."""
+    advice: list[Advice] = []
+    gaps: list[NotEvaluated] = []
+    for signature in SIGNATURES:
+        more, missing = signature(window)
+        advice += more
+        gaps += missing
+    if window.imported:
+        reason = f"{window.imported} workloads are known only as counts of GPUs: nobody measured what they did"
+        gaps.append(NotEvaluated("all", "imported usage", reason))
+    return advice, gaps
