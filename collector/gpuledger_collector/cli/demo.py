@@ -23,6 +23,7 @@ import typer
 
 from gpuledger_collector.cli.common import LACKING, refuse
 
+LATE_NODE, LATE_DAYS = "l4-01", 2
 READY_SECONDS = 60
 MARKER = ".gpuledger-demo"
 
@@ -122,11 +123,42 @@ def demo(
         stage.say(f"collector at {stage.collector}, its Postgres in {stage.folder / 'data'}")
         enter_prices(stage, start, days)
         stage.say(f"simulating {days} days of a fleet through the real agent code ...")
-        stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(now), "--step", "5m",
-                  "--collector", stage.collector)  # fmt: skip
-        report(stage, start, now, days)
+        month = last_month(start, now)
+        simulate(stage, start, now, *([] if month is None else ["--without", LATE_NODE]))
+        if month is not None:
+            # the late node was cut off for two days; what it has seen in them lies in its spool
+            cut_off = month[1] - timedelta(days=LATE_DAYS)
+            simulate(stage, start, cut_off, "--only", LATE_NODE)
+            simulate(stage, month[1], now, "--only", LATE_NODE)
+        report(stage, start, now, days, month)
         if not once:
             live(stage, now)
+
+
+def simulate(stage: Stage, start: datetime, end: datetime, *options: str) -> None:
+    """A part of the fleet's past, sent to the collector."""
+    stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(end), "--step", "5m",
+              "--collector", stage.collector, *options)  # fmt: skip
+
+
+def last_month(start: datetime, now: datetime) -> tuple[str, datetime] | None:
+    """Name and end of the month before this one; None when the demo has seen too little of it."""
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    if first - start < timedelta(days=LATE_DAYS + 1):
+        return None
+    return f"{first - timedelta(days=1):%Y-%m}", first
+
+
+def close_month(stage: Stage, name: str, end: datetime) -> None:
+    """Last month is closed; then the spool of the node that was cut off arrives: the closed month stays as it is."""
+    stage.say(f"closing {name} ...")
+    stage.run("gpuledger", "close", "--period", name, "-o", f"receipt-{name}.txt")
+    stage.say(
+        f"{LATE_NODE} is connected again: what it saw in the last {LATE_DAYS} days of {name} arrives after the close"
+    )
+    simulate(stage, end - timedelta(days=LATE_DAYS), end, "--only", LATE_NODE)
+    stage.run("gpuledger", "corrections", "--period", name)
+    stage.run("gpuledger", "periods", "--verify", name)
 
 
 def instant(at: datetime) -> str:
@@ -246,8 +278,8 @@ def show_mails(folder: Path) -> None:
         print(f"        {path.name[:8]}  {mail['To']}: {mail['Subject']}")
 
 
-def report(stage: Stage, start: datetime, now: datetime, days: int) -> None:
-    """Prints the bill, the proof and the extremes, and leaves the files."""
+def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> None:
+    """Prints the bill, the proof and the extremes, closes the last month, and leaves the files."""
     first, last = f"{start:%Y-%m-%d}", f"{now:%Y-%m-%d}"
     span = ("--from", first, "--to", last)
     stage.say("rating the month ...")
@@ -263,6 +295,8 @@ def report(stage: Stage, start: datetime, now: datetime, days: int) -> None:
     stage.run("gpuledger", "anomalies", allow=(0, 1))
     stage.run("gpuledger", "forecast", "--horizon", "24h")
     stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
+    if month is not None:
+        close_month(stage, *month)
     print()
     stage.say("done; the files are in " + str(stage.folder))
     for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv", "budgets.toml"):
