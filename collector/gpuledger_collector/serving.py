@@ -20,6 +20,7 @@ import structlog
 import uvicorn
 
 from gpuledger_collector import wiring
+from gpuledger_collector.api.auth.keys import Files
 from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings, SettingsError
 from gpuledger_collector.storage.embedded import EmbeddedServer
@@ -127,10 +128,10 @@ def watch(server: EmbeddedServer | None) -> Callable[[], None]:
 
 
 def reload_tokens(settings: Settings, parts: Collector) -> None:
-    """Read the agents' tokens again; a file that cannot be read leaves the old ones in force."""
+    """Read the files of tokens again; a file that cannot be read leaves the old ones in force."""
     try:
-        parts.intake.tokens = settings.agent_tokens()
-        log.info("the agents' tokens were read again")
+        parts.intake.keys.files = Files.of(settings.agent_tokens(), settings.reader_tokens())
+        log.info("the files of tokens were read again")
     except SettingsError as error:
         log.error("the old tokens stay in force: %s", error)  # noqa: TRY400 - the sentence says it all
 

@@ -43,6 +43,9 @@ class Settings:
     listen: str = field(default="127.0.0.1:8440", metadata={"help": "address and port of the HTTP server"})
     agent_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of agents, one a line"})
     reader_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of readers, one a line"})
+    require_tokens: bool = field(
+        default=False, metadata={"help": "ask for tokens of `gpuledger token` also on loopback and before one was made"}
+    )
     tls_certificate_file: Path | None = field(default=None, metadata={"help": "PEM certificate chain"})
     tls_key_file: Path | None = field(default=None, metadata={"help": "PEM private key"})
     allow_plain_http: bool = field(default=False, metadata={"help": "listen beyond loopback without TLS"})
@@ -265,8 +268,11 @@ def check(settings: Settings) -> None:
 
 def _beyond_loopback(settings: Settings) -> list[str]:
     faults = []
-    if settings.agent_token_file is None:
-        faults.append(f"listen: {settings.listen} is reachable from outside, which needs agent_token_file")
+    if settings.agent_token_file is None and not settings.require_tokens:
+        faults.append(
+            f"listen: {settings.listen} is reachable from outside, which needs agent_token_file, "
+            "or require_tokens = true and tokens made by gpuledger token create"
+        )
     if settings.tls_certificate_file is None and not settings.allow_plain_http:
         faults.append(
             f"listen: {settings.listen} is reachable from outside, which needs tls_certificate_file and tls_key_file "

@@ -116,11 +116,12 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     import psycopg
 
     from gpuledger_collector.api import acks, app, batches, reads, remote_write
+    from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import engine, partitions
+    from gpuledger_collector.storage import engine, partitions, tokens
     from gpuledger_collector.storage.ledgers import Ledger
 
     metrics = Metrics()
@@ -143,10 +144,18 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     )
     commit = GroupCommit(store, connect, clock, limits, on_flush)
     metrics.watch_queue(lambda: commit.waiting)
-    intake = batches.Intake(commit, metrics, clock, settings.agent_tokens(), settings.queue_bytes)
+    keys = Keys(
+        tokens.Book(
+            lambda: engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-tokens")
+        ),
+        lambda: round(clock().timestamp() * 1000),
+        Files.of(settings.agent_tokens(), settings.reader_tokens()),
+        settings.require_tokens or not settings.on_loopback,
+    )
+    intake = batches.Intake(commit, metrics, clock, keys, settings.queue_bytes)
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush))
-    readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, settings.reader_tokens())
+    readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
     made = app.create(intake, remote, metrics, lambda: lacking(opened), readers)
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))

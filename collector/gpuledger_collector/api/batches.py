@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import hmac
 import logging
 import time
 from collections.abc import Callable
@@ -20,6 +19,8 @@ import psycopg
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
+from gpuledger_collector.api.auth.keys import Keys, KeysAway
+from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
@@ -44,7 +45,7 @@ class Intake:
     commit: GroupCommit[Accepted, Answer]
     metrics: Metrics
     clock: Callable[[], dt.datetime]
-    tokens: frozenset[str] = frozenset()
+    keys: Keys
     most_bytes: int = 256 * 1024 * 1024
     body_seconds: float = BODY_SECONDS
     under_way: int = field(default=0, init=False)
@@ -68,7 +69,10 @@ def router(intake: Intake) -> APIRouter:
             status, answer = 400, Answer("refused", detail="the sender went away")
         except Refused as refusal:
             status, answer = refusal.status, Answer("refused", detail=refusal.detail)
-        except Unavailable as error:
+        except Denied as denial:
+            status, answer = denial.status, Answer("refused", detail=str(denial))
+            intake.metrics.denied.labels(status=str(denial.status)).inc()
+        except (Unavailable, KeysAway) as error:
             status, answer = 503, Answer("refused", detail=str(error))
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             # Not 422: that would say that the rest of the batch is committed.
@@ -87,8 +91,8 @@ def router(intake: Intake) -> APIRouter:
 
 
 async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:
-    """HTTP status and answer for a request. Raises Refused, Unavailable, or what the writers raised."""
-    authorise(request, intake.tokens)
+    """HTTP status and answer for a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
+    who = await sender_of(request, intake.keys)
     content_type, encoding = media_of(request)
     sent_at_ms = sent_at(request)
     taken = 0
@@ -105,7 +109,7 @@ async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:
                     raise Unavailable("too much is under way")
                 body += chunk
         intake.metrics.bytes.inc(taken)
-        return await commit(bytes(body), content_type, encoding, sent_at_ms, intake)
+        return await commit(bytes(body), content_type, encoding, sent_at_ms, intake, who)
     except TimeoutError as error:
         raise Refused(408, f"the body took longer than {intake.body_seconds:.0f} s") from error
     finally:
@@ -113,9 +117,9 @@ async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:
 
 
 async def commit(
-    body: bytes, content_type: str, encoding: str, sent_at_ms: int | None, intake: Intake
+    body: bytes, content_type: str, encoding: str, sent_at_ms: int | None, intake: Intake, who: Principal
 ) -> tuple[int, Answer]:
-    """Decode, judge and commit a body; status and answer."""
+    """Decode, judge and commit a body; status and answer. Raises Denied for a node that is not the sender's."""
 
     def read() -> Accepted:
         now_ms = int(intake.clock().timestamp() * 1000)
@@ -125,6 +129,7 @@ async def commit(
         return accepted
 
     accepted = read() if len(body) <= INLINE_BYTES else await asyncio.to_thread(read)
+    who.may_report(accepted.node)
     answer = await asyncio.wrap_future(intake.commit.submit(accepted))
     count(accepted, answer, intake.metrics)
     return STATUS[answer.status], answer
@@ -138,15 +143,11 @@ def count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:
         metrics.rejected.inc(len(accepted.rejected))
 
 
-def authorise(request: Request, tokens: frozenset[str]) -> None:
-    """Raise Refused (401) unless the request carries one of the tokens; none are asked for when there are none."""
-    if not tokens:
-        return
-    scheme, _, presented = request.headers.get("authorization", "").partition(" ")
-    offered = presented.strip().encode()
-    good = [hmac.compare_digest(offered, token.encode()) for token in tokens]
-    if scheme.lower() != "bearer" or not any(good):
-        raise Refused(401, "the request carries no valid bearer token")
+async def sender_of(request: Request, keys: Keys) -> Principal:
+    """Who sends this. Raises Denied, or KeysAway when that cannot be said now."""
+    if not keys.is_fresh():
+        await asyncio.to_thread(keys.refresh)
+    return keys.agent(request.headers.get("authorization", ""))
 
 
 def media_of(request: Request) -> tuple[str, str]:
@@ -219,6 +220,7 @@ ANSWERS: dict[int | str, dict[str, object]] = {
     200: _answer("Committed now, or known already (duplicate)."),
     400: _answer("The body cannot be decoded, or has no usable key."),
     401: _answer("No valid bearer token."),
+    403: _answer("The token is not that of this node, or not an agent's."),
     408: _answer("The body took too long."),
     409: _answer("Other bytes are known under this batch's key."),
     413: _answer("The body is too large, as sent or decompressed: split the batch."),

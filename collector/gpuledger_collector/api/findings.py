@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
-from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, authorise, guarded, page
+from gpuledger_collector.api.auth.principal import Principal, visible
+from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
 from gpuledger_collector.storage.findings import mark, named
 
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back, from now.")]
@@ -21,31 +22,32 @@ def router(reads: Reads) -> APIRouter:
     """The routes, bound to a ledger."""
     made = APIRouter(prefix="/v1", tags=["findings"], responses=REFUSALS)
 
-    def may_read(request: Request) -> None:
-        authorise(request.headers.get("authorization", ""), reads.tokens)
+    reader = may_read(reads.keys)
 
-    allowed = [Depends(may_read)]
-
-    @made.get("/idle", dependencies=allowed)
-    def idle(days: Days = 7, open_only: Open = False, limit: Limit = 100, after: After = "") -> dict[str, Any]:
+    @made.get("/idle")
+    def idle(
+        days: Days = 7, open_only: Open = False, limit: Limit = 100, after: After = "", who: Principal = reader
+    ) -> dict[str, Any]:
         """Idle accelerators: state, owner, since when, confidence, cost so far and per day, by key."""
-        return guarded(lambda: findings_of(reads, "idle", days, open_only, limit, after))
+        return guarded(lambda: findings_of(reads, "idle", days, open_only, limit, after, who))
 
-    @made.get("/anomalies", dependencies=allowed)
-    def anomalies(days: Days = 30, open_only: Open = False, limit: Limit = 100, after: After = "") -> dict[str, Any]:
+    @made.get("/anomalies")
+    def anomalies(
+        days: Days = 30, open_only: Open = False, limit: Limit = 100, after: After = "", who: Principal = reader
+    ) -> dict[str, Any]:
         """Episodes of spending that stood out, with price, volume and mix against the same hours before, by key."""
-        return guarded(lambda: findings_of(reads, "anomaly", days, open_only, limit, after))
+        return guarded(lambda: findings_of(reads, "anomaly", days, open_only, limit, after, who))
 
     return made
 
 
 def findings_of(
-    reads: Reads, kind: Literal["idle", "anomaly"], days: int, open_only: bool, limit: int, after: str
+    reads: Reads, kind: Literal["idle", "anomaly"], days: int, open_only: bool, limit: int, after: str, who: Principal
 ) -> dict[str, Any]:
     """One page of findings, and up to when everything was looked at (None: never yet)."""
     now_ms = reads.now_ms
     with reads.ledger.connect() as connection:
-        rows = named(connection, kind, now_ms - days * DAY_MS, now_ms + 1)
+        rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), who)
         looked = mark(connection, kind)
     items = [item_of(row) for row in rows if not open_only or row["resolved_ms"] is None]
     ordered = sorted((item for item in items if item["key"] > after), key=lambda item: item["key"])

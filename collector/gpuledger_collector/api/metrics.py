@@ -32,6 +32,9 @@ class Metrics:
             "gpuledger_ingest_contested_accelerators_total",
             "Accelerators of batches that another node shows too.",
         )
+        self.denied = self._counter("gpuledger_ingest_denied_total", "Reports denied for their token.", ["status"])
+        for status in ("401", "403"):
+            self.denied.labels(status=status)
         self.remote_samples = self._counter(
             "gpuledger_remote_write_samples_total", "Samples of remote write, by what became of them.", ["outcome"]
         )

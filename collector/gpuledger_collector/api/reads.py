@@ -1,15 +1,15 @@
 """GET: what the ledger says, for those who ask over HTTP. The numbers are those of the commands, from the same code.
 
 Reading changes nothing and rates nothing: the jobs do that, and answers say up to when they did. Who may read: anybody
-on loopback while no reader token is set; else whoever bears one.
+on loopback while no reader token was ever made; else whoever bears one. A viewer sees one owner's subtree.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import hmac
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import psycopg
@@ -19,6 +19,9 @@ from sqlalchemy.engine import Engine
 
 from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
+from gpuledger_collector.accounting.ports import ChargedLine
+from gpuledger_collector.api.auth.keys import Keys, KeysAway
+from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.storage import reports
 from gpuledger_collector.storage.activity import activity
 from gpuledger_collector.storage.errors import StorageError
@@ -34,12 +37,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class Reads:
-    """What the routes need. `tokens` None: nobody may read, because the server is reachable and no token is set."""
+    """What the routes need."""
 
     ledger: Ledger
     engine: Callable[[], Engine]
     clock: Callable[[], dt.datetime]
-    tokens: frozenset[str] | None = frozenset()
+    keys: Keys
 
     @property
     def now_ms(self) -> int:
@@ -53,7 +56,7 @@ First = Annotated[str, Query(alias="from", description="First day (UTC), include
 Last = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "A reader's token is asked for."},
-    403: {"description": "Reading is not open beyond loopback."},
+    403: {"description": "This token may not read this, or reading is not open beyond loopback."},
     503: {"description": "The database, or the demand of late, is not there: come back after Retry-After."},
 }
 
@@ -62,37 +65,34 @@ def router(reads: Reads) -> APIRouter:
     """The routes, bound to a ledger."""
     made = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS)
 
-    def may_read(request: Request) -> None:
-        authorise(request.headers.get("authorization", ""), reads.tokens)
+    reader, fleet = may_read(reads.keys), may_read(reads.keys, whole_fleet=True)
 
-    allowed = [Depends(may_read)]
-
-    @made.get("/chargeback", dependencies=allowed)
-    def chargeback(start: First, end: Last, by: str = "team") -> Response:
+    @made.get("/chargeback")
+    def chargeback(start: First, end: Last, by: str = "team", who: Principal = reader) -> Response:
         """Who bears what, by the dimensions of `by` (comma-separated), as `gpuledger chargeback --format json`."""
-        return guarded(lambda: Response(chargeback_of(reads, start, end, by), media_type="application/json"))
+        return guarded(lambda: Response(chargeback_of(reads, start, end, by, who), media_type="application/json"))
 
-    @made.get("/accelerators", dependencies=allowed)
+    @made.get("/accelerators", dependencies=[fleet])
     def accelerators(start: First, end: Last, limit: Limit = 100, after: After = "") -> dict[str, Any]:
         """What each accelerator did: held, busy, idle, unknown, unallocated and unavailable milliseconds, by UUID."""
         return guarded(lambda: accelerators_of(reads, start, end, limit, after))
 
-    @made.get("/nodes", dependencies=allowed)
+    @made.get("/nodes", dependencies=[fleet])
     def nodes(limit: Limit = 100, after: After = "") -> dict[str, Any]:
         """Every node with its agent's last sign of life, by name."""
         return guarded(lambda: nodes_of(reads, limit, after))
 
-    @made.get("/forecast", dependencies=allowed)
+    @made.get("/forecast", dependencies=[fleet])
     def forecast(horizon_hours: Annotated[int, Query(ge=1, le=168)] = 24, pool: str | None = None) -> dict[str, Any]:
         """Demand of each pool as quantiles, hour by hour."""
         return guarded(lambda: forecast_of(reads, horizon_hours, pool))
 
-    @made.get("/budgets", dependencies=allowed)
-    def budgets() -> dict[str, Any]:
+    @made.get("/budgets")
+    def budgets(who: Principal = reader) -> dict[str, Any]:
         """Every budget in its period of now: spent, forecast with its band, pace, run-out and alerts."""
-        return guarded(lambda: budgets_of(reads))
+        return guarded(lambda: budgets_of(reads, who))
 
-    @made.get("/scaling/{pool}", dependencies=allowed)
+    @made.get("/scaling/{pool}", dependencies=[fleet])
     def scaling(pool: str, delay_s: Annotated[int, Query(ge=1, le=86_400)] = 600) -> dict[str, Any]:
         """GPUs that the pool should hold now, as one flat object; 503 and no number when demand is not known."""
         return guarded(lambda: scaling_of(reads, pool, delay_s))
@@ -100,15 +100,36 @@ def router(reads: Reads) -> APIRouter:
     return made
 
 
-def authorise(offered: str, tokens: frozenset[str] | None) -> None:
-    """Raises 401 or 403 unless the header bears a reader's token (or none is asked for)."""
-    if tokens is None:
-        raise HTTPException(403, "reading beyond loopback needs reader_token_file in the collector's settings")
-    if not tokens:
-        return
-    given = offered.removeprefix(BEARER).strip().encode() if offered.startswith(BEARER) else b""
-    if not any([hmac.compare_digest(given, token.encode()) for token in tokens]):  # noqa: C419 - every one is compared
-        raise HTTPException(401, "a reader's token is needed", {"WWW-Authenticate": "Bearer"})
+def may_read(keys: Keys, *, whole_fleet: bool = False) -> Any:
+    """What a route depends on: the reader behind the request, who may see the whole fleet if that is asked for."""
+
+    def reader(request: Request) -> Principal:
+        who = reader_of(keys, request.headers.get("authorization", ""))
+        with denials():
+            if whole_fleet:
+                who.may_read_all()
+        return who
+
+    return Depends(reader)
+
+
+def reader_of(keys: Keys, header: str) -> Principal:
+    """The reader behind an Authorization header. Raises HTTPException: 401, 403, or 503 when that cannot be said."""
+    with denials():
+        keys.refresh()
+        return keys.reader(header)
+
+
+@contextmanager
+def denials() -> Iterator[None]:
+    """What is denied as the answer of HTTP."""
+    try:
+        yield
+    except Denied as denial:
+        challenge = {"WWW-Authenticate": "Bearer"} if denial.status == 401 else None
+        raise HTTPException(denial.status, str(denial), challenge) from denial
+    except KeysAway as error:
+        raise HTTPException(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS}) from error
 
 
 def guarded(read: Callable[[], Answer]) -> Answer:
@@ -130,15 +151,15 @@ def period_of(start: str, end: str) -> Period:
     return period
 
 
-def chargeback_of(reads: Reads, start: str, end: str, by: str) -> str:
-    """The chargeback as JSON text."""
+def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -> str:
+    """The chargeback as JSON text; of a viewer's subtree only what it bears itself."""
     from gpuledger_collector.export.chargeback import as_json
 
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip())) or ("team",)
     report([], names)  # an unknown dimension is refused before the database is asked
     period = period_of(start, end)
     with reads.ledger.connect() as connection:
-        made = report(reports.charged_lines(connection, period, names), names)
+        made = report(lines_of(connection, period, names, who), names)
         proofs = reports.proofs(connection, period)
         capacity = reports.has_capacity(connection, period)
     rated = format_instant(max((proof.until_ms for proof in proofs), default=period.start_ms))
@@ -146,6 +167,18 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str) -> str:
     if not capacity:
         notes.append("there is no inventory for these days: unallocated and unobserved time is not known")
     return as_json(made, period, notes)
+
+
+def lines_of(
+    connection: psycopg.Connection[tuple[Any, ...]], period: Period, names: tuple[str, ...], who: Principal
+) -> list[ChargedLine]:
+    """The charged lines that this reader may see, by these dimensions."""
+    if who.owner is None:
+        return reports.charged_lines(connection, period, names)
+    levels, values = tuple(who.owner), tuple(who.owner.values())
+    lines = reports.charged_lines(connection, period, (*levels, *names))
+    width = len(levels)
+    return [replace(line, keys=line.keys[width:]) for line in lines if line.keys[:width] == values]
 
 
 def accelerators_of(reads: Reads, start: str, end: str, limit: int, after: str) -> dict[str, Any]:
@@ -167,14 +200,14 @@ def nodes_of(reads: Reads, limit: int, after: str) -> dict[str, Any]:
     return page([dict(row) for row in rows], limit, "name")
 
 
-def budgets_of(reads: Reads) -> dict[str, Any]:
-    """The standing of every budget, as `gpuledger budgets --format json`."""
+def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
+    """The standing of every budget of the reader's, as `gpuledger budgets --format json`."""
     from gpuledger_collector.export.budgets import rows
     from gpuledger_collector.jobs.watch_budgets import statuses
     from gpuledger_collector.storage.budgets import BudgetBook
 
     book = BudgetBook(lambda: reads.ledger.connect(autocommit=True))
-    return {"budgets": rows(statuses(book, reads.now_ms))}
+    return {"budgets": rows([one for one in statuses(book, reads.now_ms) if who.sees(one.budget.owner)])}
 
 
 def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:

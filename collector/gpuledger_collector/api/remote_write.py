@@ -14,7 +14,9 @@ import psycopg
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from gpuledger_collector.api.batches import INLINE_BYTES, RETRY_AFTER_SECONDS, Intake, authorise, bounded_length
+from gpuledger_collector.api.auth.keys import KeysAway
+from gpuledger_collector.api.auth.principal import Denied
+from gpuledger_collector.api.batches import INLINE_BYTES, RETRY_AFTER_SECONDS, Intake, bounded_length, sender_of
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.decode import Refused
 from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES
@@ -84,7 +86,10 @@ def router(remote: RemoteIntake) -> APIRouter:
             outcome = Outcome(400, text="the sender went away")
         except Refused as refusal:
             outcome = Outcome(refusal.status, text=refusal.detail)
-        except Unavailable as error:
+        except Denied as denial:
+            outcome = Outcome(denial.status, text=str(denial))
+            remote.intake.metrics.denied.labels(status=str(denial.status)).inc()
+        except (Unavailable, KeysAway) as error:
             outcome = Outcome(503, text=str(error))
         except (psycopg.DataError, psycopg.IntegrityError):
             log.exception("a request of remote write is refused by the database")
@@ -113,9 +118,11 @@ def _response(outcome: Outcome) -> Response:
 
 
 async def outcome_of(request: Request, remote: RemoteIntake) -> Outcome:
-    """What becomes of a request. Raises Refused, Unavailable, or what the writers raised."""
+    """What becomes of a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
     intake = remote.intake
-    authorise(request, intake.tokens)
+    who = await sender_of(request, intake.keys)
+    if who.node is not None:
+        raise Denied(403, f"the token of {who.name} is for one node: remote write needs one for any (--node '*')")
     version = version_of(request)
     held = 0
     try:
@@ -194,6 +201,7 @@ ANSWERS: dict[int | str, dict[str, object]] = {
     204: {"description": "Committed, or known already; the headers tell how many samples."},
     400: {"description": "Not decodable, or some samples are refused for good; the others are committed."},
     401: {"description": "No valid bearer token."},
+    403: {"description": "The token is bound to one node, or not an agent's."},
     413: {"description": "The body is too large, as sent or decompressed."},
     415: {"description": "Content type or encoding is not that of remote write."},
     503: {"description": "Not committed: come back after Retry-After."},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -16,6 +16,7 @@ from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Answer = TypeVar("Answer")
 PREFIX = "gpl_"
 """Secrets begin with it, so that scanners of leaked secrets can tell them."""
 SECRET_BYTES = 32
@@ -144,6 +145,10 @@ def _changed(connection: Connection, old: Sequence[Token], new: Sequence[Token],
     return list(new)
 
 
+def _head(connection: Connection) -> object:
+    return connection.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+
+
 def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
     """Keep when tokens (id -> unix ms) were last used."""
     connection.execute(
@@ -151,3 +156,36 @@ def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
         "FROM unnest(%s::bigint[], %s::bigint[]) AS u (id, at_ms) WHERE token.id = u.id",
         (list(used), list(used.values())),
     )
+
+
+@dataclass(slots=True)
+class Book:
+    """Tokens as the collector reads them, over one connection that is made anew when it was lost. One thread at a time.
+
+    `connect` opens an autocommit connection.
+    """
+
+    connect: Callable[[], Connection]
+    _connection: Connection | None = field(default=None, init=False)
+
+    def version(self) -> object:
+        """The newest row of the audit log: every change of a token adds one."""
+        return self._asked(_head)
+
+    def tokens(self) -> list[Token]:
+        """All tokens."""
+        return self._asked(every)
+
+    def note(self, used: Mapping[int, int]) -> None:
+        """Keep when tokens were last used."""
+        self._asked(lambda one: mark_used(one, used))
+
+    def _asked(self, question: Callable[[Connection], Answer]) -> Answer:
+        if self._connection is not None:
+            try:
+                return question(self._connection)
+            except psycopg.Error:
+                self._connection.close()
+                self._connection = None
+        self._connection = self.connect()
+        return question(self._connection)

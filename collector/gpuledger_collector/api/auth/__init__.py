@@ -1,0 +1,1 @@
+"""Who asks, and what they may: one place that decides it for every route."""

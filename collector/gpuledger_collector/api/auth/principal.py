@@ -1,0 +1,58 @@
+"""Whoever is behind a request, and the rules of what each role may. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["agent", "viewer", "finance", "admin"]
+
+
+class Denied(Exception):
+    """The request is not allowed; `status` is 401 (who are you?) or 403 (not you), the message one sentence."""
+
+    def __init__(self, status: Literal[401, 403], sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A role with its reach. `node` None: any node; `owner`: the subtree of a viewer, level -> value."""
+
+    role: Role
+    name: str
+    node: str | None = None
+    owner: Mapping[str, str] | None = None
+
+    def may_report(self, node: str) -> None:
+        """Raises Denied unless evidence about this node may come from here."""
+        if self.node is not None and node != self.node:
+            raise Denied(403, f"this token is that of node {self.node} and may not report another one")
+
+    def may_read_all(self) -> None:
+        """Raises Denied for whoever sees one owner's subtree only."""
+        if self.owner is not None:
+            raise Denied(403, "this answer is about the whole fleet, and this token sees one owner's part only")
+
+    def may_administer(self) -> None:
+        """Raises Denied unless this is an admin."""
+        if self.role != "admin":
+            raise Denied(403, "this needs an admin's token")
+
+    def sees(self, owner: Mapping[str, str], team: str = "") -> bool:
+        """Whether something of this owner (level -> value; `team` where the path is not known) may be seen."""
+        if self.owner is None:
+            return True
+        known = {"team": team, **{level: value for level, value in owner.items() if value}}
+        return all(known.get(level) == value for level, value in self.owner.items())
+
+
+ANYBODY = Principal("admin", "anybody on this machine")
+"""Whoever can reach a collector that listens on loopback and has no tokens."""
+
+
+def visible(rows: list[dict[str, Any]], who: Principal) -> list[dict[str, Any]]:
+    """The findings among these rows (with `owner` and `team`) that this principal may see."""
+    return [row for row in rows if who.sees(row["owner"] or {}, row["team"] or "")]
