@@ -92,7 +92,6 @@ class Change:
     after: Period
     before_micro: int
     after_micro: int
-    before_rated_days: int
     drivers: tuple[Driver, ...]
 
     @property
@@ -234,17 +233,14 @@ def _shortened(amounts: tuple[Amount, ...], most: int) -> tuple[Amount, ...]:
     return (*amounts[:most], others)
 
 
-def change(
-    currency: str, before: Sequence[Job], after: Sequence[Job], windows: tuple[Period, Period], rated_days: int
-) -> Change:
-    """Why the bill in a currency differs between two windows (before, after); `rated_days`: of the earlier one."""
+def change(currency: str, before: Sequence[Job], after: Sequence[Job], windows: tuple[Period, Period]) -> Change:
+    """Why the bill in a currency differs between two windows (before, after)."""
     old, new = (_held(jobs, currency) for jobs in (before, after))
     found = drivers(old, new)
     return Change(
         *windows,
         sum(one.cost_micro for one in old),
         sum(one.cost_micro for one in new),
-        rated_days,
         tuple(found),
     )
 
@@ -257,19 +253,28 @@ def _held(jobs: Iterable[Job], currency: str) -> list[Held]:
     ]
 
 
-def windows(month: Period, known_ms: int) -> tuple[Period, Period] | None:
-    """Which days are compared: the month before and this month, whole, or as many whole days of each as are rated.
+def windows(month: Period, known_ms: int, rated_before: frozenset[int]) -> tuple[Period, Period] | None:
+    """Which days are compared, before and after: the month before and this month, whole, or as many whole days of each
+    as this month has; where the ledger lacks some of those before, as many days on both sides of the month's begin.
 
-    None while no whole day of the month is rated.
+    `rated_before`: days (unix ms) before the month that are rated. None when there is nothing to compare.
     """
     end_ms = min(month.end_ms, known_ms - known_ms % DAY_MS)
     if end_ms <= month.start_ms:
         return None
-    before = month_before(month)
-    if end_ms == month.end_ms:
-        return before, month
-    days_ms = min(end_ms - month.start_ms, before.ms)
-    return Period(before.start_ms, before.start_ms + days_ms), Period(month.start_ms, month.start_ms + days_ms)
+    before, after = month_before(month), Period(month.start_ms, end_ms)
+    if end_ms < month.end_ms:
+        days_ms = min(after.ms, before.ms)
+        before = Period(before.start_ms, before.start_ms + days_ms)
+        after = Period(after.start_ms, after.start_ms + days_ms)
+    if all(day.start_ms in rated_before for day in before.days()):
+        return before, after
+    first = month.start_ms
+    while first - DAY_MS in rated_before and month.start_ms - first < end_ms - month.start_ms:
+        first -= DAY_MS
+    if first == month.start_ms:
+        return None
+    return Period(first, month.start_ms), Period(month.start_ms, 2 * month.start_ms - first)
 
 
 def month_before(month: Period) -> Period:

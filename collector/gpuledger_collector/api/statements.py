@@ -69,14 +69,12 @@ def statement_of(connection: Connection, level: str, owner: str, month: str, now
 def _changes(
     connection: Connection, level: str, owner: str, period: Period, known_ms: int | None, currencies: Sequence[str]
 ) -> Mapping[str, exact.Change]:
-    windows = exact.windows(period, known_ms or 0)
+    past = reports.proofs(connection, exact.month_before(period))
+    windows = exact.windows(period, known_ms or 0, frozenset(proof.day_ms for proof in past))
     if windows is None:
         return {}
-    rated = len(reports.proofs(connection, windows[0]))
     before, after = (statements.workloads(connection, level, owner, window) for window in windows)
-    if not rated and not before:
-        return {}
-    return {currency: exact.change(currency, before, after, windows, rated) for currency in currencies}
+    return {currency: exact.change(currency, before, after, windows) for currency in currencies}
 
 
 def _path(level: str, owner: str) -> Mapping[str, str]:

@@ -69,11 +69,11 @@ def stacked_bars(
     stacks: Sequence[Stack], names: Sequence[str], title: str, description: str, unit: str, width: int = 720
 ) -> Markup:
     """Bars side by side. `names` are the CSS classes and words of the layers, from the bottom."""
-    height, left, bottom, top_edge = 200, 44, 24, 18
+    height, left, bottom, top_edge = 200, 44, 24, 12
     sums = [sum(stack.layers) for stack in stacks if stack.layers is not None]
     top = nice_top(max(sums, default=0.0))
     floor, room = height - bottom, height - bottom - top_edge
-    body = [_text(left - 6, top_edge - 6, unit, "end")]
+    body: list[Markup] = []
     for part in (0.0, 0.5, 1.0):
         y = floor - room * part
         body += [_line("grid", left, y, width, y), _text(left - 6, y + 4, short(top * part), "end")]
@@ -110,7 +110,7 @@ def spark(
     if axis:
         top = nice_top(top)
     left, bottom = (40, 6) if axis else (2, 2)
-    room = height - bottom - 6
+    room = height - bottom - (14 if axis else 6)
     steps = max(len(values) + len(band) - 1, 1)
 
     def at(index: float, value: float) -> tuple[float, float]:

@@ -21,6 +21,8 @@ from gpuledger_collector.export import html, plots
 
 SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8
+SHOWN_UUID = 12
+"""Characters of a UUID that tell one GPU from another to people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +151,19 @@ def budget_facts(status: Status) -> dict[str, Any]:
 
 def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     """A finding as a page shows it."""
-    currency = row["currency"]
-    who = row["workload_name"] or row["workload"] or "nobody's"
-    what = f"{row['model'] or 'GPU'} {row['subject']}".strip()
+    currency, odd = row["currency"], row["kind"] == "anomaly"
+    job = row["workload_name"] or row["workload"]
+    what = row["subject"] if odd else f"{row['model'] or 'GPU'}, {str(row['subject'])[:SHOWN_UUID]}"
+    per_day = None if odd or currency is None else row["per_day_micro"]
     return {
-        "kind": row["kind"],
         "state": str(row["state"]).replace("_", " "),
         "what": what,
-        "who": who,
+        "who": " · ".join(part for part in (row["team"], None if odd else job) if part) or "nobody",
         "user": row["user_name"] or "",
-        "team": row["team"] or "",
-        "since": format_instant(row["since_ms"] - row["since_ms"] % 60_000)[:16].replace("T", " "),
+        "since": format_instant(row["since_ms"])[:16].replace("T", " "),
         "open": row["resolved_ms"] is None,
         "cost": None if currency is None else f"{html.micro(row['cost_micro'], currency)} {currency}",
-        "per_day": None
-        if currency is None or row["per_day_micro"] is None
-        else f"{html.micro(row['per_day_micro'], currency)} {currency}",
+        "per_day": None if per_day is None else f"{html.micro(per_day, currency)} {currency}",
     }
 
 
@@ -229,7 +228,5 @@ def _change(change: Change, currency: str) -> dict[str, Any]:
         "drivers": top(change.drivers, SHOWN_DRIVERS),
         "before_days": (format_date(change.before.start_ms), format_date(change.before.end_ms - DAY_MS)),
         "after_days": (format_date(change.after.start_ms), format_date(change.after.end_ms - DAY_MS)),
-        "missing": change.before.ms // DAY_MS - change.before_rated_days,
-        "of": change.before.ms // DAY_MS,
-        "shorter": change.before.ms - change.after.ms,
+        "days": (change.before.ms // DAY_MS, change.after.ms // DAY_MS),
     }
