@@ -151,8 +151,7 @@ def last_month(start: datetime, now: datetime) -> tuple[str, datetime] | None:
 
 def close_month(stage: Stage, name: str, end: datetime) -> None:
     """Last month is closed; then the spool of the node that was cut off arrives: the closed month stays as it is."""
-    stage.say(f"closing {name} ...")
-    stage.run("gpuledger", "close", "--period", name, "-o", f"receipt-{name}.txt")
+    stage.run("gpuledger", "close", "--period", name)
     stage.say(
         f"{LATE_NODE} is connected again: what it saw in the last {LATE_DAYS} days of {name} arrives after the close"
     )
