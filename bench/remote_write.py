@@ -32,6 +32,7 @@ from gpuledger_collector.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from bench.startup import resident_mib
 from fakes.postgres import open_folder
 from fakes.processes import CollectorProcess, free_port
 from fakes.prometheus import WRITE, headers, labels, pod
@@ -142,8 +143,8 @@ def floor(made: Sequence[bytes]) -> float:
     return time.process_time() - begun
 
 
-def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, int]:
-    """Wall, CPU of the collector and of Postgres, CPU of the meter, rows of samples; the first `warm` are not timed."""
+def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, int, float]:
+    """Wall, CPU of the collector and of Postgres, CPU of the meter, rows of samples, peak MiB; the first `warm` are not timed."""
     folder = open_folder("gpuledger-bench-")
     collector = CollectorProcess(folder, GPULEDGER_JOBS="false")
     try:
@@ -155,13 +156,14 @@ def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, 
         before = cpu_seconds(pid), tree_seconds(postmaster)
         wall = send(collector.port, made[warm:])
         cpu, database = cpu_seconds(pid) - before[0], tree_seconds(postmaster) - before[1]
+        peak = resident_mib(pid, "VmHWM")
         with psycopg.connect(collector.dsn(), autocommit=True) as connection:
             begun = time.process_time()
             wiring.metering(Settings()).run(connection)
             meter = time.process_time() - begun
             row = connection.execute("SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample").fetchone()
             assert row is not None
-        return wall, cpu, database, meter, row[0]
+        return wall, cpu, database, meter, row[0], peak
     finally:
         if collector.process is not None:
             collector.process.send_signal(signal.SIGTERM)
@@ -194,12 +196,12 @@ def victoria() -> Iterator[tuple[int, int]]:
 
 
 def theirs(made: Sequence[bytes], warm: int) -> tuple[float, float]:
-    """Wall and CPU of VictoriaMetrics, until it has the samples on disk as it has them by itself."""
+    """Wall and CPU of VictoriaMetrics, and of a second more, in which it works on."""
     with victoria() as (port, pid):
         send(port, made[:warm])
         before = cpu_seconds(pid)
         wall = send(port, made[warm:])
-        time.sleep(1.5)
+        time.sleep(1)
         return wall, cpu_seconds(pid) - before
 
 
@@ -224,7 +226,7 @@ def main() -> None:
     )
     lines: list[tuple[str, float, float]] = []
     [bare] = median_of(given.runs, lambda: (floor(made[warm:]),))
-    wall, cpu, database, meter, rows = median_of(given.runs, lambda: ours(made, warm))
+    wall, cpu, database, meter, rows, peak = median_of(given.runs, lambda: ours(made, warm))
     expected = given.nodes * 8 * given.rounds
     if rows != expected:
         raise SystemExit(f"{rows} rows of samples are stored, {expected} were sent")
@@ -240,6 +242,7 @@ def main() -> None:
     print("| receiver | samples/s | samples/s per core | of the last line |\n|---|---|---|---|")
     for name, seconds, busy in lines:
         print(f"| {name} | {count / seconds:,.0f} | {count / busy:,.0f} | {lines[-1][2] / busy:.2f} |")
+    print(f"\npeak memory of the collector: {peak:.0f} MiB with {scrape:,} series")
 
 
 if __name__ == "__main__":

@@ -161,6 +161,18 @@ def test_a_point_a_request_in_reverse_twice(ledger):
     assert ledger.hours("GPU-parts-0") == wanted
 
 
+def test_a_late_scrape_before_a_metered_slot_is_counted(ledger):
+    """The first interval of a slot begins in the slot before: a scrape that comes there late counts in the next."""
+    slot = BEGIN - BEGIN % 300_000
+    early, late = ([(slot + second, ("a",), [80.0], None, None, None)] for second in (290_000, 310_000))
+    ledger.write(points_of(late, "edge"))
+    ledger.meter()
+    assert ledger.hours("GPU-edge-0") == []
+    ledger.write(points_of(early, "edge"))
+    ledger.meter()
+    assert [row[1:5] for row in ledger.hours("GPU-edge-0")] == [("held", "vision/a", 20_000, 20_000)]
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=scrapes(), data=st.data())
 def test_hours_depend_on_the_scrapes_alone(ledger, made, data):

@@ -283,6 +283,31 @@ def test_a_device_with_instances_is_counted_by_them(collector):
         collector.dsn,
         "SELECT a.uuid, s.state, s.busy_ms FROM stretch s JOIN accelerator a ON a.id = s.accelerator_id",
     ) == [("GPU-node-1-0/7", "held", 15_000)]
+    assert inventory(collector.dsn) == [("GPU-node-1-0/7", T, None)]
+
+
+def inventory(dsn):
+    return rows(
+        dsn, "SELECT uuid, in_ms, out_ms FROM capacity c JOIN accelerator a ON a.id = accelerator_id ORDER BY 1"
+    )
+
+
+def test_a_device_that_is_divided_leaves_the_inventory(collector):
+    """From the first scrape of its instances on; when MIG is switched off again, it is back."""
+    mig = {"GPU_I_ID": "7", "GPU_I_PROFILE": "3g.40gb"}
+    for start, own in ((T, {}), (T + 60_000, mig), (T + 600_000, {})):
+        for at_ms in (start, start + 15_000):
+            write(collector, [Point(labels("DCGM_FI_PROF_GR_ENGINE_ACTIVE", **own, **pod("a")), 0.5, at_ms)])
+            meter(collector.dsn)
+        if not own and start > T:
+            break
+        wanted = [("GPU-node-1-0", T, None if not own else T + 60_000)]
+        assert inventory(collector.dsn)[:1] == wanted
+    assert inventory(collector.dsn) == [
+        ("GPU-node-1-0", T, T + 60_000),
+        ("GPU-node-1-0", T + 600_000, None),
+        ("GPU-node-1-0/7", T + 60_000, None),
+    ]
 
 
 def test_old_scrapes_are_forgotten_when_they_are_metered(collector):

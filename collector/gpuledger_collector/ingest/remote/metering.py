@@ -157,20 +157,25 @@ class Metering:
         with connection.transaction():
             self.store.ensure_partitions(connection, "stretch", sorted(days | {day - DAY_MS for day in days}))
         with connection.transaction():
-            batches, made, ids = self._make(connection, slots, splits)
+            batches, made, divided, ids = self._make(connection, slots, splits)
             drop_stretches(connection, made)
             copy_stretches(connection, batches, ids)
             after = self.store.keep_inventory(connection, batches, ids)
+            ended = end_devices(connection, divided)
             mark_hours_of(connection, made)
             connection.execute("DELETE FROM dirty_scrape WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
             forget_old(connection, list(slots), self.limits.keep_ms)
         after()
+        if ended:
+            self.store.forget()
         return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in marks})
 
     def _make(
         self, connection: Connection, slots: _Slots, splits: Sequence[tuple[int, int]]
-    ) -> tuple[list[Accepted], _Slots, Ids]:
-        """The stretches of these slots, the slots that have scrapes, and the ids of all that they name."""
+    ) -> tuple[list[Accepted], _Slots, dict[int, int], Ids]:
+        """The stretches of these slots, the slots that have scrapes, devices with the instant since which their MIG
+        instances are held in their stead, and the ids of all that is named.
+        """
         reach = self.limits.gap_ms
         ranges = {
             accelerator_id: (min(of_one) - reach, max(of_one) + SLOT_MS) for accelerator_id, of_one in slots.items()
@@ -197,7 +202,32 @@ class Metering:
                 )
                 if batch is not None:
                     batches.append(batch)
-        return batches, made, known.ids()
+        divided = {device_id: divided_ms(found.get(device_id, ()), instants) for device_id, instants in split.items()}
+        return batches, made, {one: at_ms for one, at_ms in divided.items() if at_ms is not None}, known.ids()
+
+
+def divided_ms(scrapes: Sequence[tuple[int, Scrape]], split_ms: frozenset[int]) -> int | None:
+    """Since when a device's MIG instances have scrapes and it has none of its own; None when it has the last word."""
+    whole_ms = max((at_ms for at_ms, _ in scrapes if at_ms not in split_ms), default=0)
+    return min((at_ms for at_ms in split_ms if at_ms > whole_ms), default=None)
+
+
+def end_devices(connection: Connection, divided: dict[int, int]) -> int:
+    """End the inventory's open rows of divided devices, but not those that were imported; how many were changed."""
+    changed = 0
+    for statement in (
+        "DELETE FROM capacity USING unnest(%s::bigint[], %s::bigint[]) AS new (id, at_ms) WHERE in_ms >= new.at_ms AND",
+        "UPDATE capacity SET out_ms = new.at_ms FROM unnest(%s::bigint[], %s::bigint[]) AS new (id, at_ms) WHERE",
+    ):
+        rows = connection.execute(
+            f"{statement} accelerator_id = new.id AND source = 'agent' AND out_ms IS NULL RETURNING in_ms",
+            (list(divided), list(divided.values())),
+        ).fetchall()
+        days = sorted({row[0] // DAY_MS * DAY_MS for row in rows} | {at // DAY_MS * DAY_MS for at in divided.values()})
+        if rows:
+            connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+        changed += len(rows)
+    return changed
 
 
 def devices_of(connection: Connection, accelerators: list[int]) -> list[tuple[int, int]]:
