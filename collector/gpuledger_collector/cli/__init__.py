@@ -36,6 +36,7 @@ COMMANDS = (
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",
     "gpuledger_collector.cli.plan",
+    "gpuledger_collector.cli.completion",
 )
 """Modules with a `register(app: typer.Typer) -> None`, in the order of `--help`."""
 
