@@ -32,7 +32,7 @@ from gpuledger_agent.clock import Clock
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
-from gpuledger_agent.readings import SourceUnavailable
+from gpuledger_agent.readings import SourceUnavailable, StillStarting
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings, SettingsError
 from gpuledger_agent.sources import open_source
@@ -238,6 +238,8 @@ class Daemon:
         try:
             self.sampler.attached(self.sampler.source.open())
         except SourceUnavailable as error:
+            if isinstance(error, StillStarting):
+                self._reopen_s = REOPEN_MIN_S
             self._lost(str(error))
             return False
         self._open, self._reopen_s = True, REOPEN_MIN_S
@@ -339,7 +341,8 @@ def gap_ms(settings: Settings) -> int:
 def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     """A daemon from its settings. Raises AgentError with a sentence when the spool or a rules file cannot be used."""
     start_log(settings)
-    source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed,
+                         patient=False)  # fmt: skip
     owners = open_owners(
         settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
     )

@@ -27,6 +27,10 @@ class SourceUnavailable(AgentError):
     """A source cannot speak at all now: no driver, no library, no file. The sentence says what cures it."""
 
 
+class StillStarting(SourceUnavailable):
+    """The source is on its way: it is worth asking again soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     """What usage is counted for: a device, or a MIG instance when MIG is on.

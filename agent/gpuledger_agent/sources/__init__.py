@@ -7,12 +7,13 @@ from gpuledger_agent.readings import Source, SourceUnavailable
 NAMES = ("nvml", "dcgm", "simulated", "replay")
 
 
-def open_source(name: str, target: str | None, *, node: str, seed: int = 7) -> Source:
-    """A source by name, not yet opened. Raises SourceUnavailable for an unknown name or a lacking target."""
+def open_source(name: str, target: str | None, *, node: str, seed: int = 7, patient: bool = True) -> Source:
+    """A source by name, not yet opened. One that is not `patient` waits a few seconds for a driver that starts, not a
+    minute: its `open` is called again soon. Raises SourceUnavailable for an unknown name or a lacking target."""
     if name == "nvml":
-        from gpuledger_agent.sources.nvml import NvmlSource
+        from gpuledger_agent.sources.nvml import IMPATIENT_S, NvmlSource
 
-        return NvmlSource()
+        return NvmlSource() if patient else NvmlSource(init_deadline_s=IMPATIENT_S)
     if name == "simulated":
         from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpuledger_agent.health import worse
 from gpuledger_agent.mig import measured_share
-from gpuledger_agent.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable
+from gpuledger_agent.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
 from gpuledger_agent.sources.kernel_log import KernelLog
 from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
 from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
@@ -26,6 +26,8 @@ from gpuledger_agent.sources.nvml_worker import Pending, Worker
 
 INIT_DEADLINE_S = 60.0
 """The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence documentation)."""
+IMPATIENT_S = 5.0
+"""How long the daemon's thread waits for that at a time: meanwhile it cannot stop, let go or keep its heartbeat."""
 ATTACH_DEADLINE_S = 10.0
 READ_DEADLINE_S = 5.0
 STALE = frozenset({1, 2, 28, 999})
@@ -87,12 +89,16 @@ class NvmlSource:
         attach_deadline_s: float = ATTACH_DEADLINE_S,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         events: DriverEvents | None = None,
+        init_deadline_s: float = INIT_DEADLINE_S,
     ) -> None:
+        self._init_deadline_s = init_deadline_s
         self._given, self._deadline_s, self._attach_deadline_s = binding, deadline_s, attach_deadline_s
         self._monotonic_ns = monotonic_ns
         self._init = Worker("nvml-init")
         self._nvml: Any = binding
         self._started = False
+        self._starting: Pending[tuple[int, str | None]] | None = None
+        self._unwanted = False
         self._workers: dict[int, Worker] = {}
         self._late: dict[int, Pending[Board]] = {}
         self._slots: list[Slot] = []
@@ -101,15 +107,20 @@ class NvmlSource:
 
     def open(self) -> Inventory:
         """Loads the library and attaches every GPU. Raises SourceUnavailable with the sentence that cures it."""
-        pending = self._init.submit(self._start)
+        self._unwanted = False
+        pending = self._starting = self._starting or self._init.submit(self._start)
         if pending is None:
-            raise SourceUnavailable("the NVIDIA driver has not answered the last attempt yet; see dmesg for Xid errors")
+            raise StillStarting("the NVIDIA driver has not answered the last attempt yet; see dmesg for Xid errors")
         try:
-            gpus, driver = pending.take(time.monotonic() + INIT_DEADLINE_S)
+            gpus, driver = pending.take(time.monotonic() + self._init_deadline_s)
         except TimeoutError:
-            raise SourceUnavailable(
-                f"the NVIDIA driver did not answer within {INIT_DEADLINE_S:.0f} s; see dmesg for Xid errors"
+            raise StillStarting(
+                f"the NVIDIA driver has not answered for {self._init_deadline_s:g} s; see dmesg for Xid errors"
             ) from None
+        except BaseException:
+            self._starting = None
+            raise
+        self._starting = None
         problems = self._attach_all(gpus)
         boards = [slot.board for slot in self._slots if slot.board is not None]
         self._events.start(self._nvml, [Watched(board.uuid, board.handle, board.bus) for board in boards])
@@ -124,6 +135,10 @@ class NvmlSource:
             self._started = False
             quietly(nvml, nvml.nvmlShutdown)  # NVML counts its inits: one without its shutdown would hold the GPUs
             raise SourceUnavailable(f"NVML does not count its GPUs: {error_text(nvml, error)}") from error
+        if self._unwanted:  # let go while the driver was still starting
+            self._started = False
+            quietly(nvml, nvml.nvmlShutdown)
+            raise SourceUnavailable("the GPUs were let go while the driver started")
         return gpus, text(quietly(nvml, nvml.nvmlSystemGetDriverVersion)) or None
 
     def _attach_all(self, gpus: int) -> list[str]:
@@ -294,6 +309,7 @@ class NvmlSource:
 
     def close(self) -> None:
         """Lets every handle go (nvmlShutdown), so that a reset or a MIG change is not blocked."""
+        self._starting, self._unwanted = None, True
         self._events.stop()
         ends: list[Pending[None] | None] = [
             slot.worker.submit(partial(release, slot.board))

@@ -5,6 +5,9 @@ import time
 
 import pytest
 
+from gpuledger_agent.readings import SourceUnavailable, StillStarting
+from gpuledger_agent.sources.nvml import NvmlSource
+from gpuledger_agent.sources.nvml_events import DriverEvents
 from gpuledger_agent.sources.nvml_worker import Worker
 
 
@@ -55,3 +58,91 @@ def test_whoever_has_an_answer_may_submit_at_once():
         answer = worker.submit(lambda number=number: number)
         assert answer is not None
         assert answer.take(soon()) == number
+
+
+class ColdDriver:
+    """NVML of a machine without GPUs whose init comes back when `warm` is set; `held` counts inits without shutdown."""
+
+    class NVMLError(Exception):
+        value = 999
+
+    class NVMLLibraryMismatchError(Exception):
+        pass
+
+    def __init__(self):
+        self.warm, self.held, self.ready = threading.Event(), 0, threading.Event()
+        self.counts = True
+
+    def nvmlInit(self):
+        self.warm.wait(30)
+        self.held += 1
+
+    def nvmlShutdown(self):
+        self.held -= 1
+        self.ready.set()
+
+    def nvmlDeviceGetCount(self):
+        if not self.counts:
+            raise self.NVMLError
+        return 0
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
+
+    def nvmlEventSetCreate(self):
+        raise self.NVMLError
+
+
+@pytest.fixture
+def cold():
+    driver = ColdDriver()
+    yield driver, NvmlSource(driver, events=DriverEvents(), init_deadline_s=0.05)
+    driver.warm.set()
+
+
+def test_a_driver_that_starts_slowly_is_asked_again_and_not_waited_for(cold):
+    """A cold machine takes seconds for each card; each attempt waits for the same start, and the last has it."""
+    driver, source = cold
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(StillStarting, match=r"not answered for 0\.05 s"):
+            source.open()
+        assert time.monotonic() - began < 5
+    driver.warm.set()
+    source._starting.take(soon())
+    assert source.open().driver == "580.1"
+    assert driver.held == 1
+    source.close()
+    assert driver.held == 0
+
+
+def test_a_driver_that_comes_up_after_it_was_let_go_is_not_held(cold):
+    """A release while the driver starts: when it is up at last, its library is shut down again, and opens anew."""
+    driver, source = cold
+    with pytest.raises(StillStarting):
+        source.open()
+    source.close()
+    with pytest.raises(StillStarting, match="last attempt"):
+        source.open()
+    source.close()
+    driver.warm.set()
+    assert driver.ready.wait(30)
+    assert driver.held == 0
+    deadline = soon()
+    while time.monotonic() < deadline:
+        try:
+            source.open()
+        except StillStarting:
+            continue
+        break
+    assert driver.held == 1
+
+
+def test_a_driver_that_cannot_count_is_not_held(cold):
+    """NVML counts its inits: after a start that failed half way there is none left open."""
+    driver, source = cold
+    driver.warm.set()
+    driver.counts = False
+    with pytest.raises(SourceUnavailable, match="does not count"):
+        source.open()
+    assert driver.held == 0
