@@ -144,7 +144,10 @@ def floor(made: Sequence[bytes]) -> float:
 
 
 def ours(made: Sequence[bytes], warm: int) -> tuple[float, float, float, float, int, float]:
-    """Wall, CPU of the collector and of Postgres, CPU of the meter, rows of samples, peak MiB; the first `warm` are not timed."""
+    """Wall, CPU of the collector, of Postgres and of the meter, rows of samples, peak MiB.
+
+    The first `warm` bodies are not timed.
+    """
     folder = open_folder("gpuledger-bench-")
     collector = CollectorProcess(folder, GPULEDGER_JOBS="false")
     try:

@@ -8,7 +8,7 @@ a walked series is exactly what protobuf reads; whatever looks otherwise sends t
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +59,12 @@ class Writing:
     refused: tuple[str, ...]
     """Sentences about what is refused, the first few."""
     size: int
-    digest: bytes
+    checksum: int
 
     @property
     def key(self) -> str:
         """What the log calls it."""
-        return self.digest.hex()
+        return f"of remote write {self.checksum:08x}"
 
     @property
     def samples(self) -> int:
@@ -100,7 +100,7 @@ def decode(body: bytes, version: int, book: Book, now_ms: int) -> Writing:
     """What a body (snappy, protobuf of version 1 or 2) says, judged at `now_ms`. Raises Refused."""
     plain = inflate(body)
     found = (_walk(plain, book) or _read_one(plain, book)) if version == 1 else _read_two(plain, book)
-    return _judge(book, *found, now_ms, hashlib.blake2b(plain, digest_size=8).digest(), len(plain))
+    return _judge(book, *found, now_ms, zlib.crc32(body), len(plain))
 
 
 _Columns = tuple[Array, Array, Array]
@@ -244,7 +244,7 @@ def _columns(rows: Iterable[tuple[int, float, int]]) -> _Columns:
     return np.array(numbers, dtype="<i8"), np.array(values, dtype="<f8"), np.array(instants, dtype="<i8")
 
 
-def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, digest: bytes, size: int) -> Writing:
+def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, checksum: int, size: int) -> Writing:
     """Parts what is kept from what is refused (bad series, impossible instants) or not ours."""
     kind = book.table()["kind"][series]
     ours = kind == TAKEN
@@ -267,5 +267,5 @@ def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, d
         refusals=int((bad | ours & ~possible).sum()),
         refused=tuple(reasons),
         size=size + 48 * len(series),
-        digest=digest,
+        checksum=checksum,
     )
