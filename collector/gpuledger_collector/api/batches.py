@@ -145,9 +145,10 @@ def count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:
 
 async def sender_of(request: Request, keys: Keys) -> Principal:
     """Who sends this. Raises Denied, or KeysAway when that cannot be said now."""
-    if not keys.is_fresh():
-        await asyncio.to_thread(keys.refresh)
-    return keys.agent(request.headers.get("authorization", ""))
+    header = request.headers.get("authorization", "")
+    if not keys.is_fresh(header):
+        await asyncio.to_thread(keys.refresh, header)
+    return keys.agent(header)
 
 
 def media_of(request: Request) -> tuple[str, str]:

@@ -116,7 +116,7 @@ def may_read(keys: Keys, *, whole_fleet: bool = False) -> Any:
 def reader_of(keys: Keys, header: str) -> Principal:
     """The reader behind an Authorization header. Raises HTTPException: 401, 403, or 503 when that cannot be said."""
     with denials():
-        keys.refresh()
+        keys.refresh(header)
         return keys.reader(header)
 
 

@@ -199,13 +199,25 @@ def test_ingest_costs_no_query_a_batch():
     shelf = Shelf(Token(1, "n", "agent", "n", None, tokens.hash_of(secret), 0))
     keys = Keys(shelf, lambda: NOW_MS, steady=lambda: now[0])
     for _ in range(1000):
-        keys.refresh()
+        keys.refresh(f"Bearer {secret}")
         assert keys.agent(f"Bearer {secret}").node == "n"
         now[0] += 0.002
     assert (shelf.asked, shelf.read) == (2, 1)
     now[0] += 60
     keys.refresh()
     assert shelf.noted == {1: NOW_MS}
+
+
+def test_guessing_tokens_does_not_flood_the_database():
+    """A token that is not known may be new, so the database is asked, but at most ten times a second."""
+    now = [100.0]
+    shelf = Shelf()
+    keys = Keys(shelf, lambda: NOW_MS, steady=lambda: now[0])
+    for _ in range(1000):
+        keys.refresh("Bearer gpl_guess")
+        now[0] += 0.001
+    assert shelf.asked == 10
+    assert shelf.read == 1
 
 
 def test_while_the_database_is_away_nobody_is_let_in():

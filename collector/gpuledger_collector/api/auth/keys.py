@@ -18,6 +18,8 @@ from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.storage.tokens import Token, hash_of
 
 FRESH_SECONDS = 1.0
+NEW_SECONDS = 0.1
+"""How long a token that is not known, for it may be new, is refused without a look at the database."""
 RETRY_SECONDS = 1.0
 """How long after a failure the database is not asked again."""
 NOTE_SECONDS = 60.0
@@ -75,16 +77,17 @@ class Keys:
     _used: dict[int, int] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def is_fresh(self) -> bool:
-        """Whether what is known of the database is young enough."""
-        return self._looked is not None and self.steady() - self._looked < FRESH_SECONDS
+    def is_fresh(self, header: str) -> bool:
+        """Whether what is known of the database is young enough to judge this header."""
+        enough = FRESH_SECONDS if not header or _hashed(header) in self._tokens else NEW_SECONDS
+        return self._looked is not None and self.steady() - self._looked < enough
 
-    def refresh(self) -> None:
+    def refresh(self, header: str = "") -> None:
         """Look whether tokens changed, unless somebody did just now. Blocks. Raises KeysAway."""
-        if self.is_fresh():
+        if self.is_fresh(header):
             return
         with self._lock:
-            if self.is_fresh():
+            if self.is_fresh(header):
                 return
             if self._failed is not None and self.steady() - self._failed[0] < RETRY_SECONDS:
                 raise KeysAway(self._failed[1])

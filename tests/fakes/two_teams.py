@@ -1,0 +1,100 @@
+"""A fleet of two teams with usage, prices, budgets and findings; everything of the second one is called zebra."""
+
+import contextlib
+import datetime as dt
+import json
+import time
+from collections.abc import Iterator
+
+import psycopg
+
+from fakes.collector import Running, running
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.api.auth.keys import NEW_SECONDS
+from gpuledger_collector.cli import build
+from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.jobs.fold_usage import ALWAYS
+from gpuledger_collector.storage import findings, tokens
+from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.tokens import Token
+
+OWN, FOREIGN = "vision", "zebra"
+ROLES = ("agent", "viewer", "finance", "admin")
+NOW_MS = int(time.time() * 1000)
+TODAY_MS = NOW_MS // DAY_MS * DAY_MS
+
+
+def day(number: int) -> str:
+    return dt.datetime.fromtimestamp(TODAY_MS / 1000 + number * 86_400, dt.UTC).date().isoformat()
+
+
+def _batch(team: str, number: int) -> bytes:
+    """Six days of one GPU, all held by a job of the team."""
+    end = NOW_MS // HOUR_MS * HOUR_MS
+    spans = [(at, at + HOUR_MS) for at in range(end - 6 * DAY_MS, end, HOUR_MS)]
+    made = {
+        "version": 1, "node": f"{team}-node", "epoch": f"0192aaaa-0000-7000-8000-00000000000{number}", "seq": 1,
+        "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
+        "accelerators": [{"uuid": f"GPU-{team}", "device_uuid": f"GPU-{team}", "index": 0, "model": "NVIDIA L4",
+                          "pool": f"{team}-pool"}],
+        "workloads": [{"id": f"{team}-1", "kind": "slurm", "user": f"{team}-user", "name": f"{team}-job",
+                       "tags": {"team": team, "project": f"{team}-project"}}],
+        "stretches": [{"accelerator": 0, "state": "held", "workload": 0, "start_ms": start, "end_ms": stop,
+                       "held_ms": HOUR_MS, "busy_ms": HOUR_MS // 2, "idle_ms": HOUR_MS // 2} for start, stop in spans],
+    }  # fmt: skip
+    return json.dumps(made).encode()
+
+
+def _declared() -> str:
+    budget = '[[budget]]\nname = "{team}-budget"\nteam = "{team}"\nperiod = "month"\namount = 400\ncurrency = "USD"\n'
+    price = (
+        '[[price]]\npool = ""\ngpu_model = "NVIDIA L4"\npurchase = "on_demand"\nrate_per_gpu_hour = 2.0\n'
+        'currency = "USD"\neffective_from = 2025-01-01\n'
+    )
+    return price + "".join(budget.format(team=team) + 'recipients = ["lead@example.com"]\n' for team in (OWN, FOREIGN))
+
+
+def _finding(team: str, kind: str) -> Finding:
+    return Finding(
+        key=f"{kind}-{team}", kind=kind, state="zombie" if kind == "idle" else "usage",
+        subject=f"GPU-{team}" if kind == "idle" else team, accelerator_id=None, workload_id=None, team=team,
+        owner={"team": team, "project": f"{team}-project"}, since_ms=NOW_MS - HOUR_MS, opened_ms=NOW_MS - HOUR_MS,
+        until_ms=NOW_MS, resolved_ms=None, confidence=0.9, currency="USD", cost_micro=1_000_000,
+        per_day_micro=24_000_000, evidence={},
+    )  # fmt: skip
+
+
+def token(dsn: str, role: str, name: str | None = None, **reach) -> str:
+    """A new token's secret, once every collector knows it."""
+    wanted = Token(0, name or role, role, reach.get("node"), reach.get("owner"), "", NOW_MS)
+    with psycopg.connect(dsn) as connection:
+        secret = tokens.create(connection, wanted)[1]
+    time.sleep(NEW_SECONDS)
+    return secret
+
+
+@contextlib.contextmanager
+def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
+    """A collector over both teams, and a token of each role by its name; the viewer's is for the first team."""
+    from typer.testing import CliRunner
+
+    with running(dsn) as collector:
+        for number, team in enumerate((OWN, FOREIGN), start=1):
+            status, answer = collector.post(_batch(team, number), {"Content-Type": "application/json"})
+            assert status == 200, answer
+        (folder / "declared.toml").write_text(_declared())
+        applied = CliRunner().invoke(build(), ["apply", str(folder / "declared.toml"), "--dsn", dsn])
+        assert applied.exit_code == 0, applied.output
+        with psycopg.connect(dsn) as connection:
+            findings.put(connection, [_finding(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")])
+        bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+        yield (
+            collector,
+            {
+                "agent": token(dsn, "agent", node=f"{OWN}-node"),
+                "viewer": token(dsn, "viewer", owner={"team": OWN}),
+                "finance": token(dsn, "finance"),
+                "admin": token(dsn, "admin"),
+            },
+        )
