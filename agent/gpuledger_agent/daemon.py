@@ -34,14 +34,21 @@ from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
 from gpuledger_agent.readings import SourceUnavailable, StillStarting
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.settings import Settings, SettingsError
+from gpuledger_agent.settings import FIELDS, Settings, SettingsError
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.spool import Spool
 
 log = logging.getLogger("gpuledger_agent")
 
 GAP_INTERVALS = 3
+LONGEST_ROUND_S = 5.0
+"""How long a round waits for a GPU that hangs (sources.nvml.READ_DEADLINE_S)."""
 REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
+RELOADED = frozenset({
+    "collector_url", "token_file", "ca_file", "sample_interval_s", "slow_interval_s", "extra_tiers", "push_interval_s",
+    "busy_threshold", "log_level", "log_format",
+})  # fmt: skip
+"""Settings that change while the agent runs; the others do with a restart."""
 STALE_S = 120.0
 """A loop that has not moved for so long gets no watchdog signal."""
 OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
@@ -285,8 +292,8 @@ class Daemon:
         except SettingsError as error:
             log.error("the settings stay as they were: %s", error)  # noqa: TRY400
         else:
-            kept = [name for name in ("node", "source", "target", "spool_dir", "spool_bytes", "owners")
-                    if getattr(fresh, name) != getattr(self.settings, name)]  # fmt: skip
+            kept = [name for name in FIELDS
+                    if name not in RELOADED and getattr(fresh, name) != getattr(self.settings, name)]  # fmt: skip
             log.info("settings read again%s", f"; {', '.join(kept)} change with a restart" if kept else "")
             self.settings = fresh
             self.sampler.meter.busy_threshold = fresh.busy_threshold
@@ -334,8 +341,12 @@ class _Either(threading.Event):
 
 
 def gap_ms(settings: Settings) -> int:
-    """The longest interval between samples that still counts as seen."""
-    return round(GAP_INTERVALS * settings.sample_interval_s * 1000)
+    """The longest interval between samples that still counts as seen.
+
+    A round that waits for one GPU until its deadline must not cost its neighbours their time.
+    """
+    interval_s = settings.sample_interval_s
+    return round(max(GAP_INTERVALS * interval_s, LONGEST_ROUND_S + 2 * interval_s) * 1000)
 
 
 def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:

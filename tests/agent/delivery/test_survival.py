@@ -13,12 +13,13 @@ from prometheus_client.registry import CollectorRegistry
 from gpuledger_agent import release
 from gpuledger_agent.batches import unpack
 from gpuledger_agent.clock import Clock
-from gpuledger_agent.daemon import Daemon
+from gpuledger_agent.daemon import Daemon, gap_ms
 from gpuledger_agent.exposition import AgentCollector
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings
+from gpuledger_agent.sources.nvml import READ_DEADLINE_S
 from gpuledger_agent.spool import Spool
 
 START = 1_790_812_800_000
@@ -161,6 +162,26 @@ def test_a_note_is_never_written_through_a_link(tmp_path):
     release.write(tmp_path, release.Release(1))
     assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("precious", 0o600)
     assert not (tmp_path / release.NAME).is_symlink()
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 1.0, 2.0, 10.0, 60.0])
+def test_a_gpu_that_answers_at_its_deadline_costs_its_neighbours_nothing(interval_s):
+    """The longest round of all is still shorter than a gap, however short the interval is."""
+    longest_s = max(interval_s, READ_DEADLINE_S) + interval_s
+    assert gap_ms(Settings(sample_interval_s=interval_s)) > 1000 * longest_s
+    assert gap_ms(Settings()) == 30_000
+
+
+def test_a_reload_says_what_only_a_restart_changes(daemon, caplog):
+    """What was read again and does not hold yet is named, whichever setting it is."""
+    daemon.reload = lambda: Settings(
+        spool_dir=daemon.settings.spool_dir, pool="training", metrics_listen="", owner_stale_s=9, push_interval_s=7
+    )
+    with caplog.at_level(logging.INFO, "gpuledger_agent"):
+        daemon._reload()
+    (line,) = (record.getMessage() for record in caplog.records if "read again" in record.getMessage())
+    assert line == "settings read again; pool, metrics_listen, owner_stale_s change with a restart"
+    assert daemon.settings.push_interval_s == 7
 
 
 def test_an_owner_source_that_raises_takes_no_other_with_it(daemon, spool):
