@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from psycopg import Error as DatabaseError
+from psycopg import OperationalError
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Row, report
 from gpuledger_collector.accounting.ledger import Proof
@@ -108,7 +108,7 @@ def router(reads: Reads) -> APIRouter:
             return refused(404, str(error))
         except ValueError as error:
             return refused(422, str(error))
-        except (KeysAway, StorageError, DatabaseError) as error:
+        except (KeysAway, StorageError, OperationalError) as error:
             log.warning("a page was not made: %s", error)
             return refused(503, "the database is away: come back in a moment")
 

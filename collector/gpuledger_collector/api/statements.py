@@ -43,6 +43,8 @@ def statement_of(connection: Connection, level: str, owner: str, month: str, now
     """The statement. Raises ValueError (NoStatement: that owner was billed nothing in that month) with a sentence."""
     level_of(level)
     period = month_of(month)
+    if "\0" in owner:
+        raise ValueError("an owner's name holds no NUL")
     made = report(reports.charged_lines(connection, period, (level,)), (level,))
     rows = [row for row in made.rows if row.keys == (owner,) and row.currency is not None]
     below = next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)

@@ -1,0 +1,222 @@
+"""GET /: the commands' numbers on one page, as each reader may see them; safe, whole, fast, good to look at."""
+
+import base64
+import csv
+import io
+import threading
+import time
+from decimal import Decimal
+
+import pytest
+
+from fakes.collector import running
+from fakes.fleet import DAY
+from fakes.pages import Page
+from gpuledger_collector.api import pages
+from gpuledger_collector.api.auth.principal import Denied, Principal
+
+from .conftest import HOSTILE
+
+MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
+SECRET = "a-reader-token-that-is-long-enough-0123456789"
+
+
+@pytest.fixture
+def rated(furnished, run):
+    """September and October, rated."""
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-11-01")
+    return furnished
+
+
+def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
+    """Each row and each total of each currency, to the cent; hostile names are text; nothing is wrong in the page."""
+    page = Page(overview())
+    assert page.faults == []
+    rows = list(csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "csv")[1])))
+    for currency in ("USD", "EUR"):
+        (table,) = [one for one in page.tables if one.rows[0][-1] == f"cost, {currency}"]
+        shown = {line[0]: line[-1] for line in table.rows[1:]}
+        mine = {row["team"].removeprefix("'"): f"{Decimal(row['cost']):,.2f}" for row in rows
+                if row["currency"] == currency}  # fmt: skip
+        assert shown == {
+            **mine,
+            "total": f"{sum(Decimal(row['cost']) for row in rows if row['currency'] == currency):,.2f}",
+        }
+    assert HOSTILE in page.text
+    assert "proof holds on 31 of 31 days" in page.text
+
+
+def test_every_statement_that_it_leads_to_is_there(rated, dsn, overview):
+    """Also those of evil names: the path comes back as the name."""
+    links = [link for link in Page(overview()).links if link.startswith("/statements/")]
+    assert len(links) >= 4
+    with running(dsn) as collector:
+        for link in links:
+            status, headers, text = collector.request("GET", link)
+            assert (status, Page(text).faults) == (200, []), link
+            assert "script-src" not in headers["Content-Security-Policy"]
+            assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_a_viewer_sees_its_own_part(rated, overview, reads):
+    """Its row with the fleet's own cents, no other team, no node; a part of a team likewise; others are refused."""
+    whole = Page(overview())
+    page = Page(overview(Principal("viewer", "vision", owner={"team": "vision"})))
+    assert page.faults == []
+    for currency in ("USD", "EUR"):
+        (mine,) = [one for one in page.tables if one.rows[0][-1] == f"cost, {currency}"]
+        (all_,) = [one for one in whole.tables if one.rows[0][-1] == f"cost, {currency}"]
+        (row,) = [line for line in all_.rows if line[0] == "vision"]
+        assert mine.rows[1:] == [row, ["total", *row[1:]]]
+    assert HOSTILE not in page.text
+    assert "(unallocated)" not in page.text
+    assert "n1" not in page.text
+    assert "Demand" not in page.text
+    part = Page(overview(Principal("viewer", "detector", owner={"team": "vision", "project": "detector"})))
+    assert part.faults == []
+    assert "vision/detector" in part.text
+    owner = {"team": "vision"}
+    assert "vision" in pages.statement_page(reads, "team", "vision", "2025-10", Principal("viewer", "v", owner=owner))
+    for level, other in (("team", HOSTILE), ("project", "detector"), ("org", "(unattributed)")):
+        with pytest.raises(Denied):
+            pages.statement_page(reads, level, other, "2025-10", Principal("viewer", "v", owner=owner))
+    listed = Page(pages.index_of(reads, "team", "2025-10", Principal("viewer", "v", owner=owner)))
+    assert [row[0] for row in listed.table("team").rows[1:]] == ["vision"]
+
+
+def test_the_first_hour_says_what_to_do(overview):
+    """An empty ledger: three steps with commands, and no number at all."""
+    page = Page(overview())
+    assert page.faults == []
+    for words in ("gpuledger-agent run --collector http://127.0.0.1:8440", "gpuledger import prices", "gpuledger demo"):
+        assert words in page.text
+    assert page.tables == []
+
+
+def test_one_gpu_without_a_price_or_a_rated_day(fleet, overview):
+    """The smallest fleet: what is not known is said, and nothing is zero instead."""
+    fleet.capacity(1, 30 * DAY)
+    page = Page(overview())
+    assert page.faults == []
+    assert "Charged this month not known" in page.text
+    assert "gpuledger import prices" in page.text
+    assert "no day is rated yet" in page.text
+
+
+def test_no_gpu_but_imported_usage(run, written, overview):
+    """A scheduler's records alone: amounts without an inventory; coverage is not known."""
+    run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
+    file = written(
+        "usage.csv",
+        "workload_id,user,tag:team,gpus,start,end\n1,ann,vision,4,2025-10-02T00:00:00Z,2025-10-02T10:00:00Z\n",
+    )
+    code, _, said = run("import", "usage", file)
+    assert code == 0, said
+    run("chargeback", *MONTH)
+    page = Page(overview())
+    assert page.faults == []
+    assert "80.00 USD" in page.text
+    assert "Time observed not known" in page.text
+    assert "what is shown was imported" in page.text
+
+
+def test_who_may_look(dsn, rated, tmp_path):
+    """With a token in force a browser is asked for it; it is a password of HTTP Basic or a bearer token."""
+    secrets = tmp_path / "readers"
+    secrets.write_text(SECRET + "\n")
+    secrets.chmod(0o600)
+    with running(dsn, reader_token_file=secrets) as collector:
+        for path in ("/", "/statements/team/vision/2025-10"):
+            status, headers, text = collector.request("GET", path)
+            assert (status, headers["WWW-Authenticate"][:5], Page(text).faults) == (401, "Basic", [])
+            assert "vision" not in text
+            for given in (f"Bearer {SECRET}", "Basic " + base64.b64encode(f"any:{SECRET}".encode()).decode()):
+                assert collector.request("GET", path, headers={"Authorization": given})[0] == 200
+            for bad in ("Basic !!", "Basic " + base64.b64encode(b"x:y").decode(), "Bearer", "Basic /w=="):
+                assert collector.request("GET", path, headers={"Authorization": bad})[0] == 401
+
+
+def test_what_is_not_there_is_a_page_with_a_sentence(dsn, rated):
+    """404 and 422, escaped; never a 500."""
+    with running(dsn) as collector:
+        for path, status, words in (
+            ("/statements/team/%3Cscript%3Ealert(1)%3C%2Fscript%3E/2025-10", 404, "was billed nothing"),
+            ("/statements/squad/vision/2025-10", 422, "is no level"),
+            ("/statements/team/vision/2025-13", 422, "is not a month"),
+            ("/statements/team/October", 422, "is not a month"),
+            ("/statements/team/0000-01", 422, "is not a month"),
+            ("/statements/team/a%00b/2025-10", 422, "NUL"),
+        ):
+            answered, headers, text = collector.request("GET", path)
+            assert (answered, words in text) == (status, True), (path, answered, text[-600:])
+            assert Page(text).faults == []
+            assert headers["Cache-Control"] == "no-store"
+
+
+def test_a_database_that_is_away_is_a_page_too(dsn, reads):
+    """503 and when to come back."""
+    with running(dsn) as collector:
+        from gpuledger_collector.storage import overview as stored
+
+        real = stored.fleet
+        try:
+            stored.fleet = _away
+            status, headers, text = collector.request("GET", "/")
+        finally:
+            stored.fleet = real
+        assert (status, headers["Retry-After"], Page(text).faults) == (503, "5", [])
+
+
+def _away(*_):
+    import psycopg
+
+    raise psycopg.OperationalError("the server closed the connection")
+
+
+def test_it_is_fast(rated, reads):
+    """The middle of eleven, once warm: a page does not wait for the forecast."""
+    outlook = pages.Outlook(lambda: time.sleep(5) or [])
+    taken = []
+    for _ in range(11):
+        began = time.perf_counter()
+        pages.overview_of(reads, outlook, "", Principal("admin", "a"))
+        taken.append(time.perf_counter() - began)
+    assert sorted(taken)[5] < 0.25, taken
+
+
+def test_the_forecast_is_made_once_an_hour_and_not_waited_for():
+    """None while there is none; the old one while a new one is made; a failure is not the page's."""
+    made, may_go = [], threading.Event()
+    may_go.set()
+
+    def work():
+        may_go.wait(5)
+        made.append(1)
+        if len(made) == 2:
+            raise RuntimeError("no")
+        return [pages.Pool(f"p{len(made)}", (1.0,), (), "")]
+
+    outlook = pages.Outlook(work)
+    hour = 3_600_000
+    assert [one.name for one in outlook.at(0, patience=5)] == ["p1"]
+    assert outlook.at(hour - 1)[0].name == "p1"
+    assert len(made) == 1
+    may_go.clear()
+    for _ in range(2):  # the second try fails, the third does not
+        assert outlook.at(hour)[0].name == "p1"
+        may_go.set()
+        outlook.working.join(5)
+        may_go.clear()
+    assert outlook.at(hour)[0].name == "p3"
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
+@pytest.mark.parametrize("what", ["rated", "empty"])
+def test_it_is_good_to_look_at(request, overview, pictured, width, dark, what):
+    """Full and empty, at a desk and on a phone, light and dark: nothing hangs over the edge."""
+    if what == "rated":
+        request.getfixturevalue("rated")
+    picture, wanted = pictured(overview(), width, dark=dark)
+    assert wanted <= width
+    assert picture.stat().st_size > 15_000

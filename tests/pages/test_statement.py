@@ -1,0 +1,213 @@
+"""The statement: the chargeback's numbers to the cent, taken apart without rest, safe, whole, and good to look at."""
+
+import csv
+import datetime as dt
+import io
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from fakes.pages import Page
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import month as month_of
+from gpuledger_collector.accounting.statement import month_before, split_minor, windows
+from gpuledger_collector.api.statements import NoStatement, snapshot, statement_of
+from gpuledger_collector.export.statement import as_html
+
+from .conftest import HOSTILE, OCTOBER_NIGHT
+
+NOW_MS = int(OCTOBER_NIGHT.timestamp() * 1000) + 10 * DAY
+MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
+TEAMS = ("vision", HOSTILE, "(unattributed)")
+
+
+def billed(run, by="team"):
+    """The chargeback's rows as the command prints them."""
+    return list(csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--by", by, "--format", "csv")[1])))
+
+
+def number(text):
+    return Decimal(text.replace(",", ""))
+
+
+def made_of(ledger, owner, level="team", month="2025-10", now_ms=NOW_MS):
+    with ledger.connect() as connection:
+        snapshot(connection)
+        return statement_of(connection, level, owner, month, now_ms)
+
+
+@pytest.mark.parametrize("owner", TEAMS)
+def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner):
+    """What is paid and what idle cost, per currency; each table of a currency adds up to it; nothing is wrong in it."""
+    file = tmp_path / "it.html"
+    assert run("statement", "--owner", owner, "--period", "2025-10", "-o", file)[0] == 0
+    page = Page(file.read_text())
+    assert page.faults == []
+    rows = [row for row in billed(run) if row["team"].removeprefix("'") == owner]
+    assert rows
+    for row in rows:
+        shown = f"{Decimal(row['cost']):,.2f} {row['currency']}"
+        assert f"You pay {shown}" in page.text
+        assert (f"cost {number(row['cost_idle']):,.2f} {row['currency']}" if row["cost_idle"] else
+                "its cost is not known") in page.text  # fmt: skip
+        tables = [one for one in page.tables if one.rows[0][-1] == f"cost, {row['currency']}"
+                  and one.rows[0][0] in {"job", "project", "model"}]  # fmt: skip
+        assert len(tables) == 3
+        for table in tables:
+            assert sum(number(line[-1]) for line in table.rows[1:]) == Decimal(row["cost"])
+            idle = [number(line[-2]) for line in table.rows[1:] if line[-2] != "not known"]
+            assert sum(idle) == (Decimal(row["cost_idle"]) if row["cost_idle"] else 0)
+
+
+def test_drivers_add_up_to_the_change(furnished, run, ledger):
+    """Over all drivers, and in each, to the micro-unit; both ends are what the chargeback says of those months."""
+    run("chargeback", *MONTH)
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
+    made = made_of(ledger, "vision")
+    assert set(made.changes) == {"USD", "EUR"}
+    for currency, change in made.changes.items():
+        assert sum(change.parts) == change.after_micro - change.before_micro
+        for one in change.drivers:
+            assert one.price_micro + one.volume_micro + one.mix_micro == one.after_micro - one.before_micro
+        for window, micro in ((change.before, change.before_micro), (change.after, change.after_micro)):
+            rows = furnished.rows(
+                "SELECT sum(cost_micro) FROM charge c JOIN owner o ON o.id = owner_id WHERE team = 'vision' "
+                "AND state = 'held' AND currency = %s AND day_ms >= %s AND day_ms < %s",
+                currency, window.start_ms, window.end_ms,
+            )  # fmt: skip
+            assert rows == [(micro,)]
+    usd = made.changes["USD"]
+    assert usd.parts[0] < 0, "the price fell in October"
+
+
+def test_a_hostile_name_is_only_a_name(furnished, run, tmp_path):
+    """In every statement and in the index, on disk too: no tag, no attribute, no path comes from it."""
+    folder = tmp_path / "all"
+    code, said, _ = run("statement", "--all", "--dir", folder, "--period", "2025-10")
+    assert (code, said) == (0, f"3 statements of 2025-10 and index.html in {folder}\n")
+    files = sorted(folder.iterdir())
+    assert len(files) == 4
+    index = Page((folder / "index.html").read_text())
+    assert index.faults == []
+    assert {one.name for one in files} == {"index.html", *(link for link in index.links if link.endswith(".html"))}
+    assert [row[0] for row in index.table("team").rows[1:]] == sorted(TEAMS)
+    hostile = Page(next(one for one in files if "script" in one.name).read_text())
+    assert hostile.faults == []
+    assert hostile.text.count(HOSTILE) >= 3
+    assert "49" not in hostile.text.partition("2025-10")[0]
+
+
+def test_unknown_is_not_idle_and_not_used(furnished, run, ledger):
+    """The third team's GPU gave no reading: its idle time and cost are not known, and its hours stand as such."""
+    run("chargeback", *MONTH)
+    (section,) = made_of(ledger, HOSTILE).sections
+    assert section.row.idle_ns is None
+    assert (section.unknown_ns, section.busy_ns) == (section.row.gpu_ns, 0)
+    page = Page(as_html(made_of(ledger, HOSTILE)))
+    assert "Held but idle not known its cost is not known" in page.text
+
+
+def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):
+    """Closed: the seal stands there and the invoice is what is paid. A late spool is a line of the next month."""
+    for name in ("2025-09", "2025-10"):
+        assert run("close", "--period", name, "--by", "amina")[0] == 0
+    query = "SELECT currency, minor FROM invoice WHERE owner = 'vision' AND period_start_ms = %s"
+    invoices = dict(furnished.rows(query, OCTOBER))
+    made = made_of(ledger, "vision")
+    assert {one.currency: one.row.cost_minor for one in made.sections} == invoices
+    seal = json.loads(run("periods", "--format", "json")[1])[1]["seal"]
+    page = Page(as_html(made))
+    assert seal in page.text
+    assert "Closed" in page.text
+    assert "by amina" in page.text
+    furnished.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR, busy=HOUR)])
+    assert run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")[0] == 0
+    (booked,) = furnished.rows("SELECT DISTINCT booked_day_ms FROM correction")
+    later = made_of(ledger, "vision")
+    assert later.sections == made.sections, "what is closed stays"
+    assert later.amended == {"USD": 2_100_000}
+    assert "Corrected later" in as_html(later)
+    month = dt.datetime.fromtimestamp(booked[0] / 1000, dt.UTC).strftime("%Y-%m")
+    (section,) = made_of(ledger, "vision", month=month).sections
+    assert [(one.label, one.cost_minor) for one in section.corrections] == [(("2025-10",), 210)]
+    assert section.row.cost_minor == 210
+    assert all(day.cost_micro in {None, 0} for day in section.days), "no day of its own was dearer for it"
+
+
+def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_path):
+    """An owner who was billed nothing is a finding (1) that names the others; bad words are bad input (2)."""
+    code, _, said = run("statement", "--owner", "visoin", "--period", "2025-10")
+    assert (code, "team 'visoin' was billed nothing in 2025-10" in said, "vision" in said) == (1, True, True)
+    for arguments, words in (
+        (("--owner", "vision", "--period", "October"), "is not a month"),
+        (("--owner", "vision", "--period", "2025-10", "--level", "squad"), "'squad' is no level"),
+        (("--period", "2025-10"), "say either --owner NAME"),
+        (("--all", "--period", "2025-10"), "say either --owner NAME"),
+        (("--owner", "vision", "--period", "2025-10", "-o", tmp_path / "no" / "it.html"), "is no folder"),
+    ):
+        code, _, said = run("statement", *arguments)
+        assert (code, words in said) == (2, True), said
+        assert "Traceback" not in said
+
+
+def test_an_empty_ledger_and_usage_without_a_price(fleet, run, tmp_path):
+    """Nobody is billed: one sentence, an empty index. Without a price the hours stand alone, never as free."""
+    assert run("statement", "--owner", "vision", "--period", "2025-10")[0] == 1
+    assert run("statement", "--all", "--dir", tmp_path / "all", "--period", "2025-10")[0] == 0
+    page = Page((tmp_path / "all" / "index.html").read_text())
+    assert page.faults == []
+    assert "Nobody was billed" in page.text
+    fleet.capacity(1, 0, DAY)
+    fleet.workload(1, team="vision")
+    fleet.evidence([Held(1, 1, 0, 2 * HOUR, busy=HOUR)])
+    code, text, _ = run("statement", "--owner", "vision", "--period", "2025-10")
+    page = Page(text)
+    assert (code, page.faults) == (0, [])
+    assert "2.0 GPU-hours have no price yet" in page.text
+    assert "You pay" not in page.text
+
+
+@given(st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=30), st.sampled_from((1, 10_000, 1000)),
+       st.integers(0, 1))  # fmt: skip
+def test_minor_units_are_split_without_rest(micros, unit, up):
+    """Whichever way the whole was rounded, the parts add up to it and each is within one of its own."""
+    total = sum(micros) // unit + (up if sum(micros) % unit else 0)
+    parts = split_minor(micros, unit, total)
+    assert sum(parts) == total
+    assert all(-unit < part * unit - micro <= unit for part, micro in zip(parts, micros, strict=True))
+
+
+def test_which_days_are_compared():
+    """Whole months; as many days of an open one; days around the begin where the ledger is young; else nothing."""
+    october, september = month_of("2025-10"), month_of("2025-09")
+    assert month_before(october) == september
+    assert month_before(month_of("2025-03")).ms == 28 * DAY
+    whole = frozenset(day.start_ms for day in september.days())
+    start = october.start_ms
+    assert windows(october, october.end_ms, whole) == (september, october)
+    assert windows(october, start + 5 * DAY + HOUR, whole) == (
+        Period(september.start_ms, september.start_ms + 5 * DAY), Period(start, start + 5 * DAY)
+    )  # fmt: skip
+    young = frozenset({start - DAY, start - 2 * DAY})
+    assert windows(october, start + 5 * DAY, young) == (Period(start - 2 * DAY, start), Period(start, start + 2 * DAY))
+    assert windows(october, start + 5 * DAY, frozenset()) is None
+    assert windows(october, start + HOUR, whole) is None
+
+
+def test_no_statement_is_a_value_error(ledger):
+    """So that whoever asks badly is told so."""
+    with pytest.raises(NoStatement):
+        made_of(ledger, "vision")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
+def test_it_is_good_to_look_at(furnished, run, pictured, width, dark):
+    """At a desk and on a phone, light and dark: nothing hangs over the edge, and it is not an empty sheet."""
+    text = run("statement", "--owner", HOSTILE, "--period", "2025-10")[1]
+    picture, wanted = pictured(text, width, dark=dark)
+    assert wanted <= width
+    assert picture.stat().st_size > 20_000
