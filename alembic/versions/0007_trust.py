@@ -1,4 +1,4 @@
-"""Trust: tokens by their hash, and the audit log.
+"""Trust: tokens by their hash, accelerators that two nodes claim, and the audit log.
 
 The audit log only grows: statement triggers refuse every change and the emptying of it. They bind whoever may write
 rows; the owner of the tables could take the triggers away, which is why its rows are also chained by hashes.
@@ -47,6 +47,22 @@ COMMENT ON COLUMN token.hash IS 'SHA-256 of the secret, hexadecimal';
 
 COMMENT ON COLUMN token.last_used_ms IS 'to about a minute';
 
+CREATE TABLE contest (
+    accelerator_id BIGINT NOT NULL,
+    node_id BIGINT NOT NULL,
+    holder_id BIGINT NOT NULL,
+    first_ms BIGINT NOT NULL,
+    last_ms BIGINT NOT NULL,
+    reports BIGINT NOT NULL,
+    CONSTRAINT pk_contest PRIMARY KEY (accelerator_id, node_id)
+);
+
+COMMENT ON TABLE contest IS 'Accelerators that a second node reported while the first still did; they stay where they were.';
+
+COMMENT ON COLUMN contest.node_id IS 'the second node';
+
+COMMENT ON COLUMN contest.holder_id IS 'the node where the inventory has it';
+
 CREATE TABLE audit (
     number BIGINT NOT NULL,
     at_ms BIGINT NOT NULL,
@@ -74,7 +90,7 @@ COMMENT ON COLUMN audit.previous IS 'hash of the row before; empty: this is the 
 
 COMMENT ON COLUMN audit.hash IS 'SHA-256 over all of this row, hexadecimal';
 """
-TABLES = ("audit", "token")
+TABLES = ("audit", "contest", "token")
 """Children first."""
 REFUSE = """
 CREATE FUNCTION gpuledger_refuse_rewriting() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -119,6 +119,12 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("bad", "proof", f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
                       "gpuledger reconcile --from DATE --to DATE names them")  # fmt: skip
     yield from jobs(seen, now_ms)
+    for uuid, nodes in seen.contested:
+        yield Finding("bad", "integrity", f"{uuid} is reported by {nodes} at once; it stays with the first",
+                      "a copied UUID or a node that lies: look at both; gpuledger token binds each node")  # fmt: skip
+    if seen.unbound_tokens:
+        yield Finding("note", "tokens", f"with {seen.unbound_tokens} of the tokens any node can be reported",
+                      "right for Prometheus; for agents: gpuledger token create --role agent --node NODE")  # fmt: skip
     if seen.conflicts:
         yield Finding("bad", "integrity", f"{seen.conflicts} batches came with other bytes under a known number",
                       "two agents share a spool, or somebody forges: look into table ingest_conflict")  # fmt: skip

@@ -115,6 +115,7 @@ def keep_capacity(
         rows = capacity_rows(connection, [one.accelerator_id])[one.accelerator_id]
         steps = capacity.plan(rows, one)
         if steps and is_contested(connection, rows, one):
+            record_contest(connection, one, rows[-1].node_id)
             on_contest(one)
             continue
         for step in steps:
@@ -122,6 +123,16 @@ def keep_capacity(
         if steps:
             mark_days(connection, rows, one)
     return {accelerator: rows[-1] for accelerator, rows in capacity_rows(connection, accelerators).items() if rows}
+
+
+def record_contest(connection: Connection, seen: capacity.Evidence, holder_id: int | None) -> None:
+    """Keep that a second node reports an accelerator: a copied UUID, or a node that claims what is another's."""
+    connection.execute(
+        "INSERT INTO contest AS old (accelerator_id, node_id, holder_id, first_ms, last_ms, reports) "
+        "VALUES (%s, %s, %s, %s, %s, 1) ON CONFLICT (accelerator_id, node_id) DO UPDATE SET "
+        "holder_id = excluded.holder_id, last_ms = greatest(old.last_ms, excluded.last_ms), reports = old.reports + 1",
+        (seen.accelerator_id, seen.node_id, holder_id, seen.first_ms, seen.first_ms),
+    )
 
 
 def is_contested(connection: Connection, rows: Sequence[capacity.CapacityRow], seen: capacity.Evidence) -> bool:
