@@ -64,6 +64,11 @@ class Settings:
     rate_seconds: int = field(default=60, metadata={"help": "how often changed days are rated"})
     idle_seconds: int = field(default=300, metadata={"help": "how often idle accelerators are looked for"})
     anomaly_seconds: int = field(default=600, metadata={"help": "how often spending is judged"})
+    recommend_seconds: int = field(default=21_600, metadata={"help": "how often recommendations are made"})
+    energy_rate: str = field(
+        default="", metadata={"help": "price of a kilowatt-hour, such as `0.21 EUR`; empty: energy has no price"}
+    )
+    energy_pue: str = field(default="1", metadata={"help": "power usage effectiveness of the building, 1 or more"})
     budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
     send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
     mail_server: str = field(default="", metadata={"help": "HOST:PORT of the SMTP server for mails"})

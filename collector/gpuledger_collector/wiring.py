@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.commit import GroupCommit
     from gpuledger_collector.ingest.remote.metering import Metering
     from gpuledger_collector.ingest.validate import Accepted
+    from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.notify.delivery import Transport
     from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.notify.sender import Sender
@@ -188,6 +189,7 @@ def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule
 def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
     """Every scheduled job with its interval."""
     from gpuledger_collector import jobs as work
+    from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.notify import budget_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
@@ -195,10 +197,12 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.storage.budgets import BudgetBook
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.recommendations import RecommendationStore
 
     ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
     found = FindingStore(opened.current_dsn)
+    advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
     write = partial(budget_mail.write, links=ack_links(settings))
 
@@ -236,9 +240,33 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             settings.anomaly_seconds,
             lambda: counted(work.find_anomalies(found, now_ms()), "episodes of spending"),
         ),
+        Job(
+            "recommend",
+            settings.recommend_seconds,
+            lambda: counted(recommend(advised, now_ms(), tariff(settings)), "recommendations"),
+        ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),
     ]
+
+
+def tariff(settings: Settings) -> Tariff | None:
+    """What energy costs by the settings, None where they do not say. Raises SettingsError."""
+    from decimal import Decimal, InvalidOperation
+
+    from gpuledger_collector.insight.recommendations.energy import Tariff
+    from gpuledger_collector.settings import SettingsError
+
+    if not settings.energy_rate:
+        return None
+    amount, _, currency = settings.energy_rate.partition(" ")
+    try:
+        rate, pue = Decimal(amount), Decimal(settings.energy_pue)
+    except InvalidOperation:
+        rate = pue = Decimal(-1)
+    if not (rate.is_finite() and pue.is_finite() and rate >= 0 and pue >= 1 and len(currency) == 3):
+        raise SettingsError("energy_rate is an amount and a currency such as `0.21 EUR`, energy_pue a number from 1 on")
+    return Tariff(rate, currency, pue)
 
 
 def metering(settings: Settings) -> Metering:

@@ -106,13 +106,13 @@ def changed(
             continue
         back, spare = change.back_permille, change.spare_permille
         parts = split(piece.held_ms, (PERMILLE - back - spare, back, spare))
-        stays = _part(piece, piece.state, parts[0])
+        whole = [_part(piece, piece.state, parts[0]), _part(piece, SPARE, parts[2])]
         if change.moved_to is not None:
             hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
-            moved.setdefault(change.moved_to, []).append(replace(stays, start_ms=hour_ms))
-            stays = _part(piece, MOVED, parts[0])
-        whole = [stays, _part(piece, GIVEN_BACK, parts[1]), _part(piece, SPARE, parts[2])]
-        kept += [one for one in whole if one.held_ms]
+            group = moved.setdefault(change.moved_to, [])
+            group += [replace(one, start_ms=hour_ms) for one in whole if one.held_ms]
+            whole = [_part(piece, MOVED, parts[0] + parts[2])]
+        kept += [one for one in [*whole, _part(piece, GIVEN_BACK, parts[1])] if one.held_ms]
     return kept, moved
 
 
@@ -139,8 +139,8 @@ def compare(
     before = rate_accelerator_day(accelerator, day, capacity, pieces, book, owner_of, until_ms)
     other = rate_accelerator_day(accelerator, day, capacity, after, book, owner_of, until_ms)
     for charge in before:
-        if (charge.cost_micro or 0) and charge.currency is not None:
-            sums.setdefault(charge.currency, Saving()).cash_micro += charge.cost_micro or 0
+        if charge.cost_micro is not None and charge.currency is not None:
+            sums.setdefault(charge.currency, Saving()).cash_micro += charge.cost_micro
     for charge in other:
         _count(sums.setdefault(charge.currency or "", Saving()), charge)
     for price, group in moved.items():
@@ -148,6 +148,9 @@ def compare(
         for charge in rate_accelerator_day(accelerator, day, (), group, PriceBook([forever]), owner_of, until_ms):
             saving = sums.setdefault(price.currency, Saving())
             saving.cash_micro -= charge.cost_micro or 0
+            if charge.state == SPARE:
+                saving.capacity_micro += charge.cost_micro or 0
+                saving.freed_gpu_ns += charge.gpu_ns
             if price.id is not None:
                 saving.price_ids.add(price.id)
     for piece in after:
@@ -205,3 +208,15 @@ def dearer(price: Price, permille: int) -> Price:
     """The rate with an overhead of so many thousandths, to the digits that rates have."""
     factor = Decimal(PERMILLE + permille) / PERMILLE
     return replace(price, rate=(price.rate * factor).quantize(Decimal(1).scaleb(-RATE_DIGITS)))
+
+
+def amount(sums: Mapping[str, Saving]) -> tuple[str | None, Saving | None]:
+    """The one currency and saving of a difference; no saving where some changed time is unpriced or currencies mix."""
+    if any(saving.unpriced_gpu_ns for saving in sums.values()):
+        return None, None
+    told = {currency: saving for currency, saving in sums.items() if currency}
+    changed_in = [currency for currency, saving in told.items() if saving.freed_gpu_ns or saving.cash_micro]
+    if len(changed_in) > 1:
+        return None, None
+    currency = changed_in[0] if changed_in else next(iter(sorted(told)), None)
+    return currency, None if currency is None else told[currency]

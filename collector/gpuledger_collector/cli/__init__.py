@@ -32,6 +32,7 @@ COMMANDS = (
     "gpuledger_collector.cli.audit",
     "gpuledger_collector.cli.idle",
     "gpuledger_collector.cli.anomalies",
+    "gpuledger_collector.cli.recommend",
     "gpuledger_collector.cli.what_if",
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",

@@ -18,6 +18,7 @@ class Lock(enum.IntEnum):
     FINDINGS = 0x67707509
     SCRAPES = 0x6770750A
     AUDIT = 0x6770750B
+    RECOMMENDATIONS = 0x6770750C
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

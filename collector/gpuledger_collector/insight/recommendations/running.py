@@ -103,7 +103,7 @@ def power_cap(window: Window) -> Found:
             Advice(
                 kind="power_cap",
                 subject=one.key,
-                text=f"try a lower power cap for {one.name}: the limit held its clocks down {slowed.mean:.0%} of the time",
+                text=f"try a lower power cap for {one.name}: its limit slows it {slowed.mean:.0%} of the time",
                 low=low,
                 expected=expected,
                 high=high,

@@ -1,0 +1,77 @@
+"""A recommendation as it is kept: advice with its amounts, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Three = tuple[int | None, int | None, int | None]
+"""Low, expected, high in micro-units; None: no price is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Amounts are of the window from `start_ms` to `end_ms`; cash, freed capacity and energy are never added."""
+
+    key: str
+    kind: str
+    subject: str
+    team: str
+    owner: Mapping[str, str]
+    advice: str
+    evidence: Mapping[str, Any]
+    scope: Mapping[str, Any]
+    start_ms: int
+    end_ms: int
+    price_ids: Sequence[int]
+    currency: str | None
+    cash: Three
+    capacity: Three
+    energy: Three
+    freed_gpu_ns: int
+    made_ms: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The last look: its window, all open advice followed at once, and what could not be judged."""
+
+    made_ms: int
+    start_ms: int
+    end_ms: int
+    joint: Mapping[str, Mapping[str, Three]]
+    not_evaluated: Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What must be known of an accepted recommendation to measure what it brought."""
+
+    id: int
+    scope: Mapping[str, Any]
+    start_ms: int
+    end_ms: int
+    decided_ms: int
+    currency: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the charges of a scope came to over some days, in one currency."""
+
+    cost_micro: int = 0
+    gpu_ns: int = 0
+    busy_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Realised:
+    """What an accepted recommendation brought so far: its days at the cost of the days before, less what they cost."""
+
+    id: int
+    micro: int
+    until_ms: int
+    told: Mapping[str, Any] = field(default_factory=dict)
+    done: bool = False

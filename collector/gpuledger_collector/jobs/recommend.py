@@ -1,0 +1,332 @@
+"""Recommend: the evidence of the last weeks becomes advice, priced as the difference of two ledgers, kept once.
+
+Run again it writes the same: advice is known by its kind and subject. What people decided stays; open advice whose
+evidence is gone expires; what was accepted is measured by the ledger, before against after.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gpuledger_collector.accounting.counterfactual import (
+    RENTED,
+    Change,
+    Saving,
+    amount,
+    compare,
+    merged,
+    reserved_saving,
+)
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.ports import Unit
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.rating import present_ms
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UsagePiece
+from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.recommendations import Advice, Atom, Estimate, Holding, Place, Reading, Window, advise
+from gpuledger_collector.insight.recommendations.energy import Tariff, energy_micro
+from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent, Three
+from gpuledger_collector.jobs.rate_usage import DayUsage, places, usage_of
+
+WINDOW_DAYS, DEMAND_DAYS = 28, 90
+VALID_MS = 30 * DAY_MS
+"""So long advice stands, and a rejection keeps it away."""
+
+
+class RecommendationUnit(Protocol):
+    """One transaction over one snapshot, alone in recommending."""
+
+    @property
+    def ledger(self) -> Unit:
+        """The ledger's own reads."""
+
+    def findings(self, start_ms: int, end_ms: int) -> Sequence[Finding]:
+        """Idle findings that were seen in the period."""
+
+    def readings(self, start_ms: int, end_ms: int) -> Mapping[tuple[int, str], Mapping[str, Reading]]:
+        """Readings by workload and model, over minutes in which it alone held the accelerator."""
+
+    def named(self, ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        """Key and name of workloads."""
+
+    def demand(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """GPU-nanoseconds held by pool, model and hour."""
+
+    def settled(self, now_ms: int) -> frozenset[str]:
+        """Keys of advice that people have decided on, and that is not to be made again yet."""
+
+    def put(self, made: Sequence[Recommendation], run: Run) -> None:
+        """Write advice; what is open and not among it expires."""
+
+    def accepted(self) -> Sequence[Accepted]:
+        """Recommendations whose saving is to be measured."""
+
+    def spent(self, scope: Mapping[str, object], period: Period, currency: str | None) -> Spent:
+        """What the charges of a scope came to on these days."""
+
+    def put_realised(self, found: Iterable[Realised]) -> None:
+        """Write what accepted recommendations brought."""
+
+
+class Recommendations(Protocol):
+    """Where recommendations are kept."""
+
+    def unit(self) -> AbstractContextManager[RecommendationUnit]:
+        """A transaction, alone in recommending."""
+
+
+def recommend(store: Recommendations, now_ms: int, tariff: Tariff | None = None) -> int:
+    """Make advice of the weeks up to now, and measure what was accepted; how much advice there is."""
+    with store.unit() as unit:
+        unit.put_realised(measured(unit, now_ms))
+        look = _Look(unit, now_ms)
+        if look.window is None:
+            return 0
+        advice, gaps = advise(look.window)
+        settled = unit.settled(now_ms)
+        priced = _Priced(look, [one for one in advice if one.key not in settled], tariff)
+        made = priced.made()
+        run = Run(now_ms, look.period.start_ms, look.period.end_ms, priced.joint(),
+                  [{"kind": gap.kind, "subject": gap.subject, "reason": gap.reason} for gap in gaps])  # fmt: skip
+        unit.put(made, run)
+        return len(made)
+
+
+class _Look:
+    """Everything that was seen in the window."""
+
+    def __init__(self, unit: RecommendationUnit, now_ms: int) -> None:
+        ledger = unit.ledger
+        end_ms = now_ms - now_ms % HOUR_MS
+        period = Period((end_ms - WINDOW_DAYS * DAY_MS) // DAY_MS * DAY_MS, end_ms)
+        capacity = ledger.capacity(period)
+        self.book = PriceBook(ledger.prices())
+        self.window: Window | None = None
+        self.days: list[DayUsage] = []
+        begin = min((row.in_ms for row in capacity), default=end_ms)
+        self.period = Period(max(period.start_ms, -(-begin // HOUR_MS) * HOUR_MS), end_ms)
+        if not self.period.ms:
+            return
+        whole = Period(self.period.start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS)
+        self.days = [usage_of(ledger, day, end_ms) for day in whole.days()]
+        self.window = self._window(unit)
+
+    def _window(self, unit: RecommendationUnit) -> Window:
+        held: dict[tuple[int | None, str, str], list[Atom]] = defaultdict(list)
+        owners: dict[tuple[int | None, str, str], dict[str, str]] = {}
+        seen: dict[int, int] = defaultdict(int)
+        there: dict[int, int] = defaultdict(int)
+        stood: dict[int, Place] = {}
+        for usage in self.days:
+            inside = usage.day.clip(self.period)
+            if inside is None:
+                continue
+            for stay, capacity, pieces in places(usage, self.book):
+                card = stay.accelerator
+                stood[card.accelerator_id] = Place(card.pool, card.gpu_model, card.node, card.gpu_micro, 0.0)
+                there[card.accelerator_id] += present_ms(capacity, inside, self.period.end_ms)
+                for piece in pieces:
+                    if not self.period.start_ms <= piece.start_ms < self.period.end_ms:
+                        continue
+                    seen[card.accelerator_id] += piece.held_ms
+                    if piece.state == UNALLOCATED or (piece.state == HELD and piece.workload_id is not None):
+                        key = (piece.workload_id, card.pool, card.gpu_model)
+                        held[key].append(_atom(piece))
+                        if piece.workload_id is not None and key not in owners:
+                            path = usage.owners.at(card.pool, card.node)(piece.workload_id, piece.start_ms)
+                            owners[key] = {level: path.level(level) for level in LEVELS if path.level(level)}
+        ids = sorted({key[0] for key in held if key[0] is not None})
+        facts, names = unit.ledger.workloads(ids), unit.named(ids)
+        readings = unit.readings(self.period.start_ms, self.period.end_ms)
+        holdings = []
+        for (workload_id, pool, model), atoms in held.items():
+            if workload_id is not None:
+                label, name = names[workload_id]
+                holdings.append(
+                    Holding(workload_id, label, name, facts[workload_id].kind, pool, model, facts[workload_id].tags,
+                            owners[workload_id, pool, model], atoms, readings.get((workload_id, model), {}))
+                )  # fmt: skip
+        free = {(pool, model): Holding(None, f"free/{pool}/{model}", "", "", pool, model, atoms=atoms)
+                for (workload_id, pool, model), atoms in held.items() if workload_id is None}  # fmt: skip
+        share = {card: replace(place, seen=min(1.0, seen[card] / there[card]) if there[card] else 0.0)
+                 for card, place in stood.items()}  # fmt: skip
+        return Window(
+            start_ms=self.period.start_ms,
+            end_ms=self.period.end_ms,
+            holdings=sorted(holdings, key=lambda one: (one.key, one.pool, one.model)),
+            free=free,
+            places=share,
+            findings=[one for one in unit.findings(self.period.start_ms, self.period.end_ms)
+                      if one.opened_ms < self.period.end_ms],
+            book=self.book,
+            demand_ns=unit.demand(self.period.end_ms - DEMAND_DAYS * DAY_MS, self.period.end_ms),
+            imported=len({one.workload_id for usage in self.days for one in usage.imported}),
+        )  # fmt: skip
+
+
+def _atom(piece: UsagePiece) -> Atom:
+    return Atom(piece.accelerator_id, piece.start_ms, piece.held_ms, piece.busy_ms, piece.idle_ms, piece.unknown_ms,
+                piece.energy_mj)  # fmt: skip
+
+
+Changes = Mapping[tuple[int, int | None, int], Change]
+
+
+@dataclass
+class _Column:
+    """Low, expected or high of one advice (or of all at once): its changes and the difference that they make."""
+
+    changes: Changes
+    reserved: Sequence[Estimate] = ()
+    sums: dict[str, Saving] = field(default_factory=dict)
+    touched: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.touched = {(card, at_ms // DAY_MS) for card, _, at_ms in self.changes}
+        self.kinds = {(one.reservation.pool, one.reservation.gpu_model) for one in self.reserved if one.reservation}
+
+
+class _Priced:
+    """Advice and what it is worth, each alone and all together, through one pass over the window's days."""
+
+    def __init__(self, look: _Look, advice: Sequence[Advice], tariff: Tariff | None) -> None:
+        self._look, self._advice, self._tariff = look, advice, tariff
+        self._alone = [[self._column([estimate]) for estimate in estimates(one)] for one in advice]
+        self._all = [self._column([estimates(one)[at] for one in advice]) for at in range(3)]
+        columns = [*self._all, *(column for three in self._alone for column in three)]
+        for usage in look.days:
+            number = usage.day.start_ms // DAY_MS
+            for stay, capacity, pieces in places(usage, look.book):
+                card = stay.accelerator
+                for column in columns:
+                    kind = (card.pool, card.gpu_model)
+                    if (card.accelerator_id, number) in column.touched or kind in column.kinds:
+                        compare(column.sums, card, usage.day, capacity, pieces, column.changes, look.book,
+                                usage.owners.at(card.pool, card.node), usage.until_ms)  # fmt: skip
+
+    def _column(self, of: Sequence[Estimate]) -> _Column:
+        return _Column(
+            merged(change for one in of for change in one.changes), [one for one in of if one.reservation is not None]
+        )
+
+    def _worth(self, column: _Column) -> tuple[str | None, Saving | None]:
+        """Currency and saving of a column, its reservations counted on what would still be rented on demand."""
+        start_ms, end_ms = self._look.period.start_ms, self._look.period.end_ms
+        for one in column.reserved:
+            made = one.reservation
+            if made is None:
+                continue
+            saving = column.sums.setdefault(made.currency, Saving())
+            paid = {key: ns for key, ns in saving.paid_ns.items() if start_ms <= key[3] < end_ms}
+            saving.cash_micro += reserved_saving(paid, made, (end_ms - start_ms) // HOUR_MS)
+            saving.price_ids |= set() if made.price_id is None else {made.price_id}
+        return amount(column.sums) if column.changes or column.reserved else (None, Saving())
+
+    def made(self) -> list[Recommendation]:
+        """The advice that is worth something, or whose worth no rate tells."""
+        found = []
+        for one, columns in zip(self._advice, self._alone, strict=True):
+            worth = [self._worth(column) for column in columns]
+            currency = next((known for known, _ in (worth[1], worth[2]) if known is not None), None)
+            cash = _three([None if saving is None else saving.cash_micro for _, saving in worth])
+            capacity = _three([None if saving is None else saving.capacity_micro for _, saving in worth])
+            energy = self._energy(one)
+            if currency is None and energy[1] is not None and self._tariff is not None:
+                currency = self._tariff.currency
+            expected = worth[1][1]
+            known = [value for three in (cash, capacity, energy) for value in three if value is not None]
+            if any(known) or (None in cash and columns[2].changes) or one.kind == "power_cap":
+                prices = {price for column in columns for saving in column.sums.values() for price in saving.price_ids}
+                found.append(
+                    Recommendation(
+                        key=one.key, kind=one.kind, subject=one.subject, team=one.owner.get("team", ""),
+                        owner=one.owner, advice=one.text,
+                        evidence={**one.evidence, "kwh": [estimate.kwh for estimate in estimates(one)]},
+                        scope=one.scope, start_ms=self._look.period.start_ms, end_ms=self._look.period.end_ms,
+                        price_ids=sorted(prices), currency=currency, cash=cash, capacity=capacity, energy=energy,
+                        freed_gpu_ns=0 if expected is None else expected.freed_gpu_ns,
+                        made_ms=self._look.period.end_ms, expires_ms=self._look.period.end_ms + VALID_MS,
+                    )
+                )  # fmt: skip
+        return found
+
+    def joint(self) -> dict[str, dict[str, Three]]:
+        """All advice followed at once, by currency: cash and freed capacity through one ledger, never added up."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for at, column in enumerate(self._all):
+            self._worth(column)
+            for currency, saving in column.sums.items():
+                if currency:
+                    entry = found.setdefault(currency, {"cash": [0, 0, 0], "capacity": [0, 0, 0]})
+                    entry["cash"][at] = saving.cash_micro
+                    entry["capacity"][at] = saving.capacity_micro
+        told = {currency: {name: _three(values) for name, values in entry.items()} for currency, entry in found.items()}
+        if self._tariff is not None:
+            told.setdefault(self._tariff.currency, {})["energy"] = self._joint_energy()
+        return told
+
+    def _energy(self, one: Advice) -> Three:
+        """Energy is the holder's own bill only where the accelerators are not rented."""
+        if not self._owned(one):
+            return (None, None, None)
+        return _three([energy_micro(estimate.kwh, self._tariff) for estimate in estimates(one)])
+
+    def _owned(self, one: Advice) -> bool:
+        window = self._look.window
+        if window is None:
+            return False
+        kinds = {(holding.pool, holding.model) for holding in window.holdings
+                 if holding.workload_id == one.scope.get("workload_id")}  # fmt: skip
+        prices = [self._look.book.price_at(*kind, "", "", self._look.period.end_ms - 1) for kind in kinds]
+        return bool(prices) and not any(price is None or price.purchase in RENTED for price in prices)
+
+    def _joint_energy(self) -> Three:
+        """Of several advices to one workload only the largest: its watts are saved once."""
+        best: dict[object, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for one in self._advice:
+            for at, value in enumerate(self._energy(one)):
+                entry = best[one.scope.get("workload_id")]
+                entry[at] = max(entry[at], value or 0)
+        sums = [sum(entry[at] for entry in best.values()) for at in range(3)]
+        return sums[0], sums[1], sums[2]
+
+
+def estimates(one: Advice) -> tuple[Estimate, Estimate, Estimate]:
+    """Low, expected, high."""
+    return one.low, one.expected, one.high
+
+
+def _three(values: Sequence[int | None]) -> Three:
+    """In rising order; with one unknown all are."""
+    known = sorted(value for value in values if value is not None)
+    return (known[0], known[1], known[2]) if len(known) == len(values) else (None, None, None)
+
+
+def measured(unit: RecommendationUnit, now_ms: int) -> list[Realised]:
+    """What accepted advice brought: whole days after the acceptance against as long a time before it, by the ledger."""
+    found = []
+    for one in unit.accepted():
+        before = Period(-(-one.start_ms // DAY_MS) * DAY_MS, max(one.start_ms, one.decided_ms) // DAY_MS * DAY_MS) \
+            if one.decided_ms // DAY_MS * DAY_MS > -(-one.start_ms // DAY_MS) * DAY_MS else None  # fmt: skip
+        first = -(-one.decided_ms // DAY_MS) * DAY_MS
+        window_ms = one.end_ms - one.start_ms
+        last = min(now_ms // DAY_MS * DAY_MS, first + max(DAY_MS, window_ms // DAY_MS * DAY_MS))
+        if before is None or last <= first:
+            continue
+        after = Period(first, last)
+        was, now = unit.spent(one.scope, before, one.currency), unit.spent(one.scope, after, one.currency)
+        expected = was.cost_micro * after.ms // before.ms
+        told = {
+            "before": {"start_ms": before.start_ms, "end_ms": before.end_ms, "cost_micro": was.cost_micro,
+                       "gpu_ns": was.gpu_ns, "busy_ns": was.busy_ns},
+            "after": {"start_ms": after.start_ms, "end_ms": after.end_ms, "cost_micro": now.cost_micro,
+                      "gpu_ns": now.gpu_ns, "busy_ns": now.busy_ns},
+        }  # fmt: skip
+        done = last - first >= window_ms // DAY_MS * DAY_MS
+        found.append(Realised(one.id, expected - now.cost_micro, last, told, done))
+    return found

@@ -1,0 +1,223 @@
+"""Recommendations in Postgres: written by the job, decided on by people, read by commands and pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.recommendations import Reading
+from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent
+from gpuledger_collector.storage import findings, minutes
+from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.ledgers import LedgerUnit
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+READINGS = ("utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "memory_used_bytes",
+            "power_watts", "slowed_ratio")  # fmt: skip
+_KEPT = ("key", "kind", "subject", "team", "owner", "advice", "evidence", "scope", "start_ms", "end_ms", "price_ids",
+         "currency", "freed_gpu_ns", "made_ms", "expires_ms")  # fmt: skip
+_AMOUNTS = tuple(f"{what}_{which}_micro" for what in ("cash", "capacity", "energy")
+                 for which in ("low", "expected", "high"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecommendationStore:
+    """Where recommendations are kept (jobs.recommend.Recommendations)."""
+
+    dsn: str | Callable[[], str]
+
+    @contextmanager
+    def unit(self) -> Iterator[RecommendationUnit]:
+        """A transaction over one snapshot, alone in recommending; undone when the block raises."""
+        dsn = self.dsn if isinstance(self.dsn, str) else self.dsn()
+        with open_connection(dsn, autocommit=True, application="gpuledger-recommend") as connection:
+            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.RECOMMENDATIONS,))
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with connection.transaction():
+                yield RecommendationUnit(connection)
+
+
+@dataclass(frozen=True)
+class RecommendationUnit:
+    """What the job reads and writes, over one connection inside a transaction."""
+
+    connection: Connection
+
+    @property
+    def ledger(self) -> LedgerUnit:
+        """The ledger's own reads, of the same snapshot."""
+        return LedgerUnit(self.connection)
+
+    def findings(self, start_ms: int, end_ms: int) -> Sequence[Finding]:
+        """Idle findings that were seen in the period."""
+        return findings.overlapping(self.connection, "idle", start_ms, end_ms)
+
+    def readings(self, start_ms: int, end_ms: int) -> Mapping[tuple[int, str], Mapping[str, Reading]]:
+        """Readings by workload and model, over minutes in which it alone held the accelerator."""
+        return readings(self.connection, start_ms, end_ms)
+
+    def named(self, ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        """Key and name of workloads."""
+        rows = self.connection.execute(
+            "SELECT id, key, coalesce(nullif(name, ''), external_id) FROM workload WHERE id = ANY(%s)", (list(ids),)
+        )
+        return {row[0]: (row[1], row[2]) for row in rows}
+
+    def demand(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """GPU-nanoseconds held by pool, model and hour."""
+        found: dict[tuple[str, str], dict[int, int]] = {}
+        for use in minutes.hourly_use(self.connection, start_ms, end_ms):
+            hours = found.setdefault((use.pool, use.gpu_model), {})
+            hour_ms = use.atom_ms - use.atom_ms % HOUR_MS
+            hours[hour_ms] = hours.get(hour_ms, 0) + use.gpu_ns
+        return found
+
+    def settled(self, now_ms: int) -> frozenset[str]:
+        """Keys of advice that people have decided on, and that is not to be made again yet."""
+        rows = self.connection.execute(
+            "SELECT key FROM recommendation WHERE state = 'accepted' OR (state IN ('rejected', 'done') "
+            "AND expires_ms > %s)",
+            (now_ms,),
+        )
+        return frozenset(row[0] for row in rows)
+
+    def put(self, made: Sequence[Recommendation], run: Run) -> None:
+        """Write advice; what is open and not among it expires."""
+        names = (*_KEPT, *_AMOUNTS)
+        fresh = ", ".join(f"{name} = excluded.{name}" for name in names if name not in {"key", "made_ms"})
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                f"INSERT INTO recommendation AS old ({', '.join(names)}, state) "
+                f"VALUES ({', '.join(['%s'] * len(names))}, 'open') ON CONFLICT (key) DO UPDATE SET {fresh}, "
+                "made_ms = CASE WHEN old.state = 'open' THEN old.made_ms ELSE excluded.made_ms END, state = 'open', "
+                "decided_ms = NULL, decided_by = '', reason = '', realised_micro = NULL, realised_until_ms = NULL, "
+                "realised = NULL",
+                [_cells(one) for one in made],
+            )
+        self.connection.execute(
+            "UPDATE recommendation SET state = 'expired', reason = 'its evidence is gone' "
+            "WHERE state = 'open' AND key <> ALL(%s)",
+            ([one.key for one in made],),
+        )
+        self.connection.execute("DELETE FROM recommendation_run")
+        self.connection.execute(
+            "INSERT INTO recommendation_run (made_ms, start_ms, end_ms, joint, not_evaluated) "
+            "VALUES (%s, %s, %s, %s, %s)",
+            (run.made_ms, run.start_ms, run.end_ms, json.dumps(run.joint), json.dumps(list(run.not_evaluated))),
+        )
+
+    def accepted(self) -> Sequence[Accepted]:
+        """Recommendations whose saving is to be measured."""
+        rows = self.connection.execute(
+            "SELECT id, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
+            "WHERE state = 'accepted' ORDER BY id"
+        )
+        return [Accepted(*row) for row in rows]
+
+    def spent(self, scope: Mapping[str, object], period: Period, currency: str | None) -> Spent:
+        """What the charges of a scope came to on these days, corrections of them included."""
+        ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
+        row = self.connection.execute(
+            """
+            SELECT coalesce(sum(cost_micro), 0), coalesce(sum(gpu_ns), 0), coalesce(sum(busy_ns), 0) FROM (
+                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, gpu_ns, busy_ns FROM charge
+                UNION ALL
+                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, gpu_ns, busy_ns
+                FROM correction
+            ) AS c
+            WHERE day_ms >= %(start)s AND day_ms < %(end)s AND currency IS NOT DISTINCT FROM %(currency)s
+                AND (%(ids)s::bigint[] IS NULL OR workload_id = ANY(%(ids)s))
+                AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND (%(model)s::text IS NULL OR gpu_model = %(model)s)
+                AND (%(state)s::text IS NULL OR state = %(state)s)
+            """,
+            {"start": period.start_ms, "end": period.end_ms, "currency": currency, "ids": ids,
+             "pool": scope.get("pool"), "model": scope.get("model"), "state": scope.get("state")},
+        ).fetchone()  # fmt: skip
+        return Spent() if row is None else Spent(int(row[0]), int(row[1]), int(row[2]))
+
+    def put_realised(self, found: Iterable[Realised]) -> None:
+        """Write what accepted recommendations brought."""
+        for one in found:
+            self.connection.execute(
+                "UPDATE recommendation SET realised_micro = %s, realised_until_ms = %s, realised = %s, "
+                "state = CASE WHEN %s THEN 'done' ELSE state END WHERE id = %s",
+                (one.micro, one.until_ms, json.dumps(one.told), one.done, one.id),
+            )
+
+
+def _cells(one: Recommendation) -> tuple[object, ...]:
+    cells = [getattr(one, name) for name in _KEPT]
+    plain = [json.dumps(cell) if isinstance(cell, Mapping) else cell for cell in cells]
+    plain[_KEPT.index("price_ids")] = list(one.price_ids)
+    return (*plain, *one.cash, *one.capacity, *one.energy)
+
+
+def readings(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[int, str], dict[str, Reading]]:
+    """Mean and percentiles of READINGS by workload and model, over hours in which one workload alone had the GPU."""
+    columns = ", ".join(
+        f"count(m.{name}), avg(m.{name}), percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) "
+        f"WITHIN GROUP (ORDER BY m.{name}::float8)"
+        for name in READINGS
+    )
+    rows = connection.execute(
+        f"""
+        WITH sole AS (
+            SELECT accelerator_id, hour_ms - hour_ms %% {HOUR_MS} AS hour_ms, min(workload_id) AS workload_id
+            FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s
+            GROUP BY 1, 2 HAVING count(DISTINCT workload_id) = 1 AND bool_and(state = 'held')
+        )
+        SELECT s.workload_id, a.model, count(*), {columns}
+        FROM sole s JOIN accelerator a ON a.id = s.accelerator_id JOIN gpu_minute m
+            ON m.accelerator_id = s.accelerator_id AND m.minute_ms >= s.hour_ms AND m.minute_ms < s.hour_ms + {HOUR_MS}
+        GROUP BY 1, 2
+        """,
+        {"start": start_ms, "end": end_ms},
+    )
+    found: dict[tuple[int, str], dict[str, Reading]] = {}
+    for row in rows:
+        mine = found.setdefault((row[0], row[1]), {})
+        for at, name in enumerate(READINGS):
+            count, mean, percentiles = row[3 + 3 * at : 6 + 3 * at]
+            if count:
+                mine[name] = Reading(count / row[2], float(mean), *map(float, percentiles))
+    return found
+
+
+def listed(connection: Connection, states: Sequence[str]) -> list[dict[str, Any]]:
+    """Recommendations in these states, those with most expected cash and then capacity first."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return list(
+            cursor.execute(
+                "SELECT * FROM recommendation WHERE state = ANY(%s) ORDER BY cash_expected_micro DESC NULLS LAST, "
+                "capacity_expected_micro DESC NULLS LAST, cash_high_micro DESC NULLS LAST, key",
+                (list(states),),
+            )
+        )
+
+
+def last_run(connection: Connection) -> dict[str, Any] | None:
+    """The last look, None when there was none."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute("SELECT * FROM recommendation_run").fetchone()
+
+
+def decide(connection: Connection, number: int, state: str, who: str, reason: str, now_ms: int) -> str | None:
+    """An open recommendation becomes accepted or rejected; the state that it had before, None: there is no such one."""
+    row = connection.execute("SELECT state FROM recommendation WHERE id = %s FOR UPDATE", (number,)).fetchone()
+    if row is None:
+        return None
+    if row[0] == "open":
+        connection.execute(
+            "UPDATE recommendation SET state = %s, decided_ms = %s, decided_by = %s, reason = %s WHERE id = %s",
+            (state, now_ms, who, reason, number),
+        )
+    return str(row[0])
