@@ -2,6 +2,8 @@
 
 import datetime as dt
 import itertools
+import random
+import threading
 import time
 
 import pytest
@@ -171,6 +173,48 @@ def test_a_late_scrape_before_a_metered_slot_is_counted(ledger):
     ledger.write(points_of(early, "edge"))
     ledger.meter()
     assert [row[1:5] for row in ledger.hours("GPU-edge-0")] == [("held", "vision/a", 20_000, 20_000)]
+
+
+def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledger):
+    """Two Prometheus in a pair, or a sender that comes back to another replica: nothing twice, nothing lost."""
+    made = [(BEGIN + 15_000 * number, ("a", "b"), [80.0, 1.0], 0.5, 400.0, 1e6 * number) for number in range(24)]
+    everything = points_of(made, "pair")
+    replicas = [RemoteStore(Store(partitions.ensure), HOUR_MS) for _ in range(4)]
+    faults = []
+
+    def send(store, seed):
+        points = random.Random(seed).sample(everything, len(everything))
+        try:
+            with open_connection(ledger.dsn, autocommit=True) as connection:
+                for first in range(0, len(points), 13):
+                    writing = decode(snappy(one(points[first : first + 13])), 1, ledger.book, NOW)
+                    store.flush(connection, [writing], dt.datetime.now(dt.UTC))
+                    wiring.metering(Settings()).run(connection)
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=send, args=pair) for pair in zip(replicas, range(4), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    ledger.write(points_of(made, "alone"))
+    ledger.meter()
+    assert ledger.hours("GPU-pair-0") == ledger.hours("GPU-alone-0") != []
+    for column in ("gpu_utilization_ratio", "gpu_power_watts", "gpu_energy_joules_total", "gpu_temperature_celsius"):
+        assert ledger.scalar(
+            f"SELECT count({column}) FROM gpu_sample"
+            " WHERE accelerator_id = (SELECT id FROM accelerator WHERE uuid = %s)",
+            "GPU-pair-0",
+        ) == len(made)
+    assert (
+        ledger.scalar(
+            "SELECT count(*) FROM"
+            " (SELECT 1 FROM stretch GROUP BY accelerator_id, workload_id, start_ms HAVING count(*) > 1) AS doubled"
+        )
+        == 0
+    )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
