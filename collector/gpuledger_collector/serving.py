@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -76,25 +77,39 @@ def listen(settings: Settings) -> socket.socket:
 
 def run_http(settings: Settings, parts: Collector, listener: socket.socket, say: Callable[[str], None]) -> None:
     """Answer requests until a signal; those under way are answered before this returns."""
-    certificate, key = settings.tls_certificate_file, settings.tls_key_file
-    server = uvicorn.Server(
-        uvicorn.Config(
-            parts.app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=settings.drain_seconds,
-            ssl_certfile=None if certificate is None else str(certificate),
-            ssl_keyfile=None if key is None else str(key),
-        )
-    )
+    server = uvicorn.Server(configuration(settings, parts))
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    say(f"gpuledger listens on {'http' if certificate is None else 'https'}://{host}:{address[1]}")
+    say(f"gpuledger listens on {'http' if settings.tls_certificate_file is None else 'https'}://{host}:{address[1]}")
     notify_systemd("READY=1")
     server.run(sockets=[listener])
     notify_systemd("STOPPING=1")
+
+
+def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
+    """How HTTP is served. Raises EnvironmentLacks when the certificate cannot be used.
+
+    What a proxy says of the sender's address is not believed: `proxy_headers` would replace the peer's address by it.
+    """
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    made = uvicorn.Config(
+        parts.app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.drain_seconds,
+        ssl_certfile=None if certificate is None else str(certificate),
+        ssl_keyfile=None if key is None else str(key),
+    )
+    try:
+        made.load()
+    except OSError as error:
+        raise EnvironmentLacks(f"{certificate} and {key} cannot be used for TLS: {error.strerror or error}") from error
+    if made.ssl is not None:
+        made.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    return made
 
 
 def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
