@@ -2,76 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuledger_collector.cli import plan_network, plan_storage, plan_training
 from gpuledger_collector.cli.common import refuse
-from gpuledger_collector.cli.plan_forms import Page, Shape, big, count, emit, gib, size_bytes
+from gpuledger_collector.cli.plan_forms import Page, Shape, big, emit, gib, size_bytes
+from gpuledger_collector.cli.plan_model import (
+    Form,
+    Known,
+    Optimizer,
+    Parameters,
+    Pipeline,
+    Precision,
+    Sequence,
+    Tensor,
+    Zero,
+    asked,
+    shape_note,
+    sized,
+)
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.architecture import Architecture
     from gpuledger_collector.insight.plans.memory import Fit, Inference, Need, Training
-
-T = TypeVar("T")
-
-Parameters = Annotated[
-    str | None, typer.Option("--parameters", metavar="N", help="Parameters of the model: 70e9, 70B.")
-]
-Known = Annotated[
-    str | None, typer.Option("--architecture", metavar="NAME", help="A published shape, such as llama-2-70b.")
-]
-Precision = Annotated[str, typer.Option("--precision", help="fp32, tf32, bf16, fp16, fp8; inference also int8, int4.")]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")]
-Tensor = Annotated[int, typer.Option("--tensor", min=1, help="Tensor-parallel GPUs.")]
-Pipeline = Annotated[int, typer.Option("--pipeline", min=1, help="Pipeline-parallel stages.")]
-Sequence = Annotated[int, typer.Option("--sequence", min=1, help="Tokens of a sequence.")]
-Form = Annotated[Shape, typer.Option("--format", help="Form of the output.")]
 
 
 def register(root: typer.Typer) -> None:
     """Add `gpuledger plan`."""
     group = typer.Typer(help="What a model will need: estimates with their sources.", no_args_is_help=True)
     group.command(epilog="Example: gpuledger plan memory --parameters 70e9 --precision bf16 --zero 3 --gpus 64")(memory)
+    for module in (plan_training, plan_storage, plan_network):
+        module.add_to(group)
     group.callback()(_group)
     root.add_typer(group, name="plan")
 
 
 def _group() -> None:
     """What a model will need: memory, days and money, storage, network. Estimates; works without a database."""
-
-
-def asked(question: Callable[[], T]) -> T:
-    """What the question gives; a question that makes no sense ends the command with its sentence."""
-    try:
-        return question()
-    except ValueError as error:
-        refuse(str(error))
-
-
-def shape_of(parameters: str | None, known_as: str | None) -> tuple[Architecture, float]:
-    """The architecture and its parameters: a published one, or one assumed from the number of parameters."""
-    from gpuledger_collector.insight.plans.architecture import assumed_from, known
-
-    if known_as is not None:
-        shape = asked(lambda: known(known_as))
-        return shape, shape.parameters if parameters is None else count(parameters, "--parameters")
-    if parameters is None:
-        refuse("say --parameters N or --architecture NAME, for example --parameters 70e9")
-    number = count(parameters, "--parameters")
-    return asked(lambda: assumed_from(number)), number
-
-
-def shape_note(shape: Architecture) -> list[str]:
-    """What must be said of a shape that was assumed."""
-    if not shape.assumed:
-        return []
-    return [
-        f"shape assumed from the number of parameters: {shape.layers} layers of {shape.hidden}, {shape.heads} heads, "
-        "no grouped queries; name yours with --architecture or --layers, --hidden, --heads, --kv-heads"
-    ]
 
 
 def memory(
@@ -86,8 +55,8 @@ def memory(
     inference: Annotated[bool, typer.Option("--inference", help="A server rather than a training run.")] = False,
     precision: Precision = "bf16",
     kv_precision: Annotated[str, typer.Option("--kv-precision", help="Precision of the KV cache.")] = "bf16",
-    optimizer: Annotated[str, typer.Option("--optimizer", help="adam, adam8bit, momentum or sgd.")] = "adam",
-    zero: Annotated[int, typer.Option("--zero", help="ZeRO stage, 0 to 3; 3 is FSDP's full sharding.")] = 0,
+    optimizer: Optimizer = "adam",
+    zero: Zero = 0,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs in all [tensor x pipeline].")] = None,
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
@@ -137,31 +106,6 @@ def memory(
     need = plans.training_need(run)
     fits = [plans.training_fit(run, card) for card in hardware.GPUS]
     emit(memory_page(run_title(run), run, need, fits), shape)
-
-
-def sized(parameters: str | None, known_as: str | None, given: dict[str, Any]) -> tuple[Architecture, float]:
-    """The shape, with the sizes that were given in place of its own; its parameters follow unless they were given."""
-    from dataclasses import replace
-
-    from gpuledger_collector.insight.plans.architecture import Architecture
-
-    if not given:
-        return shape_of(parameters, known_as)
-    if known_as is not None or parameters is not None:
-        model, number = shape_of(parameters, known_as)
-        changed = asked(lambda: replace(model, **given, assumed=False))
-        return changed, number if parameters is not None else changed.parameters
-    missing = [name for name in ("layers", "hidden", "heads") if name not in given]
-    if missing:
-        refuse(f"--{missing[0]}: say it too, or --parameters N, or --architecture NAME")
-    sizes: dict[str, Any] = {
-        "kv_heads": given["heads"],
-        "mlp_hidden": 4 * given["hidden"],
-        "vocabulary": 32000,
-        **given,
-    }
-    made = asked(lambda: Architecture(**sizes, gated=False))
-    return made, made.parameters
 
 
 def run_title(run: Training) -> str:

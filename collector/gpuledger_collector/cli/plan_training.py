@@ -1,0 +1,262 @@
+"""gpuledger plan training: days and money of a run, with its failures, and the budget that it makes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.plan_forms import Page, Shape, big, count, emit, percent, span
+from gpuledger_collector.cli.plan_model import (
+    Active,
+    Form,
+    GpuName,
+    Gpus,
+    Known,
+    Mfu,
+    Parameters,
+    Precision,
+    Sequence,
+    asked,
+    mfu_range,
+    shape_note,
+    shape_of,
+)
+
+if TYPE_CHECKING:
+    from gpuledger_collector.insight.plans.training import Outcome, Overhead, Rate, Run
+
+EXAMPLE = (
+    "Example: gpuledger plan training --architecture llama-2-70b --tokens 2T --gpu-model H100 --gpus 1024 --rate 2.49"
+)
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add `gpuledger plan training`."""
+    group.command(epilog=EXAMPLE)(training)
+
+
+def training(
+    tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Tokens to train on: 1.4e12, 2T.")],
+    parameters: Parameters = None,
+    known_as: Known = None,
+    active: Active = None,
+    gpu_model: GpuName = "H100",
+    gpus: Gpus = 1,
+    precision: Precision = "bf16",
+    sequence: Sequence = 4096,
+    mfu: Mfu = "0.3-0.5",
+    rate: Annotated[str | None, typer.Option("--rate", help="Money per GPU-hour.")] = None,
+    currency: Annotated[str, typer.Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
+    price_book: Annotated[bool, typer.Option("--price-book", help="The rate of the ledger's price book now.")] = False,
+    mtbf: Annotated[
+        str | None, typer.Option("--mtbf", metavar="HOURS", help="Hours between failures of one GPU [50677].")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="SPAN", help="What one stops the run.")] = "60s",
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="SPAN", help="Between checkpoints [Daly's best].")
+    ] = None,
+    restart: Annotated[str, typer.Option("--restart", metavar="SPAN", help="From a failure to work again.")] = "10m",
+    save_budget: Annotated[
+        str | None, typer.Option("--save-budget", metavar="NAME", help="Make the expected cost a budget.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="LEVEL=NAME", help="Whose budget: team=vision,run=v7.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="DATE", help="First day of the budget [today].")
+    ] = None,
+    shape: Form = Shape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Days and money from tokens, parameters and MFU, as a range, with checkpoints and failures."""
+    from gpuledger_collector.insight.plans import hardware
+    from gpuledger_collector.insight.plans import training as plans
+
+    model, number = shape_of(parameters, known_as)
+    taking_part = number if active is None else count(active, "--active-parameters")
+    card = asked(lambda: hardware.gpu_named(gpu_model))
+    wanted = count(tokens, "--tokens")
+    run = asked(lambda: plans.Run(model, taking_part, wanted, card, gpus, precision, sequence, mfu_range(mfu)))
+    around = asked(lambda: plans.overhead(_failures(mtbf, checkpoint, every, restart), gpus))
+    if rate is not None and price_book:
+        refuse("--rate and --price-book: say only one of them")
+    priced = _given_rate(rate, currency) if rate is not None else None
+    if price_book:
+        priced = _book_rate(card.name, dsn, config)
+    found = plans.outcomes(run, around, priced)
+    if save_budget is None and (owner is not None or start is not None):
+        refuse("--owner and --from belong to a budget: say --save-budget NAME too")
+    notes = _notes(run, around, priced, number)
+    if save_budget is not None:
+        notes.append(_save(save_budget, owner, start, found[1], priced, dsn, config))
+    emit(_page(run, around, priced, found, notes), shape)
+
+
+def _failures(mtbf: str | None, checkpoint: str, every: str | None, restart: str) -> Any:
+    from gpuledger_collector.cli.series_files import duration_ms
+    from gpuledger_collector.insight.plans.training import GPU_MTBF_HOURS, Failures
+
+    return Failures(
+        GPU_MTBF_HOURS if mtbf is None else count(mtbf, "--mtbf"),
+        duration_ms(checkpoint, "--checkpoint") / 1000,
+        duration_ms(restart, "--restart") / 1000,
+        None if every is None else duration_ms(every, "--every") / 1000,
+    )
+
+
+def _given_rate(text: str, currency: str) -> Rate:
+    from gpuledger_collector.insight.plans.training import Rate
+
+    try:
+        per_hour = Decimal(text)
+    except InvalidOperation:
+        per_hour = Decimal("NaN")
+    if not per_hour.is_finite() or per_hour < 0:
+        refuse(f"--rate: {text!r} is not money per GPU-hour, such as 2.49")
+    if not (len(currency) == 3 and currency.isascii() and currency.isalpha() and currency.isupper()):
+        refuse(f"--currency: {currency!r} is not an ISO 4217 code such as USD")
+    return Rate(per_hour, currency)
+
+
+def _book_rate(card: str, dsn: str | None, config: Any) -> Rate:
+    from gpuledger_collector.accounting.pricing import PriceBook
+    from gpuledger_collector.insight.plans.training import Rate
+
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import prices
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        with Ledger(opened.dsn).connect() as connection:
+            book = PriceBook(prices.current(connection))
+    price = book.price_at("", card, "", "", int(now().timestamp() * 1000))
+    if price is None:
+        refuse(f"the price book has no rate in force for {card} in any pool (`gpuledger prices list`); say --rate")
+    return Rate(price.rate, price.currency)
+
+
+def _notes(run: Run, around: Overhead, priced: Rate | None, held: float) -> list[str]:
+    from gpuledger_collector.insight.plans.training import TOKENS_PER_PARAMETER
+
+    notes = shape_note(run.architecture)
+    notes.append(
+        "sources: 6N + 12Lhs operations a token (Hoffmann et al. 2022, Chowdhery et al. 2022); "
+        f"{run.card.source}; failures by Daly 2006"
+    )
+    ratio = run.tokens / held
+    notes.append(
+        f"{ratio:.3g} tokens a parameter; compute-optimal is about {TOKENS_PER_PARAMETER} (Hoffmann et al. 2022)"
+    )
+    if priced is None:
+        notes.append("no money: say --rate 2.49, or --price-book for the ledger's own")
+    if around.checkpoint_share > 0.05:
+        notes.append(f"checkpoints stop the run for {percent(around.checkpoint_share)} of its time: write them faster")
+    return notes
+
+
+def _page(
+    run: Run, around: Overhead, priced: Rate | None, found: tuple[Outcome, Outcome, Outcome], notes: list[str]
+) -> Page:
+    unit = "" if priced is None else f" ({priced.currency})"
+    rows = [
+        (f"{one.mfu:.2f}", f"{one.wall_seconds / 86400:,.1f}", f"{one.gpu_hours:,.0f}", f"{one.failures:,.1f}",
+         f"{one.tokens_per_second:,.0f}", "-" if one.cost is None else f"{one.cost:,f}")
+        for one in found
+    ]  # fmt: skip
+    lines = [
+        ("operations", f"{run.flops:.3g} ({run.flops_per_token:.3g} a token)"),
+        ("peak of a GPU", f"{run.card.peak(run.precision) / 1e12:,.4g} Tflop/s dense {run.precision}"),
+        ("job fails every", span(around.mtbf_seconds)),
+        ("checkpoint every", span(around.interval_seconds)),
+        ("lost to both", percent(around.lost_share)),
+    ]
+    title = (
+        f"training {big(run.parameters)} parameters on {big(run.tokens)} tokens with {run.gpus:,} x {run.card.name}, "
+        f"{run.precision}, sequences of {run.sequence}"
+    )
+    record = {
+        "plan": {**asdict(run), "flops": run.flops, "flops_per_token": run.flops_per_token},
+        "overhead": {**asdict(around), "lost_share": around.lost_share},
+        "rate": None if priced is None else {"per_gpu_hour": str(priced.per_gpu_hour), "currency": priced.currency},
+        "outcomes": [{**asdict(one), "cost": None if one.cost is None else str(one.cost)} for one in found],
+    }
+    header = ("MFU", "days", "GPU-hours", "failures", "tokens/s", f"cost{unit}")
+    return Page(title, lines, record, header, rows, notes)
+
+
+def _save(
+    name: str,
+    owner: str | None,
+    start: str | None,
+    expected: Outcome,
+    priced: Rate | None,
+    dsn: str | None,
+    config: Any,
+) -> str:
+    """Add the budget to those in force, as `apply` does, and say so; a budget of that name becomes this one."""
+    from gpuledger_collector.ingest.files.budgets import read_budgets
+    from gpuledger_collector.ingest.files.table import RowReader
+
+    if priced is None or expected.cost is None:
+        refuse("--save-budget: there is no money without --rate or --price-book")
+    from gpuledger_collector.wiring import now
+
+    first = _first_day(start, now().date())
+    try:
+        last = first + dt.timedelta(seconds=expected.wall_seconds) + dt.timedelta(days=1)
+    except OverflowError:
+        refuse("--save-budget: the run would end beyond the calendar")
+    cells = {
+        "name": name,
+        **_levels(owner),
+        "period": "range",
+        "from": first.isoformat(),
+        "to": last.isoformat(),
+        "amount": f"{expected.cost:f}",
+        "currency": priced.currency,
+    }
+    problems: list[Any] = []
+    made = read_budgets([(RowReader("plan training", 1, cells, problems), cells)])
+    if problems:
+        refuse("--save-budget: " + "; ".join(f"{one.source.rsplit(':', 1)[-1]} {one.message}" for one in problems))
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import budgets
+        from gpuledger_collector.storage.ledgers import Ledger
+
+        with Ledger(opened.dsn).connect() as connection:
+            others = [one for one in budgets.current(connection) if one.name != name]
+            outcome = budgets.replace(connection, [*others, *made], now())
+    said = "saved" if outcome.added else "replaced the one before" if outcome.updated else "is the same as before"
+    return (
+        f"budget {name!r} {said}: {expected.cost:,f} {priced.currency} for {made[0].owner_label} {first} to {last}; "
+        "a file that declares [[budget]] tables replaces all budgets, so put it there too"
+    )
+
+
+def _first_day(text: str | None, today: dt.date) -> dt.date:
+    if text is None:
+        return today
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        refuse(f"--from: {text!r} is no date such as 2026-12-01")
+
+
+def _levels(owner: str | None) -> dict[str, str]:
+    from gpuledger_collector.accounting.tags import LEVELS
+
+    if owner is None:
+        refuse("--save-budget: say whose it is, for example --owner team=vision")
+    levels: dict[str, str] = {}
+    for part in owner.split(","):
+        level, separator, value = part.strip().partition("=")
+        if not separator or level not in LEVELS or not value.strip():
+            refuse(f"--owner: {part.strip()!r} is not LEVEL=NAME with one of {', '.join(LEVELS)}")
+        levels[level] = value.strip()
+    return levels
