@@ -102,7 +102,9 @@ class ClusterView:
                 self._said.discard(what)
 
     def _ask_pods(self, api: ApiServer) -> None:
-        self._facts = api.pods(self._node)
+        # A list that lacks a pod of the kubelet's (an API server that is just starting) must not rename its workload.
+        known = {key: facts for key, facts in self._facts.items() if key in self._listed}
+        self._facts = {**known, **api.pods(self._node)}
 
     def _ask_namespaces(self, api: ApiServer) -> None:
         self._namespaces = api.namespaces()

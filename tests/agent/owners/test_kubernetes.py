@@ -559,3 +559,21 @@ def test_settings_say_where_the_owner_sources_look():
     for name, value in refused:
         with pytest.raises(SettingsError, match=name.lower()):
             load(None, {f"GPULEDGER_AGENT_{name}": value})
+
+
+def test_a_list_of_pods_that_is_too_short_does_not_split_a_workload():
+    """An API server that has just started may know fewer pods than the kubelet: what was known of them stays."""
+    pod = GivenPod("ml", "train-0", (GivenDevice("c", "nvidia.com/gpu", "GPU-a"),))
+    answers = [{("ml", "train-0"): PodFacts("uid-1")}, {}, {("ml", "train-0"): PodFacts("uid-2")}]
+    now = iter(range(0, 10_000, 60))
+
+    class Api:
+        def pods(self, node):
+            return answers.pop(0)
+
+        def namespaces(self):
+            return {}
+
+    view = ClusterView(lambda: [pod], Api(), "n1", clock=lambda: next(now))
+    seen = [view.look().facts["ml", "train-0"].uid for _ in range(3)]
+    assert seen == ["uid-1", "uid-1", "uid-2"]
