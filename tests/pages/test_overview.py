@@ -88,7 +88,11 @@ def test_the_first_hour_says_what_to_do(overview):
     """An empty ledger: three steps with commands, and no number at all."""
     page = Page(overview())
     assert page.faults == []
-    for words in ("gpuledger-agent run --collector http://127.0.0.1:8440", "gpuledger import prices", "gpuledger demo"):
+    for words in (
+        "GPULEDGER_AGENT_COLLECTOR_URL=http://127.0.0.1:8440 gpuledger-agent run",
+        "gpuledger import prices",
+        "gpuledger demo",
+    ):
         assert words in page.text
     assert page.tables == []
 

@@ -53,6 +53,8 @@ def statement(
     if output is not None and not output.parent.is_dir():
         refuse(f"{output.parent} is no folder to write to")
     with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.period import Period
+        from gpuledger_collector.accounting.statement import month_before
         from gpuledger_collector.api.statements import snapshot
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
@@ -62,7 +64,7 @@ def statement(
         ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, asked, now_ms, on_day)
+            bring_up_to_date(ledger, Period(month_before(asked).start_ms, asked.end_ms), now_ms, on_day)
         with ledger.connect() as connection:
             snapshot(connection)
             if folder is not None:
