@@ -12,6 +12,7 @@ from fakes.postgres import fresh_database
 from fakes.prometheus import STALE, WRITE, Point, headers, labels, one, pod, scrape, snappy, two
 from gpuledger_collector import wiring
 from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES
+from gpuledger_collector.ingest.remote import series
 from gpuledger_collector.ingest.remote.decode import MAX_INFLATED_BYTES
 from gpuledger_collector.ingest.remote.messages import ONE, TWO
 from gpuledger_collector.jobs import fold_usage
@@ -341,16 +342,29 @@ def test_a_database_that_is_away_is_503(postgres):
         assert int(answer["Retry-After"]) > 0
 
 
+def test_a_full_book_is_begun_anew(collector, monkeypatch):
+    """The memory for known series is bounded: what was known is looked at again, and nothing else changes."""
+    monkeypatch.setattr(series, "MOST_SERIES", 6)
+    first = collector.parts.remote.book
+    for at_ms in (T, T + 15_000, T + 30_000):
+        for gpu in range(3):
+            assert write(collector, scrape(at_ms, gpu))[:2] == (204, 4)
+    assert collector.parts.remote.book is not first
+    assert len(collector.parts.remote.book.numbers) <= 6 + 4
+    meter(collector.dsn)
+    assert rows(collector.dsn, "SELECT held_ms FROM usage_hour") == [(30_000,)] * 3
+
+
 def test_memory_stays_bounded_under_bombs(shared):
     """Bodies at the limit of what is taken, of many tiny series: refused or read, and the memory is given back."""
     whole = MAX_INFLATED_BYTES - 16
-    series = snappy(b"\x0a\x00" * (whole // 2))
+    empty = snappy(b"\x0a\x00" * (whole // 2))
     samples = snappy(b"\x0a" + varint(whole) + b"\x12\x00" * (whole // 2))
     labelled = snappy(b"\x0a" + varint(whole) + b"\x0a\x00" * (whole // 2 - 1) + b"\x12\x00")
     symbols = snappy(b"\x22\x00" * (whole // 2))
     refs = snappy(b"\x2a" + varint(whole) + b"\x0a" + varint(whole - 8) + b"\x01" * (whole - 8) + b"\x12\x00")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for body in (series, samples, labelled, symbols, refs, snappy(bytes(whole)), varint(2**34) + GOOD):
+    for body in (empty, samples, labelled, symbols, refs, snappy(bytes(whole)), varint(2**34) + GOOD):
         for version in (1, 2):
             status, _, text = shared.request("POST", WRITE, body, headers(version))
             assert status in (204, 400, 413), text

@@ -45,8 +45,7 @@ _INSTANT_TAG = 0x10
 class Writing:
     """The samples of a request that can be kept, by column, and how many cannot or need not.
 
-    `written` counts those of our series, stale markers among them: they say that a series has ended, which the
-    scrapes after them show as well.
+    Stale markers of our series count as written: that a series has ended is what the scrapes after it show as well.
     """
 
     book: Book
