@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gpuledger_collector import __version__
-from gpuledger_collector.api import audit, batches, findings, pages, reads, remote_write
+from gpuledger_collector.api import audit, batches, findings, pages, reads, recommendations, remote_write
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
 
@@ -33,6 +33,7 @@ def create(
     app.include_router(remote_write.router(remote))
     app.include_router(reads.router(ledger))
     app.include_router(findings.router(ledger))
+    app.include_router(recommendations.router(ledger))
     app.include_router(audit.router(ledger))
     app.include_router(pages.router(ledger))
 
