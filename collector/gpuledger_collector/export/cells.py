@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unicodedata import normalize
 
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def neutral(text: str) -> str:
     """The text, made harmless for spreadsheets: a cell that would begin a formula gets an apostrophe before it."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    # Some spreadsheets take wide and small forms of these signs for them, hence NFKC.
+    return f"'{text}" if normalize("NFKC", text[:1]).startswith(_FORMULA) else text
 
 
 def measures(row: Row) -> list[str]:
