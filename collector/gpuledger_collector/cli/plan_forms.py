@@ -6,7 +6,7 @@ import enum
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuledger_collector.cli.common import refuse
 
@@ -25,14 +25,19 @@ class Shape(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Page:
-    """A plan as people read it: lines of (label, text), one table, and what was assumed. `record` is its JSON."""
+    """A plan as people read it: lines of (label, text), a table, perhaps another, and what was assumed.
+
+    `record` is its JSON.
+    """
 
     title: str
     lines: Sequence[tuple[str, str]]
     record: Mapping[str, object]
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
+    also: Sequence[Sequence[str]] = ()
+    """Another table: its header, then its rows."""
 
 
 def count(text: str, option: str) -> float:
@@ -104,16 +109,18 @@ def emit(page: Page, shape: Shape) -> None:
         print(f"  {label:<{width}}  {text}")
     if page.rows:
         print()
-        _print_rows(page.header, page.rows)
+        _print_rows([page.header, *page.rows])
+    if page.also:
+        print()
+        _print_rows(page.also)
     if page.notes:
         print()
         for note in page.notes:
             print(f"- {note}")
 
 
-def _print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    every = [header, *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(len(header))]
+def _print_rows(every: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in every) for column in range(len(every[0]))]
     for row in every:
         first, *rest = (
             cell.ljust(width) if column == 0 else cell.rjust(width)

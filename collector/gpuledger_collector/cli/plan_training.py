@@ -29,7 +29,12 @@ from gpuledger_collector.cli.plan_model import (
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.plans.training import Outcome, Overhead, Rate, Run
+    from gpuledger_collector.storage.past_runs import PastRun
 
+LOOK_BACK_DAYS = 90
+MOST_PAST = 5
+NEAR = 4
+"""A past run is similar when it had at most this many times more or fewer GPUs of the same model."""
 EXAMPLE = (
     "Example: gpuledger plan training --architecture llama-2-70b --tokens 2T --gpu-model H100 --gpus 1024 --rate 2.49"
 )
@@ -53,6 +58,10 @@ def training(
     rate: Annotated[str | None, typer.Option("--rate", help="Money per GPU-hour.")] = None,
     currency: Annotated[str, typer.Option("--currency", help="ISO 4217 code of --rate.")] = "USD",
     price_book: Annotated[bool, typer.Option("--price-book", help="The rate of the ledger's price book now.")] = False,
+    pool: Annotated[str, typer.Option("--pool", help="Pool whose rate is taken from the price book.")] = "",
+    from_ledger: Annotated[
+        bool, typer.Option("--from-ledger", help="Show what the ledger measured of similar runs.")
+    ] = False,
     mtbf: Annotated[
         str | None, typer.Option("--mtbf", metavar="HOURS", help="Hours between failures of one GPU [50677].")
     ] = None,
@@ -88,14 +97,18 @@ def training(
         refuse("--rate and --price-book: say only one of them")
     priced = _given_rate(rate, currency) if rate is not None else None
     if price_book:
-        priced = _book_rate(card.name, dsn, config)
+        priced = _book_rate(card.name, pool, dsn, config)
     found = plans.outcomes(run, around, priced)
     if save_budget is None and (owner is not None or start is not None):
         refuse("--owner and --from belong to a budget: say --save-budget NAME too")
     notes = _notes(run, around, priced, number)
     if save_budget is not None:
         notes.append(_save(save_budget, owner, start, found[1], priced, dsn, config))
-    emit(_page(run, around, priced, found, notes), shape)
+    past: list[PastRun] = []
+    if from_ledger:
+        past, said = _similar(card.name, gpus, dsn, config)
+        notes.append(said)
+    emit(_page(run, around, priced, found, notes, past if from_ledger else None), shape)
 
 
 def _failures(mtbf: str | None, checkpoint: str, every: str | None, restart: str) -> Any:
@@ -124,8 +137,9 @@ def _given_rate(text: str, currency: str) -> Rate:
     return Rate(per_hour, currency)
 
 
-def _book_rate(card: str, dsn: str | None, config: Any) -> Rate:
-    from gpuledger_collector.accounting.pricing import PriceBook
+def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> Rate:
+    """The rate in force now for this card, by its short name or by a longer one that the book has."""
+    from gpuledger_collector.accounting.pricing import PriceBook, model_match
     from gpuledger_collector.insight.plans.training import Rate
 
     with database(dsn, config) as opened:
@@ -135,9 +149,15 @@ def _book_rate(card: str, dsn: str | None, config: Any) -> Rate:
 
         with Ledger(opened.dsn).connect() as connection:
             book = PriceBook(prices.current(connection))
-    price = book.price_at("", card, "", "", int(now().timestamp() * 1000))
+    at_ms = int(now().timestamp() * 1000)
+    longer = sorted({price.gpu_model for price in book.prices if model_match(card, price.gpu_model) > 0})
+    found = (book.price_at(pool, name, "", "", at_ms) for name in (*longer, card))
+    price = next((one for one in found if one is not None), None)
     if price is None:
-        refuse(f"the price book has no rate in force for {card} in any pool (`gpuledger prices list`); say --rate")
+        place = f"in pool {pool!r}" if pool else "outside pools (say --pool)"
+        refuse(
+            f"the price book has no rate in force for {card} {place}; `gpuledger prices list` shows it, or say --rate"
+        )
     return Rate(price.rate, price.currency)
 
 
@@ -160,8 +180,60 @@ def _notes(run: Run, around: Overhead, priced: Rate | None, held: float) -> list
     return notes
 
 
+def _similar(card: str, gpus: int, dsn: str | None, config: Any) -> tuple[list[PastRun], str]:
+    """Past runs of the last weeks on this card with about as many GPUs, and what must be said of them."""
+    from gpuledger_collector.accounting.period import DAY_MS, Period
+
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import past_runs
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        today = int(now().timestamp() * 1000) // DAY_MS * DAY_MS
+        period = Period(today - LOOK_BACK_DAYS * DAY_MS, today + DAY_MS)
+        with Ledger(opened.dsn).connect() as connection:
+            models = past_runs.models_like(connection, card, period)
+            near = (max(1, -(-gpus // NEAR)), gpus * NEAR)
+            found = past_runs.similar(connection, models, near, period, MOST_PAST)
+    if not found:
+        return [], (f"the ledger has no run of {near[0]} to {near[1]} {card} charged in the last {LOOK_BACK_DAYS} days")
+    return found, (
+        "tensor activity is the share of time that tensor cores worked: a proxy for MFU, with recomputed work; means over "
+        "the last day of each run, in hours held alone; - is not measured"
+    )
+
+
+def _past_rows(past: list[PastRun]) -> list[tuple[str, ...]]:
+    def share(value: float | None) -> str:
+        return "-" if value is None else percent(value)
+
+    header = ("similar past run", "GPU model", "GPUs", "GPU-hours", "SM active", "tensor active", "cost")
+    return [
+        header,
+        *(
+            (f"{one.kind} {one.name or one.external_id}", one.gpu_model, str(one.accelerators),
+             f"{one.gpu_ns / 3.6e12:,.1f}", share(one.sm_active_ratio), share(one.tensor_active_ratio), _past_cost(one))
+            for one in past
+        ),
+    ]  # fmt: skip
+
+
+def _past_cost(one: PastRun) -> str:
+    from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+
+    if one.cost_micro is None or one.currency is None:
+        return "-"
+    digits = minor_digits(one.currency)
+    return f"{format_minor(to_minor_units([one.cost_micro], digits)[0], digits)} {one.currency}"
+
+
 def _page(
-    run: Run, around: Overhead, priced: Rate | None, found: tuple[Outcome, Outcome, Outcome], notes: list[str]
+    run: Run,
+    around: Overhead,
+    priced: Rate | None,
+    found: tuple[Outcome, Outcome, Outcome],
+    notes: list[str],
+    past: list[PastRun] | None,
 ) -> Page:
     unit = "" if priced is None else f" ({priced.currency})"
     rows = [
@@ -180,14 +252,16 @@ def _page(
         f"training {big(run.parameters)} parameters on {big(run.tokens)} tokens with {run.gpus:,} x {run.card.name}, "
         f"{run.precision}, sequences of {run.sequence}"
     )
-    record = {
+    record: dict[str, Any] = {
         "plan": {**asdict(run), "flops": run.flops, "flops_per_token": run.flops_per_token},
         "overhead": {**asdict(around), "lost_share": around.lost_share},
         "rate": None if priced is None else {"per_gpu_hour": str(priced.per_gpu_hour), "currency": priced.currency},
         "outcomes": [{**asdict(one), "cost": None if one.cost is None else str(one.cost)} for one in found],
     }
+    if past is not None:
+        record["past_runs"] = [asdict(one) for one in past]
     header = ("MFU", "days", "GPU-hours", "failures", "tokens/s", f"cost{unit}")
-    return Page(title, lines, record, header, rows, notes)
+    return Page(title, lines, record, header, rows, notes, _past_rows(past) if past else ())
 
 
 def _save(
@@ -226,10 +300,13 @@ def _save(
     if problems:
         refuse("--save-budget: " + "; ".join(f"{one.source.rsplit(':', 1)[-1]} {one.message}" for one in problems))
     with database(dsn, config) as opened:
+        from psycopg import IsolationLevel
+
         from gpuledger_collector.storage import budgets
         from gpuledger_collector.storage.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ  # what is kept is what is replaced
             others = [one for one in budgets.current(connection) if one.name != name]
             outcome = budgets.replace(connection, [*others, *made], now())
     said = "saved" if outcome.added else "replaced the one before" if outcome.updated else "is the same as before"
