@@ -29,7 +29,7 @@ def test_import_directions_hold():
 
 
 def test_the_agents_dependencies_are_few():
-    """The base distribution needs four small packages; what packages install adds h2, which asks a kubelet, and no more."""
+    """The base distribution needs four small packages; what packages install adds h2, which asks a kubelet."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=;\s\[]", line)[0] for line in declared}
     assert names == {"nvidia-ml-py", "prometheus-client", "msgspec", "backports.zstd"}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from gpuledger_agent.owners import open_owners
+from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import ProcessOwners, workload_of_cgroup
 from gpuledger_agent.owners.static import BadRules, StaticOwners
 from gpuledger_agent.readings import Accelerator, Process, Sample
@@ -120,3 +122,18 @@ def test_a_bad_rules_file_is_named_with_place_and_reason(tmp_path, text, words):
     with pytest.raises(BadRules, match=r"rules\.toml") as raised:
         StaticOwners.from_file(path, "n1")
     assert words in str(raised.value)
+
+
+def test_owner_sources_have_their_word_in_the_order_of_the_setting(tmp_path):
+    """Whoever stands first wins; processes see use, and so come last wherever they stand."""
+    (tmp_path / "jobs").mkdir()
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[hold]]\nworkload = "reserved"\n')
+    places = Places(kubelet_socket=None, container_socket=tmp_path / "none", slurm_jobs_dir=tmp_path / "jobs")
+
+    class Cards:
+        name = "nvml"
+
+    for names in (("slurm", "static"), ("static", "slurm")):
+        opened = open_owners(["processes", *names], rules, "n1", Cards(), places)
+        assert [one.name for one in opened] == [*names, "processes"]
