@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -51,6 +51,19 @@ def settings(config: Path | None = None, dsn: str | None = None) -> Settings:
         environment |= {"GPULEDGER_DSN": dsn}
         environment.pop("GPULEDGER_DSN_FILE", None)
     return load(config, environment, Path.home())
+
+
+def owner_levels(given: Sequence[str]) -> dict[str, str]:
+    """`LEVEL=VALUE` texts of `--owner` as level -> value. Refuses what is no level of the owner tree."""
+    from gpuledger_collector.accounting.tags import LEVELS
+
+    levels = {}
+    for text in given:
+        level, _, value = text.partition("=")
+        if level not in LEVELS or not value:
+            refuse(f"--owner: {text!r} is not LEVEL=VALUE with a level of {', '.join(LEVELS)}")
+        levels[level] = value
+    return levels
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels
 
 app = typer.Typer(name="db", help="The database's schema and partitions.", no_args_is_help=True)
 
@@ -66,6 +66,12 @@ def grant_reader(
     password_file: Path | None = typer.Option(
         None, "--password-file", metavar="FILE", help="Set the role's password to the content of this file."
     ),
+    owner: list[str] | None = typer.Option(
+        None,
+        "--owner",
+        metavar="LEVEL=VALUE",
+        help="Only this part of the owner tree, held to it by row-level security.",
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the statements and run none."),
     dsn: Dsn = None,
     config: Config = None,
@@ -73,6 +79,7 @@ def grant_reader(
     """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its new tables."""
     from gpuledger_collector.settings import read_secret
 
+    levels = owner_levels(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import readers
@@ -80,10 +87,10 @@ def grant_reader(
 
         with open_connection(opened.dsn) as connection:
             if dry_run:
-                for statement in readers.script(connection, role, password):
+                for statement in readers.script(connection, role, password, levels):
                     print(f"{statement};" if not statement.startswith("--") else statement)
                 return
-            left = readers.grant(connection, role, password)
-    print(f"{role} may read rollups and ledgers")
+            left = readers.grant(connection, role, password, levels)
+    print(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
     for statement in left:
         print(f"left to an administrator: {statement};")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import Config, Dsn, database, owner_levels, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.tokens import Token
@@ -59,7 +59,7 @@ def create(
     """
     from gpuledger_collector.storage.tokens import Token
 
-    levels = _levels(owner or [])
+    levels = owner_levels(owner or [])
     if (role is Role.agent) != bool(node):
         refuse("--node: name the node of an agent ('*' for any), and no node for the other roles")
     if (role is Role.viewer) != bool(levels):
@@ -79,18 +79,6 @@ def create(
         except tokens.TokenRefused as error:
             refuse(str(error))
     _hand_over(made, secret)
-
-
-def _levels(given: list[str]) -> dict[str, str]:
-    from gpuledger_collector.accounting.tags import LEVELS
-
-    levels = {}
-    for text in given:
-        level, _, value = text.partition("=")
-        if level not in LEVELS or not value:
-            refuse(f"--owner: {text!r} is not LEVEL=VALUE with a level of {', '.join(LEVELS)}")
-        levels[level] = value
-    return levels
 
 
 def _hand_over(made: Token, secret: str) -> None:

@@ -7,13 +7,14 @@ would also open raw samples and mail. Raw evidence stays closed: a board that sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.storage import row_security
 from gpuledger_collector.storage.errors import StorageError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -42,8 +43,13 @@ class Step:
     secret: bool = False
 
 
-def plan(connection: Connection, role: str, password: str | None) -> list[Step]:
-    """What has to be run so that the role can read. Raises RoleRefused when it would be too powerful or not allowed."""
+def plan(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[Step]:
+    """What has to be run so that the role can read, all or one owner's part (level -> value).
+
+    Raises RoleRefused when it would be too powerful or not allowed.
+    """
+    if owner is None and row_security.is_bound(connection, role):
+        raise RoleRefused(f"{role} sees one owner's part only: drop the role first, or name another one")
     name = sql.Identifier(role)
     found = connection.execute(
         "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s", (role,)
@@ -62,8 +68,11 @@ def plan(connection: Connection, role: str, password: str | None) -> list[Step]:
     place, schema = sql.Identifier(row[0]), sql.Identifier(row[1])
     steps.append(Step(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(place, name), optional=True))
     steps.append(Step(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, name)))
-    tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
-    steps.append(Step(sql.SQL("GRANT SELECT ON {} TO {}").format(tables, name)))
+    if owner is None:
+        tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
+        steps.append(Step(sql.SQL("GRANT SELECT ON {} TO {}").format(tables, name)))
+    else:
+        steps += [Step(statement) for statement in row_security.statements(row[1], role, owner)]
     for setting, value in (("statement_timeout", STATEMENT_TIMEOUT), ("default_transaction_read_only", "on")):
         text = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
         composed = text.format(name, place, sql.Identifier(setting), sql.Literal(value))
@@ -103,11 +112,11 @@ def _present(connection: Connection) -> Sequence[str]:
     return [row[0] for row in rows]
 
 
-def grant(connection: Connection, role: str, password: str | None) -> list[str]:
+def grant(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[str]:
     """Let the role read, in one transaction; the optional statements that this user may not run, for its admin."""
     left: list[str] = []
     with connection.transaction():
-        for step in plan(connection, role, password):
+        for step in plan(connection, role, password, owner):
             if not step.optional:
                 connection.execute(step.statement)
                 continue
@@ -119,9 +128,11 @@ def grant(connection: Connection, role: str, password: str | None) -> list[str]:
     return left
 
 
-def script(connection: Connection, role: str, password: str | None) -> list[str]:
+def script(
+    connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None
+) -> list[str]:
     """The statements as text, for people who run them themselves; a password is not shown."""
-    steps = plan(connection, role, password)
+    steps = plan(connection, role, password, owner)
     return [
         f"-- sets the password of {role}" if step.secret else step.statement.as_string(connection) for step in steps
     ]

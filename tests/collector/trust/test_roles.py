@@ -114,3 +114,19 @@ def test_only_an_admin_reads_the_audit_log(fleet):
     assert answer["next"] is None
     assert {item["what"] for item in answer["items"]} == {"budget", "token"}
     assert all(item["at_ms"] <= NOW_MS + 3_600_000 for item in answer["items"])
+
+
+def test_every_route_has_a_rule(fleet):
+    """A route that nobody put under a rule is not there: without a token all but the open ones are 401."""
+    collector, _ = fleet
+    described = collector.request("GET", "/openapi.json")[2]["paths"]
+    ruled = {path.partition("?")[0] for path in (*OWNED, *OF_THE_FLEET)}
+    ruled = {path.replace(f"{FOREIGN}-pool", "{pool}") for path in ruled} | {"/v1/audit", "/v1/recommendations"}
+    open_to_all = {"/healthz", "/readyz", "/metrics"}
+    writing = {"/v1/batches", "/api/v1/write"}
+    assert set(described) <= ruled | open_to_all | writing
+    for path, methods in described.items():
+        for method in methods:
+            body = b"\x00" if method == "post" else None
+            status = collector.request(method.upper(), path.replace("{pool}", "x") + f"?{DAYS}", body)[0]
+            assert status == 200 if path in open_to_all else status == 401, path

@@ -1,0 +1,67 @@
+"""Row-level security for a dashboards' role that may see one owner's subtree: the wall that the database itself holds.
+
+A restrictive policy binds that role alone on each table that it may read; everybody else is let through by a policy
+that is always true, so full readers and writers see and pay nothing of it. Tables whose rows belong to no one owner
+(inventory, minutes, proofs, invoices) are not granted to such a role at all. The owner of the tables and superusers
+are never bound by policies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+TABLES = ("budget", "budget_alert", "charge", "correction", "finding", "ledger_day", "owner")
+"""What a role of one owner may read."""
+EVERYBODY = "gpuledger_everybody"
+_COLUMNS = {"user": "user_name"}
+_POLICY = "gpuledger_{}"
+
+
+def condition(table: str, owner: Mapping[str, str]) -> sql.Composed:
+    """What holds for the rows of a table that are the owner's (level -> value) or below."""
+    path = sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(_COLUMNS.get(level, level)), sql.Literal(value))
+        for level, value in owner.items()
+    )
+    named = sql.SQL("owner @> {}::jsonb").format(sql.Literal(json.dumps(dict(owner))))
+    if table == "owner":
+        return path
+    if table == "budget":
+        return named
+    if table == "budget_alert":
+        return sql.SQL("budget_id IN (SELECT id FROM budget WHERE {})").format(named)
+    if table == "finding":
+        return sql.SQL("(jsonb_build_object('team', team) || owner) @> {}::jsonb").format(
+            sql.Literal(json.dumps(dict(owner)))
+        )
+    return sql.SQL("owner_id IN (SELECT id FROM owner WHERE {})").format(path)
+
+
+def statements(schema: str, role: str, owner: Mapping[str, str]) -> Iterator[sql.Composed]:
+    """What has to be run, in one transaction, so that the role sees this owner's rows and nothing else."""
+    name, place = sql.Identifier(role), sql.Identifier(schema)
+    yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(place, name)
+    for table in TABLES:
+        target = sql.Identifier(schema, table)
+        own = sql.Identifier(_POLICY.format(role))
+        everybody = sql.Identifier(EVERYBODY)
+        yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
+        yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(everybody, target)
+        yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(own, target)
+        yield sql.SQL("CREATE POLICY {} ON {} AS RESTRICTIVE TO {} USING ({})").format(
+            own, target, name, condition(table, owner)
+        )
+        yield sql.SQL("ALTER TABLE {} ENABLE ROW LEVEL SECURITY").format(target)
+        yield sql.SQL("GRANT SELECT ON {} TO {}").format(target, name)
+
+
+def is_bound(connection: Connection, role: str) -> bool:
+    """Whether a role is held to one owner already."""
+    found = connection.execute("SELECT 1 FROM pg_policies WHERE policyname = %s LIMIT 1", (_POLICY.format(role),))
+    return found.fetchone() is not None
