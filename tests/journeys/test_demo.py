@@ -40,7 +40,7 @@ def test_it_ends_well_and_tells_its_story(demo):
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     for words in ("foundation", "(unallocated)", "(unattributed)", f"It holds on each of {DAYS} days", "idlest",
                   "gpuledger forecast", "gpuledger scale advise", "focus.csv", "never_used", "gpuledger anomalies",
-                  "gpuledger budgets", ".eml files"):  # fmt: skip
+                  "gpuledger budgets", ".eml files", "index.html: who held"):  # fmt: skip
         assert words in answer.stdout, words
     assert "Traceback" not in answer.stdout + answer.stderr
 

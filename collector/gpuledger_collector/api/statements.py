@@ -60,7 +60,7 @@ def statement_of(connection: Connection, level: str, owner: str, month: str, now
     sections = tuple(exact.section(row, parts, jobs, period, rated) for row in rows)
     return Statement(
         level, owner, month, period, now_ms, known_ms, statements.closed(connection, period), sections,
-        _changes(connection, level, owner, period, known_ms, [one.currency for one in sections]),
+        _changes(connection, level, owner, period, known_ms, jobs, [one.currency for one in sections]),
         exact.unpriced_ns(parts), _ahead(connection, level, owner, period, now_ms, sections),
         statements.amended_later(connection, level, owner, period),
         _budgets(connection, level, owner, period, now_ms), _findings(connection, level, owner, period),
@@ -69,13 +69,20 @@ def statement_of(connection: Connection, level: str, owner: str, month: str, now
 
 
 def _changes(
-    connection: Connection, level: str, owner: str, period: Period, known_ms: int | None, currencies: Sequence[str]
+    connection: Connection,
+    level: str,
+    owner: str,
+    period: Period,
+    known_ms: int | None,
+    jobs: Sequence[exact.Job],
+    currencies: Sequence[str],
 ) -> Mapping[str, exact.Change]:
     past = reports.proofs(connection, exact.month_before(period))
     windows = exact.windows(period, known_ms or 0, frozenset(proof.day_ms for proof in past))
     if windows is None:
         return {}
-    before, after = (statements.workloads(connection, level, owner, window) for window in windows)
+    before = statements.workloads(connection, level, owner, windows[0])
+    after = jobs if windows[1] == period else statements.workloads(connection, level, owner, windows[1])
     return {currency: exact.change(currency, before, after, windows) for currency in currencies}
 
 

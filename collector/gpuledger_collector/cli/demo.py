@@ -292,14 +292,19 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
     stage.run("gpuledger", "idle", "--days", "30", "--top", "10", allow=(0, 1))
     stage.run("gpuledger", "anomalies", allow=(0, 1))
+    stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
     stage.run("gpuledger", "forecast", "--horizon", "24h")
     stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
     if month is not None:
         close_month(stage, *month)
+    for name in ([] if month is None else [month[0]]) + [f"{now:%Y-%m}"]:
+        stage.run("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")
     print()
     stage.say("done; the files are in " + str(stage.folder))
     for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv", "budgets.toml"):
         print(f"    {name:18} {(stage.folder / name).stat().st_size:>10,} bytes")
+    for index in sorted((stage.folder / "statements").glob("*/index.html")):
+        print(f"    {index.relative_to(stage.folder)!s}: who held, used and wasted what in that month")
     show_mails(stage.folder)
 
 
@@ -314,6 +319,7 @@ def live(stage: Stage, now: datetime) -> None:
     print(
         f"""
 Live now: {len(agents)} agents sample every 10 s and push every minute. Open:
+    {stage.collector}/           the overview: spend, idle GPUs, budgets, demand, and a statement for each team
     {stage.collector}/docs       the API
     {stage.collector}/metrics    the collector's own metrics
 Ask it, in another terminal:

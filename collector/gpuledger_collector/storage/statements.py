@@ -17,8 +17,10 @@ from gpuledger_collector.accounting.statement import Job, Part
 from gpuledger_collector.storage.reports import LEVEL_COLUMNS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_SUMS = """sum(l.gpu_ns), sum(l.busy_ns), sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro),
-    sum(l.idle_cost_micro), sum(l.energy_mj)"""
+_SUMS = """sum(l.gpu_ns) AS gpu_ns, sum(l.busy_ns) AS busy_ns, sum(l.idle_ns) AS idle_ns,
+    sum(l.unknown_ns) AS unknown_ns, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_cost_micro,
+    sum(l.energy_mj) AS energy_mj"""
+_NAMED = f"coalesce(nullif({{column}}, ''), '{UNATTRIBUTED}') = %(owner)s"
 _DAILY = """owner_id, state, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro, idle_cost_micro,
     energy_mj"""
 _BILLED = """
@@ -31,7 +33,7 @@ _BILLED = """
 
 def _of(level: str) -> str:
     """The condition that a line is held by the owner `%(owner)s` of a level, as the chargeback names it."""
-    return f"l.state = 'held' AND coalesce(nullif({LEVEL_COLUMNS[level]}, ''), '{UNATTRIBUTED}') = %(owner)s"
+    return f"l.state = 'held' AND {_NAMED.format(column=LEVEL_COLUMNS[level])}"
 
 
 def owners(connection: Connection, level: str, period: Period) -> list[str]:
@@ -68,22 +70,35 @@ def parts(connection: Connection, level: str, owner: str, below: str | None, per
 
 
 def workloads(connection: Connection, level: str, owner: str, period: Period) -> list[Job]:
-    """What each job of the owner was billed, by name, user, project and model; names as sealed where it is closed."""
+    """What each job of the owner was billed, by name, user, project and model, in a part of one month.
+
+    Lines are added up by workload before names are looked up; names are as sealed where the month is closed.
+    """
+    ids = f"SELECT o.id FROM owner o WHERE {_NAMED.format(column=LEVEL_COLUMNS[level])}"
     lines = _BILLED.format(columns=f"{_DAILY}, workload_id", table="charge")
     rows = connection.execute(
         f"""
+        WITH mine AS MATERIALIZED (
+            SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, {_SUMS}
+            FROM ({lines}) l WHERE l.state = 'held' AND {{belongs}} GROUP BY 1, 2, 3, 4
+        )
         SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id,
                 '(unknown)'),
             coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
             coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, {_SUMS}
-        FROM ({lines}) l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
-        LEFT JOIN billing_period p ON p.start_ms <= l.at_ms AND p.end_ms > l.at_ms
-        LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = l.workload_id
-        WHERE {_of(level)} GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-        """,
+        FROM mine l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
+        LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
+            SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
+        GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+        """.format(belongs=f"(l.owner_id IN ({ids}){_nobody(owner)})"),
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
     return [Job(*row[:5], *_integers(row[5:])) for row in rows]
+
+
+def _nobody(owner: str) -> str:
+    """Held lines without any owner are those of nobody in particular."""
+    return " OR l.owner_id IS NULL" if owner == UNATTRIBUTED else ""
 
 
 def amended_later(connection: Connection, level: str, owner: str, period: Period) -> Mapping[str, int]:
