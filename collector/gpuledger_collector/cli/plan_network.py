@@ -157,7 +157,7 @@ def _step_page(step: Step, fabric: Fabric) -> Page:
         ("step", times.overlapped_seconds),
         ("step, no overlap", times.serial_seconds),
     )
-    lines = [(name, f"{span(seconds):>9}  {percent(times.share(seconds)):>8}") for name, seconds in parts]
+    lines = [(name, f"{span(seconds):>9}  {percent(times.share(seconds)):>8}") for name, seconds in parts if seconds]
     mfu = step.kernel_efficiency * times.share(times.compute_seconds) * (0.75 if step.full_recompute else 1.0)
     lines.append(("MFU that follows", f"{mfu:.2f}"))
     record = {

@@ -175,9 +175,24 @@ def _notes(run: Run, around: Overhead, priced: Rate | None, held: float) -> list
     )
     if priced is None:
         notes.append("no money: say --rate 2.49, or --price-book for the ledger's own")
+    notes += _fit_note(run, held)
     if around.checkpoint_share > 0.05:
         notes.append(f"checkpoints stop the run for {percent(around.checkpoint_share)} of its time: write them faster")
     return notes
+
+
+def _fit_note(run: Run, held: float) -> list[str]:
+    """A warning when not even the thriftiest layout fits on so many GPUs."""
+    from gpuledger_collector.insight.plans import memory
+
+    thrifty = memory.Training(
+        run.architecture, held, run.precision, zero=3, sequence=run.sequence, recompute=memory.FULL
+    )
+    fewest = memory.training_fit(thrifty, run.card).fewest_gpus
+    if fewest is not None and fewest <= run.gpus:
+        return []
+    needed = "no number of them is enough without pipeline stages" if fewest is None else f"it takes {fewest:,}"
+    return [f"does not fit on {run.gpus:,} x {run.card.name}, even with ZeRO 3 and full recomputation: {needed}"]
 
 
 def _similar(card: str, gpus: int, dsn: str | None, config: Any) -> tuple[list[PastRun], str]:
@@ -198,7 +213,7 @@ def _similar(card: str, gpus: int, dsn: str | None, config: Any) -> tuple[list[P
     if not found:
         return [], (f"the ledger has no run of {near[0]} to {near[1]} {card} charged in the last {LOOK_BACK_DAYS} days")
     return found, (
-        "tensor activity is the share of time that tensor cores worked: a proxy for MFU, with recomputed work; means over "
+        "tensor activity is the share of time that tensor cores worked, recomputation too: a proxy for MFU; means over "
         "the last day of each run, in hours held alone; - is not measured"
     )
 

@@ -89,6 +89,13 @@ def test_money_follows_the_rate(capsys):
         assert float(one["cost"]) == pytest.approx(one["gpu_hours"] * 2.49, abs=0.005)
 
 
+def test_a_run_that_does_not_fit_is_told_so(capsys):
+    """405 B parameters need more than 8 H100 however thrifty; on 1,024 nothing is said."""
+    line = "gpuledger plan training --architecture llama-3.1-405b --tokens 1T --gpus"
+    assert "does not fit on 8 x H100" in called(capsys, f"{line} 8")
+    assert "does not fit" not in called(capsys, f"{line} 1024")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
