@@ -65,6 +65,7 @@ class AgentCollector(Collector):
 
     def _gpu(self, latest: Latest) -> Iterable[Metric]:
         health = GaugeMetricFamily("gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", labels=LABELS)
+        cause = GaugeMetricFamily("gpu_health_cause", "Why it is not well: 1", labels=(*LABELS, "status", "cause"))
         families: dict[str, Any] = {}
         for accelerator in latest.accelerators:
             sample = latest.samples.get(accelerator.uuid)
@@ -72,6 +73,8 @@ class AgentCollector(Collector):
                 continue
             labels = self._labels(accelerator)
             health.add_metric(labels, HEALTH[sample.health.status])
+            if sample.health.cause:
+                cause.add_metric([*labels, sample.health.status, sample.health.cause], 1)
             for name, value in sample.values.items():
                 entry = BY_NAME.get(name)
                 if entry is None:
@@ -83,6 +86,7 @@ class AgentCollector(Collector):
                 family.add_metric(labels, float(value))
             self._series(accelerator, sample, families)
         yield health
+        yield cause
         yield from families.values()
 
     def _series(self, accelerator: Accelerator, sample: Sample, families: dict[str, Any]) -> None:

@@ -103,6 +103,8 @@ class NvmlSource:
         self._late: dict[int, Pending[Board]] = {}
         self._slots: list[Slot] = []
         self._known: dict[str, Accelerator] = {}
+        self._gpus = 0
+        self._counting: Pending[int] | None = None
         self._events = events or DriverEvents(KernelLog())
 
     def open(self) -> Inventory:
@@ -121,6 +123,7 @@ class NvmlSource:
             self._starting = None
             raise
         self._starting = None
+        self._gpus, self._counting = gpus, None
         problems = self._attach_all(gpus)
         boards = [slot.board for slot in self._slots if slot.board is not None]
         self._events.start(self._nvml, [Watched(board.uuid, board.handle, board.bus) for board in boards])
@@ -232,6 +235,7 @@ class NvmlSource:
         """
         wanted = frozenset(tiers)
         self._events.poll()
+        self._count_again(wanted)
         started = [(slot, self._submit(slot, wanted)) for slot in self._slots]
         deadline = time.monotonic() + self._deadline_s
         samples: list[Sample] = []
@@ -244,6 +248,26 @@ class NvmlSource:
         if stale:
             raise SourceUnavailable(f"{'; '.join(stale)}; the GPUs are attached anew")
         return samples
+
+    def _count_again(self, tiers: frozenset[str]) -> None:
+        """A GPU that was plugged in or taken out is found by the next slow tick; nobody waits for the answer.
+
+        Raises SourceUnavailable when the driver shows another number of GPUs than were attached.
+        """
+        if self._counting is not None:
+            try:
+                gpus = self._counting.take(time.monotonic())
+            except TimeoutError:
+                return
+            except self._nvml.NVMLError:  # what is wrong shows when the GPUs are read
+                gpus = self._gpus
+            self._counting = None
+            if gpus != self._gpus:
+                raise SourceUnavailable(
+                    f"the driver shows {gpus} GPUs where {self._gpus} were attached; they are attached anew"
+                )
+        if "slow" in tiers:
+            self._counting = self._init.submit(lambda: int(self._nvml.nvmlDeviceGetCount()))
 
     def _submit(self, slot: Slot, wanted: frozenset[str]) -> Pending[list[Sample]] | None:
         if slot.worker is None:

@@ -348,3 +348,27 @@ def test_engines_are_told_one_by_one_when_asked_for(card):
     assert decoders == [[{"engine": "0"}, 0.25], [{"engine": "1"}, 0.5]]
     assert jpeg in {"no value yet", "not supported by this card"}
     assert "accounting mode is off" in accounting
+
+
+def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
+    """The count is asked again on slow ticks, beside the readings; another number makes the source attach anew."""
+    printed = card.python(
+        "import os, time\n"
+        "from gpuledger_agent.readings import SourceUnavailable\n"
+        "from gpuledger_agent.sources.nvml import NvmlSource\n"
+        "source = NvmlSource(); print(len(source.open().accelerators))\n"
+        "def until_told(gpus):\n"
+        f"    open({str(card.path)!r} + '.new', 'w').write(f'gpus {{gpus}}\\n')\n"
+        f"    os.replace({str(card.path)!r} + '.new', {str(card.path)!r})\n"
+        "    for _ in range(50):\n"
+        "        try: source.read(('fast', 'slow'))\n"
+        "        except SourceUnavailable as error: return error\n"
+        "        time.sleep(0.02)\n"
+        "for gpus in (3, 2):\n"
+        "    print(until_told(gpus))\n"
+        "    print([s.health.status for s in (source.open(), source.read(('fast',)))[1]])\n"
+    )
+    assert printed.splitlines() == [
+        "2", "the driver shows 3 GPUs where 2 were attached; they are attached anew", "['ok', 'ok', 'ok']",
+        "the driver shows 2 GPUs where 3 were attached; they are attached anew", "['ok', 'ok', 'failed']",
+    ]  # fmt: skip
