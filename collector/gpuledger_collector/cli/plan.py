@@ -11,6 +11,8 @@ from gpuledger_collector.cli import plan_network, plan_storage, plan_training
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.plan_forms import Page, Shape, big, emit, gib, size_bytes
 from gpuledger_collector.cli.plan_model import (
+    MOST_GPUS,
+    MOST_SIZE,
     Form,
     Known,
     Optimizer,
@@ -46,24 +48,30 @@ def _group() -> None:
 def memory(
     parameters: Parameters = None,
     known_as: Known = None,
-    layers: Annotated[int | None, typer.Option("--layers", min=1, help="Layers.")] = None,
-    hidden: Annotated[int | None, typer.Option("--hidden", min=1, help="Hidden size.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")] = None,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", min=1, help="Key-value heads.")] = None,
-    mlp_hidden: Annotated[int | None, typer.Option("--mlp-hidden", min=1, help="Hidden size of the MLP.")] = None,
-    vocabulary: Annotated[int | None, typer.Option("--vocabulary", min=1, help="Words.")] = None,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST_SIZE, help="Layers.")] = None,
+    hidden: Annotated[int | None, typer.Option("--hidden", min=1, max=MOST_SIZE, help="Hidden size.")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", min=1, max=MOST_SIZE, help="Attention heads.")] = None,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", min=1, max=MOST_SIZE, help="Key-value heads.")] = None,
+    mlp_hidden: Annotated[
+        int | None, typer.Option("--mlp-hidden", min=1, max=MOST_SIZE, help="Hidden size of the MLP.")
+    ] = None,
+    vocabulary: Annotated[int | None, typer.Option("--vocabulary", min=1, max=MOST_SIZE, help="Words.")] = None,
     inference: Annotated[bool, typer.Option("--inference", help="A server rather than a training run.")] = False,
     precision: Precision = "bf16",
     kv_precision: Annotated[str, typer.Option("--kv-precision", help="Precision of the KV cache.")] = "bf16",
     optimizer: Optimizer = "adam",
     zero: Zero = 0,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs in all [tensor x pipeline].")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, max=MOST_GPUS, help="GPUs in all; else tensor x pipeline.")
+    ] = None,
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Norms and dropouts split too.")] = (
         False
     ),
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences at a time: micro-batch, or served.")] = 1,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, max=MOST_SIZE, help="Sequences at a time: micro-batch, or served.")
+    ] = 1,
     sequence: Sequence = 4096,
     recompute: Annotated[str, typer.Option("--recompute", help="Of activations: none, selective or full.")] = (
         "selective"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ from gpuledger_collector.cli.common import refuse
 COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "pb": 1e15,
         "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40, "pib": 2.0**50}  # fmt: skip
+MOST = 1e18
+"""Above this a number is a slip of the hand."""
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -42,19 +44,19 @@ class Page:
 
 def count(text: str, option: str) -> float:
     """A number such as 70e9, 70B or 1.4T; refuses what is none or not above 0, naming the option."""
-    return _scaled(text, option, COUNT, "a number above 0; write for example 70e9, 70B or 1.4T")
+    return _scaled(text, option, COUNT, "a number above 0 and to 1e18; write for example 70e9, 70B or 1.4T")
 
 
 def size_bytes(text: str, option: str) -> float:
     """Bytes of 2MB, 1.5TiB or 4096; refuses what is none or not above 0, naming the option."""
-    return _scaled(text, option, SIZE, "a size above 0; write for example 500MB, 2GiB or 1.5TB")
+    return _scaled(text, option, SIZE, "a size above 0 and to 1e18 bytes; write for example 500MB, 2GiB or 1.5TB")
 
 
 def _scaled(text: str, option: str, units: Mapping[str, float], wanted: str) -> float:
     match = _NUMBER.fullmatch(text.strip())
     scale = None if match is None else units.get(match[2].lower())
     value = float(match[1]) * scale if match is not None and scale is not None else 0.0
-    if not 0 < value < math.inf:
+    if not 0 < value <= MOST:
         refuse(f"{option}: {text!r} is not {wanted}")
     return value
 
@@ -103,7 +105,7 @@ def emit(page: Page, shape: Shape) -> None:
 
         print(json.dumps({**page.record, "notes": list(page.notes)}, indent=2))
         return
-    print(page.title)
+    print(_wrapped(page.title, ""))
     width = max((len(label) for label, _ in page.lines), default=0)
     for label, text in page.lines:
         print(f"  {label:<{width}}  {text}")
@@ -116,7 +118,17 @@ def emit(page: Page, shape: Shape) -> None:
     if page.notes:
         print()
         for note in page.notes:
-            print(f"- {note}")
+            print(_wrapped(f"- {note}", "  "))
+
+
+def _wrapped(text: str, indent: str) -> str:
+    """The text in lines of the terminal; as it is where something else reads it."""
+    if not sys.stdout.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=indent, break_long_words=False)
 
 
 def _print_rows(every: Sequence[Sequence[str]]) -> None:

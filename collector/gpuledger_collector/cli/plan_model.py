@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_GPUS = 10**7
+MOST_SIZE = 10**9
+"""Beyond these a number is a slip of the hand."""
 Parameters = Annotated[
     str | None, typer.Option("--parameters", metavar="N", help="Parameters of the model: 70e9, 70B.")
 ]
@@ -29,10 +32,10 @@ Precision = Annotated[str, typer.Option("--precision", help="fp32, tf32, bf16, f
 Optimizer = Annotated[str, typer.Option("--optimizer", help="adam, adam8bit, momentum or sgd.")]
 Zero = Annotated[int, typer.Option("--zero", help="ZeRO stage, 0 to 3; 3 is FSDP's full sharding.")]
 GpuName = Annotated[str, typer.Option("--gpu-model", metavar="MODEL", help="H100, H200, A100-80GB and so on.")]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs in all.")]
-Tensor = Annotated[int, typer.Option("--tensor", min=1, help="Tensor-parallel GPUs.")]
-Pipeline = Annotated[int, typer.Option("--pipeline", min=1, help="Pipeline-parallel stages.")]
-Sequence = Annotated[int, typer.Option("--sequence", min=1, help="Tokens of a sequence.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, max=MOST_GPUS, help="GPUs in all.")]
+Tensor = Annotated[int, typer.Option("--tensor", min=1, max=MOST_GPUS, help="Tensor-parallel GPUs.")]
+Pipeline = Annotated[int, typer.Option("--pipeline", min=1, max=MOST_GPUS, help="Pipeline-parallel stages.")]
+Sequence = Annotated[int, typer.Option("--sequence", min=1, max=MOST_SIZE, help="Tokens of a sequence.")]
 Mfu = Annotated[str, typer.Option("--mfu", metavar="SHARE", help="Measured or assumed: 0.41, or a range 0.3-0.5.")]
 Form = Annotated[Shape, typer.Option("--format", help="Form of the output.")]
 

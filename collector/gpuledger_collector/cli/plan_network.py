@@ -9,6 +9,8 @@ import typer
 
 from gpuledger_collector.cli.plan_forms import Page, Shape, big, decimal_bytes, emit, percent, size_bytes, span
 from gpuledger_collector.cli.plan_model import (
+    MOST_GPUS,
+    MOST_SIZE,
     Form,
     GpuName,
     Gpus,
@@ -40,8 +42,8 @@ def network(
     known_as: Known = None,
     gpu_model: GpuName = "H100",
     gpus: Gpus = 8,
-    node_gpus: Annotated[int, typer.Option("--node-gpus", min=1, help="GPUs of a node.")] = 8,
-    inside: Annotated[str | None, typer.Option("--link", help="Link inside a node [the GPU model's own].")] = None,
+    node_gpus: Annotated[int, typer.Option("--node-gpus", min=1, max=MOST_GPUS, help="GPUs of a node.")] = 8,
+    inside: Annotated[str | None, typer.Option("--link", help="Link inside a node; else the GPU model's own.")] = None,
     between: Annotated[str, typer.Option("--network", help="Adapter of each GPU: ib-ndr, ib-hdr, eth-100.")] = "ib-ndr",
     efficiency: Annotated[float, typer.Option("--efficiency", help="Share of the links that is reached.")] = 0.8,
     message: Annotated[
@@ -51,9 +53,11 @@ def network(
     zero: Zero = 0,
     tensor: Tensor = 1,
     pipeline: Pipeline = 1,
-    chunks: Annotated[int, typer.Option("--chunks", min=1, help="Pipeline chunks a GPU (interleaved schedule).")] = 1,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences of a micro-batch.")] = 1,
-    accumulate: Annotated[int, typer.Option("--accumulate", min=1, help="Micro-batches of a step.")] = 1,
+    chunks: Annotated[
+        int, typer.Option("--chunks", min=1, max=MOST_SIZE, help="Pipeline chunks a GPU (interleaved schedule).")
+    ] = 1,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=MOST_SIZE, help="Sequences of a micro-batch.")] = 1,
+    accumulate: Annotated[int, typer.Option("--accumulate", min=1, max=MOST_SIZE, help="Micro-batches of a step.")] = 1,
     sequence: Sequence = 4096,
     full_recompute: Annotated[bool, typer.Option("--full-recompute", help="All activations again.")] = False,
     fp32_gradients: Annotated[bool, typer.Option("--fp32-gradients", help="Gradients travel in fp32.")] = False,

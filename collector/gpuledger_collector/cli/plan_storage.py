@@ -10,6 +10,7 @@ import typer
 from gpuledger_collector.cli.common import refuse
 from gpuledger_collector.cli.plan_forms import Page, Shape, big, count, decimal_bytes, emit, percent, size_bytes, span
 from gpuledger_collector.cli.plan_model import (
+    MOST_SIZE,
     Active,
     Form,
     GpuName,
@@ -41,7 +42,7 @@ def storage(
     known_as: Known = None,
     active: Active = None,
     samples: Annotated[
-        str | None, typer.Option("--samples", metavar="N", help="Samples a second of the whole job [from the MFU].")
+        str | None, typer.Option("--samples", metavar="N", help="Samples a second of the whole job; else from the MFU.")
     ] = None,
     sample_size: Annotated[str, typer.Option("--sample-size", metavar="SIZE", help="Bytes of a sample.")] = "16KiB",
     gpu_model: GpuName = "H100",
@@ -52,7 +53,7 @@ def storage(
     optimizer: Optimizer = "adam",
     every: Annotated[str, typer.Option("--every", metavar="SPAN", help="Work between checkpoints.")] = "30m",
     stall: Annotated[float, typer.Option("--stall", help="Share of the time that checkpoints may take.")] = 0.01,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="Checkpoints to keep.")] = 3,
+    keep: Annotated[int, typer.Option("--keep", min=1, max=MOST_SIZE, help="Checkpoints to keep.")] = 3,
     dataset: Annotated[str | None, typer.Option("--dataset", metavar="SIZE", help="Bytes of the data set.")] = None,
     shape: Form = Shape.table,
 ) -> None:

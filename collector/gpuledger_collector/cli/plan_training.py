@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.insight.plans.training import Outcome, Overhead, Rate, Run
     from gpuledger_collector.storage.past_runs import PastRun
 
+MOST_RATE = 10**6
 LOOK_BACK_DAYS = 90
 MOST_PAST = 5
 NEAR = 4
@@ -63,11 +64,11 @@ def training(
         bool, typer.Option("--from-ledger", help="Show what the ledger measured of similar runs.")
     ] = False,
     mtbf: Annotated[
-        str | None, typer.Option("--mtbf", metavar="HOURS", help="Hours between failures of one GPU [50677].")
+        str | None, typer.Option("--mtbf", metavar="HOURS", help="Hours between failures of one GPU; else 50677.")
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="SPAN", help="What one stops the run.")] = "60s",
     every: Annotated[
-        str | None, typer.Option("--every", metavar="SPAN", help="Between checkpoints [Daly's best].")
+        str | None, typer.Option("--every", metavar="SPAN", help="Between checkpoints; else Daly's best.")
     ] = None,
     restart: Annotated[str, typer.Option("--restart", metavar="SPAN", help="From a failure to work again.")] = "10m",
     save_budget: Annotated[
@@ -77,7 +78,7 @@ def training(
         str | None, typer.Option("--owner", metavar="LEVEL=NAME", help="Whose budget: team=vision,run=v7.")
     ] = None,
     start: Annotated[
-        str | None, typer.Option("--from", metavar="DATE", help="First day of the budget [today].")
+        str | None, typer.Option("--from", metavar="DATE", help="First day of the budget; else today.")
     ] = None,
     shape: Form = Shape.table,
     dsn: Dsn = None,
@@ -130,7 +131,7 @@ def _given_rate(text: str, currency: str) -> Rate:
         per_hour = Decimal(text)
     except InvalidOperation:
         per_hour = Decimal("NaN")
-    if not per_hour.is_finite() or per_hour < 0:
+    if not per_hour.is_finite() or not 0 <= per_hour <= MOST_RATE:
         refuse(f"--rate: {text!r} is not money per GPU-hour, such as 2.49")
     if not (len(currency) == 3 and currency.isascii() and currency.isalpha() and currency.isupper()):
         refuse(f"--currency: {currency!r} is not an ISO 4217 code such as USD")

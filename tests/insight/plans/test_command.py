@@ -103,6 +103,7 @@ def test_a_run_that_does_not_fit_is_told_so(capsys):
         ("memory --parameters seventy", "'seventy'"),
         ("memory --parameters -3", "'-3'"),
         ("memory --architecture llama-9", "llama-2-70b"),
+        ("memory --parameters 1e300", "1e18"),
         ("memory --layers 4", "--hidden"),
         ("memory --parameters 7B --zero 4", "not 4"),
         ("memory --parameters 7B --gpus 3 --tensor 2", "no multiple"),

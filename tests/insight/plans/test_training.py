@@ -126,6 +126,7 @@ def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
 def test_money_is_decimal_and_in_minor_units():
     """GPU-hours by rate, rounded once to the currency's minor unit; the range runs from the fastest to the slowest."""
     assert money(1000.0, Rate(Decimal("2.49"), "USD")) == Decimal("2490.00")
+    assert money(1e40, Rate(Decimal("2.49"), "USD")) == Decimal("2.49e40")
     assert money(1.5, Rate(Decimal("333.3"), "JPY")) == Decimal("500")
     run = Run(known("llama-2-7b"), 7e9, 1e12, H100, 64)
     found = outcomes(run, overhead(Failures(), 64), Rate(Decimal("2"), "USD"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.insight.plans.architecture import Architecture
@@ -177,4 +177,5 @@ def _outcome(run: Run, mfu: float, around: Overhead, rate: Rate | None) -> Outco
 
 def money(gpu_hours: float, rate: Rate) -> Decimal:
     """What so many GPU-hours cost, rounded to the currency's minor unit."""
-    return round(Decimal(repr(gpu_hours)) * rate.per_gpu_hour, minor_digits(rate.currency))
+    with localcontext(prec=60):
+        return round(Decimal(repr(gpu_hours)) * rate.per_gpu_hour, minor_digits(rate.currency))
