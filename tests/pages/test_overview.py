@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import datetime as dt
 import io
 import threading
 import time
@@ -10,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 from fakes.collector import running
-from fakes.fleet import DAY
+from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.principal import Denied, Principal
@@ -82,6 +83,20 @@ def test_a_viewer_sees_its_own_part(rated, overview, reads):
             pages.statement_page(reads, level, other, "2025-10", Principal("viewer", "v", owner=owner))
     listed = Page(pages.index_of(reads, "team", "2025-10", Principal("viewer", "v", owner=owner)))
     assert [row[0] for row in listed.table("team").rows[1:]] == ["vision"]
+
+
+def test_corrections_of_closed_months_are_named(rated, run, reads):
+    """A late spool of a closed month: its lines and their sum stand below the amounts in which they are."""
+    for name in ("2025-09", "2025-10"):
+        assert run("close", "--period", name)[0] == 0
+    rated.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR, busy=HOUR)])
+    run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
+    ((booked_ms, lines),) = rated.rows("SELECT booked_day_ms, count(*) FROM correction GROUP BY 1")
+    reads.clock = lambda: dt.datetime.fromtimestamp(booked_ms / 1000 + 3600, dt.UTC)
+    page = Page(pages.overview_of(reads, pages.Outlook(list), "", Principal("admin", "a")))
+    assert page.faults == []
+    assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
+    assert "2025-10 is the last closed month" in page.text
 
 
 def test_the_first_hour_says_what_to_do(overview):

@@ -100,8 +100,7 @@ def router(reads: Reads) -> APIRouter:
 
     def answered(request: Request, read: Callable[[Principal], str]) -> Response:
         try:
-            reads.keys.refresh()
-            return page(read(reads.keys.reader(offered(request.headers.get("authorization", "")))))
+            return page(read(reads.keys.person(request, offered(request.headers.get("authorization", "")))))
         except Denied as denial:
             return refused(denial.status, str(denial))
         except gathered.NoStatement as error:
@@ -226,6 +225,7 @@ def overview_of(reads: Reads, outlook: Outlook, address: str, who: Principal) ->
         closed = periods.closed(connection)
         months = stored.months(connection)
         priced = overview.has_prices(connection)
+        corrected = overview.corrected(connection, month) if who.owner is None else []
     empty = not fleet.nodes and not made.rows and not months
     whole = who.owner is None
     pools = outlook.at(now_ms) if whole and not empty else None
@@ -245,6 +245,7 @@ def overview_of(reads: Reads, outlook: Outlook, address: str, who: Principal) ->
         spend=[_spend(made.rows, total, daily, trend, proofs) for total in made.totals if total.currency is not None],
         unpriced=[row for row in made.rows if row.currency is None],
         priced=priced,
+        corrected=corrected,
         idle=[forms.finding_facts(one) for one in idle[:SHOWN]],
         idle_count=len(idle),
         idle_per_day=_per_day(idle),

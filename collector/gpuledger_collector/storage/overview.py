@@ -63,6 +63,16 @@ def daily_by_team(
     return found
 
 
+def corrected(connection: Connection, period: Period) -> list[tuple[str, int, int]]:
+    """Corrections of closed months that are booked in the period: currency, how many lines, micro-units in sum."""
+    rows = connection.execute(
+        "SELECT currency, count(*), sum(cost_micro) FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s "
+        "AND currency IS NOT NULL GROUP BY 1 ORDER BY 1",
+        (period.start_ms, period.end_ms),
+    )
+    return [(str(currency), int(lines), int(micro)) for currency, lines, micro in rows]
+
+
 def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     """The fleet as it is now; a node is silent when it was last heard of before that instant."""
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
