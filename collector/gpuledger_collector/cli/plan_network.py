@@ -27,7 +27,7 @@ from gpuledger_collector.cli.plan_model import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.network import Collective, Fabric, Step
+    from gpuledger_collector.insight.plans.network import Collective, Fabric, Group, Step
 
 EXAMPLE = "Example: gpuledger plan network --architecture llama-2-70b --gpus 512 --tensor 8 --zero 1 --accumulate 8"
 
@@ -88,10 +88,9 @@ def network(
     emit(_step_page(step, fabric), shape)
 
 
-def _collectives(size: float, group: object, fabric: Fabric) -> list[Collective]:
+def _collectives(size: float, group: Group, fabric: Fabric) -> list[Collective]:
     from gpuledger_collector.insight.plans import network as plans
 
-    assert isinstance(group, plans.Group)
     return [
         plans.collective(plans.ALL_REDUCE, size, group, fabric, "ring"),
         plans.collective(plans.ALL_REDUCE, size, group, fabric, "tree"),
@@ -123,10 +122,9 @@ def _fabric_note(fabric: Fabric) -> str:
     )
 
 
-def _message_page(size: float, group: object, fabric: Fabric) -> Page:
+def _message_page(size: float, group: Group, fabric: Fabric) -> Page:
     from gpuledger_collector.insight.plans import network as plans
 
-    assert isinstance(group, plans.Group)
     found = _collectives(size, group, fabric)
     ring = plans.bandwidth(fabric, group)
     return Page(
