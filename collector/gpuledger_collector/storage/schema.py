@@ -726,3 +726,25 @@ recommendation_run = sa.Table(
     sa.Column("not_evaluated", pg.JSONB, nullable=False, comment="what could not be judged, and why"),
     comment="The last look for advice.",
 )
+
+# Archive: samples of old days, packed, and days whose evidence has been let go.
+
+sample_archive = sa.Table(
+    "sample_archive",
+    metadata,
+    sa.Column("day_ms", BIG, primary_key=True, autoincrement=False, comment="start of the UTC day"),
+    sa.Column("accelerator_id", BIG, primary_key=True, autoincrement=False),
+    sa.Column("rows", sa.Integer, nullable=False),
+    sa.Column("metrics", sa.Integer, nullable=False, comment="how many have a reading on this day"),
+    sa.Column("blob", sa.LargeBinary, nullable=False, comment="storage/packing.py says its format"),
+    sa.Column("sha256", sa.LargeBinary, nullable=False, comment="of the blob"),
+    comment="Samples of an accelerator and day, packed; late ones lie in gpu_sample until the next packing.",
+)
+
+dropped_day = sa.Table(
+    "dropped_day",
+    metadata,
+    sa.Column("day_ms", BIG, primary_key=True, autoincrement=False),
+    _at("dropped_at"),
+    comment="Days whose stretches retention removed: their hours, and those of the day after, are not folded again.",
+)

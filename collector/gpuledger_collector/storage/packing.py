@@ -1,0 +1,183 @@
+"""The bytes of an archive blob: all samples of one accelerator and UTC day.
+
+Format, version 1, little-endian throughout:
+
+    u8 version (1) · u32 rows · u16 columns · the instants · the columns
+    a column: u8 length of its name · its name (ASCII) · its part
+
+    a part: u8 kind (0 f4, 1 f8, 2 i8) · u8 how · u8 bitmap (1: some rows are absent) · u32 length · a zstd frame of
+    [bitmap of the rows present, most significant bit first, when `bitmap` is 1] · the present values, encoded by `how`
+
+    how: 1 bytes in planes · 2 bit patterns xor the one before, planes · 3 bit patterns minus the
+    one before (modulo 2^n), planes · 4 a table of at most 256 bit patterns (u16 count, patterns), then a byte for each
+    value · 5 differences of the differences (modulo 2^64), planes
+
+The instants are a part without a name (kind i8, how 5). Planes: all first bytes, then all second bytes, and so on.
+Each column is a frame of its own, so that one metric is read without the others; which of 1 to 4 is smallest is tried.
+What comes out is what went in, bit for bit: NaN payloads, signed zeros, absent (NULL) beside NaN, rows of one instant
+in their order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from backports import zstd
+
+Array = npt.NDArray[Any]
+Present = npt.NDArray[np.bool_]
+
+VERSION = 1
+LEVEL = 9
+_HEAD, _PART = struct.Struct("<BIH"), struct.Struct("<BBBI")
+_KINDS = ("<f4", "<f8", "<i8")
+_PLAIN, _XOR, _DELTA, _TABLE, _DELTA2 = range(1, 6)
+
+
+class DamagedBlob(ValueError):
+    """An archive blob cannot be read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values (f4, f8 or i8), one a row, and where there is one: False is NULL, whatever the value there says."""
+
+    values: Array
+    present: Present
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Samples of one accelerator: instants (unix ms, int64) and columns of the same length."""
+
+    at_ms: Array
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(self.at_ms)
+
+
+def pack(readings: Readings) -> bytes:
+    """The blob of these samples; columns without any reading are left out."""
+    filled = {name: column for name, column in sorted(readings.columns.items()) if column.present.any()}
+    parts = [_HEAD.pack(VERSION, len(readings), len(filled)), _pack_instants(readings.at_ms.astype("<i8"))]
+    for name, column in filled.items():
+        parts += [bytes([len(name)]), name.encode("ascii"), _pack_column(column)]
+    return b"".join(parts)
+
+
+def unpack(blob: bytes) -> Readings:
+    """The samples of a blob. Raises DamagedBlob."""
+    try:
+        version, rows, columns = _HEAD.unpack_from(blob)
+        if version != VERSION:
+            raise DamagedBlob(f"has format version {version}, and this program reads {VERSION}")
+        instants, at = _unpack_part(blob, _HEAD.size, rows)
+        found = {}
+        for _ in range(columns):
+            name = blob[at + 1 : at + 1 + blob[at]].decode("ascii")
+            found[name], at = _unpack_part(blob, at + 1 + blob[at], rows)
+    except (struct.error, zstd.ZstdError, IndexError, UnicodeDecodeError) as error:
+        raise DamagedBlob(f"ends early or is damaged ({error})") from error
+    if at != len(blob):
+        raise DamagedBlob(f"has {len(blob) - at} bytes too many")
+    return Readings(instants.values, found)
+
+
+def same(one: Readings, other: Readings) -> bool:
+    """Whether two sets of samples are equal bit for bit, row for row; an empty column is as good as none."""
+    names = {name for part in (one, other) for name, column in part.columns.items() if column.present.any()}
+    return np.array_equal(one.at_ms, other.at_ms) and all(
+        name in one.columns and name in other.columns and _same_column(one.columns[name], other.columns[name])
+        for name in names
+    )
+
+
+def _same_column(one: Column, other: Column) -> bool:
+    return (
+        one.values.dtype == other.values.dtype
+        and np.array_equal(one.present, other.present)
+        and one.values[one.present].tobytes() == other.values[other.present].tobytes()
+    )
+
+
+def _pack_instants(at_ms: Array) -> bytes:
+    bits = at_ms.view("<u8")
+    body = zstd.compress(_planes(_differences(_differences(bits))), LEVEL)
+    return _PART.pack(_KINDS.index("<i8"), _DELTA2, 0, len(body)) + body
+
+
+def _pack_column(column: Column) -> bytes:
+    values = np.ascontiguousarray(column.values[column.present])
+    bits = values.view(f"<u{values.dtype.itemsize}")
+    whole = bool(column.present.all())
+    head = b"" if whole else np.packbits(column.present).tobytes()
+    tried = {
+        how: zstd.compress(head + body, LEVEL)
+        for how, body in (
+            (_PLAIN, _planes(bits)),
+            (_XOR, _planes(np.concatenate([bits[:1], bits[1:] ^ bits[:-1]]))),
+            (_DELTA, _planes(_differences(bits))),
+            (_TABLE, _table(bits)),
+        )
+        if body is not None
+    }
+    how = min(tried, key=lambda one: (len(tried[one]), one))
+    return _PART.pack(_KINDS.index(values.dtype.str), how, 0 if whole else 1, len(tried[how])) + tried[how]
+
+
+def _unpack_part(blob: bytes, at: int, rows: int) -> tuple[Column, int]:
+    kind, how, with_bitmap, length = _PART.unpack_from(blob, at)
+    at += _PART.size
+    body = zstd.decompress(blob[at : at + length])
+    present = np.ones(rows, dtype=bool)
+    if with_bitmap:
+        size = (rows + 7) // 8
+        present = np.unpackbits(np.frombuffer(body[:size], dtype=np.uint8), count=rows).astype(bool)
+        body = body[size:]
+    dtype = np.dtype(_KINDS[kind])
+    try:
+        bits = _decode(body, how, f"<u{dtype.itemsize}")
+        values = np.zeros(rows, dtype=dtype)
+        values.view(bits.dtype)[present] = bits
+    except (ValueError, KeyError) as error:
+        raise DamagedBlob(f"holds a column of another length ({error})") from error
+    return Column(values, present), at + length
+
+
+def _decode(body: bytes, how: int, unsigned: str) -> Array:
+    if how == _TABLE:
+        (count,) = struct.unpack_from("<H", body)
+        start = 2 + count * np.dtype(unsigned).itemsize
+        table: Array = np.frombuffer(body[2:start], dtype=unsigned)
+        return table[np.frombuffer(body[start:], dtype=np.uint8)]
+    width = np.dtype(unsigned).itemsize
+    bits: Array = np.ascontiguousarray(np.frombuffer(body, dtype=np.uint8).reshape(width, -1).T).view(unsigned)[:, 0]
+    undo = {
+        _PLAIN: lambda: bits,
+        _XOR: lambda: np.bitwise_xor.accumulate(bits),
+        _DELTA: lambda: np.cumsum(bits, dtype=unsigned),
+        _DELTA2: lambda: np.cumsum(np.cumsum(bits, dtype=unsigned), dtype=unsigned),
+    }
+    decoded: Array = undo[how]()
+    return decoded
+
+
+def _differences(bits: Array) -> Array:
+    return np.concatenate([bits[:1], bits[1:] - bits[:-1]])
+
+
+def _planes(bits: Array) -> bytes:
+    return np.ascontiguousarray(bits).view(np.uint8).reshape(len(bits), bits.dtype.itemsize).T.tobytes()
+
+
+def _table(bits: Array) -> bytes | None:
+    table, places = np.unique(bits, return_inverse=True)
+    if len(table) > 256:
+        return None
+    return struct.pack("<H", len(table)) + table.tobytes() + places.astype(np.uint8).tobytes()
