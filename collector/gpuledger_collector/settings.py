@@ -41,10 +41,19 @@ class Settings:
     data_dir: Path = field(default=Path(), metadata={"help": "folder of the embedded database"})
     embedded_user: str = field(default="", metadata={"help": "user of the embedded server when started by root"})
     listen: str = field(default="127.0.0.1:8440", metadata={"help": "address and port of the HTTP server"})
-    agent_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of agents, one a line"})
+    agent_token_file: Path | None = field(
+        default=None,
+        metadata={"help": "tokens of all agents, one a line; in the file only: GPULEDGER_AGENT_* is the agent's"},
+    )
     reader_token_file: Path | None = field(default=None, metadata={"help": "bearer tokens of readers, one a line"})
     require_tokens: bool = field(
         default=False, metadata={"help": "ask for tokens of `gpuledger token` also on loopback and before one was made"}
+    )
+    identity_header: str = field(
+        default="", metadata={"help": "header in which a trusted proxy names the person it verified; empty: none is"}
+    )
+    trusted_proxies: str = field(
+        default="", metadata={"help": "addresses or networks, separated by commas, whose identity_header is believed"}
     )
     tls_certificate_file: Path | None = field(default=None, metadata={"help": "PEM certificate chain"})
     tls_key_file: Path | None = field(default=None, metadata={"help": "PEM private key"})
@@ -108,6 +117,10 @@ class Settings:
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return is_loopback(self.listen_host)
+
+    def proxy_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """The networks of `trusted_proxies`. Raises ValueError for what is none."""
+        return tuple(ipaddress.ip_network(text.strip()) for text in self.trusted_proxies.split(",") if text.strip())
 
     def database_dsn(self) -> str | None:
         """The DSN of an outside database, from its file if one is named; None for the embedded one."""
@@ -263,6 +276,7 @@ def check(settings: Settings) -> None:
     if settings.log_format not in {"console", "json"}:
         faults.append(f"log_format: {settings.log_format!r} is not console or json")
     faults += _mail_faults(settings)
+    faults += _proxy_faults(settings)
     if settings.remote_write_gap_seconds > 300:
         faults.append("remote_write_gap_seconds: is over 300")
     if settings.dsn and settings.dsn_file is not None:
@@ -283,6 +297,22 @@ def _beyond_loopback(settings: Settings) -> list[str]:
             f"listen: {settings.listen} is reachable from outside, which needs tls_certificate_file and tls_key_file "
             "(or allow_plain_http = true behind a proxy that ends TLS)"
         )
+    return faults
+
+
+def _proxy_faults(settings: Settings) -> list[str]:
+    faults = []
+    if bool(settings.identity_header) != bool(settings.trusted_proxies):
+        faults.append("identity_header and trusted_proxies: give both or none")
+    if settings.identity_header and not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", settings.identity_header):
+        faults.append(f"identity_header: {settings.identity_header!r} is not a header such as X-Auth-Request-Email")
+    if settings.identity_header.lower() in {"authorization", "cookie", "host"}:
+        faults.append(f"identity_header: {settings.identity_header} has another meaning")
+    try:
+        wide = [network for network in settings.proxy_networks() if network.prefixlen == 0]
+        faults += [f"trusted_proxies: {network} is everybody" for network in wide]
+    except ValueError as error:
+        faults.append(f"trusted_proxies: {error}")
     return faults
 
 
