@@ -19,6 +19,7 @@ from gpuledger_agent import settings as agent_settings
 from gpuledger_agent.cli import parser as agent_parser
 from gpuledger_agent.owners import kubernetes_api, places
 from gpuledger_agent.owners.containers import HOLD_LABEL
+from gpuledger_agent.owners.processes import workload_of_cgroup
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
 
@@ -278,6 +279,31 @@ def test_the_agent_may_do_what_it_must_and_is_not_killed():
     from gpuledger_agent.sources.kernel_log import KMSG
 
     assert mount["mountPath"] == str(KMSG)
+
+
+@pytest.mark.parametrize(
+    "way", ["/kubepods.slice/kubepods-burstable.slice", "/../../../kubepods-burstable.slice", "/../.."]
+)
+def test_other_pods_are_known_from_inside_of_the_agents(way):
+    """In a pod's own cgroup namespace the paths of others begin with steps up (cgroup_namespaces(7))."""
+    uid = "0c7e1b2a_1111_2222_3333_444455556666"
+    line = f"0::{way}/kubepods-burstable-pod{uid}.slice/cri-containerd-{'ab' * 32}.scope\n"
+    assert workload_of_cgroup(line) == ("kubernetes", uid.replace("_", "-"))
+
+
+def test_prices_come_through_standard_input(dsn):
+    """As the guide and the chart's notes say it, through `kubectl exec -i`: from what cannot be read twice."""
+    command = "gpuledger import prices /dev/stdin"
+    notes = (CHART / "templates/NOTES.txt").read_text()
+    assert command in (ROOT / "docs/guides/deploy.md").read_text()
+    assert command in notes
+    book = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\ntrain,,owned,2.50,USD,2026-01-01\n"
+    given = {**os.environ, "GPULEDGER_DSN": dsn}
+    words = [Path(sys.executable).with_name("gpuledger"), *command.split()[1:]]
+    done = subprocess.run(words, input=book, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = subprocess.run([words[0], "prices", "list"], env=given, capture_output=True, text=True, check=False)
+    assert "2.5" in shown.stdout, shown.stderr
 
 
 def test_only_the_agent_is_more_than_restricted():
