@@ -237,7 +237,17 @@ def sentences(found: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
     gaps = run["not_evaluated"]
     if gaps:
         made.append(f"could not be evaluated ({len(gaps)}):")
-        made += [f"  {gap['kind']} {gap['subject']}: {gap['reason']}" for gap in gaps[:20]]
-        if len(gaps) > 20:
-            made.append(f"  ... and {len(gaps) - 20} more (--format json shows all)")
+        made += unjudged(gaps)
     return made
+
+
+def unjudged(gaps: Iterable[Mapping[str, str]]) -> list[str]:
+    """A line for each reason, with whom it is about."""
+    about: dict[tuple[str, str], list[str]] = {}
+    for gap in gaps:
+        about.setdefault((gap["kind"], gap["reason"]), []).append(gap["subject"])
+    made = []
+    for (kind, reason), subjects in about.items():
+        more = f" and {len(subjects) - 3} more" if len(subjects) > 3 else ""
+        made.append(f"  {kind}: {', '.join(subjects[:3])}{more}: {reason}")
+    return [*made[:20], *([f"  ... and {len(made) - 20} more reasons (--format json)"] if len(made) > 20 else [])]

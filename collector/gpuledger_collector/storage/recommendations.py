@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import psycopg
 from psycopg.rows import dict_row
 
@@ -23,6 +25,7 @@ from gpuledger_collector.storage.locks import Lock
 Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = ("utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "memory_used_bytes",
             "power_watts", "slowed_ratio")  # fmt: skip
+_MINUTE = np.dtype([("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)])
 _KEPT = ("key", "kind", "subject", "team", "owner", "advice", "evidence", "scope", "start_ms", "end_ms", "price_ids",
          "currency", "freed_gpu_ns", "made_ms", "expires_ms")  # fmt: skip
 _AMOUNTS = tuple(f"{what}_{which}_micro" for what in ("cash", "capacity", "energy")
@@ -162,34 +165,51 @@ def _cells(one: Recommendation) -> tuple[object, ...]:
 
 
 def readings(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[int, str], dict[str, Reading]]:
-    """Mean and percentiles of READINGS by workload and model, over hours in which one workload alone had the GPU."""
-    columns = ", ".join(
-        f"count(m.{name}), avg(m.{name}), percentile_cont(ARRAY[0.5, 0.9, 0.95, 0.99]) "
-        f"WITHIN GROUP (ORDER BY m.{name}::float8)"
-        for name in READINGS
-    )
-    rows = connection.execute(
+    """Mean and percentiles of READINGS by workload and model, over hours in which one workload alone had the GPU.
+
+    Minutes come packed, one value an accelerator, and are joined and sorted here: the server takes ten times as long.
+    """
+    alone: dict[int, list[tuple[int, int]]] = {}
+    for accelerator_id, hour_ms, workload_id in connection.execute(
         f"""
-        WITH sole AS (
-            SELECT accelerator_id, hour_ms - hour_ms %% {HOUR_MS} AS hour_ms, min(workload_id) AS workload_id
-            FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s
-            GROUP BY 1, 2 HAVING count(DISTINCT workload_id) = 1 AND bool_and(state = 'held')
-        )
-        SELECT s.workload_id, a.model, count(*), {columns}
-        FROM sole s JOIN accelerator a ON a.id = s.accelerator_id JOIN gpu_minute m
-            ON m.accelerator_id = s.accelerator_id AND m.minute_ms >= s.hour_ms AND m.minute_ms < s.hour_ms + {HOUR_MS}
-        GROUP BY 1, 2
+        SELECT accelerator_id, hour_ms - hour_ms %% {HOUR_MS} AS hour, min(workload_id)
+        FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s
+        GROUP BY 1, 2 HAVING count(DISTINCT workload_id) = 1 AND bool_and(state = 'held') ORDER BY 1, 2
         """,
-        {"start": start_ms, "end": end_ms},
+        (start_ms, end_ms),
+    ):
+        alone.setdefault(accelerator_id, []).append((hour_ms, workload_id))
+    packed = " || ".join(
+        ["int8send(m.minute_ms)", *(f"float4send(coalesce(m.{name}::real, 'NaN'))" for name in READINGS)]
     )
+    parts: dict[tuple[int, str], list[npt.NDArray[np.void]]] = {}
+    with connection.cursor(binary=True) as cursor:
+        for accelerator_id, model, value in cursor.execute(
+            f"SELECT a.id, a.model, string_agg({packed}, ''::bytea) FROM gpu_minute m JOIN accelerator a "
+            "ON a.id = m.accelerator_id WHERE m.accelerator_id = ANY(%s) AND m.minute_ms >= %s AND m.minute_ms < %s "
+            "GROUP BY 1, 2",
+            (list(alone), start_ms, end_ms),
+        ):
+            table = np.frombuffer(value, dtype=_MINUTE)
+            hours, holders = np.array(alone[accelerator_id], dtype=np.int64).T
+            of = table["minute_ms"].astype(np.int64) // HOUR_MS * HOUR_MS
+            at = np.minimum(np.searchsorted(hours, of), len(hours) - 1)
+            holder = np.where(hours[at] == of, holders[at], -1)
+            for workload_id in np.unique(holder[holder >= 0]):
+                parts.setdefault((int(workload_id), model), []).append(table[holder == workload_id])
     found: dict[tuple[int, str], dict[str, Reading]] = {}
-    for row in rows:
-        mine = found.setdefault((row[0], row[1]), {})
-        for at, name in enumerate(READINGS):
-            count, mean, percentiles = row[3 + 3 * at : 6 + 3 * at]
-            if count:
-                mine[name] = Reading(count / row[2], float(mean), *map(float, percentiles))
+    for key, tables in parts.items():
+        whole = np.concatenate(tables)
+        found[key] = {name: made for name in READINGS if (made := _reading(whole[name].astype(np.float64)))}
     return found
+
+
+def _reading(values: npt.NDArray[np.float64]) -> Reading | None:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    p50, p90, p95, p99 = map(float, np.quantile(known, (0.5, 0.9, 0.95, 0.99)))
+    return Reading(len(known) / len(values), float(known.mean()), p50, p90, p95, p99)
 
 
 def listed(connection: Connection, states: Sequence[str]) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ A signature says what an advice would have changed; what that is worth is the di
 accounting (accounting.counterfactual).
 """
 
+from collections.abc import Iterable
+
 from gpuledger_collector.insight.recommendations.advice import KINDS, Advice, Estimate, NotEvaluated
 from gpuledger_collector.insight.recommendations.buying import reserve, spot
 from gpuledger_collector.insight.recommendations.evidence import Atom, Holding, Place, Reading, Window
@@ -28,4 +30,12 @@ def advise(window: Window) -> tuple[list[Advice], list[NotEvaluated]]:
     if window.imported:
         reason = f"{window.imported} workloads are known only as counts of GPUs: nobody measured what they did"
         gaps.append(NotEvaluated("all", "imported usage", reason))
-    return advice, gaps
+    return advice, together(gaps)
+
+
+def together(gaps: Iterable[NotEvaluated]) -> list[NotEvaluated]:
+    """Once for each subject and reason, with every kind that it kept from judging."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for gap in gaps:
+        kinds.setdefault((gap.subject, gap.reason), []).append(gap.kind)
+    return [NotEvaluated(", ".join(of), subject, reason) for (subject, reason), of in kinds.items()]

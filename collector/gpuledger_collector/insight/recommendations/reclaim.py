@@ -147,8 +147,8 @@ def reclaim_free(window: Window) -> Found:
             Advice(
                 kind="reclaim",
                 subject=subject,
-                text=f"give up {_count(safe)} {model} of pool {pool}: nobody held them in "
-                f"{1 - SAFE_SHARE:.0%} of the hours",
+                text=f"give up {safe} of the {model} of pool {pool}: in {1 - SAFE_SHARE:.0%} of the hours "
+                "nobody held so many",
                 low=Estimate(_up_to(by_hour.values(), least)),
                 expected=Estimate(_up_to(by_hour.values(), safe)),
                 high=Estimate(_up_to(by_hour.values(), len(window.places))),

@@ -44,6 +44,8 @@ def candidates(window: Window, kind: str) -> tuple[list[Holding], list[NotEvalua
         elif one.known_share < LEAST_KNOWN:
             reason = f"activity is known for {one.known_share:.1%} of its time, {LEAST_KNOWN:.0%} is needed"
             gaps.append(NotEvaluated(kind, one.key, reason))
+        elif not one.readings:
+            gaps.append(NotEvaluated(kind, one.key, "it never had its GPU to itself, so its readings are not its own"))
         elif known(one, "memory_used_bytes") is None or activity(one) is None:
             gaps.append(
                 NotEvaluated(kind, one.key, f"memory and activity are not read in {LEAST_KNOWN:.0%} of minutes")
