@@ -118,6 +118,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
 
     from gpuledger_collector.api import acks, app, batches, reads, remote_write
     from gpuledger_collector.api.auth.keys import Files, Keys
+    from gpuledger_collector.api.auth.proxy import Proxy
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
@@ -151,7 +152,8 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         ),
         lambda: round(clock().timestamp() * 1000),
         Files.of(settings.agent_tokens(), settings.reader_tokens()),
-        settings.require_tokens or not settings.on_loopback,
+        settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
+        Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
     intake = batches.Intake(commit, metrics, clock, keys, settings.queue_bytes)
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)

@@ -13,7 +13,7 @@ import uvicorn
 
 from fakes.batches import body_of
 from gpuledger_agent.wire import Batch
-from gpuledger_collector import wiring
+from gpuledger_collector import serving, wiring
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.wiring import Collector, Database
 
@@ -55,10 +55,11 @@ class Running:
 def running(dsn: str, **settings: object) -> Iterator[Running]:
     """A collector over this database until the block ends."""
     opened = Database(dsn)
-    parts = wiring.collector(Settings(data_dir=Path("unused"), **settings), opened)
+    wanted = Settings(**{"data_dir": Path("unused"), "drain_seconds": 5, **settings})
+    parts = wiring.collector(wanted, opened)
     parts.commit.start()
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(parts.app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(serving.configuration(wanted, parts))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -104,20 +104,13 @@ def may_read(keys: Keys, *, whole_fleet: bool = False) -> Any:
     """What a route depends on: the reader behind the request, who may see the whole fleet if that is asked for."""
 
     def reader(request: Request) -> Principal:
-        who = reader_of(keys, request.headers.get("authorization", ""))
         with denials():
+            who = keys.person(request)
             if whole_fleet:
                 who.may_read_all()
         return who
 
     return Depends(reader)
-
-
-def reader_of(keys: Keys, header: str) -> Principal:
-    """The reader behind an Authorization header. Raises HTTPException: 401, 403, or 503 when that cannot be said."""
-    with denials():
-        keys.refresh(header)
-        return keys.reader(header)
 
 
 @contextmanager

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from starlette.requests import Request
+
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
+from gpuledger_collector.api.auth.proxy import Proxy
 from gpuledger_collector.storage.tokens import Token, hash_of
 
 FRESH_SECONDS = 1.0
@@ -66,6 +69,7 @@ class Keys:
     now_ms: Callable[[], int]
     files: Files = field(default_factory=Files)
     asked_for: bool = False
+    proxy: Proxy | None = None
     steady: Callable[[], float] = time.monotonic
     _tokens: Mapping[str, Token] = field(default_factory=dict, init=False)
     _made: frozenset[str] = field(default=frozenset(), init=False)
@@ -129,8 +133,26 @@ class Keys:
             raise Denied(403, f"the token of {who.name} is for reading: reporting needs an agent's")
         return who
 
+    def person(self, request: Request, header: str | None = None) -> Principal:
+        """Who reads: by the Authorization header, else by what a trusted proxy says. Blocks. Raises Denied, KeysAway.
+
+        `header` stands for the Authorization header where a page takes its token another way.
+        """
+        offered = request.headers.get("authorization", "") if header is None else header
+        self.refresh(offered)
+        identity = None if self.proxy is None or offered else self.proxy.identity(request)
+        return self.reader(offered) if identity is None else self.named(identity)
+
+    def named(self, identity: str) -> Principal:
+        """The reader whose live token bears this name; call `refresh` before. Raises Denied when there is none."""
+        now_ms = self.now_ms()
+        for token in self._tokens.values():
+            if token.name == identity and token.role in READERS and token.live(now_ms):
+                return self._known(token, now_ms)
+        raise Denied(403, "the proxy vouches for a name that no live reader's token has: ask an admin for one")
+
     def reader(self, header: str) -> Principal:
-        """Who reads. Raises Denied."""
+        """Who reads, by the Authorization header; call `refresh` before. Raises Denied."""
         known = any(role in self._made for role in READERS)
         if self.files.readers == frozenset() and not (self.asked_for or known):
             return ANYBODY
@@ -155,6 +177,9 @@ class Keys:
         now_ms = self.now_ms()
         if token is None or not token.live(now_ms):
             return None
+        return self._known(token, now_ms)
+
+    def _known(self, token: Token, now_ms: int) -> Principal:
         self._used[token.id] = now_ms
         role: Any = token.role
         return Principal(role, token.name, token.node, token.owner)

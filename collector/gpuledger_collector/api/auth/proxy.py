@@ -1,0 +1,30 @@
+"""An identity that a proxy has verified (OIDC and the like) and passes on in a header; off unless settings say so."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The header that names a person, and the networks of the peers who are believed to have verified it."""
+
+    header: str
+    networks: tuple[Network, ...]
+
+    def identity(self, request: Request) -> str | None:
+        """Who the person is, None when nobody who is trusted says so, or when the header does not stand there once."""
+        said = request.headers.getlist(self.header)
+        if len(said) != 1 or not said[0].strip() or request.client is None:
+            return None
+        try:
+            peer = ipaddress.ip_address(request.client.host)
+        except ValueError:
+            return None
+        plain = getattr(peer, "ipv4_mapped", None) or peer
+        return said[0].strip() if any(plain in network for network in self.networks) else None
