@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,14 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
     return Collector(made, intake, remote, commit, metrics)
+
+
+def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int], Mapping[str, Any]]:
+    """What GET /v1/scaling/{pool} says of a pool and a delay in seconds, HTTPException where it says no number."""
+    from gpuledger_collector.api.reads import Fleet, guarded, scaling_of
+
+    fleet = Fleet(lambda: opened.engine, clock)
+    return lambda pool, delay_s: guarded(lambda: scaling_of(fleet, pool, delay_s))
 
 
 def lacking(opened: Database) -> str | None:

@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -47,6 +47,31 @@ class Reads:
     @property
     def now_ms(self) -> int:
         """The instant of the request."""
+        return round(self.clock().timestamp() * 1000)
+
+
+class Seen(Protocol):
+    """What demand is read from: a database, and the instant."""
+
+    @property
+    def engine(self) -> Callable[[], Engine]:
+        """The database, made when first asked for."""
+
+    @property
+    def now_ms(self) -> int:
+        """Unix milliseconds."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """A fleet's demand for callers that no reader's token stands before: they have a door of their own."""
+
+    engine: Callable[[], Engine]
+    clock: Callable[[], dt.datetime]
+
+    @property
+    def now_ms(self) -> int:
+        """The instant of the question."""
         return round(self.clock().timestamp() * 1000)
 
 
@@ -209,7 +234,7 @@ def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
     return {"items": shown, "next": shown[-1][key] if len(items) > limit else None}
 
 
-def demand_of(reads: Reads, pool: str | None) -> Any:
+def demand_of(reads: Seen, pool: str | None) -> Any:
     """Hourly demand of the pools over the last weeks. Raises 404 for a pool that the ledger does not know."""
     from gpuledger_collector.insight.demand import hourly
     from gpuledger_collector.storage.demand import evidence
@@ -242,7 +267,7 @@ def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str,
     return {"items": items, "next": None}
 
 
-def scaling_of(reads: Reads, pool: str, delay_s: int) -> dict[str, Any]:
+def scaling_of(reads: Seen, pool: str, delay_s: int) -> dict[str, Any]:
     """Advice for one pool, flat, with numbers as numbers (KEDA's metrics-api scaler reads `desired_gpus`)."""
     from gpuledger_collector.insight.scaling.advice import advise
 

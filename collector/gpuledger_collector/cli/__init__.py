@@ -36,6 +36,7 @@ COMMANDS = (
     "gpuledger_collector.cli.what_if",
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",
+    "gpuledger_collector.cli.keda",
     "gpuledger_collector.cli.plan",
     "gpuledger_collector.cli.completion",
 )
