@@ -406,6 +406,23 @@ def test_chart_and_manifests_were_held_against_each_other():
     assert sealed["sha256"] == names["digest"](), "run deploy/helm/compare with helm and kustomize"
 
 
+def test_the_comparison_sees_a_difference(tmp_path):
+    """A chart with another path of a probe, or a manifest less, is told in lines of a diff."""
+    helm = os.environ.get("HELM") or shutil.which("helm")
+    if not helm:
+        pytest.skip("helm is not installed; HELM=/path/to/helm names one")
+    names = runpy.run_path(str(ROOT / "deploy/helm/compare"))
+    changed = shutil.copytree(CHART, tmp_path / "gpuledger")
+    names["differences"].__globals__["CHART"] = changed
+    assert names["differences"](helm, None) == []
+    template = changed / "templates/collector.yaml"
+    template.write_text(template.read_text().replace('"/readyz"', '"/ready"'))
+    (changed / "templates/network.yaml").unlink()
+    found = "\n".join(names["differences"](helm, None))
+    assert re.search(r'^\+ +"path": "/ready"', found, re.MULTILINE)
+    assert "NetworkPolicy gpuledger-agent" in found
+
+
 def test_helm_renders_every_variant_for_a_cluster():
     """Values away from the defaults make manifests that both releases take, and settings that load."""
     helm = os.environ.get("HELM") or shutil.which("helm")
