@@ -4,8 +4,10 @@ import csv
 import datetime as dt
 import io
 import json
+import time
 from decimal import Decimal
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,3 +213,45 @@ def test_it_is_good_to_look_at(furnished, run, pictured, width, dark):
     picture, wanted = pictured(text, width, dark=dark)
     assert wanted <= width
     assert picture.stat().st_size > 20_000
+
+
+def test_a_big_team_does_not_wait(dsn, ledger):
+    """2,000 GPUs for two months, a charge for each GPU and day, two thirds of them one team's: under two seconds."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO owner (team, project) SELECT CASE WHEN n < 40 THEN 'big' ELSE 't' || n END, 'p' || n "
+            "FROM generate_series(1, 60) n"
+        )
+        connection.execute(
+            "INSERT INTO workload (key, external_id, name, user_name, first_seen_at) "
+            "SELECT 'w' || n, n, 'job-' || n % 400, 'u' || n % 40, now() FROM generate_series(1, 20000) n"
+        )
+        connection.execute(
+            "INSERT INTO charge (day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, gpu_model, "
+            "gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro) "
+            "SELECT day, day, day + %(day)s, gpu, (SELECT min(id) FROM workload) + (gpu * 7 + day / %(day)s * 31) %% "
+            "20000, (SELECT min(id) FROM owner) + gpu %% 60, 'held', CASE gpu %% 3 WHEN 0 THEN 'H100' ELSE 'A100' END, "
+            "86400000000000, 80000000000000, 6400000000000, 0, 'USD', 12345678 + gpu, 914494 "
+            "FROM generate_series(%(first)s, %(end)s - 1, %(day)s) day, generate_series(1, 2000) gpu",
+            {"day": DAY, "first": OCTOBER - 30 * DAY, "end": OCTOBER + 31 * DAY},
+        )
+        connection.execute(
+            "INSERT INTO ledger_day SELECT day_ms, owner_id, state, pool, gpu_model, currency, sum(gpu_ns), "
+            "sum(busy_ns), sum(idle_ns), sum(unknown_ns), sum(cost_micro), sum(idle_cost_micro) FROM charge "
+            "GROUP BY 1, 2, 3, 4, 5, 6"
+        )
+        connection.execute(
+            "INSERT INTO day_proof SELECT DISTINCT day_ms, 0, 0, 0, 0, 0, '{}'::jsonb, '{}'::jsonb, 0, day_ms + %s, "
+            "true, now() FROM charge",
+            (DAY,),
+        )
+        connection.execute("ANALYZE")
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        made = made_of(ledger, "big")
+        page = as_html(made)
+        taken.append(time.perf_counter() - began)
+    assert sum(one.cost_minor for one in made.sections[0].jobs) == made.sections[0].row.cost_minor
+    assert len(page) < 100_000
+    assert min(taken) < 2, taken
