@@ -91,10 +91,10 @@ def surroundings(wanted: Settings) -> Iterator[Finding]:
         yield Finding("ok", "disk", "the database is given by DSN; its disk is its own")
     if wanted.on_loopback:
         yield Finding("note", "network", f"listens on {wanted.listen}: agents of other nodes cannot reach it",
-                      "for a fleet set listen, agent_token_file, TLS (docs/guides/platform-engineer.md)")  # fmt: skip
+                      "for a fleet set listen, require_tokens, TLS (docs/guides/platform-engineer.md)")  # fmt: skip
     elif wanted.reader_tokens() is None:
-        yield Finding("note", "network", f"listens on {wanted.listen}; nobody may read over HTTP",
-                      "set reader_token_file to open GET /v1/...")  # fmt: skip
+        yield Finding("note", "network", f"listens on {wanted.listen}; nobody reads over HTTP without a token",
+                      "gpuledger token create --role viewer, finance or admin opens GET /v1/...")  # fmt: skip
     else:
         yield Finding("ok", "network", f"listens on {wanted.listen}, with tokens")
 
