@@ -34,6 +34,7 @@ COMMANDS = (
     "gpuledger_collector.cli.anomalies",
     "gpuledger_collector.cli.recommend",
     "gpuledger_collector.cli.what_if",
+    "gpuledger_collector.cli.receipt",
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",
     "gpuledger_collector.cli.keda",

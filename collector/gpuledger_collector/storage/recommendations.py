@@ -14,10 +14,11 @@ import psycopg
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Reading
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent
-from gpuledger_collector.storage import findings, minutes
+from gpuledger_collector.storage import findings, minutes, prices
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
@@ -241,3 +242,54 @@ def decide(connection: Connection, number: int, state: str, who: str, reason: st
             (state, now_ms, who, reason, number),
         )
     return str(row[0])
+
+
+def workloads_called(connection: Connection, name: str) -> list[tuple[int, str, str | None, str | None]]:
+    """Id, key, name and user of workloads whose key is this, or else whose external id, or else whose name."""
+    for column in ("key", "external_id", "name"):
+        rows = connection.execute(
+            f"SELECT id, key, name, user_name FROM workload WHERE {column} = %s ORDER BY id LIMIT 20", (name,)
+        ).fetchall()
+        if rows:
+            return [(row[0], row[1], row[2], row[3]) for row in rows]
+    return []
+
+
+_CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, price_id, gpu_ns,
+    busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
+
+
+def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
+    """Every charge of a workload and every correction of one; owners left out."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(
+            f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
+            f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s ORDER BY day_ms, start_ms, accelerator_id",
+            (workload_id, workload_id),
+        ).fetchall()
+    book = prices.by_id(connection, {row["price_id"] for row in rows if row["price_id"] is not None})
+    return [Charge(owner=None, price=book.get(row.pop("price_id")), **row) for row in rows]
+
+
+def findings_of(connection: Connection, workload_id: int) -> list[Finding]:
+    """Idle findings of a workload, by begin."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(
+            "SELECT key, kind, state, subject, accelerator_id, workload_id, team, owner, since_ms, opened_ms, "
+            "until_ms, resolved_ms, confidence, currency, cost_micro, per_day_micro, evidence FROM finding "
+            "WHERE kind = 'idle' AND workload_id = %s ORDER BY since_ms, key",
+            (workload_id,),
+        )
+        return [Finding(**row) for row in rows]
+
+
+def advice_for(connection: Connection, workload_id: int) -> list[dict[str, Any]]:
+    """Recommendations about a workload, whatever their state."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return list(
+            cursor.execute(
+                "SELECT * FROM recommendation WHERE scope->>'workload_id' = %s OR scope->'workload_ids' @> %s::jsonb "
+                "ORDER BY id",
+                (str(workload_id), str(workload_id)),
+            )
+        )
