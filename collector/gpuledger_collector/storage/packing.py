@@ -158,14 +158,11 @@ def _decode(body: bytes, how: int, unsigned: str) -> Array:
         return table[np.frombuffer(body[start:], dtype=np.uint8)]
     width = np.dtype(unsigned).itemsize
     bits: Array = np.ascontiguousarray(np.frombuffer(body, dtype=np.uint8).reshape(width, -1).T).view(unsigned)[:, 0]
-    undo = {
-        _PLAIN: lambda: bits,
-        _XOR: lambda: np.bitwise_xor.accumulate(bits),
-        _DELTA: lambda: np.cumsum(bits, dtype=unsigned),
-        _DELTA2: lambda: np.cumsum(np.cumsum(bits, dtype=unsigned), dtype=unsigned),
-    }
-    decoded: Array = undo[how]()
-    return decoded
+    if how == _XOR:
+        return np.bitwise_xor.accumulate(bits)
+    for _ in range({_PLAIN: 0, _DELTA: 1, _DELTA2: 2}[how]):
+        bits = np.cumsum(bits, dtype=unsigned)
+    return bits
 
 
 def _differences(bits: Array) -> Array:

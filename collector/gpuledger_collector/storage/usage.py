@@ -10,6 +10,7 @@ import psycopg
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.ports import Mark
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.storage import archive
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_STRETCH_MS = DAY_MS
@@ -19,9 +20,10 @@ _STRETCH = """accelerator_id, workload_id, state, start_ms, end_ms, held_ms, bus
 
 
 def marks(connection: Connection, period: Period, limit: int | None) -> list[Mark]:
-    """Dirty hours of the period, by hour and accelerator."""
+    """Dirty hours of the period, by hour and accelerator, but for those whose evidence retention has removed."""
     rows = connection.execute(
         "SELECT id, accelerator_id, hour_ms FROM dirty_hour WHERE hour_ms >= %s AND hour_ms < %s "
+        "AND NOT EXISTS (SELECT FROM dropped_day WHERE hour_ms >= day_ms AND hour_ms < day_ms + 172800000) "
         "ORDER BY hour_ms, accelerator_id, id LIMIT %s",
         (period.start_ms - HOUR_MS + 1, period.end_ms, limit),
     )
@@ -91,8 +93,11 @@ def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> No
     if not hours:
         return
     bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
+    # A row that came again after its day was packed is one row: UNION, not UNION ALL.
+    packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
+    source = packed.format(*bounds) if archive.unpack_hours(connection, hours) else "gpu_sample"
     connection.execute(
-        """
+        f"""
         INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio,
             tensor_active_ratio, dram_active_ratio, memory_used_bytes, power_watts, temperature_celsius, zero_ratio,
             memory_copy_ratio, sm_clock_hertz, slowed_ratio, processes)
@@ -102,7 +107,7 @@ def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> No
             avg(s.gpu_temperature_celsius), avg((s.gpu_utilization_ratio <= 0)::int),
             avg(s.gpu_memory_copy_utilization_ratio), avg(s.gpu_sm_clock_hertz),
             avg((s.gpu_clocks_event_reasons_bitmask & 236 <> 0)::int), avg(s.gpu_processes)
-        FROM gpu_sample s JOIN unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms)
+        FROM {source} s JOIN unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms)
             ON s.accelerator_id = h.accelerator_id AND s.at_ms >= h.hour_ms AND s.at_ms < h.hour_ms + %s
         WHERE s.at_ms >= %s AND s.at_ms < %s
         GROUP BY 1, 2
@@ -120,10 +125,24 @@ def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> No
 
 
 def sampled_hours(connection: Connection, period: Period) -> list[tuple[int, int]]:
-    """The (accelerator, hour) pairs of the period that have samples."""
+    """The (accelerator, hour) pairs of the period that have samples; of packed days every hour, as it may have."""
     return connection.execute(
-        "SELECT DISTINCT accelerator_id, at_ms - at_ms %% %s FROM gpu_sample WHERE at_ms >= %s AND at_ms < %s",
-        (HOUR_MS, period.start_ms, period.end_ms),
+        "SELECT accelerator_id, at_ms - at_ms %% %s FROM gpu_sample WHERE at_ms >= %s AND at_ms < %s UNION "
+        "SELECT accelerator_id, hour FROM sample_archive, generate_series(day_ms, day_ms + %s - 1, %s) AS hour "
+        "WHERE day_ms > %s - %s AND day_ms < %s AND hour > %s - %s AND hour < %s",
+        (
+            HOUR_MS,
+            period.start_ms,
+            period.end_ms,
+            DAY_MS,
+            HOUR_MS,
+            period.start_ms,
+            DAY_MS,
+            period.end_ms,
+            period.start_ms,
+            HOUR_MS,
+            period.end_ms,
+        ),
     ).fetchall()
 
 

@@ -1,0 +1,64 @@
+"""Old samples are packed, and what is older than the settings say is let go.
+
+A day in a transaction: stopped anywhere, it is packed or it is as it was. What is packed again is what came late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.archive_ports import Archive, PackedDay
+from gpuledger_collector.accounting.period import DAY_MS, day_of
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Days: when samples are packed, and how long packed samples and stretches are kept; 0 keeps for ever."""
+
+    pack_after_days: int
+    keep_archive_days: int
+    keep_stretch_days: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run did; `busy` days could not be locked and wait for the next run."""
+
+    packed: tuple[PackedDay, ...]
+    forgotten: int
+    dropped: tuple[int, ...]
+    busy: tuple[int, ...]
+
+    def __str__(self) -> str:
+        rows, days = sum(day.rows for day in self.packed), len(self.packed)
+        return (
+            f"{days} days of {rows} samples packed, {self.forgotten} packed accelerator-days and "
+            f"{len(self.dropped)} days of stretches let go, {len(self.busy)} days busy"
+        )
+
+
+def days_to_pack(archive: Archive, retention: Retention, now_ms: int) -> list[int]:
+    """Days that ended `pack_after_days` ago or earlier and have a partition of samples."""
+    before = day_of(now_ms).start_ms - retention.pack_after_days * DAY_MS
+    return [day for day in archive.days("gpu_sample") if day + DAY_MS <= before]
+
+
+def pack_samples(archive: Archive, retention: Retention, now_ms: int) -> Outcome:
+    """Pack what is old, let go what is older than is to be kept."""
+    packed: list[PackedDay] = []
+    busy: list[int] = []
+    dropped: list[int] = []
+    for day in days_to_pack(archive, retention, now_ms):
+        done = archive.pack(day)
+        if done is None:
+            busy.append(day)
+        else:
+            packed.append(done)
+    today = day_of(now_ms).start_ms
+    forgotten = 0
+    if retention.keep_archive_days:
+        forgotten = archive.drop_archive(today - retention.keep_archive_days * DAY_MS)
+    if retention.keep_stretch_days:
+        for day in archive.droppable_stretches(today - retention.keep_stretch_days * DAY_MS):
+            (dropped if archive.drop_stretches(day, now_ms) else busy).append(day)
+    return Outcome(tuple(packed), forgotten, tuple(dropped), tuple(busy))

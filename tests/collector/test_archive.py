@@ -1,0 +1,259 @@
+"""Packed days: nothing is lost on the way, wherever it stops, and readers see hot and packed samples as one."""
+
+import random
+
+import numpy as np
+import psycopg
+import pytest
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.jobs.pack_samples import Retention, days_to_pack, pack_samples
+from gpuledger_collector.storage import archive, partitions, usage
+from gpuledger_collector.storage.engine import open_connection
+
+DAY = 20_000 * DAY_MS
+NOW = DAY + 10 * DAY_MS
+KEEP_ALL = Retention(pack_after_days=3, keep_archive_days=0, keep_stretch_days=0)
+NAMES = list(archive.KINDS)
+
+
+def sample_rows(seed, start_ms=DAY, accelerators=(1, 2, 7), count=50):
+    """Rows with every kind of value and absence; some instants come twice, as remote write brings them in parts."""
+    dice = random.Random(seed)
+    rows = []
+    for accelerator_id in accelerators:
+        for place in range(count):
+            at_ms = start_ms + place * 10_000 + dice.choice([0, 0, 0, 1, -0, 3]) * (place > 0)
+            for _ in range(2 if dice.random() < 0.1 else 1):
+                values = [value(dice, kind) for kind in archive.KINDS.values()]
+                rows.append((accelerator_id, at_ms, *values))
+    return rows
+
+
+def value(dice, kind):
+    if dice.random() < 0.2:
+        return None
+    if kind == "i8":
+        return dice.choice([0, 1, 2**62, -5, 236])
+    number = dice.choice([0.0, -0.0, 1.0, float("nan"), float("inf"), dice.random() * 1e9])
+    return float(np.float32(number)) if kind == "f4" else number
+
+
+def put(dsn, rows):
+    with open_connection(dsn) as connection:
+        partitions.ensure(connection, "gpu_sample", {row[1] // DAY_MS * DAY_MS for row in rows})
+        with connection.cursor().copy(
+            f"COPY gpu_sample ({', '.join(['accelerator_id', 'at_ms', *NAMES])}) FROM STDIN"
+        ) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+
+def seen(dsn, ids=(1, 2, 7), period=None):
+    """What the reader gives, as sorted texts: NaN equals NaN, and -0.0 is not 0.0."""
+    with open_connection(dsn) as connection:
+        found = archive.samples(connection, ids, period or Period(DAY - DAY_MS, DAY + 3 * DAY_MS))
+    rows = []
+    for place in range(len(found.at_ms)):
+        values = []
+        for name in NAMES:
+            column = found.columns.get(name)
+            values.append(column.values[place].item() if column is not None and column.present[place] else None)
+        rows.append(repr((int(found.accelerator_id[place]), int(found.at_ms[place]), *values)))
+    return sorted(rows)
+
+
+def texts(rows):
+    return sorted(repr(row) for row in rows)
+
+
+def scalar(dsn, statement):
+    with open_connection(dsn) as connection:
+        return connection.execute(statement).fetchone()[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_packed_day_gives_back_every_sample(dsn, seed):
+    """Hot, packed, or some of each: the reader gives the same rows; a second run has nothing to do."""
+    rows = sample_rows(seed) + sample_rows(seed + 100, DAY + 9 * DAY_MS)
+    put(dsn, rows)
+    old = [row for row in rows if row[1] < DAY + DAY_MS]
+    assert seen(dsn) == texts(old)
+    done = pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    assert [(day.day_ms, day.rows, day.accelerators) for day in done.packed] == [(DAY, len(old), 3)]
+    assert scalar(dsn, f"SELECT count(*) FROM gpu_sample WHERE at_ms < {DAY + DAY_MS}") == 0
+    assert seen(dsn) == texts(old)
+    assert seen(dsn, period=Period(DAY, NOW)) == texts(rows)
+    inside = Period(DAY + 100_000, DAY + 200_000)
+    assert seen(dsn, [2], inside) == texts(
+        [row for row in old if row[0] == 2 and inside.start_ms <= row[1] < inside.end_ms]
+    )
+    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed == ()
+
+
+def test_late_samples_are_merged_and_repeated_ones_count_once(dsn):
+    """A late row makes a partition that the next run merges; a row that came twice is one."""
+    first, late = sample_rows(1), sample_rows(2, DAY + 3 * HOUR_MS, accelerators=(2, 9))
+    put(dsn, first)
+    pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    put(dsn, late + first[:20])
+    ids = (1, 2, 7, 9)
+    expected = texts(first + late)
+    assert seen(dsn, ids) == expected
+    done = pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    assert [(day.rows, day.accelerators) for day in done.packed] == [(len(late) + 20, 3)]
+    assert seen(dsn, ids) == expected
+    assert scalar(dsn, "SELECT sum(rows) FROM sample_archive") == len(first) + len(late)
+
+
+@pytest.mark.parametrize("step", ["_lock", "_size", "_partition", "pack", "_write", "_packed", "_drop"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
+    """After a fault before or after any step the day is as it was, and the next run packs it whole."""
+    rows = sample_rows(3)
+    put(dsn, rows[:80])
+    pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    put(dsn, rows[80:])
+    true, calls = getattr(archive, step), []
+
+    def faulty(*given):
+        calls.append(given)
+        if when == "before" and len(calls) == 1:
+            raise KeyboardInterrupt
+        done = true(*given)
+        if when == "after":
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(archive, step, faulty)
+    with pytest.raises(KeyboardInterrupt):
+        pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    monkeypatch.undo()
+    assert calls
+    assert seen(dsn) == texts(rows)
+    assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == len(rows) - 80
+    pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    assert seen(dsn) == texts(rows)
+    assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == 0
+
+
+def test_a_session_that_the_server_ends_loses_nothing(dsn, monkeypatch):
+    """The backend dies after the drop and before COMMIT."""
+    rows = sample_rows(4)
+    put(dsn, rows)
+    true = archive._drop
+
+    def dropped(connection, name):
+        true(connection, name)
+        with open_connection(dsn, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+
+    monkeypatch.setattr(archive, "_drop", dropped)
+    with pytest.raises(psycopg.OperationalError):
+        archive.Archive(dsn).pack(DAY)
+    monkeypatch.undo()
+    assert scalar(dsn, "SELECT count(*) FROM sample_archive") == 0
+    assert seen(dsn) == texts(rows)
+
+
+def test_what_does_not_come_back_as_it_went_in_drops_nothing(dsn, monkeypatch):
+    """A packer with a fault is noticed before the partition goes."""
+    rows = sample_rows(5)
+    put(dsn, rows)
+    true = archive.pack
+
+    def lossy(readings):
+        power = readings.columns["gpu_power_watts"]
+        spoilt = archive.Column(power.values + power.values.dtype.type(1), power.present)
+        return true(archive.Readings(readings.at_ms, {**readings.columns, "gpu_power_watts": spoilt}))
+
+    monkeypatch.setattr(archive, "pack", lossy)
+    with pytest.raises(archive.ArchiveDamaged, match="did not come back"):
+        archive.Archive(dsn).pack(DAY)
+    assert seen(dsn) == texts(rows)
+
+
+def test_a_damaged_blob_is_named(dsn):
+    """Bits that changed on disk are an error with its place, not numbers."""
+    put(dsn, sample_rows(6))
+    archive.Archive(dsn).pack(DAY)
+    with open_connection(dsn) as connection:
+        connection.execute("UPDATE sample_archive SET blob = set_byte(blob, 40, get_byte(blob, 40) # 1)")
+    with pytest.raises(archive.ArchiveDamaged, match=r"accelerator 1 on 2024-10-04 has another checksum"):
+        seen(dsn)
+
+
+def test_a_day_that_is_being_written_waits(dsn, monkeypatch):
+    """A writer of the day holds the packing off, which gives way and comes again."""
+    monkeypatch.setattr(archive, "LOCK_WAIT", "200ms")
+    rows = sample_rows(7)
+    put(dsn, rows)
+    with open_connection(dsn) as writer:
+        writer.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (DAY,))
+        assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).busy == (DAY,)
+    assert len(seen(dsn)) == len(rows) + 1
+    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows) + 1
+
+
+def test_days_are_packed_when_they_are_old_enough(dsn):
+    """A day is packed when it ended `pack_after_days` before today began, not a day earlier."""
+    put(dsn, [(1, DAY + number * DAY_MS, *[None] * len(NAMES)) for number in range(11)])
+    found = days_to_pack(archive.Archive(dsn), KEEP_ALL, NOW + HOUR_MS)
+    assert found == [DAY + number * DAY_MS for number in range(7)]
+
+
+def test_packed_days_are_kept_as_long_as_asked(dsn):
+    """`keep_archive_days` counts from today; 0 keeps all."""
+    put(dsn, [(1, DAY + number * DAY_MS, *[None] * len(NAMES)) for number in range(4)])
+    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).forgotten == 0
+    assert pack_samples(archive.Archive(dsn), Retention(3, 8, 0), NOW).forgotten == 2
+    assert scalar(dsn, "SELECT min(day_ms) FROM sample_archive") == DAY + 2 * DAY_MS
+
+
+def close(dsn, start_ms, end_ms):
+    with open_connection(dsn) as connection:
+        connection.execute(
+            "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
+            "VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
+            (start_ms, end_ms),
+        )
+
+
+def test_stretches_go_only_with_closed_periods_and_their_hours_stay_as_they_are(dsn):
+    """Retention spares open months and the day that a closed month's last stretches reach into; marks fold nothing."""
+    days = [DAY + number * DAY_MS for number in range(6)]
+    with open_connection(dsn) as connection:
+        partitions.ensure(connection, "stretch", days)
+    later, keep = DAY + 60 * DAY_MS, Retention(3, 0, 40)
+    assert pack_samples(archive.Archive(dsn), keep, later).dropped == ()
+    close(dsn, days[1], days[4])
+    assert pack_samples(archive.Archive(dsn), KEEP_ALL, later).dropped == ()
+    assert pack_samples(archive.Archive(dsn), keep, days[2] + 40 * DAY_MS).dropped == (days[1],)
+    assert pack_samples(archive.Archive(dsn), keep, later).dropped == (days[2],)
+    assert archive.Archive(dsn).days("stretch") == [days[0], *days[3:]]
+    with open_connection(dsn) as connection:
+        connection.execute(
+            "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT 1, unnest(%s::bigint[])",
+            ([days[0], days[1], days[2] + 5 * HOUR_MS, days[3] + 23 * HOUR_MS, days[4]],),
+        )
+        marks = usage.marks(connection, Period(DAY, later), None)
+    assert [mark.hour_ms for mark in marks] == [days[0], days[4]]
+
+
+def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
+    """Late samples of a packed minute do not replace what was there; rolling the period again changes nothing."""
+    power = NAMES.index("gpu_power_watts")
+
+    def row(at_ms, watts):
+        return (1, at_ms, *[watts if place == power else None for place in range(len(NAMES))])
+
+    put(dsn, [row(DAY, 100.0), row(DAY + 10_000, 200.0)])
+    archive.Archive(dsn).pack(DAY)
+    put(dsn, [row(DAY + 20_000, 600.0)])
+    for _ in range(2):
+        with open_connection(dsn) as connection:
+            hours = usage.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
+            usage.roll_minutes(connection, hours)
+            found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
+        assert found == [(DAY, 3, 300.0)]
+        archive.Archive(dsn).pack(DAY)
