@@ -152,7 +152,9 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 @settings(max_examples=25, deadline=None)
 @given(
-    content=st.dictionaries(texts, texts | st.integers() | st.none() | st.floats(allow_nan=False), max_size=4),
+    content=st.dictionaries(
+        texts, texts | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=4
+    ),
     who=texts,
 )
 def test_any_content_survives_the_database(postgres, content, who):
