@@ -206,7 +206,7 @@ def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], one: Reser
 
 def dearer(price: Price, permille: int) -> Price:
     """The rate with an overhead of so many thousandths, to the digits that rates have."""
-    factor = Decimal(PERMILLE + permille) / PERMILLE
+    factor = Decimal(PERMILLE + permille).scaleb(-3)
     return replace(price, rate=(price.rate * factor).quantize(Decimal(1).scaleb(-RATE_DIGITS)))
 
 

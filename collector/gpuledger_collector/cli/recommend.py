@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -103,13 +102,14 @@ def reject(
 
 def decided(number: int, state: str, reason: str, dsn: str | None, config: Path | None) -> None:
     """Write a decision under the name of whoever runs the command."""
+    from gpuledger_collector.storage.audit import person
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.storage.recommendations import decide
     from gpuledger_collector.wiring import now
 
     with database(dsn, config) as opened, Ledger(opened.dsn).connect() as connection:
         at_ms = round(now().timestamp() * 1000)
-        before = decide(connection, number, state, getpass.getuser(), reason, at_ms)
+        before = decide(connection, number, state, person(), reason, at_ms)
     if before is None:
         refuse(f"there is no recommendation {number}; `gpuledger recommend` lists them", BAD_INPUT)
     if before != "open":

@@ -308,25 +308,36 @@ def _three(values: Sequence[int | None]) -> Three:
 
 
 def measured(unit: RecommendationUnit, now_ms: int) -> list[Realised]:
-    """What accepted advice brought: whole days after the acceptance against as long a time before it, by the ledger."""
+    """What accepted advice brought by the ledger: whole days since, as long as the window was, against those before."""
     found = []
     for one in unit.accepted():
-        before = Period(-(-one.start_ms // DAY_MS) * DAY_MS, max(one.start_ms, one.decided_ms) // DAY_MS * DAY_MS) \
-            if one.decided_ms // DAY_MS * DAY_MS > -(-one.start_ms // DAY_MS) * DAY_MS else None  # fmt: skip
+        days = max(1, (one.end_ms - one.start_ms) // DAY_MS)
+        opened, decided = -(-one.start_ms // DAY_MS) * DAY_MS, one.decided_ms // DAY_MS * DAY_MS
         first = -(-one.decided_ms // DAY_MS) * DAY_MS
-        window_ms = one.end_ms - one.start_ms
-        last = min(now_ms // DAY_MS * DAY_MS, first + max(DAY_MS, window_ms // DAY_MS * DAY_MS))
-        if before is None or last <= first:
+        last = min(now_ms // DAY_MS * DAY_MS, first + days * DAY_MS)
+        if decided <= opened or last <= first:
             continue
-        after = Period(first, last)
+        before, after = Period(opened, decided), Period(first, last)
         was, now = unit.spent(one.scope, before, one.currency), unit.spent(one.scope, after, one.currency)
-        expected = was.cost_micro * after.ms // before.ms
-        told = {
-            "before": {"start_ms": before.start_ms, "end_ms": before.end_ms, "cost_micro": was.cost_micro,
-                       "gpu_ns": was.gpu_ns, "busy_ns": was.busy_ns},
-            "after": {"start_ms": after.start_ms, "end_ms": after.end_ms, "cost_micro": now.cost_micro,
-                      "gpu_ns": now.gpu_ns, "busy_ns": now.busy_ns},
-        }  # fmt: skip
-        done = last - first >= window_ms // DAY_MS * DAY_MS
-        found.append(Realised(one.id, expected - now.cost_micro, last, told, done))
+        micro, how = brought(was, now, before.ms, after.ms, idle=one.scope.get("measure") == "idle")
+        told = {"compared": how, "before": _said(before, was), "after": _said(after, now)}
+        found.append(Realised(one.id, micro, last, told, done=after.ms >= days * DAY_MS))
     return found
+
+
+def brought(was: Spent, now: Spent, before_ms: int, after_ms: int, *, idle: bool) -> tuple[int, str]:
+    """Micro-units saved, and what was compared.
+
+    Idle time that was to go: its cost a day. Else the cost of the same work (busy time), so that work which simply
+    ended is no saving; where nothing works on one side, the cost a day.
+    """
+    if idle:
+        return was.idle_cost_micro * after_ms // before_ms - now.idle_cost_micro, "cost of idle time, a day"
+    if was.busy_ns and now.busy_ns:
+        return was.cost_micro * now.busy_ns // was.busy_ns - now.cost_micro, "cost of the same busy time"
+    return was.cost_micro * after_ms // before_ms - now.cost_micro, "cost, a day"
+
+
+def _said(period: Period, spent: Spent) -> dict[str, int]:
+    return {"start_ms": period.start_ms, "end_ms": period.end_ms, "cost_micro": spent.cost_micro,
+            "idle_cost_micro": spent.idle_cost_micro, "gpu_ns": spent.gpu_ns, "busy_ns": spent.busy_ns}  # fmt: skip

@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Reading
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent
-from gpuledger_collector.storage import findings, minutes, prices
+from gpuledger_collector.storage import audit, findings, minutes, prices
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
@@ -132,10 +132,14 @@ class RecommendationUnit:
         ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
         row = self.connection.execute(
             """
-            SELECT coalesce(sum(cost_micro), 0), coalesce(sum(gpu_ns), 0), coalesce(sum(busy_ns), 0) FROM (
-                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, gpu_ns, busy_ns FROM charge
+            SELECT coalesce(sum(cost_micro), 0), coalesce(sum(idle_cost_micro), 0), coalesce(sum(gpu_ns), 0),
+                coalesce(sum(busy_ns), 0) FROM (
+                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, idle_cost_micro, gpu_ns,
+                    busy_ns
+                FROM charge
                 UNION ALL
-                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, gpu_ns, busy_ns
+                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, idle_cost_micro, gpu_ns,
+                    busy_ns
                 FROM correction
             ) AS c
             WHERE day_ms >= %(start)s AND day_ms < %(end)s AND currency IS NOT DISTINCT FROM %(currency)s
@@ -146,7 +150,7 @@ class RecommendationUnit:
             {"start": period.start_ms, "end": period.end_ms, "currency": currency, "ids": ids,
              "pool": scope.get("pool"), "model": scope.get("model"), "state": scope.get("state")},
         ).fetchone()  # fmt: skip
-        return Spent() if row is None else Spent(int(row[0]), int(row[1]), int(row[2]))
+        return Spent() if row is None else Spent(*map(int, row))
 
     def put_realised(self, found: Iterable[Realised]) -> None:
         """Write what accepted recommendations brought."""
@@ -233,7 +237,7 @@ def last_run(connection: Connection) -> dict[str, Any] | None:
 
 def decide(connection: Connection, number: int, state: str, who: str, reason: str, now_ms: int) -> str | None:
     """An open recommendation becomes accepted or rejected; the state that it had before, None: there is no such one."""
-    row = connection.execute("SELECT state FROM recommendation WHERE id = %s FOR UPDATE", (number,)).fetchone()
+    row = connection.execute("SELECT state, key FROM recommendation WHERE id = %s FOR UPDATE", (number,)).fetchone()
     if row is None:
         return None
     if row[0] == "open":
@@ -241,6 +245,8 @@ def decide(connection: Connection, number: int, state: str, who: str, reason: st
             "UPDATE recommendation SET state = %s, decided_ms = %s, decided_by = %s, reason = %s WHERE id = %s",
             (state, now_ms, who, reason, number),
         )
+        said = {"key": row[1], "state": state, "reason": reason}
+        audit.record(connection, [audit.Change("recommendation", str(number), {"state": "open"}, said)], now_ms, who)
     return str(row[0])
 
 

@@ -211,7 +211,7 @@ def at(monkeypatch, ms: int) -> None:
 
 
 def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, run, monkeypatch):
-    """Two days after the idle job was stopped, its days cost nothing where they cost a day's rate before."""
+    """Two days after the idle job was stopped: half of what four days of idling cost; in the end it is done."""
     furnish(fleet)
     at(monkeypatch, NOW)
     code, out, _ = run("recommend", "--format", "json")
@@ -226,13 +226,23 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     run("recommend")
     found = told(fleet)["reclaim:slurm::1"]
     assert found["state"] == "accepted"
-    assert found["realised_micro"] == 48 * cost_micro(gpu_ns(1_000_000, HOUR), RATE)
+    ((idle,),) = fleet.rows("SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id "
+                            "WHERE w.key = 'slurm::1'")  # fmt: skip
+    assert found["realised_micro"] == idle // 2
+    assert idle == pytest.approx(74.4 * 2.49e6, rel=1e-6)
     code, out, _ = run("recommend", "--state", "accepted", "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(out))
-    assert (row["realised"], row["reason"]) == ("119.52", "stopped")
+    assert (row["realised"], row["reason"]) == ("92.63", "stopped")
     code, _, err = run("recommend", "reject", number)
     assert code == 2
     assert "accepted already" in err
+    assert fleet.rows("SELECT what, subject, after->>'state' FROM audit ORDER BY number DESC LIMIT 1") == [
+        ("recommendation", number, "accepted")
+    ]
+    at(monkeypatch, NOW + 20 * DAY)
+    run("recommend")
+    found = told(fleet)["reclaim:slurm::1"]
+    assert (found["state"], found["realised_micro"]) == ("done", idle)
 
 
 def test_rejected_advice_is_not_made_again(fleet, ledger, findings, store, run, monkeypatch):

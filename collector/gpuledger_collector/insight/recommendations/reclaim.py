@@ -86,7 +86,7 @@ def _reclaim(window: Window, holding: Holding, findings: Sequence[Finding]) -> A
         expected=expected,
         high=high,
         owner=holding.owner,
-        scope={"workload_id": holding.workload_id},
+        scope={"workload_id": holding.workload_id, "measure": "idle"},
         evidence={
             "states": states, "accelerators": sorted(cards), "findings": sorted(one.key for one in findings),
             "idle_hours": round(hours, 2), "confidence": round(min(one.confidence for one in findings), 3),

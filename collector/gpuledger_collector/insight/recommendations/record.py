@@ -62,6 +62,7 @@ class Spent:
     """What the charges of a scope came to over some days, in one currency."""
 
     cost_micro: int = 0
+    idle_cost_micro: int = 0
     gpu_ns: int = 0
     busy_ns: int = 0
 
