@@ -78,6 +78,13 @@ class Settings:
         default="", metadata={"help": "price of a kilowatt-hour, such as `0.21 EUR`; empty: energy has no price"}
     )
     energy_pue: str = field(default="1", metadata={"help": "power usage effectiveness of the building, 1 or more"})
+    pack_after_days: int = field(
+        default=3, metadata={"help": "days after which samples are packed: a weekend's late ones are there by then"}
+    )
+    keep_archive_days: int = field(default=0, metadata={"help": "days that packed samples are kept; 0: for ever"})
+    keep_stretch_days: int = field(
+        default=0, metadata={"help": "days that evidence of closed periods is kept, 39 or more; 0: for ever"}
+    )
     budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
     send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
     mail_server: str = field(default="", metadata={"help": "HOST:PORT of the SMTP server for mails"})
@@ -258,7 +265,10 @@ _POSITIVE = (
     "remote_write_gap_seconds",
     "budget_seconds",
     "send_seconds",
+    "pack_after_days",
 )
+LEAST_STRETCH_DAYS = 39
+"""An agent may hold 35 days; two more as for the batch ledger, one whole day, and one that stretches reach into."""
 
 
 def check(settings: Settings) -> None:
@@ -277,12 +287,24 @@ def check(settings: Settings) -> None:
         faults.append(f"log_format: {settings.log_format!r} is not console or json")
     faults += _mail_faults(settings)
     faults += _proxy_faults(settings)
+    faults += _retention_faults(settings)
     if settings.remote_write_gap_seconds > 300:
         faults.append("remote_write_gap_seconds: is over 300")
     if settings.dsn and settings.dsn_file is not None:
         faults.append("dsn and dsn_file: give one of them")
     if faults:
         raise SettingsError("; ".join(faults))
+
+
+def _retention_faults(settings: Settings) -> list[str]:
+    faults = []
+    if settings.keep_archive_days and settings.keep_archive_days <= settings.pack_after_days:
+        faults.append(f"keep_archive_days: must be 0 (for ever) or over pack_after_days, {settings.pack_after_days}")
+    if settings.keep_stretch_days and settings.keep_stretch_days < LEAST_STRETCH_DAYS:
+        faults.append(
+            f"keep_stretch_days: must be 0 (for ever) or {LEAST_STRETCH_DAYS} and more, as agents may still hold them"
+        )
+    return faults
 
 
 def _beyond_loopback(settings: Settings) -> list[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.remote.metering import Metering
     from gpuledger_collector.ingest.validate import Accepted
     from gpuledger_collector.insight.recommendations.energy import Tariff
+    from gpuledger_collector.jobs.pack_samples import Retention
     from gpuledger_collector.notify.delivery import Transport
     from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.notify.sender import Sender
@@ -199,11 +200,13 @@ def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule
 def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
     """Every scheduled job with its interval."""
     from gpuledger_collector import jobs as work
+    from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.notify import budget_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
     from gpuledger_collector.storage import outbox
+    from gpuledger_collector.storage.archive import Archive
     from gpuledger_collector.storage.budgets import BudgetBook
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger
@@ -257,7 +260,15 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
         ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),
+        Job("pack_samples", 86_400, lambda: pack_samples(Archive(opened.current_dsn()), retention(settings), now_ms())),
     ]
+
+
+def retention(settings: Settings) -> Retention:
+    """When samples are packed and what is let go, by the settings."""
+    from gpuledger_collector.jobs.pack_samples import Retention
+
+    return Retention(settings.pack_after_days, settings.keep_archive_days, settings.keep_stretch_days)
 
 
 def tariff(settings: Settings) -> Tariff | None:

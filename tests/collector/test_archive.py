@@ -1,6 +1,11 @@
 """Packed days: nothing is lost on the way, wherever it stops, and readers see hot and packed samples as one."""
 
+import csv
+import io
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import psycopg
@@ -8,6 +13,7 @@ import pytest
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.jobs.pack_samples import Retention, days_to_pack, pack_samples
+from gpuledger_collector.settings import Settings, SettingsError, check
 from gpuledger_collector.storage import archive, partitions, usage
 from gpuledger_collector.storage.engine import open_connection
 
@@ -257,3 +263,82 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
             found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
         assert found == [(DAY, 3, 300.0)]
         archive.Archive(dsn).pack(DAY)
+
+
+def run(dsn, *arguments):
+    """The command as a person runs it."""
+    command = [sys.executable, "-m", "gpuledger_collector", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "GPULEDGER_DSN": dsn})
+
+
+def cli(dsn, *arguments):
+    done = run(dsn, *arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def test_commands_pack_and_give_back_what_an_import_reads_again(dsn, tmp_path):
+    """import, db pack, export, import again: the same file, and nothing new to import, of a node or of one GPU."""
+    head = "ts,uuid,gpu_power_watts,gpu_energy_joules_total,gpu_clocks_event_reasons_bitmask"
+    lines = [head] + [
+        f"2024-10-04T{minute // 60:02}:{minute % 60:02}:00.5Z,GPU-{gpu},{minute * 0.1:.1f},"
+        f"{'' if minute % 3 else minute * 1234.5},{4 if minute % 2 else ''}"
+        for gpu in (1, 2)
+        for minute in range(90)
+    ]
+    (tmp_path / "samples.csv").write_text("\n".join(lines) + "\n")
+    ask = ["--from", "2024-10-04", "--to", "2024-10-05"]
+    assert "180" in cli(dsn, "import", "samples", tmp_path / "samples.csv")
+    before = cli(dsn, "export", "samples", "--gpu", "GPU-2", *ask)
+    assert cli(dsn, "db", "pack", "--dry-run") == "would pack 2024-10-04\n1 days of samples to pack\n"
+    assert "packed 2024-10-04: 180 samples of 2 accelerators" in cli(dsn, "db", "pack")
+    assert cli(dsn, "export", "samples", "--gpu", "GPU-2", *ask) == before
+    found = list(csv.DictReader(io.StringIO(before)))
+    assert len(found) == 90
+    assert found[33]["ts"] == "2024-10-04T00:33:00.500Z"
+    assert (found[33]["gpu_power_watts"], found[33]["gpu_energy_joules_total"]) == ("3.3", "40738.5")
+    assert (found[31]["gpu_energy_joules_total"], found[32]["gpu_clocks_event_reasons_bitmask"]) == ("", "")
+    with open_connection(dsn) as connection:
+        connection.execute("INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())")
+        connection.execute(
+            "INSERT INTO capacity (accelerator_id, node_id, in_ms, out_ms, source) "
+            "SELECT a.id, n.id, %s, %s, 'import' FROM accelerator a, node n WHERE a.uuid = 'GPU-2'",
+            (DAY - DAY_MS, DAY + 30 * 60_000),
+        )
+    cli(dsn, "export", "samples", "--node", "n1", *ask, "-o", tmp_path / "node.csv")
+    assert (tmp_path / "node.csv").read_text().splitlines() == before.splitlines()[:31]
+    (tmp_path / "again.csv").write_text(before)
+    cli(dsn, "import", "samples", tmp_path / "again.csv")
+    assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--gpu", "GPU-9"], "no accelerator is called GPU-9"),
+        (["--node", "n9"], "nothing was on n9"),
+        ([], "either --node or --gpu"),
+        (["--gpu", "a", "--from", "soon"], "--from: "),
+        (["--gpu", "a", "--from", "2024-10-06"], "--to: must be after --from"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_in_a_sentence(dsn, given, sentence):
+    """Exit 2 and no traceback."""
+    done = run(dsn, "export", "samples", "--from", "2024-10-04", "--to", "2024-10-05", *given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"keep_stretch_days": 38}, "keep_stretch_days: must be 0 .* or 39 and more"),
+        ({"keep_archive_days": 3}, "keep_archive_days: must be 0 .* or over pack_after_days, 3"),
+        ({"pack_after_days": 0}, "pack_after_days: must be 1 or more"),
+    ],
+)
+def test_retention_below_what_is_safe_is_refused(given, sentence):
+    """Evidence that an agent may still hold is never let go."""
+    with pytest.raises(SettingsError, match=sentence):
+        check(Settings(**given))
+    check(Settings(keep_stretch_days=39, keep_archive_days=4))

@@ -19,6 +19,7 @@ COMMANDS = (
     "gpuledger_collector.cli.doctor",
     "gpuledger_collector.cli.db",
     "gpuledger_collector.cli.imports",
+    "gpuledger_collector.cli.export",
     "gpuledger_collector.cli.prices",
     "gpuledger_collector.cli.tags",
     "gpuledger_collector.cli.chargeback",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, settings
 
 app = typer.Typer(name="db", help="The database's schema and partitions.", no_args_is_help=True)
 
@@ -58,6 +58,41 @@ def partitions(dsn: Dsn = None, config: Config = None) -> None:
     for day in found:
         print(f"{day.table:<12} {day.name:<22} {day.bytes:>14} bytes")
     print(f"{len(found)} partitions, {sum(day.bytes for day in found)} bytes")
+
+
+@app.command(epilog="Example: gpuledger db pack --dry-run")
+def pack(
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say which days would be packed, and pack none."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Pack old samples and let go what is older than the settings keep, as the daily job does.
+
+    Ends with 1 when a day could not be locked: the next run takes it.
+    """
+    with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.period import format_date
+        from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
+        from gpuledger_collector.storage.archive import Archive
+        from gpuledger_collector.wiring import now, retention
+
+        archive, kept = Archive(opened.dsn), retention(settings(config, dsn))
+        now_ms = int(now().timestamp() * 1000)
+        if dry_run:
+            days = days_to_pack(archive, kept, now_ms)
+            for day_ms in days:
+                print(f"would pack {format_date(day_ms)}")
+            print(f"{len(days)} days of samples to pack")
+            return
+        done = pack_samples(archive, kept, now_ms)
+    for day in done.packed:
+        print(
+            f"packed {format_date(day.day_ms)}: {day.rows} samples of {day.accelerators} accelerators, "
+            f"{day.hot_bytes} bytes to {day.archive_bytes}"
+        )
+    print(done)
+    if done.busy:
+        raise typer.Exit(FINDINGS)
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")

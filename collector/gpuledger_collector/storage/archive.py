@@ -285,6 +285,30 @@ def readings(connection: Connection, accelerator_ids: Sequence[int], period: Per
                 yield accelerator_id, found
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An accelerator, and the part of a period that is asked for."""
+
+    accelerator_id: int
+    uuid: str
+    period: Period
+
+
+def places(connection: Connection, period: Period, node: str | None = None, uuid: str | None = None) -> list[Place]:
+    """The accelerator with this UUID for all of the period, or those of a node while they were there, by index."""
+    if uuid is not None:
+        rows = connection.execute("SELECT id, uuid FROM accelerator WHERE uuid = %s", (uuid,)).fetchall()
+        return [Place(int(row[0]), str(row[1]), period) for row in rows]
+    rows = connection.execute(
+        "SELECT a.id, a.uuid, greatest(c.in_ms, %s), least(coalesce(c.out_ms, %s), %s) FROM capacity c "
+        "JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id "
+        "WHERE n.name = %s AND c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) "
+        "ORDER BY a.gpu_index, a.uuid, c.in_ms",
+        (period.start_ms, period.end_ms, period.end_ms, node, period.end_ms, period.start_ms),
+    ).fetchall()
+    return [Place(int(row[0]), str(row[1]), Period(int(row[2]), int(row[3]))) for row in rows]
+
+
 def _hot(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, Readings]:
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(

@@ -13,7 +13,7 @@ from psycopg import sql
 from gpuledger_agent.catalogue import HOT
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import archive, partitions
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -122,11 +122,16 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow]) -> ImportOutc
     with connection.cursor().copy(sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)) as copy:
         for row in rows:
             copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
+    hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
+    packed = (
+        "SELECT accelerator_id, at_ms FROM packed_sample" if archive.unpack_hours(connection, sorted(hours)) else ""
+    )
     added = connection.execute(
         sql.SQL(
             "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT EXISTS ("
             "SELECT FROM gpu_sample s WHERE s.accelerator_id = i.accelerator_id AND s.at_ms = i.at_ms "
             "AND s.at_ms >= %s AND s.at_ms <= %s)"
+            + (f" AND (i.accelerator_id, i.at_ms) NOT IN ({packed})" if packed else "")
         ).format(columns=columns),
         (min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
     ).rowcount

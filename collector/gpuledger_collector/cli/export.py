@@ -1,0 +1,82 @@
+"""gpuledger export: what the ledger holds, as files for other programs."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.period import Period
+
+app = typer.Typer(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
+
+
+class Shape(enum.StrEnum):
+    """Forms of the output."""
+
+    csv = "csv"
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger export`."""
+    root.add_typer(app)
+
+
+@app.command(epilog="Example: gpuledger export samples --node gpu-01 --from 2026-10-01 --to 2026-10-02 > samples.csv")
+def samples(
+    start: Annotated[str, typer.Option("--from", metavar="TIME", help="Date (UTC) or instant, included.")],
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="Date (UTC) or instant, not included.")],
+    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="Accelerators of this node.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="UUID", help="This accelerator.")] = None,
+    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.csv,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Write raw samples, recent and packed ones alike; `gpuledger import samples` reads the file.
+
+    An empty cell is an absent reading. Of a node, accelerators count while the inventory has them there.
+    """
+    if (node is None) == (gpu is None):
+        refuse("name the accelerators with either --node or --gpu")
+    period = _period(start, end)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.export import samples as forms
+        from gpuledger_collector.storage import archive
+        from gpuledger_collector.storage.engine import open_connection
+
+        with open_connection(opened.dsn) as connection:
+            stays = archive.places(connection, period, node, gpu)
+            if not stays:
+                refuse(f"--gpu: no accelerator is called {gpu}" if gpu else f"--node: nothing was on {node} then")
+            found = (
+                (stay.uuid, part)
+                for stay in stays
+                for _, part in archive.readings(connection, [stay.accelerator_id], stay.period)
+            )
+            write = {Shape.csv: forms.write_csv}[shape]
+            if output is None:
+                write(found, sys.stdout, archive.KINDS)
+            else:
+                with output.open("w", encoding="utf-8", newline="") as file:
+                    write(found, file, archive.KINDS)
+
+
+def _period(start: str, end: str) -> Period:
+    from gpuledger_collector.accounting.period import Period, parse_date, parse_instant
+
+    bounds = []
+    for option, text in (("--from", start), ("--to", end)):
+        try:
+            bounds.append(parse_date(text) if len(text) == len("2026-10-01") and "-" in text else parse_instant(text))
+        except ValueError as error:
+            refuse(f"{option}: {error}")
+    if bounds[1] <= bounds[0]:
+        refuse("--to: must be after --from")
+    return Period(*bounds)

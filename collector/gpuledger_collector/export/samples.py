@@ -1,0 +1,57 @@
+"""Raw samples as CSV: `ts,uuid` and a column for each metric; what was absent is empty, floats are the shortest."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.export.cells import neutral
+
+Array = npt.NDArray[Any]
+
+
+class Column(Protocol):
+    """Values, one a row, and where there is one."""
+
+    @property
+    def values(self) -> Array:
+        """f4, f8 or i8."""
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """False: no reading."""
+
+
+class Readings(Protocol):
+    """Samples of one accelerator."""
+
+    @property
+    def at_ms(self) -> Array:
+        """Instants, unix milliseconds."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Metrics by catalogue name."""
+
+
+def write_csv(found: Iterable[tuple[str, Readings]], file: TextIO, names: Iterable[str]) -> None:
+    """Write samples by the UUID of their accelerator, with these metrics as columns."""
+    metrics = list(names)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["ts", "uuid", *metrics])
+    for uuid, part in found:
+        instants = [format_instant(int(at)) for at in part.at_ms]
+        cells = [_cells(part.columns.get(name), len(instants)) for name in metrics]
+        writer.writerows(zip(instants, [neutral(uuid)] * len(instants), *cells, strict=True))
+
+
+def _cells(column: Column | None, rows: int) -> list[str]:
+    if column is None:
+        return [""] * rows
+    texts: list[str] = np.where(column.present, column.values.astype(str), "").tolist()
+    return texts
