@@ -121,7 +121,7 @@ def keep_capacity(
         for step in steps:
             apply_step(connection, one, step)
         if steps:
-            mark_days(connection, rows, one)
+            mark_days(connection, rows, one, steps)
     return {accelerator: rows[-1] for accelerator, rows in capacity_rows(connection, accelerators).items() if rows}
 
 
@@ -176,12 +176,29 @@ def apply_step(connection: Connection, seen: capacity.Evidence, step: capacity.S
         )
 
 
-def mark_days(connection: Connection, rows: Sequence[capacity.CapacityRow], seen: capacity.Evidence) -> None:
-    """Mark the days whose capacity changed, from the evidence to what was known before, to be rated again."""
+def mark_days(
+    connection: Connection,
+    rows: Sequence[capacity.CapacityRow],
+    seen: capacity.Evidence,
+    steps: Sequence[capacity.Step],
+) -> None:
+    """Mark the days whose capacity changed, from the evidence to what was known before, to be rated again.
+
+    A row without an end is capacity of every day since: days that were rated before it was known are marked, too.
+    """
     until = max([seen.first_ms, *[row.in_ms for row in rows]])
     first, last = seen.first_ms // DAY_MS, until // DAY_MS
     days = [day * DAY_MS for day in range(first, min(last, first + MOST_DAYS_MARKED) + 1)]
     connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    if any(isinstance(step, capacity.Insert) and step.out_ms is None for step in steps) or any(
+        isinstance(step, capacity.Change) and step.moved for step in steps
+    ):
+        mark_rated_since(connection, days[-1] + DAY_MS)
+
+
+def mark_rated_since(connection: Connection, day_ms: int) -> None:
+    """Mark every rated day from this one on."""
+    connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof WHERE day_ms >= %s", (day_ms,))
 
 
 def write_heartbeats(connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime) -> None:

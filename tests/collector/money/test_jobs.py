@@ -7,7 +7,10 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.ingest.capacity import Evidence
+from gpuledger_collector.ingest.evidence import keep_capacity
 from gpuledger_collector.jobs import bring_up_to_date, fold_usage, make_partitions, rate_usage, roll_minutes
+from gpuledger_collector.jobs.reconcile import reconcile
 from gpuledger_collector.storage.ledgers import Ledger
 
 PRICES = (
@@ -227,3 +230,19 @@ def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None
     fleet.connection.execute("DELETE FROM gpu_minute")
     assert roll_minutes(ledger, TWO_DAYS) == 1
     assert fleet.rows(minutes) == expected
+
+
+def test_an_accelerator_that_shows_up_late_is_capacity_of_every_day_since(fleet, ledger) -> None:
+    """A node's old spool arrives when later days are rated already: they are rated again, with its unobserved time."""
+    furnish(fleet)
+    fleet.evidence([Held(1, 1, 0, HOUR), Held(1, 1, DAY, DAY + HOUR)])
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    late = Evidence(fleet.accelerator(7), fleet.node("n7"), "train", OCTOBER + HOUR)
+    keep_capacity(fleet.connection, [late], lambda _: None)
+    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 2
+    with ledger.unit() as unit:
+        sheet = reconcile(unit, TWO_DAYS)
+    assert sheet.holds
+    assert [day.capacity_ns for day in sheet.days] == [(3 * DAY - HOUR) * 1_000_000, 3 * DAY * 1_000_000]
+    keep_capacity(fleet.connection, [late], lambda _: None)
+    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 0

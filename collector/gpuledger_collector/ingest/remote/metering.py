@@ -18,7 +18,7 @@ from gpuledger_agent.meter import Meter
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 from gpuledger_agent.sources.dcgm import BY_POD, whole
 from gpuledger_collector.ingest.directory import Connection, Ids
-from gpuledger_collector.ingest.evidence import HOUR_MS, copy_stretches
+from gpuledger_collector.ingest.evidence import HOUR_MS, copy_stretches, mark_rated_since
 from gpuledger_collector.ingest.remote.gather import WITNESSES, Scrape
 from gpuledger_collector.ingest.remote.store import SLOT_MS, read_range
 from gpuledger_collector.ingest.store import Store
@@ -226,6 +226,7 @@ def end_devices(connection: Connection, divided: dict[int, int]) -> int:
         days = sorted({row[0] // DAY_MS * DAY_MS for row in rows} | {at // DAY_MS * DAY_MS for at in divided.values()})
         if rows:
             connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+            mark_rated_since(connection, days[0])
         changed += len(rows)
     return changed
 
