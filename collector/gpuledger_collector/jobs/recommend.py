@@ -281,7 +281,7 @@ class _Priced:
         if window is None:
             return False
         kinds = {(holding.pool, holding.model) for holding in window.holdings
-                 if holding.workload_id == one.scope.get("workload_id")}  # fmt: skip
+                 if holding.workload_id in workloads_of(one)}  # fmt: skip
         prices = [self._look.book.price_at(*kind, "", "", self._look.period.end_ms - 1) for kind in kinds]
         return bool(prices) and not any(price is None or price.purchase in RENTED for price in prices)
 
@@ -290,7 +290,7 @@ class _Priced:
         best: dict[object, list[int]] = defaultdict(lambda: [0, 0, 0])
         for one in self._advice:
             for at, value in enumerate(self._energy(one)):
-                entry = best[one.scope.get("workload_id")]
+                entry = best[workloads_of(one)]
                 entry[at] = max(entry[at], value or 0)
         sums = [sum(entry[at] for entry in best.values()) for at in range(3)]
         return sums[0], sums[1], sums[2]
@@ -299,6 +299,12 @@ class _Priced:
 def estimates(one: Advice) -> tuple[Estimate, Estimate, Estimate]:
     """Low, expected, high."""
     return one.low, one.expected, one.high
+
+
+def workloads_of(one: Advice) -> tuple[int, ...]:
+    """The workloads that an advice is about; none where it is about a pool."""
+    alone = one.scope.get("workload_id")
+    return tuple(one.scope.get("workload_ids", ())) if alone is None else (alone,)
 
 
 def _three(values: Sequence[int | None]) -> Three:

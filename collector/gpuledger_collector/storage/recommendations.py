@@ -128,26 +128,25 @@ class RecommendationUnit:
         return [Accepted(*row) for row in rows]
 
     def spent(self, scope: Mapping[str, object], period: Period, currency: str | None) -> Spent:
-        """What the charges of a scope came to on these days, corrections of them included."""
+        """What the charges of a scope came to on these days, corrections included; of a named series all its runs."""
         ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
+        columns = ("day_ms, workload_id, owner_id, pool, gpu_model, state, currency, cost_micro, idle_cost_micro, "
+                   "gpu_ns, busy_ns")  # fmt: skip
         row = self.connection.execute(
-            """
+            f"""
             SELECT coalesce(sum(cost_micro), 0), coalesce(sum(idle_cost_micro), 0), coalesce(sum(gpu_ns), 0),
                 coalesce(sum(busy_ns), 0) FROM (
-                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, idle_cost_micro, gpu_ns,
-                    busy_ns
-                FROM charge
-                UNION ALL
-                SELECT day_ms, workload_id, pool, gpu_model, state, currency, cost_micro, idle_cost_micro, gpu_ns,
-                    busy_ns
-                FROM correction
+                SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction
             ) AS c
+            LEFT JOIN owner o ON o.id = c.owner_id LEFT JOIN workload w ON w.id = c.workload_id
             WHERE day_ms >= %(start)s AND day_ms < %(end)s AND currency IS NOT DISTINCT FROM %(currency)s
                 AND (%(ids)s::bigint[] IS NULL OR workload_id = ANY(%(ids)s))
+                AND (%(name)s::text IS NULL OR (w.name = %(name)s AND coalesce(o.team, '') = %(team)s))
                 AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND (%(model)s::text IS NULL OR gpu_model = %(model)s)
                 AND (%(state)s::text IS NULL OR state = %(state)s)
             """,
-            {"start": period.start_ms, "end": period.end_ms, "currency": currency, "ids": ids,
+            {"start": period.start_ms, "end": period.end_ms, "currency": currency,
+             "ids": None if "name" in scope else ids, "name": scope.get("name"), "team": scope.get("team"),
              "pool": scope.get("pool"), "model": scope.get("model"), "state": scope.get("state")},
         ).fetchone()  # fmt: skip
         return Spent() if row is None else Spent(*map(int, row))

@@ -23,6 +23,7 @@ DAYS = 4
 NOW = OCTOBER + DAYS * DAY
 RATE = Decimal("2.49")
 GIB = 2**30
+RESTING = "reclaim:slurm::1/NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_idle_time_of_rented_gpus_is_cash_to_the_micro_unit(fleet, ledger, findi
     furnish(fleet)
     up_to_date(ledger, findings)
     recommend(store, NOW)
-    found = told(fleet)["reclaim:slurm::1"]
+    found = told(fleet)[RESTING]
     hour = cost_micro(gpu_ns(1_000_000, HOUR), RATE)
     assert found["cash_high_micro"] == 72 * hour
     assert found["cash_expected_micro"] in {70 * hour, 71 * hour}
@@ -125,7 +126,7 @@ def test_owned_gpus_free_capacity_and_save_no_cash(fleet, ledger, findings, stor
     furnish(fleet, "owned")
     up_to_date(ledger, findings)
     recommend(store, NOW, Tariff(Decimal("0.25"), "USD", Decimal("1.2")))
-    found = told(fleet)["reclaim:slurm::1"]
+    found = told(fleet)[RESTING]
     assert found["cash_high_micro"] == found["cash_low_micro"] == 0
     assert found["capacity_high_micro"] == 72 * cost_micro(gpu_ns(1_000_000, HOUR), RATE)
     hours = found["freed_gpu_ns"] / 3.6e12
@@ -139,13 +140,13 @@ def test_overlapping_advice_is_counted_once(fleet, ledger, findings, store):
     up_to_date(ledger, findings)
     recommend(store, NOW)
     found = told(fleet)
-    assert {"reclaim:slurm::1", "spot:slurm::1", "spot:slurm::3"} <= set(found)
+    assert {RESTING, "spot:slurm::1", "spot:slurm::3"} <= set(found)
     ((joint,),) = fleet.rows("SELECT joint FROM recommendation_run")
     for at, which in enumerate(("low", "expected", "high")):
         alone = sum(one[f"cash_{which}_micro"] for one in found.values())
         assert 0 < joint["USD"]["cash"][at] <= alone
     assert joint["USD"]["cash"][2] < sum(one["cash_high_micro"] for one in found.values())
-    alone = found["reclaim:slurm::1"]["cash_high_micro"]
+    alone = found[RESTING]["cash_high_micro"]
     spot = cost_micro(gpu_ns(1_000_000, HOUR), RATE) - cost_micro(gpu_ns(1_000_000, HOUR), Decimal("1.11"))
     others = found["reclaim:free/train/NVIDIA H100 80GB HBM3"]["cash_high_micro"]
     assert joint["USD"]["cash"][2] == alone + 24 * spot + 96 * spot + others
@@ -169,7 +170,7 @@ def test_nothing_is_advised_without_coverage(fleet, ledger, findings, store):
     assert reasons["reclaim", "slurm::5"].startswith("only 66.7%")
     assert reasons["reclaim", "slurm::6"].startswith("only 0.0%")
     assert "reclaim:free/train/NVIDIA H100 80GB HBM3" not in told(fleet)
-    assert "reclaim:slurm::1" in told(fleet)
+    assert RESTING in told(fleet)
 
 
 def test_a_tag_that_keeps_it_is_respected(fleet, ledger, findings, store):
@@ -177,7 +178,7 @@ def test_a_tag_that_keeps_it_is_respected(fleet, ledger, findings, store):
     furnish(fleet, warm_standby="true")
     up_to_date(ledger, findings)
     recommend(store, NOW)
-    assert "reclaim:slurm::1" not in told(fleet)
+    assert RESTING not in told(fleet)
     reason = next(one["reason"] for one in not_evaluated(fleet) if one["subject"] == "slurm::1")
     assert "warm_standby" in reason
 
@@ -188,7 +189,7 @@ def test_without_a_rate_nothing_is_worth_zero(fleet, ledger, findings, store):
     fleet.connection.execute("TRUNCATE price CASCADE")
     up_to_date(ledger, findings)
     recommend(store, NOW)
-    found = told(fleet)["reclaim:slurm::1"]
+    found = told(fleet)[RESTING]
     assert (found["cash_expected_micro"], found["capacity_high_micro"], found["currency"]) == (None, None, None)
 
 
@@ -202,7 +203,7 @@ def test_a_second_run_changes_nothing_and_gone_evidence_expires(fleet, ledger, f
     assert told(fleet) == made
     fleet.connection.execute("DELETE FROM finding")
     recommend(store, NOW)
-    after = told(fleet)["reclaim:slurm::1"]
+    after = told(fleet)[RESTING]
     assert (after["state"], after["reason"]) == ("expired", "its evidence is gone")
 
 
@@ -216,7 +217,7 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     at(monkeypatch, NOW)
     code, out, _ = run("recommend", "--format", "json")
     assert code == 1
-    (number,) = [one["id"] for one in json.loads(out)["items"] if one["key"] == "reclaim:slurm::1"]
+    (number,) = [one["id"] for one in json.loads(out)["items"] if one["key"] == RESTING]
     code, out, _ = run("recommend", "accept", number, "--reason", "stopped")
     assert (code, out) == (0, f"recommendation {number} is accepted\n")
     end = DAYS * DAY
@@ -224,7 +225,7 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     minutes(fleet, 1, end, end + 2 * DAY, 0.0, gib=0.5)
     at(monkeypatch, NOW + 2 * DAY)
     run("recommend")
-    found = told(fleet)["reclaim:slurm::1"]
+    found = told(fleet)[RESTING]
     assert found["state"] == "accepted"
     ((idle,),) = fleet.rows("SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id "
                             "WHERE w.key = 'slurm::1'")  # fmt: skip
@@ -241,7 +242,7 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     ]
     at(monkeypatch, NOW + 20 * DAY)
     run("recommend")
-    found = told(fleet)["reclaim:slurm::1"]
+    found = told(fleet)[RESTING]
     assert (found["state"], found["realised_micro"]) == ("done", idle)
 
 
@@ -250,10 +251,10 @@ def test_rejected_advice_is_not_made_again(fleet, ledger, findings, store, run, 
     furnish(fleet)
     at(monkeypatch, NOW)
     run("recommend")
-    number = str(told(fleet)["reclaim:slurm::1"]["id"])
+    number = str(told(fleet)[RESTING]["id"])
     assert run("recommend", "reject", number, "--reason", "deadline")[0] == 0
     run("recommend")
-    assert told(fleet)["reclaim:slurm::1"]["state"] == "rejected"
+    assert told(fleet)[RESTING]["state"] == "rejected"
     code, out, _ = run("recommend")
     assert "amounts are of the observed window" in out
     assert code == 1

@@ -227,3 +227,14 @@ def test_power_cap_and_input_pipeline():
     (fed,), _ = input_pipeline(window(starved, findings=[finding(1, 1, "data_starved", range(48))]))
     assert {change.spare_permille for change in fed.high.changes} == {500}
     assert {change.spare_permille for change in fed.expected.changes} == {250}
+
+
+def test_runs_of_one_name_and_team_are_one_advice():
+    """They come again as other workloads: one row, all their hours, measured later by name."""
+    runs = [holding(n, atoms(n, range(50)), name="nightly") for n in (1, 2)]
+    other = holding(3, atoms(3, range(50)), name="nightly", owner={"team": "nlp"})
+    found = [finding(n, n, "never_used", range(40)) for n in (1, 2, 3)]
+    advice, _ = reclaim_held(window(*runs, other, findings=found))
+    assert [len(one.high.changes) for one in advice] == [40, 80]
+    assert advice[1].scope == {"workload_ids": [1, 2], "measure": "idle", "name": "nightly", "team": "vision"}
+    assert advice[1].text.endswith("never used for 80 GPU-hours in 2 runs")

@@ -20,37 +20,32 @@ SAFE_SHARE = 0.05
 
 
 def reclaim_held(window: Window) -> Found:
-    """Advice for each workload that the idle search named."""
-    by_workload: dict[int | None, list[Finding]] = defaultdict(list)
+    """Advice for what the idle search named: runs of one name and team together, since they come again."""
+    found: dict[tuple[int | None, str, str], list[Finding]] = defaultdict(list)
     for finding in window.findings:
-        if finding.state in STATES and finding.accelerator_id in window.places:
-            by_workload[finding.workload_id].append(finding)
-    advice: list[Advice] = []
+        place = window.places.get(finding.accelerator_id or 0)
+        if finding.state in STATES and place is not None and finding.workload_id is not None:
+            found[finding.workload_id, place.pool, place.model].append(finding)
+    series: dict[str, list[tuple[Holding, list[Finding]]]] = defaultdict(list)
     gaps: list[NotEvaluated] = []
-    held = {(one.workload_id, one.pool, one.model): one for one in window.holdings}
-    for workload_id, findings in by_workload.items():
-        if workload_id is None:
+    for holding in window.holdings:
+        findings = found.get((holding.workload_id, holding.pool, holding.model))
+        if not findings:
             continue
-        kinds = {(window.places[one.accelerator_id].pool, window.places[one.accelerator_id].model)
-                 for one in findings if one.accelerator_id is not None}  # fmt: skip
-        for pool, model in sorted(kinds):
-            holding = held.get((workload_id, pool, model))
-            if holding is None:
-                continue
-            mine = [one for one in findings if _stands(window, one, pool, model)]
-            reason = _held_back(window, holding, mine)
-            if reason is not None:
-                gaps.append(NotEvaluated("reclaim", holding.key, reason))
-                continue
-            made = _reclaim(window, holding, mine)
-            if made is not None:
-                advice.append(made)
-    return advice, gaps
+        reason = _held_back(window, holding, findings)
+        if reason is not None:
+            gaps.append(NotEvaluated("reclaim", holding.key, reason))
+        else:
+            series[_series(holding)].append((holding, findings))
+    made = (_reclaim(window, subject, runs) for subject, runs in sorted(series.items()))
+    return [one for one in made if one is not None], gaps
 
 
-def _stands(window: Window, finding: Finding, pool: str, model: str) -> bool:
-    place = window.places[finding.accelerator_id or 0]
-    return (place.pool, place.model) == (pool, model)
+def _series(holding: Holding) -> str:
+    """What runs of it have in common: pool, model, team and name; itself where it has no name of its own."""
+    if holding.key.endswith(f":{holding.name}"):
+        return f"{holding.key}/{holding.model}"
+    return f"{holding.pool}/{holding.model}/{holding.owner.get('team', '')}/{holding.name}"
 
 
 def _held_back(window: Window, holding: Holding, findings: Sequence[Finding]) -> str | None:
@@ -64,50 +59,57 @@ def _held_back(window: Window, holding: Holding, findings: Sequence[Finding]) ->
     return None
 
 
-def _reclaim(window: Window, holding: Holding, findings: Sequence[Finding]) -> Advice | None:
-    held = {(atom.accelerator_id, atom.at_ms): atom.held_ms for atom in holding.atoms}
+def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequence[Finding]]]) -> Advice | None:
+    findings = [one for _, of in runs for one in of]
     since = (
         {one.key: one.opened_ms + SLOW_MS for one in findings},
         {one.key: one.opened_ms for one in findings},
         {one.key: one.since_ms for one in findings},
     )
-    low, expected, high = (_wasted(window, holding.workload_id, findings, held, begin) for begin in since)
+    low, expected, high = (_together([_wasted(window, holding, of, begin) for holding, of in runs]) for begin in since)
     hours = sum(one.until_ms - one.since_ms for one in findings) / HOUR_MS
     if not high.changes or hours < LEAST_HOURS:
         return None
     cards = {one.subject for one in findings}
     states = sorted({one.state for one in findings})
+    first = runs[0][0]
+    ids = [holding.workload_id for holding, _ in runs]
+    named = {} if subject.startswith(first.key) else {"name": first.name, "team": first.owner.get("team", "")}
+    often = "" if len(runs) == 1 else f" in {len(runs)} runs"
     return Advice(
         kind="reclaim",
-        subject=holding.key,
-        text=f"give back the {_count(len(cards))} of {holding.name}: {' and '.join(states).replace('_', ' ')} for "
-        f"{hours:.0f} GPU-hours",
+        subject=subject,
+        text=f"give back the {_count(len(cards))} of {first.name}: {' and '.join(states).replace('_', ' ')} for "
+        f"{hours:.0f} GPU-hours{often}",
         low=low,
         expected=expected,
         high=high,
-        owner=holding.owner,
-        scope={"workload_id": holding.workload_id, "measure": "idle"},
+        owner=first.owner,
+        scope={"workload_ids": ids, "measure": "idle", **named},
         evidence={
             "states": states, "accelerators": sorted(cards), "findings": sorted(one.key for one in findings),
-            "idle_hours": round(hours, 2), "confidence": round(min(one.confidence for one in findings), 3),
-            "seen": round(holding.known_share, 4),
+            "workloads": [holding.key for holding, _ in runs], "idle_hours": round(hours, 2),
+            "confidence": round(min(one.confidence for one in findings), 3),
+            "seen": round(min(holding.known_share for holding, _ in runs), 4),
             "guards": f"seen at least {LEAST_KNOWN:.0%}; no tag keeps it; idle search held its windows and exemptions",
         },
     )  # fmt: skip
+
+
+def _together(parts: Sequence[Estimate]) -> Estimate:
+    """Estimates of several runs as one; energy only where it is known of each."""
+    energies = [part.kwh for part in parts if part.kwh is not None]
+    whole = len(energies) == sum(bool(part.changes) for part in parts) and energies
+    return Estimate([change for part in parts for change in part.changes], kwh=sum(energies) if whole else None)
 
 
 def _count(cards: int) -> str:
     return "GPU" if cards == 1 else f"{cards} GPUs"
 
 
-def _wasted(
-    window: Window,
-    workload_id: int | None,
-    findings: Sequence[Finding],
-    held: dict[tuple[int, int], int],
-    since: dict[str, int],
-) -> Estimate:
+def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], since: dict[str, int]) -> Estimate:
     """What is wasted from each finding's instant on, as changes; energy at the power that was read meanwhile."""
+    held = {(atom.accelerator_id, atom.at_ms): atom.held_ms for atom in holding.atoms}
     changes = []
     joules = 0.0
     known = True
@@ -119,7 +121,7 @@ def _wasted(
             mine = held.get((card, int(at)), 0) * window.places[card].gpu_micro
             if not mine or int(at) < max(since[one.key], window.start_ms):
                 continue
-            changes.append(Change(card, workload_id, int(at), min(PERMILLE, wasted_ns * PERMILLE // mine)))
+            changes.append(Change(card, holding.workload_id, int(at), min(PERMILLE, wasted_ns * PERMILLE // mine)))
             joules += (watts or 0.0) * wasted_ns / 1e9
     return Estimate(changes, kwh=joules / 3.6e6 if known and changes else None)
 
