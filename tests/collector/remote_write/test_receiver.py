@@ -169,7 +169,9 @@ def test_a_bad_series_is_refused_and_its_neighbours_are_written(shared, fault, v
 
 
 @pytest.mark.parametrize(
-    ("at_ms", "status"), [(0, 400), (-1, 400), (NOW + 3_600_000, 400), (2**62, 400), (NOW + 60_000, 204)]
+    ("at_ms", "status"),
+    [(0, 400), (-1, 400), (NOW + 3_600_000, 400), (2**62, 400), (NOW + 60_000, 204)],
+    ids=["1970", "before 1970", "an hour ahead", "no date", "a minute ahead"],
 )
 def test_instants_that_no_clock_shows_are_refused(shared, at_ms, status):
     """Before 2000, or more than ten minutes ahead: one would make all that follows too old."""
