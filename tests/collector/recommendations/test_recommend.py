@@ -262,3 +262,12 @@ def test_rejected_advice_is_not_made_again(fleet, ledger, findings, store, run, 
     assert code == 2
     assert "no recommendation 4711" in err
     assert run("recommend", "--state", "dreamt")[0] == 2
+
+
+@pytest.mark.parametrize("said", ["cheap EUR", "0.21", "-1 EUR", "nan EUR"])
+def test_a_price_of_energy_that_is_none_is_refused(run, monkeypatch, said):
+    """One sentence that names the setting and an example."""
+    monkeypatch.setenv("GPULEDGER_ENERGY_RATE", said)
+    code, _, err = run("recommend")
+    assert code == 2
+    assert "energy_rate is an amount and a currency such as `0.21 EUR`" in err
