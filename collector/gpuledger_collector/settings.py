@@ -74,6 +74,9 @@ class Settings:
     idle_seconds: int = field(default=300, metadata={"help": "how often idle accelerators are looked for"})
     anomaly_seconds: int = field(default=600, metadata={"help": "how often spending is judged"})
     recommend_seconds: int = field(default=21_600, metadata={"help": "how often recommendations are made"})
+    scaling_gauge_delay_seconds: int = field(
+        default=0, metadata={"help": "lead time of the scaling advice on /metrics, such as 600; 0: none there"}
+    )
     energy_rate: str = field(
         default="", metadata={"help": "price of a kilowatt-hour, such as `0.21 EUR`; empty: energy has no price"}
     )

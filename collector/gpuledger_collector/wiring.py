@@ -121,6 +121,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
     from gpuledger_collector.api.metrics import Metrics
+    from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
@@ -128,6 +129,9 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.storage.ledgers import Ledger
 
     metrics = Metrics()
+    if settings.scaling_gauge_delay_seconds:
+        fleet, delay_s = reads.Fleet(lambda: opened.engine, clock), settings.scaling_gauge_delay_seconds
+        metrics.registry.register(ScalingGauge(lambda: reads.desired_of(fleet, delay_s)))
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         keywords = engine.parameters(opened.current_dsn(), "gpuledger-ingest")

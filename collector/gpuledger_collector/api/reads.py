@@ -267,6 +267,15 @@ def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str,
     return {"items": items, "next": None}
 
 
+def desired_of(reads: Seen, delay_s: int) -> dict[str, float]:
+    """Desired GPUs of every pool by name, without those whose demand is not known of late."""
+    from gpuledger_collector.insight.scaling.advice import advise
+
+    now_ms = reads.now_ms
+    given = {one.name: advise(one, delay_s * 1000, now_ms) for one in demand_of(reads, None)}
+    return {pool: advice.desired_gpus for pool, advice in given.items() if advice is not None}
+
+
 def scaling_of(reads: Seen, pool: str, delay_s: int) -> dict[str, Any]:
     """Advice for one pool, flat, with numbers as numbers (KEDA's metrics-api scaler reads `desired_gpus`)."""
     from gpuledger_collector.insight.scaling.advice import advise

@@ -1,0 +1,65 @@
+"""The advice of every pool as a Prometheus gauge, absent where GET /v1/scaling/{pool} would say no number.
+
+A scrape never waits for it: the pools are replayed in a thread of their own at most every `AGAIN_SECONDS`, and what is
+older than `DEAD_SECONDS` is not shown, so that a database that is away ends the series instead of freezing it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+NAME = "gpuledger_scaling_desired_gpus"
+HELP = "GPUs that the pool should hold now; absent when its demand is not known of late."
+AGAIN_SECONDS = 300.0
+RETRY_SECONDS = 30.0
+DEAD_SECONDS = 900.0
+
+log = logging.getLogger(__name__)
+
+
+class ScalingGauge(Collector):
+    """`advise` gives GPUs by pool, without the pools that get no number; it may block and fail."""
+
+    def __init__(self, advise: Callable[[], Mapping[str, float]], steady: Callable[[], float] = time.monotonic) -> None:
+        self._advise, self._steady = advise, steady
+        self._lock = threading.Lock()
+        self._due: float | None = None
+        self._made_at = 0.0
+        self._made: Mapping[str, float] = {}
+        self._refreshing: threading.Thread | None = None
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The family's name, which registering needs without asking the database."""
+        return [GaugeMetricFamily(NAME, HELP, labels=["pool"])]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """What is known now; begins to look again when it is time."""
+        now = self._steady()
+        with self._lock:
+            if self._refreshing is None and (self._due is None or now >= self._due):
+                self._refreshing = threading.Thread(target=self._refresh, name="scaling-gauge", daemon=True)
+                self._refreshing.start()
+            known = self._made if now - self._made_at <= DEAD_SECONDS else {}
+        family = GaugeMetricFamily(NAME, HELP, labels=["pool"])
+        for pool, gpus in sorted(known.items()):
+            family.add_metric([pool], gpus)
+        return [family]
+
+    def _refresh(self) -> None:
+        began = self._steady()
+        made: Mapping[str, float] | None = None
+        try:
+            made = self._advise()
+        except Exception:
+            log.warning("the advice for the gauge could not be made", exc_info=True)
+        with self._lock:
+            if made is not None:
+                self._made, self._made_at = made, began
+            self._due = self._steady() + (RETRY_SECONDS if made is None else AGAIN_SECONDS)
+            self._refreshing = None
