@@ -252,7 +252,7 @@ def test_settings_that_are_wrong_end_it_before_anything_is_asked(advisor, settin
 def scontrol(tmp_path):
     """A scontrol that shows the nodes of a file and writes down what it is told; gives (environment, orders)."""
     (tmp_path / "scontrol").write_text(
-        f'#!/bin/sh\ncase $1 in -a) cat {tmp_path}/nodes ;; *) echo "$@" >> {tmp_path}/orders ;; esac\n'
+        f'#!/bin/sh\ncase $1 in -a) cat {tmp_path}/nodes ;; show) seq 6 ;; *) echo "$@" >> {tmp_path}/orders ;; esac\n'
     )
     (tmp_path / "scontrol").chmod(0o755)
 
@@ -285,6 +285,7 @@ def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, s
     advisor.says(0.0)
     code, said = scale(advisor.url, "--apply", environment=environment, FLOOR="1", MOST_DOWN="9")
     assert code == 0, said
+    assert "scontrol hides 1 of 6 nodes (slurm.conf: PrivateData=cloud)" in said
     assert orders() == [f"update nodename=n{number} state=power_down" for number in (0, 4)]
 
 
