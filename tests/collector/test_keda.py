@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from fakes.collector import running
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.api.keda import METRIC, Advised, Scaler, bind, wish_of
+from gpuledger_collector.api.keda import METRIC, Advised, Scaler, Secured, bind, wish_of
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.fold_usage import ALWAYS
 from gpuledger_collector.storage.ledgers import Ledger
@@ -78,8 +79,9 @@ C = client_classes()
 class Keda:
     """The calls that KEDA's operator makes, for one ScaledObject."""
 
-    def __init__(self, port, **metadata):
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    def __init__(self, port, credentials=None, **metadata):
+        address = f"127.0.0.1:{port}"
+        self.channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
         self.ref = C["ScaledObjectRef"](name="serve", namespace="ml", scalerMetadata=metadata)
 
     def call(self, name, request, answer, stream=False):
@@ -105,14 +107,14 @@ class Keda:
 
 
 @contextlib.contextmanager
-def serving(ask, again_s=15.0):
+def serving(ask, again_s=15.0, secured=None):
     """A scaler on a loopback port of its own, in a loop of its own; gives the port."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def start():
-        server, port = bind(Scaler(Advised(ask), again_s), "127.0.0.1:0", None)
+        server, port = bind(Scaler(Advised(ask), again_s), "127.0.0.1:0", secured)
         await server.start()
         return server, port
 
@@ -297,3 +299,31 @@ def test_an_open_port_needs_certificates(options, words):
                           check=False)  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
+
+
+def openssl(folder, *arguments):
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_with_certificates_only_clients_of_the_authority_may_call(tmp_path):
+    """KEDA with a certificate is answered; one without, and one in the clear, get no answer at all."""
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl(tmp_path, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca")
+    for name in ("server", "client"):
+        openssl(tmp_path, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        (tmp_path / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        openssl(tmp_path, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                "-days", "2", "-out", f"{name}.pem", "-extfile", "names")  # fmt: skip
+    pem = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def ask(pool, delay):
+        return {"desired_gpus": 2.0, "demand_gpus": 1.0}
+
+    with serving(ask, secured=Secured(pem["server.key"], pem["server.pem"], pem["ca.pem"])) as port:
+        known = grpc.ssl_channel_credentials(pem["ca.pem"], pem["client.key"], pem["client.pem"])
+        assert Keda(port, known, pool="a").value().metricValueFloat == 2
+        for credentials in (grpc.ssl_channel_credentials(pem["ca.pem"]), None):
+            with pytest.raises(grpc.RpcError) as raised:
+                Keda(port, credentials, pool="a").value()
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
