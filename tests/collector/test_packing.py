@@ -22,6 +22,11 @@ def readings(draw):
         bits = draw(st.lists(few | st.integers(0, 2 ** WIDTHS[kind] - 1), min_size=rows, max_size=rows))
         present = draw(st.lists(st.booleans(), min_size=rows, max_size=rows) | st.just([True] * rows))
         values = np.array(bits, dtype=f"<u{WIDTHS[kind] // 8}").view(kind)
+        if kind != "<i8" and draw(st.booleans()):
+            # Numbers as drivers tell them: whole, or with few decimals.
+            places = draw(st.integers(0, 6))
+            told = draw(st.lists(st.integers(-(10**9), 10**9), min_size=rows, max_size=rows))
+            values = (np.array(told, dtype="<f8") / 10.0**places).astype(kind)
         columns[name] = Column(values, np.array(present, dtype=bool))
     return Readings(np.array(at_ms, dtype="<i8"), columns)
 
@@ -63,3 +68,17 @@ def test_a_blob_that_was_cut_is_refused(cut):
         unpack(blob + b"x")
     with pytest.raises(DamagedBlob, match="version 9"):
         unpack(b"\x09" + blob[1:])
+
+
+def test_numbers_as_drivers_tell_them_take_few_bytes():
+    """Decimals, and two columns with a constant sum, as free and used memory: the second costs next to nothing."""
+    dice = np.random.default_rng(1)
+    used = dice.integers(0, 80_000, 5000).astype("<f8") * 2**20
+    free = 85_899_345_920.0 - used
+    ratio = (dice.integers(0, 101, 5000) / 100).astype("<f4")
+    whole = np.ones(5000, dtype=bool)
+    alone = len(pack(Readings(np.arange(5000), {"used": Column(used, whole)})))
+    made = Readings(np.arange(5000), {"free": Column(free, whole), "used": Column(used, whole)})
+    assert same(unpack(pack(made)), made)
+    assert len(pack(made)) < alone + 200
+    assert len(pack(Readings(np.arange(5000), {"ratio": Column(ratio, whole)}))) < 5000

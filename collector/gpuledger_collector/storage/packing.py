@@ -8,12 +8,14 @@ Format, version 1, little-endian throughout:
     a part: u8 kind (0 f4, 1 f8, 2 i8) · u8 how · u8 bitmap (1: some rows are absent) · u32 length · a zstd frame of
     [bitmap of the rows present, most significant bit first, when `bitmap` is 1] · the present values, encoded by `how`
 
-    how: 1 bytes in planes · 2 bit patterns xor the one before, planes · 3 bit patterns minus the
-    one before (modulo 2^n), planes · 4 a table of at most 256 bit patterns (u16 count, patterns), then a byte for each
-    value · 5 differences of the differences (modulo 2^64), planes
+    how: 1 bytes in planes · 2 bit patterns xor the one before, planes · 3 bit patterns minus the one before (modulo
+    2^n), planes · 4 a table of at most 256 bit patterns (u16 count, patterns), then a byte for each value ·
+    5 differences of the differences (modulo 2^64), planes · 6 and 7 decimals: u8 places, then whole numbers (i8) that
+    divided by 10^places in f8 and rounded to the kind are the values, in planes; 7: minus the one before · 8 whole
+    numbers (i8): these and those of the column before added up (free and used memory), in planes
 
 The instants are a part without a name (kind i8, how 5). Planes: all first bytes, then all second bytes, and so on.
-Each column is a frame of its own, so that one metric is read without the others; which of 1 to 4 is smallest is tried.
+Each column is a frame of its own; what is smallest of 1 to 4 and 6 to 8 is tried, and taken only if it is exact.
 What comes out is what went in, bit for bit: NaN payloads, signed zeros, absent (NULL) beside NaN, rows of one instant
 in their order.
 """
@@ -36,7 +38,8 @@ VERSION = 1
 LEVEL = 9
 _HEAD, _PART = struct.Struct("<BIH"), struct.Struct("<BBBI")
 _KINDS = ("<f4", "<f8", "<i8")
-_PLAIN, _XOR, _DELTA, _TABLE, _DELTA2 = range(1, 6)
+_PLAIN, _XOR, _DELTA, _TABLE, _DELTA2, _DECIMAL, _DECIMAL_DELTA, _SUM = range(1, 9)
+_PLACES = range(7)
 
 
 class DamagedBlob(ValueError):
@@ -66,8 +69,10 @@ def pack(readings: Readings) -> bytes:
     """The blob of these samples; columns without any reading are left out."""
     filled = {name: column for name, column in sorted(readings.columns.items()) if column.present.any()}
     parts = [_HEAD.pack(VERSION, len(readings), len(filled)), _pack_instants(readings.at_ms.astype("<i8"))]
+    before: Array | None = None
     for name, column in filled.items():
-        parts += [bytes([len(name)]), name.encode("ascii"), _pack_column(column)]
+        parts += [bytes([len(name)]), name.encode("ascii"), _pack_column(column, before)]
+        before = column.values[column.present]
     return b"".join(parts)
 
 
@@ -78,10 +83,12 @@ def unpack(blob: bytes) -> Readings:
         if version != VERSION:
             raise DamagedBlob(f"has format version {version}, and this program reads {VERSION}")
         instants, at = _unpack_part(blob, _HEAD.size, rows)
-        found = {}
+        found: dict[str, Column] = {}
+        before: Array | None = None
         for _ in range(columns):
             name = blob[at + 1 : at + 1 + blob[at]].decode("ascii")
-            found[name], at = _unpack_part(blob, at + 1 + blob[at], rows)
+            found[name], at = _unpack_part(blob, at + 1 + blob[at], rows, before)
+            before = found[name].values[found[name].present]
     except (struct.error, zstd.ZstdError, IndexError, UnicodeDecodeError) as error:
         raise DamagedBlob(f"ends early or is damaged ({error})") from error
     if at != len(blob):
@@ -112,7 +119,7 @@ def _pack_instants(at_ms: Array) -> bytes:
     return _PART.pack(_KINDS.index("<i8"), _DELTA2, 0, len(body)) + body
 
 
-def _pack_column(column: Column) -> bytes:
+def _pack_column(column: Column, before: Array | None = None) -> bytes:
     values = np.ascontiguousarray(column.values[column.present])
     bits = values.view(f"<u{values.dtype.itemsize}")
     whole = bool(column.present.all())
@@ -124,6 +131,8 @@ def _pack_column(column: Column) -> bytes:
             (_XOR, _planes(np.concatenate([bits[:1], bits[1:] ^ bits[:-1]]))),
             (_DELTA, _planes(_differences(bits))),
             (_TABLE, _table(bits)),
+            *_decimals(values),
+            (_SUM, _sums(values, before)),
         )
         if body is not None
     }
@@ -131,7 +140,7 @@ def _pack_column(column: Column) -> bytes:
     return _PART.pack(_KINDS.index(values.dtype.str), how, 0 if whole else 1, len(tried[how])) + tried[how]
 
 
-def _unpack_part(blob: bytes, at: int, rows: int) -> tuple[Column, int]:
+def _unpack_part(blob: bytes, at: int, rows: int, before: Array | None = None) -> tuple[Column, int]:
     kind, how, with_bitmap, length = _PART.unpack_from(blob, at)
     at += _PART.size
     body = zstd.decompress(blob[at : at + length])
@@ -142,7 +151,7 @@ def _unpack_part(blob: bytes, at: int, rows: int) -> tuple[Column, int]:
         body = body[size:]
     dtype = np.dtype(_KINDS[kind])
     try:
-        bits = _decode(body, how, f"<u{dtype.itemsize}")
+        bits = _decode(body, how, f"<u{dtype.itemsize}") if how != _SUM else _unsum(body, before, dtype)
         values = np.zeros(rows, dtype=dtype)
         values.view(bits.dtype)[present] = bits
     except (ValueError, KeyError) as error:
@@ -156,6 +165,9 @@ def _decode(body: bytes, how: int, unsigned: str) -> Array:
         start = 2 + count * np.dtype(unsigned).itemsize
         table: Array = np.frombuffer(body[2:start], dtype=unsigned)
         return table[np.frombuffer(body[start:], dtype=np.uint8)]
+    if how in {_DECIMAL, _DECIMAL_DELTA}:
+        whole = _decode(body[1:], _PLAIN if how == _DECIMAL else _DELTA, "<u8").view("<i8")
+        return _from_decimals(whole, body[0], unsigned.replace("u", "f")).view(unsigned)
     width = np.dtype(unsigned).itemsize
     bits: Array = np.ascontiguousarray(np.frombuffer(body, dtype=np.uint8).reshape(width, -1).T).view(unsigned)[:, 0]
     if how == _XOR:
@@ -178,3 +190,38 @@ def _table(bits: Array) -> bytes | None:
     if len(table) > 256:
         return None
     return struct.pack("<H", len(table)) + table.tobytes() + places.astype(np.uint8).tobytes()
+
+
+def _decimals(values: Array) -> list[tuple[int, bytes]]:
+    """Both forms of values that all are decimals of few places; none when one of them is not."""
+    if values.dtype.kind != "f" or not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2.0**50 / 1e6:
+        return []
+    wide = values.astype("<f8")
+    for places in _PLACES:
+        whole = np.rint(wide * 10.0**places).astype("<i8")
+        if _from_decimals(whole, places, values.dtype.str).tobytes() == values.tobytes():
+            bits, head = whole.view("<u8"), bytes([places])
+            return [(_DECIMAL, head + _planes(bits)), (_DECIMAL_DELTA, head + _planes(_differences(bits)))]
+    return []
+
+
+def _from_decimals(whole: Array, places: int, dtype: str) -> Array:
+    return (whole.astype("<f8") / 10.0**places).astype(dtype)
+
+
+def _sums(values: Array, before: Array | None) -> bytes | None:
+    """Both columns added up, None when that does not give these values back."""
+    if before is None or before.dtype != values.dtype or values.dtype.kind != "f" or len(before) != len(values):
+        return None
+    if not (np.abs([before, values]) < 2.0**50).all():
+        return None
+    body = _planes((before.astype("<i8") + values.astype("<i8")).view("<u8"))
+    return body if _unsum(body, before, values.dtype).tobytes() == values.tobytes() else None
+
+
+def _unsum(body: bytes, before: Array | None, dtype: np.dtype[Any]) -> Array:
+    if before is None:
+        raise ValueError("a sum with no column before it")
+    whole = _decode(body, _PLAIN, "<u8").view("<i8") - before.astype("<i8")
+    bits: Array = whole.astype(dtype).view(f"<u{dtype.itemsize}")
+    return bits
