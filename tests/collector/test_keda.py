@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -327,3 +328,29 @@ def test_with_certificates_only_clients_of_the_authority_may_call(tmp_path):
             with pytest.raises(grpc.RpcError) as raised:
                 Keda(port, credentials, pool="a").value()
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_port_that_is_taken_and_certificates_that_are_none_are_refused(dsn, tmp_path):
+    """Exit 3 and one sentence; never a second server on one port."""
+    (tmp_path / "pem").write_text("no certificate\n")
+    pems = [part for name in ("--tls-cert", "--tls-key", "--client-ca") for part in (name, str(tmp_path / "pem"))]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for options, words in (
+            (["--listen", address], "runs there already\n"),
+            (["--listen", "127.0.0.1:0", *pems], "PEM"),
+        ):
+            done = subprocess.run([GPULEDGER, "keda", "serve", "--dsn", dsn, *options], capture_output=True, text=True,
+                                  timeout=60, check=False)  # fmt: skip
+            assert done.returncode == 3, done.stderr
+            assert words in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_without_grpc_the_command_says_what_to_install(tmp_path):
+    """Exit 3 and the name of the extra."""
+    (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n")
+    done = subprocess.run([GPULEDGER, "keda", "serve"], capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "gpuledger[collector,keda]" in done.stderr

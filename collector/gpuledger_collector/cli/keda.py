@@ -83,7 +83,8 @@ async def answer(scaler: Scaler, listen: str, secured: Secured | None) -> None:
     try:
         server, port = bind(scaler, listen, secured)
     except RuntimeError:
-        refuse(f"--listen: {listen} cannot be listened on: is something running there already?", LACKING)
+        doubt = ", or the certificates are no PEM that belongs together" if secured else ""
+        refuse(f"--listen: {listen} cannot be listened on: something runs there already{doubt}", LACKING)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
