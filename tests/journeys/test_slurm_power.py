@@ -15,9 +15,16 @@ import time
 
 import pytest
 
-from fakes.postgres import open_folder
+from fakes.collector import JSON, running
+from fakes.postgres import database, dsn, open_folder, postgres
 from fakes.processes import free_port
 from fakes.slurm import DEPLOY, NODE, PATH, Cluster, answers, why_not
+from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.jobs.fold_usage import ALWAYS
+from gpuledger_collector.storage.ledgers import Ledger
+
+__all__ = ["database", "dsn", "postgres"]
 
 REASON = why_not()
 slurm_only = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
@@ -287,6 +294,34 @@ def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, s
     assert code == 0, said
     assert "scontrol hides 1 of 6 nodes (slurm.conf: PrivateData=cloud)" in said
     assert orders() == [f"update nodename=n{number} state=power_down" for number in (0, 4)]
+
+
+def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
+    """Three GPUs of a real ledger, always held: the script finds the API's own number in the API's own answer."""
+    environment, show, orders = scontrol
+    show("IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERED_DOWN")
+    now_ms = time.time_ns() // 1_000_000
+    end = now_ms // HOUR_MS * HOUR_MS
+    made = {
+        "version": 1, "node": "n1", "epoch": "0192aaaa-0000-7000-8000-000000000001", "seq": 1,
+        "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
+        "accelerators": [{"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4",
+                          "pool": "gpu"} for gpu in range(3)],
+        "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
+        "stretches": [{"accelerator": gpu, "start_ms": end - (hour + 1) * HOUR_MS, "end_ms": end - hour * HOUR_MS,
+                       "state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS, "idle_ms": 0}
+                      for hour in range(48) for gpu in range(3)],
+    }  # fmt: skip
+    with running(dsn) as collector:
+        assert collector.post(json.dumps(made).encode(), JSON)[0] == 200
+        bring_up_to_date(Ledger(dsn), ALWAYS, now_ms)
+        gpus = collector.request("GET", "/v1/scaling/gpu")[2]["desired_gpus"]
+        code, said = scale(f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, NODE_GPUS="2")
+        assert (code, gpus >= 3) == (0, True), said
+        assert f"gpu: {gpus} GPUs are advised, 2 nodes within 0..3; 0 are up" in said
+        assert orders() == ["update nodename=n0 state=power_up", "update nodename=n1 state=power_up"]
+        code, said = scale(f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, POOL="other")
+        assert (code, said) == (0, "gpuledger-scale: other: no advice, nothing is touched\n")
 
 
 @pytest.mark.parametrize(
