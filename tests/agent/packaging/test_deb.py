@@ -116,7 +116,7 @@ def mirror() -> list[str]:
     told = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE)|$(RELEASE)", "Created-By: Packages"],
                           capture_output=True, text=True)  # fmt: skip
     pairs = [line.split("|") for line in told.stdout.splitlines() if "|" in line]
-    main = next(
-        (pair for pair in pairs if pair[0].rstrip("/").endswith("debian")), ["http://deb.debian.org/debian", "stable"]
-    )
+    main = next((pair for pair in pairs if pair[0].rstrip("/").endswith("debian")), None)
+    if main is None:
+        pytest.skip("this machine's apt knows no mirror of Debian")
     return [main[1], main[0]]
