@@ -1,7 +1,8 @@
 """Xids, the driver's error codes: what each means for the card and for people, and how the kernel log tells them.
 
-Classes and actions are those of NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors). An Xid degrades a card's health
-at most: whether its time counts as unavailable is decided by what the driver answers, never by a line in a log.
+Classes and actions follow NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors) as of October 2025; the words are
+ours, and of the rarer numbers shorter than the catalogue's. An Xid degrades a card's health at most: whether its time
+counts as unavailable is decided by what the driver answers, never by a line in a log.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from gpuledger_agent.readings import (
     SourceUnavailable,
     Workload,
 )
+from gpuledger_agent.xids import meaning
 
 TIMEOUT_S = 5.0
 MAX_PAGE_BYTES = 32 * 1024 * 1024
@@ -302,12 +303,9 @@ class DcgmSource:
         self._page = None
 
 
-FATAL_XIDS = frozenset({79, 119, 120, 143, 158})
-
-
 def judged(values: Mapping[str, float | int]) -> Health:
     """Health by the counters, and by the last Xid: dcgm-exporter keeps that until its restart, so it degrades only."""
     xid = int(values.get(_XID, 0))
-    if xid in FATAL_XIDS:
-        return Health("degraded", f"Xid {xid} is the last one seen by the exporter")
+    if xid and (known := meaning(xid)).severity == "critical":
+        return Health("degraded", f"Xid {xid} is the last one seen by the exporter: {known.text}; {known.action}")
     return verdict(values)

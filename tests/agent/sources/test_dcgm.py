@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger_agent.readings import SourceUnavailable
-from gpuledger_agent.sources.dcgm import DcgmSource, parse
+from gpuledger_agent.sources.dcgm import DcgmSource, judged, parse
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
 OLD = """# HELP DCGM_FI_DEV_POWER_USAGE Power draw (in W).
@@ -184,3 +184,12 @@ def test_three_instances_of_a_real_a100_do_not_triple_its_power():
     source = DcgmSource(str(CAPTURES / "fgo_dcgm_mig_Active_2_1g.5gb___2g.10gb.prom"))
     assert sorted(entry.mig_instance for entry in source.open().accelerators) == ["1g.5gb/7", "1g.5gb/9", "2g.10gb/5"]
     assert sum(sample.values.get("gpu_power_watts", 0) for sample in source.read(())) == 0
+
+
+@pytest.mark.parametrize(
+    ("xid", "words"), [(0, ""), (13, ""), (31, ""), (79, "fallen off the bus"), (62, "reset the GPU")]
+)
+def test_the_exporters_last_xid_is_judged_by_the_one_table(xid, words):
+    """A program's own fault says nothing of the card; one that asks for an action degrades it, as NVML's events do."""
+    health = judged({"gpu_last_xid": xid})
+    assert (health.status, words in health.cause) == ("degraded" if words else "ok", True)

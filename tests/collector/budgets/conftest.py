@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
-from typer.testing import CliRunner
 
 from fakes.fleet import DAY, NOW_MS, OCTOBER, Fleet, Held
-from gpuledger_collector.cli import build
-from gpuledger_collector.cli.common import explain
+from fakes.ledger import Run, fleet, run
 from gpuledger_collector.jobs import rate_usage
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notify import budget_mail
@@ -19,29 +17,7 @@ from gpuledger_collector.storage.budgets import BudgetBook
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import Ledger
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fleet(dsn: str) -> Iterator[Fleet]:
-    """An empty fleet in a database of its own."""
-    made = Fleet(dsn)
-    yield made
-    made.connection.close()
-
-
-@pytest.fixture
-def run(dsn: str) -> Run:
-    """Runs a gpuledger command on that database: exit code, standard output, standard error."""
-
-    def command(*arguments: str | Path) -> tuple[int, str, str]:
-        result = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            sentence, code = explain(result.exception)  # type: ignore[arg-type]
-            return code, result.stdout, result.stderr + sentence
-        return result.exit_code, result.stdout, result.stderr
-
-    return command
+__all__ = ["fleet", "run"]
 
 
 @pytest.fixture

@@ -1,45 +1,13 @@
 """Tests of the way from evidence to a bill."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fakes.fleet import Fleet
-from gpuledger_collector.cli import build
-from gpuledger_collector.cli.common import explain
-from gpuledger_collector.storage.ledgers import Ledger
+from fakes.ledger import fleet, ledger, run
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fleet(dsn: str) -> Iterator[Fleet]:
-    """An empty fleet in a database of its own."""
-    made = Fleet(dsn)
-    yield made
-    made.connection.close()
-
-
-@pytest.fixture
-def ledger(dsn: str) -> Ledger:
-    """The ledger of that database."""
-    return Ledger(dsn)
-
-
-@pytest.fixture
-def run(dsn: str) -> Run:
-    """Runs a gpuledger command on that database: exit code, standard output, standard error."""
-
-    def command(*arguments: str | Path) -> tuple[int, str, str]:
-        result = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            sentence, code = explain(result.exception)  # type: ignore[arg-type]
-            return code, result.stdout, result.stderr + sentence
-        return result.exit_code, result.stdout, result.stderr
-
-    return command
+__all__ = ["fleet", "ledger", "run"]
 
 
 @pytest.fixture

@@ -4,38 +4,21 @@ import datetime as dt
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
-from gpuledger_collector.cli import build
-from gpuledger_collector.cli.common import explain
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from fakes.ledger import fleet, run
 from gpuledger_collector.jobs import rate_usage
 from gpuledger_collector.storage.ledgers import Ledger
 
+__all__ = ["fleet", "run"]
 LINE = ("plan", "training", "--parameters", "7B", "--tokens", "10e9", "--gpus", "8", "--format", "json")
 
 
-@pytest.fixture
-def run(dsn, monkeypatch):
-    """A gpuledger command on that database on 20 November 2025: exit code, standard output, standard error."""
+@pytest.fixture(autouse=True)
+def november(monkeypatch):
+    """It is 20 November 2025."""
     at = dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC)
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: at)
-
-    def command(*arguments):
-        result = CliRunner().invoke(build(), [*arguments, "--dsn", dsn])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            sentence, code = explain(result.exception)
-            return code, result.stdout, result.stderr + sentence
-        return result.exit_code, result.stdout, result.stderr
-
-    return command
-
-
-@pytest.fixture
-def fleet(dsn):
-    made = Fleet(dsn)
-    yield made
-    made.connection.close()
 
 
 def planned(run, *more):
