@@ -222,3 +222,29 @@ def test_every_xid_of_real_kernel_logs_is_found_and_known():
     lines = [line for text in texts for line in text.splitlines() if "NVRM: Xid (" in line]
     assert len(lines) > 5
     assert {parse(line).xid for line in lines} <= MEANINGS.keys()
+
+
+def test_a_counter_that_begins_anew_goes_on_where_it_was(card):
+    """The driver is loaded again and counts from 0: what is shown and stored rises by what was counted since."""
+    card.scenario("gpus 1\nenergy 0 1000\n")
+    printed = card.python(
+        "import json, os\n"
+        "from gpuledger_agent.meter import Meter\n"
+        "from gpuledger_agent.sampler import Sampler\n"
+        "from gpuledger_agent.sources.nvml import NvmlSource\n"
+        "source = NvmlSource()\n"
+        "sampler = Sampler('n1', 'p', source, [], Meter(60_000))\n"
+        "sampler.attached(source.open())\n"
+        "def joules(raw):\n"
+        f"    open({str(card.path)!r} + '.new', 'w').write(f'gpus 1\\nenergy 0 {{raw}}\\n')\n"
+        f"    os.replace({str(card.path)!r} + '.new', {str(card.path)!r})\n"
+        "    sampler.tick(lambda ns: ns // 1_000_000, ('fast',))\n"
+        "    (sample,) = sampler.latest.samples.values()\n"
+        "    return sample.values['gpu_energy_joules_total']\n"
+        "seen = [joules(1000), joules(1500)]\n"
+        "source.close(); sampler.attached(source.open())\n"
+        "print(json.dumps([*seen, joules(5), joules(9)]))\n"
+    )
+    first, second, third, fourth = json.loads(printed)
+    assert second - first == pytest.approx(500)
+    assert (third - second, fourth - third) == (pytest.approx(5.789), pytest.approx(4))
