@@ -1,0 +1,173 @@
+"""Usage, prices, owners, charges and the proof of each day."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+
+from gpuledger_collector.storage.schema.columns import BIG, foreign, identity, instant, metadata, text
+
+usage_hour = sa.Table(
+    "usage_hour",
+    metadata,
+    sa.Column("accelerator_id", BIG, nullable=False),
+    sa.Column("hour_ms", BIG, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("workload_id", BIG),
+    sa.Column("held_ms", BIG, nullable=False, comment="this state's (and workload's) part of the hour"),
+    sa.Column("busy_ms", BIG, nullable=False),
+    sa.Column("idle_ms", BIG, nullable=False),
+    sa.Column("unknown_ms", BIG, nullable=False),
+    sa.Column("energy_mj", BIG),
+    sa.Index(
+        "uq_usage_hour_key",
+        "accelerator_id",
+        "hour_ms",
+        "state",
+        "workload_id",
+        unique=True,
+        postgresql_nulls_not_distinct=True,
+    ),
+    sa.Index("ix_usage_hour_hour_ms", "hour_ms"),
+    comment="Hourly usage ledger per accelerator and workload: the fold of the stretches, overlaps resolved.",
+)
+
+imported_usage = sa.Table(
+    "imported_usage",
+    metadata,
+    foreign("workload_id", "workload.id", primary_key=True),
+    sa.Column("start_ms", BIG, primary_key=True),
+    sa.Column("end_ms", BIG, comment="null: still running"),
+    sa.Column("gpu_micro", BIG, nullable=False),
+    text("gpu_model"),
+    text("pool", "imported"),
+    text("node"),
+    sa.Column("submitted_ms", BIG),
+    text("state"),
+    sa.CheckConstraint("end_ms IS NULL OR end_ms >= start_ms", name="order"),
+    sa.Index("ix_imported_usage_start_ms_end_ms", "start_ms", "end_ms"),
+    comment="Usage imported as counts of GPUs, from schedulers without an agent.",
+)
+
+price = sa.Table(
+    "price",
+    metadata,
+    identity(),
+    text("pool"),
+    text("gpu_model"),
+    sa.Column("purchase", sa.Text, nullable=False),
+    sa.Column("rate_per_gpu_hour", sa.Numeric(18, 9), nullable=False),
+    sa.Column("list_rate", sa.Numeric(18, 9)),
+    sa.Column("currency", sa.Text, nullable=False),
+    sa.Column("effective_from_ms", BIG, nullable=False),
+    sa.Column("effective_to_ms", BIG),
+    text("region"),
+    text("node"),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="The price book: versions are added, never edited.",
+)
+
+owner = sa.Table(
+    "owner",
+    metadata,
+    identity(),
+    text("org"),
+    text("team"),
+    text("project"),
+    text("experiment"),
+    text("run"),
+    text("user_name"),
+    sa.UniqueConstraint("org", "team", "project", "experiment", "run", "user_name"),
+    comment="A path in the owner tree; empty levels are unattributed.",
+)
+
+attribution_rule = sa.Table(
+    "attribution_rule",
+    metadata,
+    identity(),
+    text("name"),
+    sa.Column("position", sa.Integer, nullable=False),
+    sa.Column("match", pg.JSONB, nullable=False),
+    sa.Column("assign", pg.JSONB, nullable=False),
+    sa.Column("effective_from_ms", BIG),
+    sa.Column("effective_to_ms", BIG),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="Dated, ordered rules from tags to owners.",
+)
+
+charge = sa.Table(
+    "charge",
+    metadata,
+    sa.Column("day_ms", BIG, nullable=False, comment="start of the UTC day that this line belongs to"),
+    sa.Column("start_ms", BIG, nullable=False),
+    sa.Column("end_ms", BIG, nullable=False),
+    sa.Column("accelerator_id", BIG, comment="null for usage imported as counts"),
+    sa.Column("workload_id", BIG, comment="null for states without one"),
+    foreign("owner_id", "owner.id", nullable=True),
+    sa.Column("state", sa.Text, nullable=False),
+    text("pool"),
+    text("gpu_model"),
+    text("node"),
+    foreign("price_id", "price.id", nullable=True),
+    sa.Column("gpu_ns", BIG, nullable=False),
+    sa.Column("busy_ns", BIG, nullable=False),
+    sa.Column("idle_ns", BIG, nullable=False),
+    sa.Column("unknown_ns", BIG, nullable=False),
+    sa.Column("currency", sa.Text, comment="null: unpriced"),
+    sa.Column("cost_micro", BIG, comment="null: unpriced, never 0"),
+    sa.Column("idle_cost_micro", BIG),
+    sa.Column("list_cost_micro", BIG),
+    sa.Column("energy_mj", BIG),
+    sa.Index("ix_charge_day_ms", "day_ms"),
+    sa.Index("ix_charge_workload_id", "workload_id"),
+    comment="Charges: one line per day, accelerator (or pool), workload, state and rate; hours are rated one by one.",
+)
+
+ledger_day = sa.Table(
+    "ledger_day",
+    metadata,
+    sa.Column("day_ms", BIG, nullable=False),
+    foreign("owner_id", "owner.id", nullable=True),
+    sa.Column("state", sa.Text, nullable=False),
+    text("pool"),
+    text("gpu_model"),
+    sa.Column("currency", sa.Text),
+    sa.Column("gpu_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("busy_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("idle_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unknown_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("cost_micro", BIG),
+    sa.Column("idle_cost_micro", BIG),
+    sa.Column("energy_mj", sa.Numeric(30, 0)),
+    sa.Index("ix_ledger_day_day_ms", "day_ms"),
+    comment="Daily ledger per owner: what reports and dashboards read.",
+)
+
+day_proof = sa.Table(
+    "day_proof",
+    metadata,
+    sa.Column("day_ms", BIG, primary_key=True),
+    sa.Column("capacity_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("held_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unallocated_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unavailable_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unobserved_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("capacity_cost", pg.JSONB, nullable=False, comment="currency -> micro-units: capacity x rate"),
+    sa.Column("charged_cost", pg.JSONB, nullable=False, comment="currency -> micro-units: the sum of the charges"),
+    sa.Column("imported_ns", sa.Numeric(30, 0), nullable=False, comment="usage without inventory: outside the proof"),
+    sa.Column("until_ms", BIG, nullable=False, comment="the day is rated up to here; a full day is final"),
+    sa.Column("holds", sa.Boolean, nullable=False),
+    instant("proved_at"),
+    comment="Proof of conservation, a row per rated day.",
+)
+
+dirty_day = sa.Table(
+    "dirty_day",
+    metadata,
+    identity(),
+    sa.Column("day_ms", BIG, nullable=False),
+    sa.Index("ix_dirty_day_day_ms", "day_ms"),
+    comment="Days to rate again; marks are added by folds, imports and changes of prices or rules.",
+)
