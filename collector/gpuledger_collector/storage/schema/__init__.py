@@ -6,13 +6,24 @@ major unit, `_mj` millijoules. Big tables carry `accelerator_id` in every key, h
 or sharded by it later.
 """
 
-from gpuledger_collector.storage.schema import evidence, fleet, insights, ledger, messages, periods, remote_write, trust
+from gpuledger_collector.storage.schema import (
+    evidence,
+    fleet,
+    foresight,
+    insights,
+    ledger,
+    messages,
+    periods,
+    remote_write,
+    trust,
+)
 from gpuledger_collector.storage.schema.columns import STATES, metadata
 
 __all__ = [
     "STATES",
     "evidence",
     "fleet",
+    "foresight",
     "insights",
     "ledger",
     "messages",
