@@ -353,7 +353,7 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     """A daemon from its settings. Raises AgentError with a sentence when the spool or a rules file cannot be used."""
     start_log(settings)
     source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed,
-                         patient=False)  # fmt: skip
+                         given_back_ms=settings.given_back_ms, patient=False)  # fmt: skip
     owners = open_owners(
         settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
     )

@@ -54,6 +54,8 @@ class Looking(Protocol):
     @property
     def seed(self) -> int: ...  # noqa: D102
     @property
+    def given_back_ms(self) -> int: ...  # noqa: D102
+    @property
     def owner_sources(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def owner_rules_file(self) -> Path | None: ...  # noqa: D102
@@ -65,7 +67,7 @@ class Defaults:
     """The settings when nothing but a source is chosen."""
 
     target = ""
-    seed = 7
+    seed, given_back_ms = 7, 0
     owner_sources = ("static", "slurm", "kubernetes", "containers", "processes")
     owner_rules_file = None
     owner_places = Places()
@@ -74,9 +76,15 @@ class Defaults:
         self.source, self.target, self.node_name = source, target, socket.gethostname()
 
 
+def opened(settings: Looking) -> Source:
+    """The source that the settings name."""
+    return open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed,
+                       given_back_ms=settings.given_back_ms)  # fmt: skip
+
+
 def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Witnesses]:
     """One full look: the inventory, a sample of every tier (GPM included), and who holds and uses what."""
-    source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    source = opened(settings)
     inventory = source.open()
     try:
         samples = source.read(ALL_TIERS)
@@ -234,7 +242,7 @@ def record(settings: Looking, path: Path, seconds: float, interval: float) -> in
     """
     if not (seconds >= 0 and 0 < interval <= LONGEST_INTERVAL_S):
         raise BadSpan(f"--seconds must be 0 or more, --interval above 0 and at most {LONGEST_INTERVAL_S}")
-    source: Source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed)
+    source = opened(settings)
     owners = open_owners(
         settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
     )

@@ -78,6 +78,10 @@ class Settings:
         metadata={"help": "seconds that pods and containers hold on when their source is silent"},
     )
     seed: int = field(default=7, metadata={"help": "seed of the simulated fleet"})
+    given_back_ms: int = field(
+        default=0,
+        metadata={"help": "instant (unix ms) at which the simulated fleet gives back what it reserved; 0: never"},
+    )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_format: str = field(default="plain", metadata={"help": "plain or json"})
 

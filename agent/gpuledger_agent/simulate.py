@@ -71,7 +71,7 @@ def simulate(
     start_ms, end_ms, every_ms = instant_ms(start, "--from"), instant_ms(end, "--to"), step_ms(step)
     if end_ms <= start_ms:
         raise SettingsError("--to: must come after --from")
-    fleet = Fleet(settings.seed)
+    fleet = Fleet(settings.seed, settings.given_back_ms)
     names = chosen(fleet, only, without)
     http = Http(collector, settings.token_path, settings.ca_file)
     batches = 0

@@ -7,7 +7,9 @@ from gpuledger_agent.readings import Source, SourceUnavailable
 NAMES = ("nvml", "dcgm", "simulated", "replay")
 
 
-def open_source(name: str, target: str | None, *, node: str, seed: int = 7, patient: bool = True) -> Source:
+def open_source(
+    name: str, target: str | None, *, node: str, seed: int = 7, given_back_ms: int = 0, patient: bool = True
+) -> Source:
     """A source by name, not yet opened. One that is not `patient` waits a few seconds for a driver that starts, not a
     minute: its `open` is called again soon. Raises SourceUnavailable for an unknown name or a lacking target."""
     if name == "nvml":
@@ -17,7 +19,7 @@ def open_source(name: str, target: str | None, *, node: str, seed: int = 7, pati
     if name == "simulated":
         from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 
-        return SimulatedSource(Fleet(seed), node)
+        return SimulatedSource(Fleet(seed, given_back_ms), node)
     if target is None:
         raise SourceUnavailable(f"source {name} needs --target: an address or a file")
     if name == "dcgm":

@@ -25,7 +25,7 @@ BLOCK_MS = 4 * DAY_MS
 CYCLE_MS = 28 * DAY_MS
 """Faults repeat with this period."""
 
-Shape = Literal["training", "research", "notebook", "serving", "nightly", "reserved", "starved"]
+Shape = Literal["training", "research", "notebook", "serving", "nightly", "reserved", "starved", "crashing"]
 
 GIB = 1024**3
 MODELS: dict[str, tuple[str, int, float, float]] = {
@@ -104,6 +104,7 @@ _USERS = ("amina", "bjorn", "chen", "divya", "emeka", "farah", "goran", "hana", 
 SHARED_LANE = ("l4-01", 3)
 FAILED_GPU = ("h100-02", 5)
 SILENT_NODE = "a100-02"
+STUCK_GPU = ("l40s-01", 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,14 @@ class Story:
     team: str
     project: str
     name: str
+    run_ms: int = 0
+    """So long each run of it takes before the next begins; 0: it is one run."""
+
+    def runs(self, begin_ms: int) -> Iterator[tuple[int, int]]:
+        """From when to when each of its runs goes, in the cycle that begins then."""
+        end_ms = begin_ms + self.length_ms
+        for start_ms in range(begin_ms, end_ms, self.run_ms or self.length_ms):
+            yield start_ms, min(end_ms, start_ms + (self.run_ms or self.length_ms))
 
 
 RUNAWAY = Story(
@@ -129,8 +138,20 @@ FORGOTTEN = Story(
     (("a100-01", 5),), 9 * DAY_MS, 4 * DAY_MS + 14 * HOUR_MS, 70 * HOUR_MS,
     "notebook", "lena", "nlp", "retrieval", "retrieval-notebook",
 )  # fmt: skip
-STORIES = (RUNAWAY, FORGOTTEN)
-"""A job that retries for two days on every card it gets, and a notebook that somebody left open."""
+WEEKEND = Story(
+    (("a100-02", 2),), 14 * DAY_MS, 8 * DAY_MS + 18 * HOUR_MS, 62 * HOUR_MS,
+    "reserved", "farah", "nlp", "retrieval", "weekend-hold",
+)  # fmt: skip
+STORM = Story(
+    (("l40s-01", 2),), 19 * DAY_MS, 11 * DAY_MS + 7 * HOUR_MS, 9 * HOUR_MS,
+    "crashing", "kofi", "speech", "asr-large", "asr-eval", 10 * 60_000,
+)  # fmt: skip
+STORIES = (RUNAWAY, FORGOTTEN, WEEKEND, STORM)
+"""A job that goes on for two days on every card it gets, a notebook that somebody left open, two cards that are held
+from Friday 18:00 to Monday 08:00 UTC and not used, and a job that fails after minutes and is started again and again.
+
+Day 0 of unix time was a Thursday.
+"""
 
 
 def hash_uuid(*parts: object) -> str:
@@ -145,6 +166,8 @@ class Fleet:
     """The whole fleet of a seed."""
 
     seed: int = 7
+    given_back_ms: int = 0
+    """From then on nobody holds the lanes of reservations; 0: they are held for ever."""
     nodes: tuple[Node, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -196,12 +219,19 @@ class Fleet:
 
     def _make_holds(self, lane: Lane, block: int) -> tuple[Hold, ...]:
         chance = random.Random(f"{self.seed}/{lane.name}/{block}")
-        spans = _SPANS[lane.shape](chance, block * BLOCK_MS)
+        spans = self._kept(lane, _SPANS[lane.shape](chance, block * BLOCK_MS))
         holds = [self._hold(lane, block, number, span, chance) for number, span in enumerate(spans)]
         for told in _told(lane, block):
             before = [_until(hold, told.start_ms) for hold in holds if hold.start_ms < told.start_ms]
             holds = [*before, told, *(hold for hold in holds if hold.start_ms >= told.end_ms)]
         return tuple(holds)
+
+    def _kept(self, lane: Lane, spans: Spans) -> Spans:
+        """The spans, a reservation's only until it was given back."""
+        for start_ms, end_ms in spans:
+            until = min(end_ms, self.given_back_ms) if lane.shape == "reserved" and self.given_back_ms else end_ms
+            if start_ms < until:
+                yield start_ms, until
 
     def _hold(self, lane: Lane, block: int, number: int, span: tuple[int, int], chance: random.Random) -> Hold:
         team, project = lane.teams[chance.randrange(len(lane.teams))]
@@ -218,6 +248,11 @@ class Fleet:
         inside = at_ms % CYCLE_MS
         return (node, slot) == FAILED_GPU and 11 * DAY_MS + 3 * HOUR_MS <= inside < 11 * DAY_MS + 15 * HOUR_MS
 
+    def stuck(self, node: str, slot: int, at_ms: int) -> bool:
+        """Whether this GPU's utilisation counter says full whatever goes on: a weekend in every four weeks."""
+        inside = at_ms % CYCLE_MS
+        return (node, slot) == STUCK_GPU and 23 * DAY_MS + 6 * HOUR_MS <= inside < 25 * DAY_MS + 6 * HOUR_MS
+
     def silent(self, node: str, at_ms: int) -> bool:
         """Whether this node's agent says nothing: six hours in every four weeks."""
         inside = at_ms % CYCLE_MS
@@ -233,11 +268,15 @@ def _told(lane: Lane, block: int) -> Iterator[Hold]:
             continue
         for cycle in range((start - story.start_ms - story.length_ms) // story.cycle_ms, end // story.cycle_ms + 1):
             begin = cycle * story.cycle_ms + story.start_ms
-            if begin < end and begin + story.length_ms > start:
-                tags = {"team": story.team, "project": story.project}
-                external = str(100_000 + zlib.crc32(f"{story.name}/{cycle}".encode()) % 900_000)
-                workload = Workload(external, "simulated", story.user, story.team, story.name, tags)
-                yield Hold(max(begin, start), min(begin + story.length_ms, end), workload, story.shape, begin)
+            if begin >= end or begin + story.length_ms <= start:
+                continue
+            tags = {"team": story.team, "project": story.project}
+            for number, (first, last) in enumerate(story.runs(begin)):
+                if first < end and last > start:
+                    run = f"{story.name}/{cycle}" + (f"/{number}" if story.run_ms else "")
+                    external = str(100_000 + zlib.crc32(run.encode()) % 900_000)
+                    workload = Workload(external, "simulated", story.user, story.team, story.name, tags)
+                    yield Hold(max(first, start), min(last, end), workload, story.shape, first)
 
 
 def _until(hold: Hold, end_ms: int) -> Hold:
@@ -333,7 +372,9 @@ def activity(hold: Hold, key: int, at_ms: int) -> float:
         busy = 0.12 + 0.75 * rhythm
         return (0.2 + 0.6 * rhythm) * (0.8 + 0.4 * random_part) if noise(key + 1, at_ms // 60_000) < busy else 0.0
     if hold.shape == "starved":
-        return 0.75 if at_ms // 20_000 % 3 == 0 else 0.06 * random_part
+        return (0.75, 0.0, 0.06 * random_part)[at_ms // 20_000 % 3]
+    if hold.shape == "crashing":
+        return 0.4 * random_part if age >= 5 * 60_000 else 0.0
     if hold.shape == "notebook":
         working = age < 5 * HOUR_MS and noise(key, at_ms // (7 * 60_000)) < 0.35
         return 0.3 + 0.5 * random_part if working else 0.0

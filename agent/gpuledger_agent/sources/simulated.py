@@ -58,6 +58,8 @@ class SimulatedSource:
         hold = None if lane is None else self._fleet.holding(lane, at_ms)
         active = 0.0 if hold is None else activity(hold, self._keys[slot], at_ms)
         values, absent = readings(entry, self._node.model, hold, active)
+        if hold is None and self._fleet.stuck(self._node.name, slot, at_ms):
+            values["gpu_utilization_ratio"] = 1.0
         processes = () if hold is None or hold.shape == "reserved" else (Process(20_000 + slot, None),)
         return Sample(entry.uuid, monotonic_ns, values, absent, processes, Health())
 
@@ -105,12 +107,12 @@ def readings(
         "gpu_sm_clock_hertz": 345e6 if active == 0.0 else 1.755e9,
         "gpu_performance_state": 0 if hold else 8,
     }
-    if model == "h100":
+    if model in {"h100", "a100"}:
         values |= {
             "gpu_graphics_engine_active_ratio": min(1.0, active * 1.05),
             "gpu_sm_active_ratio": active,
             "gpu_sm_occupancy_ratio": active * 0.45,
             "gpu_tensor_active_ratio": active * 0.55,
-            "gpu_dram_active_ratio": active * 0.5,
+            "gpu_dram_active_ratio": active * (0.15 if hold is not None and hold.shape == "starved" else 0.5),
         }
     return values, {"gpu_energy_joules_total": NO_COUNTER}
