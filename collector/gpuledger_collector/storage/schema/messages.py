@@ -1,4 +1,4 @@
-"""Budgets, their alerts, and the messages to hand over."""
+"""Budgets and their alerts, the messages to hand over, letters about findings, and what is done about them."""
 
 from __future__ import annotations
 
@@ -58,16 +58,89 @@ outbox = sa.Table(
     sa.Column("attachments", pg.JSONB, nullable=False, server_default="{}", comment="file name -> text"),
     sa.Column("made_ms", BIG, nullable=False),
     sa.Column("not_before_ms", BIG, nullable=False),
-    sa.Column("state", sa.Text, nullable=False, comment="waiting, handing_over, sent, unconfirmed or dead"),
+    sa.Column(
+        "state",
+        sa.Text,
+        nullable=False,
+        comment="waiting, handing_over, sent, unconfirmed or dead; held for a digest, joined to one",
+    ),
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("sent_ms", BIG),
     text("error"),
+    sa.Column(
+        "urgent",
+        sa.Boolean,
+        nullable=False,
+        server_default=sa.false(),
+        comment="passes quiet hours, digests and the cap of a day",
+    ),
+    sa.Column("link", sa.Text, nullable=False, server_default="", comment="where its reader says that it is known"),
+    sa.Column("planned_ms", BIG, comment="for when the rules of its recipient planned it; null: not yet looked at"),
+    sa.Column("digest_ms", BIG, comment="when the digest that it joins is due"),
+    sa.Column("digest_id", BIG, comment="the message that tells of it"),
     sa.UniqueConstraint("key", "recipient"),
+    sa.Index("ix_outbox_digest_ms", "digest_ms", postgresql_where=sa.text("state = 'held'")),
+    sa.Index("ix_outbox_recipient_planned_ms", "recipient", "planned_ms"),
     sa.Index(
         "ix_outbox_not_before_ms", "not_before_ms", postgresql_where=sa.text("state IN ('waiting', 'handing_over')")
     ),
     comment="Messages to send, each once; written in the transaction of the change that they tell of.",
 )
 
+letter_rule = sa.Table(
+    "letter_rule",
+    metadata,
+    identity(),
+    sa.Column("kind", sa.Text, nullable=False, comment="recipient, contact or action"),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("terms", pg.JSONB, nullable=False),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    sa.Index("uq_letter_rule_kind", "kind", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+    comment="How recipients want their messages, who is written to, and what may be done by itself; never edited.",
+)
 
-# Closed periods
+letter = sa.Table(
+    "letter",
+    metadata,
+    identity(),
+    sa.Column("key", sa.Text, nullable=False, comment="kind, subject, begin and round: an episode is told once"),
+    sa.Column("kind", sa.Text, nullable=False, comment="idle or anomaly"),
+    sa.Column(
+        "subject", sa.Text, nullable=False, comment="workload of an idle episode, owner and currency of an anomaly"
+    ),
+    text("team"),
+    sa.Column("recipients", pg.JSONB, nullable=False),
+    sa.Column("findings", pg.JSONB, nullable=False, comment="keys"),
+    sa.Column("since_ms", BIG, nullable=False),
+    sa.Column("until_ms", BIG, nullable=False, comment="seen up to here"),
+    sa.Column("told_ms", BIG, nullable=False),
+    sa.Column("escalated_ms", BIG),
+    sa.Column("acked_ms", BIG),
+    text("acked_by"),
+    sa.Column("ack_until_ms", BIG, comment="meant so until then"),
+    text("why"),
+    sa.Column("closed_ms", BIG, comment="when the episode ended; null: it goes on"),
+    sa.UniqueConstraint("key"),
+    sa.Index("ix_letter_kind_subject", "kind", "subject"),
+    comment="Episodes that people were told of, each once, and what they said to it.",
+)
+
+action = sa.Table(
+    "action",
+    metadata,
+    identity(),
+    sa.Column("key", sa.Text, nullable=False, comment="letter and what is done: done once"),
+    foreign("letter_id", "letter.id"),
+    sa.Column("what", sa.Text, nullable=False, comment="scancel, evict or webhook:NAME"),
+    sa.Column("target", pg.JSONB, nullable=False, comment="the workload as the way of doing it names it"),
+    text("team"),
+    sa.Column("state", sa.Text, nullable=False, comment="shown, doing, done, failed or spared"),
+    sa.Column("first_shown_ms", BIG, nullable=False, comment="since when the dry run shows it without a break"),
+    sa.Column("last_shown_ms", BIG, nullable=False),
+    sa.Column("acted_ms", BIG),
+    sa.Column("done_ms", BIG),
+    text("detail"),
+    sa.UniqueConstraint("key"),
+    comment="What is done to a workload that is idle and was told of it: first shown, then done once.",
+)
