@@ -65,7 +65,70 @@ price = sa.Table(
     text("node"),
     instant("recorded_at"),
     instant("superseded_at", nullable=True),
+    sa.Column("basis", pg.JSONB, comment="of a derived rate: what it was derived from, and its parts"),
     comment="The price book: versions are added, never edited.",
+)
+
+commitment = sa.Table(
+    "commitment",
+    metadata,
+    identity(),
+    sa.Column("name", sa.Text, nullable=False),
+    text("pool"),
+    text("gpu_model"),
+    text("node"),
+    text("region"),
+    sa.Column("gpus", BIG, nullable=False),
+    sa.Column(
+        "upfront_micro",
+        BIG,
+        nullable=False,
+        comment="micro-units of the currency, amortised over the hours of the term",
+    ),
+    sa.Column(
+        "rate_per_gpu_hour", sa.Numeric(18, 9), nullable=False, comment="recurring: paid for every committed GPU-hour"
+    ),
+    sa.Column("currency", sa.Text, nullable=False),
+    sa.Column("starts_ms", BIG, nullable=False),
+    sa.Column("ends_ms", BIG, nullable=False),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    sa.CheckConstraint(
+        "ends_ms > starts_ms AND starts_ms % 3600000 = 0 AND ends_ms % 3600000 = 0",
+        name="term",
+    ),
+    comment="Capacity paid for a term, used or not: versions are superseded, never edited.",
+)
+
+purchase_choice = sa.Table(
+    "purchase_choice",
+    metadata,
+    identity(),
+    text("name"),
+    sa.Column("position", sa.Integer, nullable=False),
+    text("pool"),
+    text("gpu_model"),
+    text("node"),
+    sa.Column("tags", pg.JSONB, nullable=False, comment="tags of a workload; only for usage imported as counts"),
+    sa.Column("purchase", sa.Text, nullable=False),
+    sa.Column("effective_from_ms", BIG),
+    sa.Column("effective_to_ms", BIG),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="Which way of buying applies where; the first that matches, by position.",
+)
+
+exchange_rate = sa.Table(
+    "exchange_rate",
+    metadata,
+    identity(),
+    sa.Column("from_currency", sa.Text, nullable=False),
+    sa.Column("to_currency", sa.Text, nullable=False),
+    sa.Column("rate", sa.Numeric(18, 9), nullable=False),
+    sa.Column("effective_from_ms", BIG, nullable=False),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="For the view of a report only: the ledger keeps its currencies.",
 )
 
 owner = sa.Table(
@@ -120,6 +183,13 @@ charge = sa.Table(
     sa.Column("idle_cost_micro", BIG),
     sa.Column("list_cost_micro", BIG),
     sa.Column("energy_mj", BIG),
+    sa.Column(
+        "commitment_id",
+        BIG,
+        sa.ForeignKey("commitment.id"),
+        comment="what covers it: its cost is then the amortised one",
+    ),
+    sa.Column("contracted_cost_micro", BIG, comment="at the rate of the price book; null: unknown"),
     sa.Index("ix_charge_day_ms", "day_ms"),
     sa.Index("ix_charge_workload_id", "workload_id"),
     comment="Charges: one line per day, accelerator (or pool), workload, state and rate; hours are rated one by one.",
@@ -141,6 +211,8 @@ ledger_day = sa.Table(
     sa.Column("cost_micro", BIG),
     sa.Column("idle_cost_micro", BIG),
     sa.Column("energy_mj", sa.Numeric(30, 0)),
+    sa.Column("list_cost_micro", BIG),
+    sa.Column("contracted_cost_micro", BIG),
     sa.Index("ix_ledger_day_day_ms", "day_ms"),
     comment="Daily ledger per owner: what reports and dashboards read.",
 )
@@ -160,6 +232,13 @@ day_proof = sa.Table(
     sa.Column("until_ms", BIG, nullable=False, comment="the day is rated up to here; a full day is final"),
     sa.Column("holds", sa.Boolean, nullable=False),
     instant("proved_at"),
+    sa.Column(
+        "commitments",
+        pg.JSONB,
+        nullable=False,
+        server_default="{}",
+        comment="by name: what was committed, covered and left unused, in time and money",
+    ),
     comment="Proof of conservation, a row per rated day.",
 )
 
@@ -170,4 +249,52 @@ dirty_day = sa.Table(
     sa.Column("day_ms", BIG, nullable=False),
     sa.Index("ix_dirty_day_day_ms", "day_ms"),
     comment="Days to rate again; marks are added by folds, imports and changes of prices or rules.",
+)
+
+shared_cost = sa.Table(
+    "shared_cost",
+    metadata,
+    identity(),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("source", sa.Text, nullable=False, comment="amount, or the state whose cost is shared out"),
+    sa.Column("amount_micro", BIG, comment="a month's, null for a state's cost"),
+    sa.Column("currency", sa.Text),
+    sa.Column("pool", sa.Text, nullable=False, server_default="", comment="of the state's cost; empty: every pool"),
+    sa.Column("key", sa.Text, nullable=False, comment="cost, gpu_hours, even or weights"),
+    sa.Column("level", sa.Text, nullable=False, comment="level of the owner tree that shares"),
+    sa.Column("weights", pg.JSONB, nullable=False, comment="owner -> whole number, for key weights"),
+    sa.Column("scope", pg.JSONB, nullable=False, comment="level -> owner: only those below share"),
+    sa.Column("from_on", sa.Date),
+    sa.Column("to_on", sa.Date),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="Costs that owners share by a stated key; versions are added, never edited.",
+)
+
+carbon_intensity = sa.Table(
+    "carbon_intensity",
+    metadata,
+    identity(),
+    sa.Column("region", sa.Text, nullable=False, server_default="", comment="name of the grid, for people"),
+    sa.Column("pool", sa.Text, nullable=False, server_default="", comment="empty: any"),
+    sa.Column("grams_per_kwh", sa.Numeric(12, 3), nullable=False, comment="CO2 equivalent"),
+    sa.Column(
+        "pue", sa.Numeric(6, 3), nullable=False, comment="energy of the building over that of the machines, 1 or more"
+    ),
+    sa.Column("from_on", sa.Date),
+    sa.Column("to_on", sa.Date),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="Dated carbon intensities of the grid by pool; versions are added, never edited.",
+)
+
+billing_zone = sa.Table(
+    "billing_zone",
+    metadata,
+    identity(),
+    sa.Column("zone", sa.Text, nullable=False, comment="IANA name"),
+    sa.Column("from_ms", BIG, nullable=False, comment="its first day begins here; 0: it always held"),
+    instant("recorded_at"),
+    instant("superseded_at", nullable=True),
+    comment="In which zone days and months of the bill begin; without a row in UTC.",
 )

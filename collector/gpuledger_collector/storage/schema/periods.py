@@ -71,6 +71,8 @@ correction = sa.Table(
     sa.Column("idle_cost_micro", BIG),
     sa.Column("list_cost_micro", BIG),
     sa.Column("energy_mj", BIG),
+    foreign("commitment_id", "commitment.id", nullable=True),
+    sa.Column("contracted_cost_micro", BIG),
     sa.Index("ix_correction_day_ms", "day_ms"),
     sa.Index("ix_correction_booked_day_ms", "booked_day_ms"),
     comment="Differences to charges of closed days, booked in an open period; never changed.",
@@ -91,6 +93,7 @@ corrected_day = sa.Table(
     sa.Column("until_ms", BIG, nullable=False),
     sa.Column("holds", sa.Boolean, nullable=False),
     instant("proved_at"),
+    sa.Column("commitments", pg.JSONB, nullable=False, server_default="{}"),
     comment="Proof of a closed day with its corrections; the sealed proof stays in day_proof.",
 )
 
