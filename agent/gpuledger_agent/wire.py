@@ -88,6 +88,23 @@ class Samples(msgspec.Struct, frozen=True, omit_defaults=True):
     columns: dict[str, Column] = {}
 
 
+class Count(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A counter of what a workload produced, as it stood at an instant: tokens, inferences, steps.
+
+    `source` is the endpoint without credentials, `part` the labels that tell its series apart; `started_ms` when the
+    counting process began, None where it does not say. Whoever does not know this record passes over it.
+    """
+
+    workload: int
+    source: str
+    counter: str
+    at_ms: int
+    value: int
+    part: str = ""
+    engine: str = ""
+    started_ms: int | None = None
+
+
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sign of life, also of a node without a GPU, with the agent's own conservation numbers (batches)."""
 
@@ -116,6 +133,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     workloads: list[WireWorkload] = []
     stretches: list[Stretch] = []
     samples: Samples = Samples()
+    counts: list[Count] = []
 
 
 class Rejected(msgspec.Struct, frozen=True):

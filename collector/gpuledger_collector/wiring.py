@@ -204,6 +204,7 @@ def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule
 def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
     """Every scheduled job with its interval."""
     from gpuledger_collector import jobs as work
+    from gpuledger_collector.ingest import counters
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
@@ -236,6 +237,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
         with connect() as connection:
             forget_old_runs(connection, now())
             outbox.forget_old(connection, now_ms())
+            counters.forget_old(connection, now_ms())
 
     return [
         Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),

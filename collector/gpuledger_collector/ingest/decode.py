@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gpuledger_agent.wire import (
     MAX_DECODED_BYTES,
     Batch,
     Column,
+    Count,
     Heartbeat,
     Rejected,
     Samples,
@@ -62,6 +63,7 @@ class Decoded:
     sha256: bytes
     size: int
     """Bytes after decompression."""
+    counts: Sequence[Count | None] = ()
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ class Envelope(msgspec.Struct, frozen=True):
     workloads: list[msgspec.Raw] = []
     stretches: list[msgspec.Raw] = []
     samples: msgspec.Raw = msgspec.Raw(b"")
+    counts: list[msgspec.Raw] = []
 
 
 class RawSamples(msgspec.Struct, frozen=True):
@@ -147,6 +150,7 @@ def decode(body: bytes, content_type: str, encoding: str) -> Decoded:
         rejected=[],
         sha256=digest,
         size=len(plain),
+        counts=batch.counts,
     )
 
 
@@ -174,6 +178,7 @@ def _record_by_record(plain: bytes, is_json: bool, digest: bytes) -> Decoded:
         rejected=rejected,
         sha256=digest,
         size=len(plain),
+        counts=each("counts", envelope.counts, Count),
     )
 
 

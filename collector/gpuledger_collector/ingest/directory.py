@@ -86,6 +86,7 @@ def newest_instant(batch: Accepted) -> int:
     ends = [stretch.end_ms for stretch in batch.stretches.values()]
     if batch.block is not None:
         ends.append(int(batch.block.at_ms.max()))
+    ends += [one.at_ms for one in batch.counts.values()]
     return max(ends, default=0)
 
 

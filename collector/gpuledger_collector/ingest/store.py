@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuledger_agent.wire import Answer
-from gpuledger_collector.ingest import capacity
+from gpuledger_collector.accounting.counting import CounterReading
+from gpuledger_collector.ingest import capacity, counters
 from gpuledger_collector.ingest.directory import Connection, Directory, Ids
 from gpuledger_collector.ingest.evidence import (
     copy_stretches,
     evidence_of,
+    id_of,
     keep_capacity,
     latest_states,
     mark_hours,
@@ -114,6 +116,7 @@ class Store:
             copy_samples(connection, samples)
             after.append(self.keep_slow(connection, samples))
         keep_latest(connection, samples, latest_states(batches, ids))
+        counters.keep(connection, counts_of(batches, ids))
         write_heartbeats(connection, batches, ids, now)
         return after
 
@@ -149,3 +152,17 @@ class Store:
         with self._lock:
             for accelerator, name, at_ms, value in rows:
                 self._slow.setdefault((accelerator, name), (at_ms, value))
+
+
+def counts_of(batches: Sequence[Accepted], ids: Ids) -> list[counters.Row]:
+    """The readings of counters of these batches."""
+    return [
+        (
+            counters.Series(
+                id_of(batch, batch.workloads[one.workload], ids), "agent", one.source, one.part, one.counter, one.engine
+            ),
+            CounterReading(one.at_ms, one.value, one.started_ms),
+        )
+        for batch in batches
+        for one in batch.counts.values()
+    ]

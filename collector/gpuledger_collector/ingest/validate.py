@@ -11,14 +11,15 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from gpuledger_agent.catalogue import METRICS
-from gpuledger_agent.wire import WIRE_VERSION, Rejected, Samples, Stretch, WireAccelerator, WireWorkload
+from gpuledger_agent.wire import WIRE_VERSION, Count, Rejected, Samples, Stretch, WireAccelerator, WireWorkload
+from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
 from gpuledger_collector.ingest.columns import Array, to_array
 from gpuledger_collector.ingest.decode import Decoded, Refused
 
@@ -64,6 +65,7 @@ class Accepted:
     stretches: dict[int, Stretch]
     block: SampleBlock | None
     rejected: list[Rejected]
+    counts: dict[int, Count] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, uuid.UUID, int]:
@@ -96,6 +98,7 @@ def accept(batch: Decoded, now_ms: int) -> Accepted:
     _refuse_wrong_sums(stretches, rejected)
     block = _accept_samples(batch.samples, set(accelerators), now_ms, rejected)
     block = _bound_days(stretches, block, rejected)
+    counts = _each("counts", batch.counts, lambda one: check_count(one, workloads, now_ms), rejected)
     return Accepted(
         node=batch.node,
         epoch=epoch,
@@ -108,6 +111,7 @@ def accept(batch: Decoded, now_ms: int) -> Accepted:
         stretches=stretches,
         block=block,
         rejected=bounded(rejected),
+        counts=counts,
     )
 
 
@@ -225,6 +229,27 @@ def check_stretch(
         return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
     if stretch.busy_ms + stretch.idle_ms + stretch.unknown_ms != stretch.held_ms:
         return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
+    return None
+
+
+def check_count(one: Count, workloads: dict[int, WireWorkload], now_ms: int) -> str | None:
+    """Why a reading of a counter cannot be kept."""
+    if one.workload not in workloads:
+        return f"workload: there is no accepted workloads[{one.workload}]"
+    if one.counter not in COUNTERS:
+        return f"counter: {one.counter[:40]!a} is none of {', '.join(COUNTERS)}"
+    if not one.source:
+        return "source: is empty"
+    for name, limit in {"source": 1000, "part": 2000, "engine": 64}.items():
+        reason = bad_text(getattr(one, name), limit)
+        if reason:
+            return f"{name}: {reason}"
+    if not 0 <= one.value <= MOST_COUNTED:
+        return "value: is negative, or more than a counter can show exactly (2^53)"
+    if not now_ms - LATEST_DAYS * DAY_MS <= one.at_ms <= now_ms + FUTURE_MS:
+        return f"at_ms: is more than {LATEST_DAYS} days old or more than a day ahead"
+    if one.started_ms is not None and not 0 <= one.started_ms <= _INT64:
+        return "started_ms: is out of range"
     return None
 
 

@@ -15,6 +15,7 @@ from gpuledger_collector.storage.schema import (
     messages,
     periods,
     remote_write,
+    runs,
     trust,
 )
 from gpuledger_collector.storage.schema.columns import STATES, metadata
@@ -30,5 +31,6 @@ __all__ = [
     "metadata",
     "periods",
     "remote_write",
+    "runs",
     "trust",
 ]

@@ -1,0 +1,89 @@
+"""What a counter counted, from readings of it: increases between two readings of one life, and the time they cover.
+
+A counter begins at zero with its process. An increase is counted only between two neighbouring readings of the same
+life: a value that fell, or another start of the process, ends a life, and a longer pause than `most_gap_ms` proves
+nothing. What happened in such a stretch of time is not known: it adds no units and covers no time, and is never zero.
+A pair that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it.
+Readings may come late, doubled and in any order: the same set of readings gives the same hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.quantity import split
+
+SAME_START_MS = 2_000
+"""Starts of a process that lie closer are one start, as told by clocks and roundings."""
+ENDPOINT_GAP_MS = 600_000
+"""An endpoint is read once a minute or oftener."""
+REPORT_GAP_MS = 86_400_000
+"""A training script reports when it has something to report."""
+REPORTED = frozenset({"steps", "tokens", "samples"})
+"""Counters of a run itself; the others are those of endpoints."""
+LATEST_DAYS, KEEP_DAYS = 30, 35
+"""Older readings are refused, for the readings beside them may have been let go; and how long those are kept."""
+MOST_COUNTED = 2**53
+"""Pages and remote write tell counters as doubles: above it they skip numbers."""
+COUNTERS = ("inferences", "requests", "prompt_tokens", "generated_tokens", *sorted(REPORTED))
+
+
+@dataclass(frozen=True, slots=True)
+class CounterReading:
+    """The value of a counter at an instant. `started_ms`: begin of its process, None where it does not say."""
+
+    at_ms: int
+    value: int
+    started_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HourCount:
+    """Units counted in an hour, the milliseconds of it that they cover, and lives that ended in it."""
+
+    hour_ms: int
+    units: int
+    covered_ms: int
+    restarts: int
+
+
+def most_gap_ms(counter: str) -> int:
+    """The longest pause between two readings over which a counter still counts."""
+    return REPORT_GAP_MS if counter in REPORTED else ENDPOINT_GAP_MS
+
+
+def is_new_life(before: CounterReading, after: CounterReading) -> bool:
+    """Whether the process began anew between two readings."""
+    if after.value < before.value:
+        return True
+    if before.started_ms is None or after.started_ms is None:
+        return False
+    return abs(after.started_ms - before.started_ms) > SAME_START_MS
+
+
+def hourly(readings: Iterable[CounterReading], gap_ms: int) -> list[HourCount]:
+    """What was counted in every hour that has any of it, or a restart, in order."""
+    units: dict[int, int] = {}
+    covered: dict[int, int] = {}
+    restarts: dict[int, int] = {}
+    for before, after in pairwise(sorted(readings, key=lambda one: one.at_ms)):
+        hour = after.at_ms - after.at_ms % HOUR_MS
+        if is_new_life(before, after):
+            restarts[hour] = restarts.get(hour, 0) + 1
+        elif 0 < after.at_ms - before.at_ms <= gap_ms:
+            for at_ms, part, ms in _parts(before, after):
+                units[at_ms] = units.get(at_ms, 0) + part
+                covered[at_ms] = covered.get(at_ms, 0) + ms
+    return [HourCount(at_ms, units.get(at_ms, 0), covered.get(at_ms, 0), restarts.get(at_ms, 0))
+            for at_ms in sorted(units.keys() | restarts.keys())]  # fmt: skip
+
+
+def _parts(before: CounterReading, after: CounterReading) -> Iterator[tuple[int, int, int]]:
+    """Hour, units and milliseconds of each hour of a pair."""
+    pieces = Period(before.at_ms, after.at_ms).hours()
+    increases = split(after.value - before.value, [piece.ms for piece in pieces])
+    for piece, increase in zip(pieces, increases, strict=True):
+        yield piece.start_ms - piece.start_ms % HOUR_MS, increase, piece.ms
