@@ -11,7 +11,6 @@ import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
-from gpuledger_collector.cli.idle import harmless
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
@@ -113,9 +112,11 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
     if shape is Shape.csv:
         import csv
 
+        from gpuledger_collector.export.cells import neutral
+
         writer = csv.DictWriter(sys.stdout, EPISODE, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: harmless(cell) for name, cell in row.items()} for row in made)
+        writer.writerows({name: neutral(cell) for name, cell in row.items()} for row in made)
         return
     if shape is Shape.json:
         import json

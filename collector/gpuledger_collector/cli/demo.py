@@ -58,6 +58,11 @@ currency = "USD"
 actual = [80, 100]
 recipients = ["foundation-lead@example.com"]
 """
+ACTED_FROM_DAYS = 14
+"""In a demo of so many days advice is followed in the middle, and measured in the second half."""
+ADVISED = "sim2real"
+FINE_NODE, FINE_HOURS, STEP, FINE_STEP = "a100-02", 36, "5m", "20s"
+"""One node's last hours are sampled finely: that a job waits for its data shows within minutes, not between them."""
 VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
 """Vision's budget is too small for what it does, which the forecast sees before it is spent; foundation's is not."""
 
@@ -95,6 +100,18 @@ class Stage:
             refuse(f"the demo stopped: `{' '.join(arguments)}` ended with {done.returncode}", LACKING)
         return done.returncode
 
+    def read(self, *arguments: str) -> str:
+        """What a command of the product prints."""
+        program = str(Path(sys.executable).with_name(arguments[0]))
+        return subprocess.run(
+            [program, *arguments[1:]],
+            env=self.environment,
+            cwd=self.folder,
+            check=False,
+            capture_output=True,
+            text=True,
+        ).stdout
+
     def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         """Starts a long-running command of the product; what it logs goes to a file of the folder."""
         program = str(Path(sys.executable).with_name(arguments[0]))
@@ -124,21 +141,50 @@ def demo(
         enter_prices(stage, start, days)
         stage.say(f"simulating {days} days of a fleet through the real agent code ...")
         month = last_month(start, now)
-        simulate(stage, start, now, *([] if month is None else ["--without", LATE_NODE]))
-        if month is not None:
-            # the late node was cut off for two days; what it has seen in them lies in its spool
-            cut_off = month[1] - timedelta(days=LATE_DAYS)
-            simulate(stage, start, cut_off, "--only", LATE_NODE)
-            simulate(stage, month[1], now, "--only", LATE_NODE)
+        middle = start + timedelta(days=days // 2)
+        if days >= ACTED_FROM_DAYS:
+            stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(round(middle.timestamp() * 1000))
+            simulate_fleet(stage, start, middle, month)
+            act(stage, middle)
+            simulate_fleet(stage, middle, now, month)
+        else:
+            simulate_fleet(stage, start, now, month)
         report(stage, start, now, days, month)
         if not once:
             live(stage, now)
 
 
-def simulate(stage: Stage, start: datetime, end: datetime, *options: str) -> None:
+def simulate(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> None:
     """A part of the fleet's past, sent to the collector."""
-    stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(end), "--step", "5m",
-              "--collector", stage.collector, *options)  # fmt: skip
+    if start < end:
+        stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(end), "--step", step,
+                  "--collector", stage.collector, *options)  # fmt: skip
+
+
+def simulate_fleet(stage: Stage, start: datetime, end: datetime, month: tuple[str, datetime] | None) -> None:
+    """All nodes from start to end, but for what the late node saw while it was cut off: that lies in its spool."""
+    alone = [FINE_NODE] if month is None else [FINE_NODE, LATE_NODE]
+    simulate(stage, start, end, "--without", ",".join(alone))
+    fine = max(start, datetime.now(UTC) - timedelta(hours=FINE_HOURS))
+    simulate(stage, start, min(fine, end), "--only", FINE_NODE)
+    simulate(stage, fine, end, "--only", FINE_NODE, step=FINE_STEP)
+    if month is not None:
+        simulate(stage, start, min(end, month[1] - timedelta(days=LATE_DAYS)), "--only", LATE_NODE)
+        simulate(stage, max(start, month[1]), end, "--only", LATE_NODE)
+
+
+def act(stage: Stage, middle: datetime) -> None:
+    """What was advised in the middle of the month, and one of it followed: its saving is measured from then on."""
+    import json
+
+    seen = instant(middle)
+    stage.say("half of the month is over; what is advised by then, and one of it is followed:")
+    stage.run("gpuledger", "recommend", "--as-of", seen, "--top", "3", allow=(0, 1))
+    told = stage.read("gpuledger", "recommend", "--as-of", seen, "--format", "json")
+    number = next((one["id"] for one in json.loads(told)["items"] if ADVISED in one["advice"]), None)
+    if number is not None:
+        reason = f"{ADVISED} gives its cards back"
+        stage.run("gpuledger", "recommend", "accept", number, "--at", seen, "--reason", reason)
 
 
 def last_month(start: datetime, now: datetime) -> tuple[str, datetime] | None:
@@ -290,7 +336,8 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     watch_month(stage, start, now, days)
     stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
-    stage.run("gpuledger", "idle", "--days", "30", "--top", "10", allow=(0, 1))
+    stage.run("gpuledger", "idle", "--days", str(days), "--by", "state", allow=(0, 1))
+    stage.run("gpuledger", "idle", "--now", "--top", "8", allow=(0, 1))
     stage.run("gpuledger", "anomalies", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
     stage.run("gpuledger", "forecast", "--horizon", "24h")

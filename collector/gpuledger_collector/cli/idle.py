@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,13 @@ COLUMNS = ("node", "gpu", "accelerator", "model", "state", "team", "workload", "
            "confidence", "cost", "per_day", "currency")  # fmt: skip
 
 
+class By(StrEnum):
+    """What idle accelerators are summed up by."""
+
+    state = "state"
+    team = "team"
+
+
 def register(root: typer.Typer) -> None:
     """Add `gpuledger idle`."""
     root.command(epilog="Example: gpuledger idle --now")(idle)
@@ -28,6 +37,7 @@ def idle(
     days: int = typer.Option(7, "--days", min=1, max=36_500, help="How far back to look."),
     team: str | None = typer.Option(None, "--team", help="Only this team's."),
     state: str | None = typer.Option(None, "--state", help="Only this state, such as gone_idle or never_used."),
+    by: By | None = typer.Option(None, "--by", help="Sum up: a row for each state, or team."),
     top: int | None = typer.Option(
         None, "--top", min=0, help="Only so many; 0: all. Default: 20 in a table, else all."
     ),
@@ -47,6 +57,9 @@ def idle(
         for one in found
         if (not now or one["resolved_ms"] is None) and team in {None, one["team"]} and state in {None, one["state"]}
     ]
+    if by is not None:
+        sums_up(chosen, by, shape)
+        raise typer.Exit(FINDINGS if chosen else DONE)
     most = SHOWN_ROWS if top is None and shape is Shape.table else top
     emit([row_of(one) for one in chosen[: most or None]], chosen, shape)
     raise typer.Exit(FINDINGS if chosen else DONE)
@@ -110,20 +123,17 @@ def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], 
     if shape is Shape.csv:
         import csv
 
+        from gpuledger_collector.export.cells import neutral
+
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: harmless(cell) for name, cell in row.items()} for row in rows)
+        writer.writerows({name: neutral(cell) for name, cell in row.items()} for row in rows)
     elif shape is Shape.json:
         import json
 
         print(json.dumps([{"key": one["key"], **row} for one, row in zip(found, rows, strict=False)], indent=2))
     else:
         _table(rows, found)
-
-
-def harmless(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{cell}" if cell[:1] in "=+-@" and cell else cell
 
 
 def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> None:
@@ -141,6 +151,53 @@ def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]
     if len(rows) < len(found):
         print(f"... and {len(found) - len(rows)} more (--top 0 shows all)")
     print(summary(found))
+
+
+def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
+    """A row for each state or team: how often, how long, what it cost, and whose cost most; dearest first."""
+    from gpuledger_collector.accounting.budgets import money_text
+
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for one in found:
+        groups[one[by.value] or "(nobody)", one["currency"] or ""].append(one)
+    made = []
+    for (name, currency), ones in groups.items():
+        known = [one["cost_micro"] for one in ones if one["cost_micro"] is not None]
+        of: Counter[str] = Counter()
+        for one in ones:
+            of[one["workload_name"] or one["evidence"].get("node", "")] += one["cost_micro"] or 0
+        hours = sum(one["until_ms"] - one["since_ms"] for one in ones) / 3_600_000
+        row = {by.value: name, "findings": str(len(ones)), "hours": f"{hours:.1f}",
+               "cost": money_text(sum(known), currency) if known and currency else "",
+               "go_on": str(sum(one["resolved_ms"] is None for one in ones)),
+               "mostly": ", ".join(name for name, _ in of.most_common(2) if name)}  # fmt: skip
+        made.append((sum(known), row))
+    rows = [row for _, row in sorted(made, key=lambda entry: (-entry[0], entry[1][by.value]))]
+    if shape is Shape.table:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for column in (by.value, "findings", "hours", "cost", "go_on", "mostly"):
+            table.add_column(column.replace("_", " "), justify="left" if column in {by.value, "mostly"} else "right")
+        for row in rows:
+            table.add_row(*row.values())
+        Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
+        print(summary(found))
+    elif shape is Shape.json:
+        import json
+
+        print(json.dumps(rows, indent=2))
+    else:
+        import csv
+
+        from gpuledger_collector.export.cells import neutral
+
+        writer = csv.DictWriter(
+            sys.stdout, (by.value, "findings", "hours", "cost", "go_on", "mostly"), lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows({name: neutral(cell) for name, cell in row.items()} for row in rows)
 
 
 def summary(found: Iterable[Mapping[str, Any]]) -> str:

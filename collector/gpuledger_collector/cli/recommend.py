@@ -37,6 +37,7 @@ def recommend(
     state: Annotated[str, typer.Option("--state", help=f"Which: {', '.join(STATES)}, or all.")] = "open,accepted",
     team: Annotated[str | None, typer.Option("--team", help="Only this team's.")] = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Only so many; 0: all.")] = 0,
+    as_of: Annotated[str | None, typer.Option("--as-of", help="Look as it was at this instant. Default: now.")] = None,
     shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
     dsn: Dsn = None,
     config: Config = None,
@@ -50,14 +51,31 @@ def recommend(
     wanted = STATES if state == "all" else tuple(name.strip() for name in state.split(","))
     if unknown := [name for name in wanted if name not in STATES]:
         refuse(f"--state: {unknown[0]!r} is none of {', '.join(STATES)} or all")
-    found, run = look(dsn, config, wanted)
+    found, run = look(dsn, config, wanted, past("--as-of", as_of))
     chosen = [one for one in found if team in {None, one["team"]}]
     emit(chosen[: top or None], len(chosen), run, shape)
     raise typer.Exit(FINDINGS if any(one["state"] == "open" for one in chosen) else DONE)
 
 
+def past(option: str, text: str | None) -> int:
+    """The instant of an option (unix ms), now where it was not given; one to come is refused."""
+    from gpuledger_collector.accounting.period import parse_instant
+    from gpuledger_collector.wiring import now
+
+    now_ms = round(now().timestamp() * 1000)
+    if text is None:
+        return now_ms
+    try:
+        at_ms = parse_instant(text)
+    except ValueError as error:
+        refuse(f"{option}: {error}")
+    if at_ms > now_ms:
+        refuse(f"{option}: {text} has not come yet")
+    return at_ms
+
+
 def look(
-    dsn: str | None, config: Path | None, states: Sequence[str]
+    dsn: str | None, config: Path | None, states: Sequence[str], now_ms: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Recommendations after everything that has come in was looked at, and the look itself."""
     from gpuledger_collector.accounting.period import DAY_MS, Period
@@ -66,9 +84,8 @@ def look(
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.storage.recommendations import RecommendationStore, last_run, listed
-    from gpuledger_collector.wiring import now, tariff
+    from gpuledger_collector.wiring import tariff
 
-    now_ms = round(now().timestamp() * 1000)
     with database(dsn, config) as opened:
         ledger = Ledger(opened.dsn)
         bring_up_to_date(ledger, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
@@ -82,33 +99,33 @@ def look(
 def accept(
     number: Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="What was decided.")] = "",
+    at: Annotated[str | None, typer.Option("--at", help="When it was decided. Default: now.")] = None,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
     """Say that a recommendation is followed: from then on its realised saving is measured by the ledger."""
-    decided(number, "accepted", reason, dsn, config)
+    decided(number, "accepted", reason, past("--at", at), dsn, config)
 
 
 @app.command(epilog="Example: gpuledger recommend reject 12 --reason 'kept for the deadline'")
 def reject(
     number: Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="Why not.")] = "",
+    at: Annotated[str | None, typer.Option("--at", help="When it was decided. Default: now.")] = None,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
     """Say that a recommendation is not followed: it is not made again before it would have expired."""
-    decided(number, "rejected", reason, dsn, config)
+    decided(number, "rejected", reason, past("--at", at), dsn, config)
 
 
-def decided(number: int, state: str, reason: str, dsn: str | None, config: Path | None) -> None:
+def decided(number: int, state: str, reason: str, at_ms: int, dsn: str | None, config: Path | None) -> None:
     """Write a decision under the name of whoever runs the command."""
     from gpuledger_collector.storage.audit import person
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.storage.recommendations import decide
-    from gpuledger_collector.wiring import now
 
     with database(dsn, config) as opened, Ledger(opened.dsn).connect() as connection:
-        at_ms = round(now().timestamp() * 1000)
         before = decide(connection, number, state, person(), reason, at_ms)
     if before is None:
         refuse(f"there is no recommendation {number}; `gpuledger recommend` lists them", BAD_INPUT)
