@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 
 HOUR_MS = 3_600_000
@@ -129,3 +129,89 @@ def format_instant(at_ms: int) -> str:
 def format_date(at_ms: int) -> str:
     """The UTC date of an instant."""
     return format_instant(at_ms)[:10]
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """A zone in which days of the bill begin, from the midnight `from_ms` on that was the one of `first_on`."""
+
+    name: str
+    tz: tzinfo
+    from_ms: int = 0
+    first_on: date = date.min
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """Days and months of the bill: from midnight to midnight in the billing zone, 23 to 25 hours where its clocks move.
+
+    Zones follow each other where one was changed. The first day of a later zone begins where the last day of the zone
+    before it ended, so that no instant belongs to no day or to two; it may be longer or shorter than others.
+    """
+
+    zones: tuple[Zone, ...] = (Zone("UTC", UTC),)
+
+    @property
+    def is_utc(self) -> bool:
+        """Whether every day is a UTC day."""
+        return all(zone.name == "UTC" for zone in self.zones)
+
+    def start_of(self, day: date) -> int:
+        """The instant at which a day begins; where its midnight does not exist, that at which the clocks jump."""
+        for zone in reversed(self.zones[1:]):
+            if day == zone.first_on:
+                return zone.from_ms
+            if day > zone.first_on:
+                return _midnight(day, zone.tz)
+        return _midnight(day, self.zones[0].tz)
+
+    def date_of(self, at_ms: int) -> date:
+        """The day that holds an instant."""
+        zone = next(zone for zone in reversed(self.zones) if zone.from_ms <= at_ms or zone is self.zones[0])
+        return max((_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone.tz).date(), zone.first_on)
+
+    def day_of(self, at_ms: int) -> Period:
+        """The day that holds an instant, as a period."""
+        if self.is_utc:
+            return day_of(at_ms)
+        day = self.date_of(at_ms)
+        return Period(self.start_of(day), self.start_of(day + timedelta(days=1)))
+
+    def days(self, period: Period) -> list[Period]:
+        """The parts of a period by day; the first and the last may be shorter."""
+        found = []
+        start = period.start_ms
+        while start < period.end_ms:
+            end = min(self.day_of(start).end_ms, period.end_ms)
+            found.append(Period(start, end))
+            start = end
+        return found
+
+    def month_of(self, at_ms: int) -> str:
+        """The month `YYYY-MM` that holds an instant."""
+        return f"{self.date_of(at_ms):%Y-%m}"
+
+    def month(self, text: str) -> Period:
+        """The month `YYYY-MM`. Raises ValueError with a sentence."""
+        nominal = month(text)
+        return Period(self._of(nominal.start_ms), self._of(nominal.end_ms))
+
+    def date_range(self, start: str, end: str) -> Period:
+        """From a date (in) to a date (out). Raises ValueError with a sentence."""
+        nominal = date_range(start, end)
+        return Period(self._of(nominal.start_ms), self._of(nominal.end_ms))
+
+    def cuts(self, period: Period) -> list[int]:
+        """Midnights strictly inside a period that lie inside an hour of UTC: zones of half and quarter hours."""
+        return [day.start_ms for day in self.days(period)[1:] if day.start_ms % HOUR_MS]
+
+    def _of(self, nominal_ms: int) -> int:
+        return self.start_of((_EPOCH + timedelta(milliseconds=nominal_ms)).date())
+
+
+UTC_DAYS = Calendar()
+
+
+def _midnight(day: date, tz: tzinfo) -> int:
+    # In a gap `fold` 0 has the offset from before it, which makes this the instant of the jump; of two, the first.
+    return _to_ms(datetime(day.year, day.month, day.day, tzinfo=tz).astimezone(UTC))

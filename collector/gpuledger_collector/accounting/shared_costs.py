@@ -1,0 +1,146 @@
+"""Shared costs: what no owner caused alone is split over owners by a key that is stated, beside their direct cost.
+
+A shared cost is an amount of every month (support, network, licences), or the cost of a state (unallocated,
+unavailable, unobserved) that is moved to those who held something. It is split in a fixed order: over the owners of a
+level by the key, then over each owner's lines by what they cost; both times by largest remainder. Law: direct + shared
+is, to the micro-unit, the direct total + the amounts; a moved cost leaves its row as it comes to the others.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuledger_collector.accounting.quantity import split
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.usage import HELD, STATES
+
+AMOUNT = "amount"
+SOURCES = (AMOUNT, *(state for state in STATES if state != HELD))
+"""Where a shared cost comes from: an amount a month, or the cost of time that nobody held."""
+KEYS = ("cost", "gpu_hours", "even", "weights")
+"""What it is split by."""
+UNSHARED = "(unshared)"
+"""Bears a shared amount where nobody of its scope held anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCost:
+    """A dated cost and its key. `weights` and `scope` name owners of the tree; `level` is the one that shares."""
+
+    name: str
+    source: str
+    amount_micro: int | None
+    currency: str | None
+    pool: str
+    key: str
+    level: str
+    weights: Mapping[str, int] = field(default_factory=dict)
+    scope: Mapping[str, str] = field(default_factory=dict)
+    from_on: dt.date | None = None
+    to_on: dt.date | None = None
+
+    def holds_on(self, day: dt.date) -> bool:
+        """Whether it is shared on a day of the bill: from `from_on` (in) to `to_on` (out)."""
+        return (self.from_on is None or self.from_on <= day) and (self.to_on is None or day < self.to_on)
+
+
+class Line(Protocol):
+    """What sharing reads of a sum of charges; `keys` are those of DIMENSIONS, then the report's own."""
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def state(self) -> str: ...  # noqa: D102
+    @property
+    def currency(self) -> str | None: ...  # noqa: D102
+    @property
+    def gpu_ns(self) -> int: ...  # noqa: D102
+    @property
+    def cost_micro(self) -> int | None: ...  # noqa: D102
+
+
+DIMENSIONS = (*LEVELS, "pool")
+"""The first keys of the lines that are shared over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a shared cost adds to a line (takes from it, where negative). `line` None: nobody was there to bear it."""
+
+    name: str
+    currency: str
+    line: Line | None
+    micro: int
+
+
+def month_part(amount_micro: int, month_ms: int, start_ms: int, end_ms: int) -> int:
+    """An amount of a month for a part of it, given in milliseconds since the month began: parts that adjoin add up."""
+    return amount_micro * end_ms // month_ms - amount_micro * start_ms // month_ms
+
+
+def share(cost: SharedCost, lines: Sequence[Line], amount_micro: int = 0) -> list[Share]:
+    """Splits one cost over the lines of one stretch of time; `amount_micro` is the amount for it, of source amount.
+
+    The cost of a state is shared within its currency, and stays where it is when nobody of the scope held anything.
+    """
+    if cost.source == AMOUNT:
+        assert cost.currency is not None
+        bearers = _bearers(cost, lines, cost.currency)
+        made = _split(cost, bearers, cost.currency, amount_micro)
+        return made or ([Share(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
+    found: list[Share] = []
+    for currency in sorted({line.currency for line in lines if line.currency is not None}):
+        moved = [line for line in lines if _is_moved(cost, line, currency)]
+        total = sum(line.cost_micro or 0 for line in moved)
+        bearers = _bearers(cost, lines, currency)
+        made = _split(cost, bearers, currency, total)
+        if made:
+            found += [Share(cost.name, currency, line, -(line.cost_micro or 0)) for line in moved if line.cost_micro]
+            found += made
+    return found
+
+
+def _is_moved(cost: SharedCost, line: Line, currency: str) -> bool:
+    return line.state == cost.source and line.currency == currency and cost.pool in ("", line.keys[len(LEVELS)])
+
+
+def _bearers(cost: SharedCost, lines: Iterable[Line], currency: str) -> dict[str, list[Line]]:
+    """The held lines of each owner of the level that is in the scope, in the order of names."""
+    found: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.state != HELD or line.currency != currency or line.gpu_ns <= 0:
+            continue
+        if all(line.keys[LEVELS.index(level)] == owner for level, owner in cost.scope.items()):
+            found[line.keys[LEVELS.index(cost.level)]].append(line)
+    return dict(sorted(found.items()))
+
+
+def _split(cost: SharedCost, bearers: Mapping[str, Sequence[Line]], currency: str, total: int) -> list[Share]:
+    weigh: Callable[[str], int] = {
+        "cost": lambda owner: _cost(bearers[owner]),
+        "gpu_hours": lambda owner: sum(line.gpu_ns for line in bearers[owner]),
+        "even": lambda _: 1,
+        "weights": lambda owner: cost.weights.get(owner, 0),
+    }[cost.key]
+    weights = [weigh(owner) for owner in bearers]
+    if total <= 0 or not any(weights):
+        return []
+    made = []
+    for owner, part in zip(bearers, split(total, weights), strict=True):
+        lines = bearers[owner]
+        by_cost = [max(line.cost_micro or 0, 0) for line in lines]
+        inner = by_cost if any(by_cost) else [line.gpu_ns for line in lines]
+        made += [
+            Share(cost.name, currency, line, micro)
+            for line, micro in zip(lines, split(part, inner), strict=True)
+            if micro
+        ]
+    return made
+
+
+def _cost(lines: Iterable[Line]) -> int:
+    return max(sum(line.cost_micro or 0 for line in lines), 0)

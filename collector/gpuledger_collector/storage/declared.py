@@ -1,0 +1,93 @@
+"""What is declared in a file and applied as a whole: rows that are superseded rather than edited, and audited."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.carbon import Intensity
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.shared_costs import SharedCost
+from gpuledger_collector.storage import audit
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
+_CARBON = ("region", "pool", "grams_per_kwh", "pue", "from_on", "to_on")
+_AT = "recorded_at <= coalesce(%(at)s, recorded_at) AND (superseded_at IS NULL OR superseded_at > %(at)s)"
+
+
+def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[SharedCost]:
+    """The shared costs in force, or those that were at an instant, by name."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_SHARED)} FROM shared_cost WHERE {_AT} ORDER BY name, from_on NULLS FIRST, id", {"at": at}
+    )
+    return [SharedCost(*row) for row in rows]
+
+
+def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], now: dt.datetime) -> ImportOutcome:
+    """The shared costs in force become these. Charges stay as they are: a report shares what it shows."""
+    rows = [{name: getattr(cost, name) for name in _SHARED} for cost in wanted]
+    return _replace(connection, "shared_cost", _SHARED, rows, now)
+
+
+def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
+    """The carbon intensities in force, or those that were at an instant, by pool."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_CARBON)} FROM carbon_intensity WHERE {_AT} ORDER BY pool, from_on NULLS FIRST, id",
+        {"at": at},
+    )
+    return [Intensity(*row) for row in rows]
+
+
+def replace_carbon(connection: Connection, wanted: Sequence[Intensity], now: dt.datetime) -> ImportOutcome:
+    """The carbon intensities in force become these."""
+    rows = [{name: getattr(one, name) for name in _CARBON} for one in wanted]
+    return _replace(connection, "carbon_intensity", _CARBON, rows, now)
+
+
+def _replace(
+    connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], now: dt.datetime
+) -> ImportOutcome:
+    """The rows in force become these; those that say the same stay as they are."""
+    known = {
+        _content(dict(zip(columns, row[1:], strict=True))): row[0]
+        for row in connection.execute(f"SELECT id, {', '.join(columns)} FROM {table} WHERE superseded_at IS NULL")
+    }
+    wanted = {_content(row): row for row in rows}
+    gone = [content for content in known if content not in wanted]
+    new = [content for content in wanted if content not in known]
+    connection.execute(
+        f"UPDATE {table} SET superseded_at = %s WHERE id = ANY(%s)", (now, [known[content] for content in gone])
+    )
+    for content in new:
+        cells = [_cell(wanted[content][name]) for name in columns]
+        given = ", ".join(["%s"] * (len(columns) + 1))
+        connection.execute(f"INSERT INTO {table} ({', '.join(columns)}, recorded_at) VALUES ({given})", (*cells, now))
+    told = [audit.Change(table, _subject(content), json.loads(content), None) for content in gone]
+    told += [audit.Change(table, _subject(content), None, json.loads(content)) for content in new]
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    return ImportOutcome(len(new), len(gone), len(wanted) - len(new))
+
+
+def _cell(value: object) -> object:
+    return json.dumps(dict(value)) if isinstance(value, Mapping) else value
+
+
+def _content(row: Mapping[str, Any]) -> str:
+    def plain(value: object) -> object:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if value is None or isinstance(value, str | int):
+            return value
+        return f"{value.normalize():f}" if hasattr(value, "normalize") else str(value)
+
+    return json.dumps({name: plain(value) for name, value in row.items()}, sort_keys=True)
+
+
+def _subject(content: str) -> str:
+    row = json.loads(content)
+    return str(row.get("name") or row.get("pool") or row.get("region") or "every pool")
