@@ -1,15 +1,19 @@
 """The price book: dated rates, and which one is in force for an accelerator at an instant.
 
 The most specific rate wins (node before pool before model before region; an exact model before a model named by its
-tokens), then the latest one to have become effective. Versions are added, never edited.
+tokens), then the latest one to have become effective. Versions are added, never edited. Which way of buying applies is
+chosen by pool, node, model or tag where somebody says so, else by an order of preference.
 """
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from gpuledger_collector.accounting.period import Period
@@ -33,6 +37,8 @@ class Price:
     list_rate: Decimal | None = None
     region: str = ""
     node: str = ""
+    basis: Mapping[str, object] | None = field(default=None, compare=False)
+    """Of a derived rate: what it was derived from, and its parts."""
 
     def in_force(self, at_ms: int) -> bool:
         """Whether the rate holds at an instant."""
@@ -56,44 +62,129 @@ def model_match(wanted: str, model: str) -> int:
     return 1 if tokens and tokens <= model_tokens(model) else -1
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class PurchaseChoice:
+    """Which way of buying applies in a place, from an instant (in) to an instant (out); empty fields match any.
+
+    `tags` (`*` as wildcard) choose for usage imported as counts only: an accelerator was bought in one way, whoever
+    holds it.
+    """
+
+    id: int | None
+    name: str
+    position: int
+    purchase: str
+    pool: str = ""
+    gpu_model: str = ""
+    node: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    effective_from_ms: int | None = None
+    effective_to_ms: int | None = None
+
+    def holds(self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int) -> bool:
+        """Whether it chooses for this place, these tags and this instant."""
+        if any(wanted and wanted != actual for wanted, actual in ((self.pool, pool), (self.node, node))):
+            return False
+        if self.effective_from_ms is not None and at_ms < self.effective_from_ms:
+            return False
+        if self.effective_to_ms is not None and at_ms >= self.effective_to_ms:
+            return False
+        if model_match(self.gpu_model, gpu_model) < 0:
+            return False
+        return all(fnmatchcase(tags.get(name, ""), pattern) for name, pattern in self.tags.items())
+
+
+class _Timeline:
+    """The best price of a place for every instant: found once, then asked by bisection."""
+
+    def __init__(self, ranked: Sequence[Price]) -> None:
+        """`ranked` best first."""
+        edges = {price.effective_from_ms for price in ranked}
+        edges |= {price.effective_to_ms for price in ranked if price.effective_to_ms is not None}
+        self._edges = sorted(edges)
+        self._best: list[Price | None] = [None]
+        waiting = sorted(range(len(ranked)), key=lambda at: ranked[at].effective_from_ms, reverse=True)
+        running: list[int] = []
+        for edge in self._edges:
+            while waiting and ranked[waiting[-1]].effective_from_ms <= edge:
+                heapq.heappush(running, waiting.pop())
+            while running and not ranked[running[0]].in_force(edge):
+                heapq.heappop(running)
+            self._best.append(ranked[running[0]] if running else None)
+
+    def at(self, at_ms: int) -> Price | None:
+        """The price in force."""
+        return self._best[bisect_right(self._edges, at_ms)]
+
+
 class PriceBook:
-    """Prices that can be asked; the answers for one place are kept, since a fleet asks the same again and again."""
+    """Prices that can be asked, and the choices between ways of buying.
 
-    prices: tuple[Price, ...]
-    _candidates: dict[tuple[str, str, str, str, str | None], list[Price]] = field(default_factory=dict, repr=False)
+    Prices of one place are laid out along time once, and places with the same prices share that: a series of ten
+    thousand spot rates costs an hour of a fleet no more than one rate does.
+    """
 
-    def __init__(self, prices: Iterable[Price]) -> None:
+    def __init__(self, prices: Iterable[Price], choices: Iterable[PurchaseChoice] = ()) -> None:
         self.prices = tuple(prices)
-        self._candidates = {}
+        self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
+        edges = {price.effective_from_ms for price in self.prices}
+        edges |= {price.effective_to_ms for price in self.prices if price.effective_to_ms is not None}
+        self._edges = sorted(edges)
+        self._places: dict[tuple[str, str, str, str], list[Price]] = {}
+        for price in self.prices:
+            self._places.setdefault((price.node, price.pool, price.region, price.gpu_model), []).append(price)
+        self._timelines: dict[tuple[str, str, str, str, str | None], _Timeline] = {}
+        self._shared: dict[object, _Timeline] = {}
 
     def price_at(
-        self, pool: str, gpu_model: str, node: str, region: str, at_ms: int, purchase: str | None = None
+        self,
+        pool: str,
+        gpu_model: str,
+        node: str,
+        region: str,
+        at_ms: int,
+        purchase: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Price | None:
-        """The rate in force, None when no rate covers this place and instant: *unpriced*, never zero."""
-        key = (pool, gpu_model, node, region, purchase)
-        ranked = self._candidates.get(key)
-        if ranked is None:
-            ranked = self._candidates[key] = self._ranked(pool, gpu_model, node, region, purchase)
-        return next((price for price in ranked if price.in_force(at_ms)), None)
+        """The rate in force, None when no rate covers this place and instant: *unpriced*, never zero.
 
-    def _ranked(self, pool: str, gpu_model: str, node: str, region: str, purchase: str | None) -> list[Price]:
-        """The prices that match this place, best first."""
-        scored = []
-        for price in self.prices:
-            model = model_match(price.gpu_model, gpu_model)
-            named = ((price.node, node), (price.pool, pool), (price.region, region))
-            if model < 0 or any(wanted and wanted != actual for wanted, actual in named):
-                continue
-            if purchase is not None and price.purchase != purchase:
-                continue
-            specific = (bool(price.node), bool(price.pool), model, bool(price.region))
-            preferred = -PURCHASES.index(price.purchase)
-            scored.append(((specific, preferred, price.effective_from_ms, price.id or 0), price))
-        return [price for _, price in sorted(scored, key=lambda entry: entry[0], reverse=True)]
+        Without `purchase` the first choice that holds decides it. What a choice names and no rate covers is unpriced.
+        """
+        if purchase is None and self.choices:
+            purchase = self.purchase_at(pool, gpu_model, node, tags or {}, at_ms)
+        key = (pool, gpu_model, node, region, purchase)
+        timeline = self._timelines.get(key)
+        if timeline is None:
+            timeline = self._timelines[key] = self._timeline(pool, gpu_model, node, region, purchase)
+        return timeline.at(at_ms)
+
+    def purchase_at(self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int) -> str | None:
+        """The way of buying that is chosen here, None where nothing chooses: the order of PURCHASES prefers then."""
+        chosen = (one.purchase for one in self.choices if one.holds(pool, gpu_model, node, tags, at_ms))
+        return next(chosen, None)
+
+    def _timeline(self, pool: str, gpu_model: str, node: str, region: str, purchase: str | None) -> _Timeline:
+        """The prices that match this place, along time."""
+        matching = []
+        for place in self._places:
+            of_node, of_pool, of_region, of_model = place
+            model = model_match(of_model, gpu_model)
+            named = ((of_node, node), (of_pool, pool), (of_region, region))
+            if model >= 0 and all(not wanted or wanted == actual for wanted, actual in named):
+                matching.append(((bool(of_node), bool(of_pool), model, bool(of_region)), place))
+        key = (purchase, tuple(matching))
+        found = self._shared.get(key)
+        if found is None:
+            scored = [
+                ((specific, -PURCHASES.index(price.purchase), price.effective_from_ms, price.id or 0), price)
+                for specific, place in matching
+                for price in self._places[place]
+                if purchase is None or price.purchase == purchase
+            ]
+            ranked = [price for _, price in sorted(scored, key=lambda entry: entry[0], reverse=True)]
+            found = self._shared[key] = _Timeline(ranked)
+        return found
 
     def cuts(self, period: Period) -> list[int]:
         """Instants strictly inside the period at which some rate begins or ends to hold."""
-        edges = {price.effective_from_ms for price in self.prices}
-        edges |= {price.effective_to_ms for price in self.prices if price.effective_to_ms is not None}
-        return sorted(edge for edge in edges if period.start_ms < edge < period.end_ms)
+        return self._edges[bisect_right(self._edges, period.start_ms) : bisect_left(self._edges, period.end_ms)]

@@ -1,0 +1,194 @@
+"""Commitments: capacity that is paid for a term, used or not, and whose time it covers.
+
+A commitment pays for so many GPUs in every hour of its term. The upfront payment is spread over those hours by largest
+remainder (all hours weigh the same, so the earliest ones carry the odd micro-units), and a recurring rate comes on top.
+What an hour of a commitment costs is therefore known without a look at what happened in it.
+
+It covers the time of accelerators that were there, and of usage imported as counts, in the places that it names: all
+of them in proportion to their time, so that nobody is dearer by the luck of which GPU he was given. What is left over
+is the commitment's own line, *unused*, and nobody's. Laws: the hours of a term add up to the upfront payment; covered
++ unused = committed, in time and in money; adjoining hours add up; the order of what is covered changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.pricing import model_match
+from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns, split
+
+COMMITMENT_UNUSED = "commitment_unused"
+"""The state of a charge that is a commitment's unused part: nobody's time, and no accelerator's."""
+Key = tuple[int, ...]
+"""Who asks for cover: sortable, so that the last micro-unit falls the same way every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """So many GPUs from `starts_ms` (in) to `ends_ms` (out), both on a UTC hour. Empty places match any.
+
+    `upfront_micro` is in micro-units; `rate` recurs for every committed GPU-hour.
+    """
+
+    id: int | None
+    name: str
+    gpus: int
+    upfront_micro: int
+    rate: Decimal
+    currency: str
+    starts_ms: int
+    ends_ms: int
+    pool: str = ""
+    gpu_model: str = ""
+    node: str = ""
+    region: str = ""
+
+    def __post_init__(self) -> None:
+        if self.starts_ms % HOUR_MS or self.ends_ms % HOUR_MS or self.ends_ms <= self.starts_ms:
+            raise ValueError(f"commitment {self.name!r}: a term goes from one whole hour to a later one")
+
+    @property
+    def term(self) -> Period:
+        """From its start to its end."""
+        return Period(self.starts_ms, self.ends_ms)
+
+    def amortised_micro(self, hour_ms: int) -> int:
+        """The part of the upfront payment that an hour of the term bears. `hour_ms` is where the hour begins."""
+        hours = (self.ends_ms - self.starts_ms) // HOUR_MS
+        at = (hour_ms - self.starts_ms) // HOUR_MS
+        if not 0 <= at < hours:
+            return 0
+        whole, odd = divmod(self.upfront_micro, hours)
+        return whole + (at < odd)
+
+    def hour_micro(self, hour_ms: int) -> int:
+        """What an hour of the term costs, used or not: amortised and recurring."""
+        recurring = cost_micro(gpu_ns(self.gpus * GPU_MICRO, HOUR_MS), self.rate)
+        return self.amortised_micro(hour_ms) + recurring
+
+    def cost(self, span: Period) -> int:
+        """What a span of the term costs, in micro-units; of an hour cut in two both parts add up to it."""
+        inside = span.clip(self.term)
+        return 0 if inside is None else sum(self._part(hour) for hour in inside.hours())
+
+    def _part(self, part: Period) -> int:
+        hour_ms = part.start_ms - part.start_ms % HOUR_MS
+        whole = self.hour_micro(hour_ms)
+        until_end = whole * (part.end_ms - hour_ms) // HOUR_MS
+        return until_end - whole * (part.start_ms - hour_ms) // HOUR_MS
+
+    def committed_ns(self, span: Period) -> int:
+        """GPU-nanoseconds that it pays for within a span."""
+        inside = span.clip(self.term)
+        return 0 if inside is None else gpu_ns(self.gpus * GPU_MICRO, inside.ms)
+
+    def covers(self, pool: str, gpu_model: str, node: str, region: str) -> bool:
+        """Whether it covers time in this place."""
+        named = ((self.pool, pool), (self.node, node), (self.region, region))
+        return model_match(self.gpu_model, gpu_model) >= 0 and all(not one or one == actual for one, actual in named)
+
+    @property
+    def precedence(self) -> tuple[object, ...]:
+        """Where several cover the same time: the most specific first, then the one that began first."""
+        specific = (bool(self.node), bool(self.pool), bool(self.gpu_model), bool(self.region))
+        return tuple(not one for one in specific), self.starts_ms, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a commitment covers of one atom: GPU-nanoseconds, and what they cost in micro-units."""
+
+    commitment: Commitment
+    gpu_ns: int
+    cost_micro: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Time that can be covered: GPU-nanoseconds by the start of their atom, in one place."""
+
+    key: Key
+    pool: str
+    gpu_model: str
+    node: str
+    region: str
+    ns: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitmentCost:
+    """What a commitment pays for within a day, apart from whose time it covers."""
+
+    commitment: Commitment
+    committed_ns: int
+    cost_micro: int
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Of a day: `shares` by who is covered and atom, `unused` by commitment and atom, and the commitments' whole cost.
+
+    Where no commitment is in force everything is empty.
+    """
+
+    shares: dict[Key, dict[int, list[Share]]] = field(default_factory=dict)
+    unused: list[tuple[Period, Share]] = field(default_factory=list)
+    costs: list[CommitmentCost] = field(default_factory=list)
+
+    def of(self, key: Key) -> Mapping[int, Sequence[Share]] | None:
+        """The shares of one place by atom, None where nothing covers it."""
+        return self.shares.get(key)
+
+
+def cover(
+    commitments: Iterable[Commitment], demands: Sequence[Demand], atoms: Sequence[Period], until_ms: int
+) -> Coverage:
+    """Whose time the commitments cover, atom by atom, up to `until_ms`.
+
+    Each commitment, in order of precedence, is split over the time in its places that no other covers yet, by largest
+    remainder; so is its cost over what it covers and what is left unused.
+    """
+    coverage = Coverage()
+    parts = [Period(atom.start_ms, min(atom.end_ms, until_ms)) for atom in atoms if atom.start_ms < until_ms]
+    ordered = sorted(demands, key=lambda demand: demand.key)
+    left = {(demand.key, at): quantity for demand in ordered for at, quantity in demand.ns.items()}
+    for commitment in sorted(commitments, key=lambda one: one.precedence):
+        mine = [one for one in ordered if commitment.covers(one.pool, one.gpu_model, one.node, one.region)]
+        committed_ns = cost = 0
+        for part in parts:
+            quantity = commitment.committed_ns(part)
+            if quantity:
+                committed_ns += quantity
+                cost += _cover_atom(coverage, commitment, quantity, mine, left, part)
+        if committed_ns:
+            coverage.costs.append(CommitmentCost(commitment, committed_ns, cost))
+    return coverage
+
+
+def _cover_atom(
+    coverage: Coverage,
+    commitment: Commitment,
+    quantity: int,
+    demands: Sequence[Demand],
+    left: dict[tuple[Key, int], int],
+    part: Period,
+) -> int:
+    """Covers one atom; what the commitment costs in it."""
+    at = part.start_ms
+    asking = [(one.key, open_ns) for one in demands if (open_ns := left.get((one.key, at), 0))]
+    wanted = sum(open_ns for _, open_ns in asking)
+    taken = split(min(quantity, wanted), [open_ns for _, open_ns in asking])
+    unused = quantity - sum(taken)
+    cost = commitment.cost(part)
+    costs = split(cost, [*taken, unused])
+    for (key, open_ns), covered, bears in zip(asking, taken, costs, strict=False):
+        if covered:
+            left[key, at] = open_ns - covered
+            coverage.shares.setdefault(key, {}).setdefault(at, []).append(Share(commitment, covered, bears))
+    if unused:
+        coverage.unused.append((part, Share(commitment, unused, costs[-1])))
+    return cost
