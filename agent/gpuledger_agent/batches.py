@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from gpuledger_agent import wire
 from gpuledger_agent.catalogue import BY_NAME
 from gpuledger_agent.meter import Span, split
 from gpuledger_agent.readings import Accelerator, Health, Sample, Workload
+
+if TYPE_CHECKING:
+    from gpuledger_agent.serving import Counted
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -79,6 +83,14 @@ class BatchMaker:
             )
         return position
 
+    def counts(self, rows: Iterable[Counted]) -> list[wire.Count]:
+        """Readings of counters, each with its workload."""
+        return [
+            wire.Count(self._workload(one.workload), one.source, one.counter, one.at_ms, one.value, one.part,
+                       one.engine, one.started_ms)
+            for one in rows
+        ]  # fmt: skip
+
     def samples(self, rows: Sequence[tuple[int, Sample]]) -> wire.Samples:
         """Samples (with their instants) as columns; NaN, or the smallest int64, where a reading is absent."""
         kept = [(at_ms, sample) for at_ms, sample in rows if sample.uuid in self._position]
@@ -88,11 +100,11 @@ class BatchMaker:
 
     def batch(
         self, node: str, epoch: str, seq: int, heartbeat: wire.Heartbeat, stretches: list[wire.Stretch],
-        samples: wire.Samples,
+        samples: wire.Samples, counts: Sequence[wire.Count] = (),
     ) -> wire.Batch:  # fmt: skip
         """The whole batch."""
         return wire.Batch(wire.WIRE_VERSION, node, epoch, seq, heartbeat, self._accelerators, self._workloads,
-                          stretches, samples)  # fmt: skip
+                          stretches, samples, list(counts))  # fmt: skip
 
 
 def _wire_accelerator(entry: Accelerator, pool: str, health: Health | None) -> wire.WireAccelerator:

@@ -363,4 +363,20 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     meter = Meter(gap_ms(settings), settings.busy_threshold)
     sampler = Sampler(settings.node_name, settings.pool, source, owners, meter,
                       boot_id=boot_id())  # fmt: skip
-    return Daemon(settings, reload, spool, sampler, Clock(wall_ms(), time.monotonic_ns()))
+    clock = Clock(wall_ms(), time.monotonic_ns())
+    if settings.serving_endpoints or settings.progress_dir is not None:
+        count_outputs(settings, sampler, clock)
+    return Daemon(settings, reload, spool, sampler, clock)
+
+
+def count_outputs(settings: Settings, sampler: Sampler, clock: Clock) -> None:
+    """Begin to read what workloads produce; only agents that are asked to have the code for it in memory."""
+    from gpuledger_agent.serving import CounterReader, endpoints
+
+    sampler.counting = CounterReader(
+        endpoints(settings.serving_endpoints),
+        settings.progress_dir,
+        lambda: sampler.latest.holders,
+        lambda: clock.at_ms(time.monotonic_ns()),
+    )
+    sampler.counting.start(lambda: settings.slow_interval_s)

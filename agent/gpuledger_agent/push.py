@@ -287,7 +287,7 @@ def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
         batch, stretches=batch.stretches[:half_stretches], samples=_rows(batch.samples, 0, half_rows)
     )
     second = msgspec.structs.replace(
-        batch, stretches=batch.stretches[half_stretches:], samples=_rows(batch.samples, half_rows, rows)
+        batch, stretches=batch.stretches[half_stretches:], samples=_rows(batch.samples, half_rows, rows), counts=[]
     )
     return [first, second]
 

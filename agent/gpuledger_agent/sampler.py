@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpuledger_agent import __version__, thinning, wire
 from gpuledger_agent.batches import BatchMaker, pack
@@ -19,6 +19,9 @@ from gpuledger_agent.meter import Meter, Span
 from gpuledger_agent.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 from gpuledger_agent.spool import Holds, Spool
 from gpuledger_agent.thinning import Rows
+
+if TYPE_CHECKING:
+    from gpuledger_agent.serving import Counted, CounterReader
 
 Status = Literal["ok", "no_driver", "no_gpu", "degraded"]
 
@@ -62,6 +65,8 @@ class Sampler:
     faults: Faults = field(default_factory=Faults)
     readings_lost: int = 0
     """Readings that found no room in memory while the spool could not be written, or that no column could take."""
+    counting: CounterReader | None = None
+    """Reads what workloads produced; None where nothing is configured."""
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
     _gone: list[Accelerator] = field(default_factory=list)
     """Accelerators that are no longer there, of which something may still have to be told."""
@@ -144,23 +149,30 @@ class Sampler:
         told = {span.uuid for span in spans} | {sample.uuid for _, sample in rows}
         listed = [*self.latest.accelerators, *(entry for entry in self._gone if entry.uuid in told)]
 
-        def batch_of(spans: Sequence[Span], rows: Rows, left_out: int = 0) -> tuple[Callable[[str, int], bytes], Holds]:
+        def batch_of(
+            spans: Sequence[Span], rows: Rows, left_out: int = 0, counted: Sequence[Counted] = ()
+        ) -> tuple[Callable[[str, int], bytes], Holds]:
             maker = BatchMaker(listed, self.pool, health)
-            stretches, samples = maker.stretches(spans), self._columns(maker, rows)
+            stretches, samples, counts = maker.stretches(spans), self._columns(maker, rows), maker.counts(counted)
             holds = Holds(len(stretches), len(samples.at_ms), left_out)
-            return lambda epoch, seq: pack(maker.batch(self.node, epoch, seq, heartbeat, stretches, samples)), holds
+            return lambda epoch, seq: pack(
+                maker.batch(self.node, epoch, seq, heartbeat, stretches, samples, counts)
+            ), holds
 
         apart = level != "together" and bool(rows)
+        counted = [] if self.counting is None else self.counting.take()
         try:
-            make, holds = batch_of(spans, () if apart else rows)
+            make, holds = batch_of(spans, () if apart else rows, counted=counted)
             number = spool.add(make, now_ms, holds)
-            spans = []
+            spans, counted = [], []
             if apart:
                 kept = thinning.thinned(rows) if level == "thin" else rows
                 make, holds = batch_of((), kept, len(rows) - len(kept))
                 spool.add(make, now_ms, holds)
         except Exception:
             self.meter.put_back(spans)
+            if self.counting is not None:
+                self.counting.put_back(counted)
             raise
         self._rows, self._gone = [], []
         return number

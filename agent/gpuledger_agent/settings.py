@@ -77,6 +77,12 @@ class Settings:
         default=places.STALE_S,
         metadata={"help": "seconds that pods and containers hold on when their source is silent"},
     )
+    serving_endpoints: str = field(
+        default="", metadata={"help": "[WORKLOAD=]URL of inference servers' /metrics, comma-separated; empty: none"}
+    )
+    progress_dir: Path | None = field(
+        default=None, metadata={"help": "folder of files in which runs tell their steps and tokens; empty: none"}
+    )
     seed: int = field(default=7, metadata={"help": "seed of the simulated fleet"})
     given_back_ms: int = field(
         default=0,
@@ -247,6 +253,13 @@ def _check_addresses(settings: Settings) -> list[str]:
     api = settings.kubernetes_api_url
     if api not in {"", "off"} and not (api.startswith("https://") and _is_web_address(api)):
         faults.append(f"kubernetes_api_url: {api!r} is not https://HOST[:PORT] or off")
+    if settings.serving_endpoints:
+        from gpuledger_agent.serving import endpoints  # not in the memory of agents that do not need it
+
+        try:
+            endpoints(settings.serving_endpoints)
+        except ValueError as error:
+            faults.append(f"serving_endpoints: {error}")
     port = settings.metrics_listen.rpartition(":")[2]
     if settings.metrics_listen and not (port.isdecimal() and int(port) <= LAST_PORT):
         faults.append(f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as 127.0.0.1:9440")

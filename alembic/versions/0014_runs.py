@@ -21,7 +21,7 @@ CREATE TABLE counter_series (
     counter TEXT NOT NULL,
     engine TEXT DEFAULT '' NOT NULL,
     CONSTRAINT pk_counter_series PRIMARY KEY (id),
-    CONSTRAINT uq_counter_series_workload_id UNIQUE (workload_id, via, source, part, counter),
+    CONSTRAINT uq_counter_series_workload_id_via_source_part_counter UNIQUE (workload_id, via, source, part, counter),
     CONSTRAINT fk_counter_series_workload_id FOREIGN KEY(workload_id) REFERENCES workload (id)
 );
 

@@ -1,0 +1,131 @@
+"""What agents read of inference servers and of files of runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fakes import serving as fake
+from gpuledger_agent.counted import parse
+from gpuledger_agent.readings import Holder, Workload
+from gpuledger_agent.serving import MOST_PAGE_BYTES, CounterReader, endpoints, page, whose
+
+LLM, OTHER = Workload("4711", "slurm", name="chat"), Workload("4712", "slurm", name="train")
+
+
+def reader(urls="", progress_dir=None, holders=None, now=lambda: 1_000):
+    held = {"GPU-0": [Holder(LLM)]} if holders is None else holders
+    return CounterReader(endpoints(urls), progress_dir, lambda: held, now)
+
+
+def sums(counters):
+    found = {}
+    for one in counters:
+        found[one.counter] = found.get(one.counter, 0) + one.value
+    return found
+
+
+def test_vllm_counts_finished_requests_and_tokens_and_says_when_it_began():
+    """Gauges, histograms and aborted requests are no output."""
+    counters, started_ms = parse(fake.vllm(1_282_888, 337, 40))
+    assert sums(counters) == {"prompt_tokens": 1_282_888, "generated_tokens": 337, "inferences": 43}
+    assert started_ms == 1_763_750_000_250
+    assert {one.engine for one in counters} == {"vllm"}
+
+
+def test_triton_tells_inferences_from_requests_of_each_model():
+    """A request of a batch of eight is eight inferences."""
+    counters, started_ms = parse(fake.TRITON)
+    assert sums(counters) == {"requests": 11_593, "inferences": 68_937}
+    assert started_ms is None
+    assert len({one.part for one in counters}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (fake.TGI, {"inferences": 1_000, "prompt_tokens": 512_000, "generated_tokens": 128_000}),
+        (fake.SGLANG, {"inferences": 4_097, "prompt_tokens": 8_128_902, "generated_tokens": 7_557_572}),
+        ("gpuledger_run_steps_total 1200\ngpuledger_run_tokens_total 5e6 1763750000000\n",
+         {"steps": 1_200, "tokens": 5_000_000}),
+    ],
+    ids=["tgi", "sglang", "run"],
+)  # fmt: skip
+def test_other_pages(text, expected):
+    """TGI's tokens are sums of histograms; a run's own file may carry timestamps."""
+    assert sums(parse(text)[0]) == expected
+
+
+def test_lines_that_no_counter_shows_say_nothing():
+    """Fractions, negatives, NaN, infinities, broken labels, and a series that stands there with two values."""
+    good = 'nv_inference_count{model="a\\"b,c}",version="1"} 7\n'
+    bad = (
+        'nv_inference_count{model="x"} 1.5\nnv_inference_count{model="y"} -1\nnv_inference_count{model="z"} NaN\n'
+        'nv_inference_count{model="w"} +Inf\nnv_inference_count{model="v} 3\nnv_inference_count{model="u"}\n'
+        'nv_inference_count{model="t"} 1\nnv_inference_count{model="t"} 2\nnv_inference_count_x 4\n'
+    )
+    (only,) = parse(bad + good)[0]
+    assert only.value == 7
+    assert only.part == 'model=a"b,c},version=1'
+
+
+def test_a_counter_belongs_to_the_only_or_the_named_workload():
+    """Where it is not clear whose it is, there is a sentence and no reading."""
+    both = [Holder(LLM), Holder(OTHER), Holder(LLM)]
+    assert whose("", [Holder(LLM), Holder(LLM)]) is LLM
+    assert whose("train", both) is OTHER
+    assert whose("4711", both) is LLM
+    assert "name one" in whose("", both)
+    assert "'gone'" in whose("gone", both)
+    assert "no workload" in whose("", [])
+
+
+def test_a_round_reads_every_endpoint_and_a_failing_one_delays_nobody():
+    """The address is told without its query; an error page has no counters; what could not be stored comes again."""
+    with fake.serving(lambda: fake.TGI) as good, fake.serving(lambda: fake.TGI) as bad:
+        bad.status = 503
+        made = reader(f"{bad.url},chat={good.url}?x=1")
+        made.read()
+        rows = made.take()
+        assert {(one.source, one.workload.id, one.at_ms) for one in rows} == {(good.url, "4711", 1_000)}
+        assert sums(rows) == {"inferences": 1_000, "prompt_tokens": 512_000, "generated_tokens": 128_000}
+        assert made.take() == []
+        made.put_back(rows)
+        assert made.take() == rows
+        assert bad.asked == 1
+
+
+def test_a_page_is_bounded():
+    """A server that sends for ever is read up to the bound."""
+    with fake.serving(lambda: "x" * (MOST_PAGE_BYTES + 10)) as large, pytest.raises(ValueError, match="is over"):
+        page(large.url)
+
+
+def test_a_file_belongs_to_the_workload_that_it_is_named_after(tmp_path):
+    """A run without a way to the collector writes a file; that of a run which is not here is passed over."""
+    (tmp_path / "4712.prom").write_text("gpuledger_run_steps_total 40\n")
+    (tmp_path / "9.prom").write_text("gpuledger_run_steps_total 1\n")
+    (tmp_path / "4712.prom.tmp").write_text("gpuledger_run_steps_total 41\n")
+    made = reader(progress_dir=tmp_path, holders={"GPU-0": [Holder(LLM)], "GPU-1": [Holder(OTHER)]})
+    made.read()
+    (row,) = made.take()
+    assert (row.workload, row.counter, row.value, row.source) == (OTHER, "steps", 40, "file:4712.prom")
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost:8000", "http://", "ftp://a/b", "http://me:secret@h/metrics", "a=http://h:99999/"]
+)
+def test_an_address_that_is_none_is_refused_without_its_password(text):
+    """The sentence may be logged."""
+    with pytest.raises(ValueError, match=r"is not \[WORKLOAD=\]http|must not hold") as error:
+        endpoints(text)
+    assert "secret" not in str(error.value)
+
+
+def test_the_code_is_not_in_memory_where_nothing_is_configured():
+    """Agents without inference servers do not pay for them."""
+    script = (
+        "import sys, gpuledger_agent.daemon, gpuledger_agent.settings as s; s.load(None, {}); "
+        "sys.exit('gpuledger_agent.serving' in sys.modules or 'gpuledger_agent.counted' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
