@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.ledger import DayLine, Proof
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.tags import OwnerPath
@@ -162,6 +162,8 @@ class ExportedCharge:
     tags: Mapping[str, str]
     booked_day_ms: int | None = None
     """For a correction the day of an open period in which it is booked; the charge's own day is the one it amends."""
+    device_uuid: str | None = None
+    """The device of a MIG instance; of a whole device its own UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,9 @@ class Invoice:
 
 class Unit(Protocol):
     """One transaction over one snapshot."""
+
+    def calendar(self) -> Calendar:
+        """The days and months of the bill, in the billing zone."""
 
     def prices(self) -> Sequence[Price]:
         """The price book in force, superseded versions left out."""

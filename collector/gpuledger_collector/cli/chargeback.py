@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import FINDINGS, LACKING, Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
@@ -25,6 +25,14 @@ class Shape(enum.StrEnum):
     json = "json"
     focus = "focus"
     beancount = "beancount"
+    parquet = "parquet"
+
+
+class FocusVersion(enum.StrEnum):
+    """Versions of FOCUS that are written."""
+
+    v1_2 = "1.2"
+    v1_4 = "1.4"
 
 
 def register(root: typer.Typer) -> None:
@@ -39,7 +47,14 @@ def chargeback(
         "team"
     ),
     shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    focus_version: Annotated[
+        FocusVersion,
+        typer.Option("--focus-version", help="For focus: 1.2, or 1.4 with the columns of split allocation."),
+    ] = FocusVersion.v1_2,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write to a file; focus into FILE.parquet is Parquet."),
+    ] = None,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -60,6 +75,8 @@ def chargeback(
         refuse(str(error))
     if output is not None and not output.parent.is_dir():
         refuse(f"{output.parent} is no folder to write to")
+    if shape is Shape.parquet or (output is not None and output.suffix == ".parquet"):
+        _require_parquet(shape, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
@@ -75,9 +92,11 @@ def chargeback(
             made = report(reports.charged_lines(connection, period, names), names)
             notes = _notes(connection, period, now_ms, made)
             if shape is Shape.focus:
-                _write_focus(connection, period, names, output)
+                _write_focus(connection, period, names, focus_version, output)
             elif shape is Shape.beancount:
                 _write_journal(connection, period, names, output)
+            elif shape is Shape.parquet:
+                _write_parquet(made, output)
             else:
                 _emit(_text(made, period, shape, notes), output)
     for note in notes:
@@ -108,19 +127,49 @@ def _emit(text: str, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8", newline="")
 
 
-def _write_focus(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:
+def _require_parquet(shape: Shape, output: Path | None) -> None:
+    """Refuses what cannot be written as Parquet, before any work is done."""
+    from gpuledger_collector.export import parquet
+
+    if output is None:
+        refuse("--format parquet needs a file to write to: -o chargeback.parquet")
+    if shape not in {Shape.parquet, Shape.focus}:
+        refuse(f"-o {output}: only --format parquet and --format focus write Parquet")
+    try:
+        parquet.arrow()
+    except parquet.NoArrow as error:
+        refuse(str(error), LACKING)
+
+
+def _write_parquet(made: Report, output: Path | None) -> None:
+    from gpuledger_collector.export import parquet
+    from gpuledger_collector.export.cells import MEASURES, measures
+
+    rows = (dict(zip((*made.by, *MEASURES), (*row.keys, *measures(row)), strict=True)) for row in made.rows)
+    assert output is not None
+    parquet.write(rows, output, parquet.chargeback_kinds(made.by))
+
+
+def _write_focus(
+    connection: Connection, period: Period, names: tuple[str, ...], version: FocusVersion, output: Path | None
+) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
-    from gpuledger_collector.export import focus
+    from gpuledger_collector.export import focus, focus_split, parquet
     from gpuledger_collector.storage import periods, reports
 
     level = next((name for name in names if name in LEVELS), "team")
     closed = {one.name for one in periods.closed(connection)}
-    lines = focus.lines(reports.charges(connection, period), level, focus.Issuer(), closed)
+    form, columns = (
+        (focus.lines, focus.COLUMNS) if version is FocusVersion.v1_2 else (focus_split.lines, focus_split.COLUMNS)
+    )
+    lines = form(reports.charges(connection, period), level, focus.Issuer(), closed)
     if output is None:
-        focus.write(lines, sys.stdout)
-        return
-    with output.open("w", encoding="utf-8", newline="") as file:
-        focus.write(lines, file)
+        focus.write(lines, sys.stdout, columns)
+    elif output.suffix == ".parquet":
+        parquet.write(lines, output, parquet.focus_kinds(columns))
+    else:
+        with output.open("w", encoding="utf-8", newline="") as file:
+            focus.write(lines, file, columns)
 
 
 def _write_journal(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import LACKING, Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
@@ -21,6 +21,7 @@ class Shape(enum.StrEnum):
     """Forms of the output."""
 
     csv = "csv"
+    parquet = "parquet"
 
 
 def register(root: typer.Typer) -> None:
@@ -46,6 +47,8 @@ def samples(
     if (node is None) == (gpu is None):
         refuse("name the accelerators with either --node or --gpu")
     period = _period(start, end)
+    if shape is Shape.parquet:
+        _require_parquet(output)
     with database(dsn, config) as opened:
         from gpuledger_collector.export import samples as forms
         from gpuledger_collector.storage import archive
@@ -60,12 +63,26 @@ def samples(
                 for stay in stays
                 for _, part in archive.readings(connection, [stay.accelerator_id], stay.period)
             )
-            write = {Shape.csv: forms.write_csv}[shape]
-            if output is None:
-                write(found, sys.stdout, archive.KINDS)
+            if shape is Shape.parquet and output is not None:
+                from gpuledger_collector.export import parquet
+
+                parquet.write_samples(found, output, archive.KINDS)
+            elif output is None:
+                forms.write_csv(found, sys.stdout, archive.KINDS)
             else:
                 with output.open("w", encoding="utf-8", newline="") as file:
-                    write(found, file, archive.KINDS)
+                    forms.write_csv(found, file, archive.KINDS)
+
+
+def _require_parquet(output: Path | None) -> None:
+    from gpuledger_collector.export import parquet
+
+    if output is None:
+        refuse("--format parquet needs a file to write to: -o samples.parquet")
+    try:
+        parquet.arrow()
+    except parquet.NoArrow as error:
+        refuse(str(error), LACKING)
 
 
 def _period(start: str, end: str) -> Period:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import json
 import sys
@@ -11,11 +12,18 @@ from typing import Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, refuse
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
 
 app = typer.Typer(name="focus", help="Files in FOCUS, the FinOps Foundation's format.", no_args_is_help=True)
 SHOWN = 5
 """Violations of one rule in one column that are shown, unless all are asked for."""
+
+
+class Version(enum.StrEnum):
+    """Versions of FOCUS that can be checked."""
+
+    v1_2 = "1.2"
+    v1_4 = "1.4"
 
 
 class Shape(enum.StrEnum):
@@ -32,7 +40,10 @@ def register(root: typer.Typer) -> None:
 
 @app.command("check", epilog="Example: gpuledger focus check october.csv")
 def check_file(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A FOCUS 1.2 file of charges (CSV).")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file of charges in FOCUS (CSV).")],
+    version: Annotated[
+        Version | None, typer.Option("--focus-version", help="Version to check against; else what its header speaks.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every violation.")] = False,
     shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
 ) -> None:
@@ -46,7 +57,7 @@ def check_file(
     shown: list[Violation] = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for violation in check(file):
+            for violation in check(file, version):
                 key = (violation.rule, violation.column)
                 counts[key] += 1
                 if everything or counts[key] <= SHOWN:
@@ -71,3 +82,34 @@ def check_file(
         print(f"{path}: {f'{found} violations' if found else 'no violation'}")
     if found:
         raise typer.Exit(FINDINGS)
+
+
+@app.command(epilog="Example: gpuledger focus periods -o billing-periods.csv")
+def periods(
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Write FOCUS 1.4's billing periods: every month that was rated, Open or Closed.
+
+    A closed month never opens again; what is found later is a Correction row of an open one.
+    """
+    with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.period import format_date
+        from gpuledger_collector.export import focus, focus_split
+        from gpuledger_collector.storage import periods as months
+        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage.ledgers import Ledger
+
+        with Ledger(opened.dsn).connect() as connection:
+            closed = {one.name: one.closed_ms for one in months.closed(connection)}
+            rated: dict[str, dt.datetime] = {}
+            for day_ms, at in reports.proved(connection):
+                name = format_date(day_ms)[:7]
+                rated[name] = max(at, rated.get(name, at))
+        rows = focus_split.periods({*closed, *rated}, rated, closed, focus.Issuer())
+        if output is None:
+            focus.write(rows, sys.stdout, focus_split.PERIOD_COLUMNS)
+            return
+        with output.open("w", encoding="utf-8", newline="") as file:
+            focus.write(rows, file, focus_split.PERIOD_COLUMNS)

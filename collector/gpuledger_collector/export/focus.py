@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -68,7 +68,9 @@ Key = tuple[str, str, str]
 
 
 @dataclass
-class _Book:
+class Book:
+    """The invoices of an export so far; `closed` names the closed months."""
+
     closed: Collection[str] = ()
     invoices: dict[Key, Invoice] = field(default_factory=dict)
 
@@ -79,23 +81,31 @@ def lines(charges: Iterable[ExportedCharge], level: str, issuer: Issuer, closed:
     `level` is the level of the owner tree that is invoiced (a sub-account each). `closed` names the closed months: only
     their invoices have a number. A correction is billed in the month in which it is booked, for the day that it amends.
     """
-    book = _Book(closed)
+    book = Book(closed)
+    for _, row in usage_rows(charges, level, issuer, book):
+        yield row
+    yield from adjustments(book, level, issuer)
+
+
+def usage_rows(
+    charges: Iterable[ExportedCharge], level: str, issuer: Issuer, book: Book
+) -> Iterator[tuple[ExportedCharge, Row]]:
+    """Each priced charge beside its Usage row; `book` counts what the rows of each invoice add up to."""
     for exported in charges:
         price = exported.charge.price
         if price is not None and exported.charge.gpu_ns:
-            yield _usage(exported, price, level, issuer, book)
-    yield from _adjustments(book, level, issuer)
+            yield exported, _usage(exported, price, level, issuer, book)
 
 
-def write(rows: Iterable[Row], file: TextIO) -> None:
+def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -> None:
     """Rows as CSV: LF, quoted where needed, text cells made harmless for spreadsheets."""
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow([row.get(name, "") for name in COLUMNS])
+        writer.writerow([row.get(name, "") for name in columns])
 
 
-def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, book: _Book) -> Row:
+def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, book: Book) -> Row:
     charge = exported.charge
     hours = round_half_even_div(charge.gpu_ns * NANO, GPU_NS_PER_HOUR)
     rate = rate_nano(price.rate)
@@ -117,12 +127,12 @@ def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, b
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
         "ChargePeriodEnd": format_instant(-(-charge.end_ms // 1000) * 1000),
-        "ConsumedQuantity": _fixed(charge.gpu_ns, 9),
+        "ConsumedQuantity": fixed(charge.gpu_ns, 9),
         "ConsumedUnit": "GPU-Seconds",
-        "ContractedUnitPrice": _fixed(rate, 9),
-        "ListUnitPrice": _fixed(listed, 9),
+        "ContractedUnitPrice": fixed(rate, 9),
+        "ListUnitPrice": fixed(listed, 9),
         "PricingCategory": CATEGORIES[price.purchase],
-        "PricingQuantity": _fixed(hours, 9),
+        "PricingQuantity": fixed(hours, 9),
         "PricingUnit": "GPU-Hours",
         "RegionId": neutral(price.region),
         "RegionName": neutral(price.region),
@@ -130,10 +140,10 @@ def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, b
         "SkuId": neutral(charge.gpu_model or "GPU"),
         "SkuMeter": "GPU time",
         "SkuPriceId": f"{charge.gpu_model or 'GPU'}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}",
-        "SkuPriceDetails": _json({"x_GpuModel": charge.gpu_model, "x_Pool": charge.pool}),
-        "Tags": _json(_tags(exported, level, owner)),
-        "PricingCurrencyContractedUnitPrice": _fixed(rate, 9),
-        "PricingCurrencyListUnitPrice": _fixed(listed, 9),
+        "SkuPriceDetails": flat_json({"x_GpuModel": charge.gpu_model, "x_Pool": charge.pool}),
+        "Tags": flat_json(_tags(exported, level, owner)),
+        "PricingCurrencyContractedUnitPrice": fixed(rate, 9),
+        "PricingCurrencyListUnitPrice": fixed(listed, 9),
         **_measured(charge),
     }
 
@@ -164,12 +174,12 @@ def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer, closed: Coll
 
 def _costs(cost: int, list_cost: int) -> Row:
     """The four costs and their twin, from units of 1e-18."""
-    text = _fixed(cost, 18)
+    text = fixed(cost, 18)
     return {
         "BilledCost": text,
         "EffectiveCost": text,
         "ContractedCost": text,
-        "ListCost": _fixed(list_cost, 18),
+        "ListCost": fixed(list_cost, 18),
         "PricingCurrencyEffectiveCost": text,
     }
 
@@ -215,17 +225,18 @@ def _measured(charge: Charge) -> Row:
     known = charge.state == HELD and charge.unknown_ns < charge.gpu_ns
     idle_cost = charge.idle_cost_micro
     return {
-        "x_BusyGpuSeconds": _fixed(charge.busy_ns, 9) if known else "",
-        "x_IdleGpuSeconds": _fixed(charge.idle_ns, 9) if known else "",
-        "x_EnergyWh": "" if charge.energy_mj is None else _fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
+        "x_BusyGpuSeconds": fixed(charge.busy_ns, 9) if known else "",
+        "x_IdleGpuSeconds": fixed(charge.idle_ns, 9) if known else "",
+        "x_EnergyWh": "" if charge.energy_mj is None else fixed(round_half_even_div(charge.energy_mj * 10, 36), 6),
         "x_CostBasis": charge.state,
         "x_GpuModel": neutral(charge.gpu_model),
         "x_Pool": neutral(charge.pool),
-        "x_IdleCost": "" if idle_cost is None else _fixed(idle_cost, 6),
+        "x_IdleCost": "" if idle_cost is None else fixed(idle_cost, 6),
     }
 
 
-def _adjustments(book: _Book, level: str, issuer: Issuer) -> Iterator[Row]:
+def adjustments(book: Book, level: str, issuer: Issuer) -> Iterator[Row]:
+    """One row per invoice that brings it to the minor units booked."""
     groups: dict[tuple[str, str], list[tuple[Key, Invoice]]] = defaultdict(list)
     for key, invoice in book.invoices.items():
         groups[key[:2]].append((key, invoice))
@@ -243,11 +254,11 @@ def _adjustments(book: _Book, level: str, issuer: Issuer) -> Iterator[Row]:
                 "ChargeFrequency": "One-Time",
                 "ChargePeriodStart": format_instant(invoice.period.start_ms),
                 "ChargePeriodEnd": format_instant(invoice.period.end_ms),
-                "Tags": _json({level: key[2]}),
+                "Tags": flat_json({level: key[2]}),
             }
 
 
-def _fixed(units: int, digits: int) -> str:
+def fixed(units: int, digits: int) -> str:
     """An integer count of 10^-digits as plain decimal text with at least one place."""
     sign, magnitude = ("-", -units) if units < 0 else ("", units)
     text = str(magnitude).rjust(digits + 1, "0")
@@ -255,5 +266,6 @@ def _fixed(units: int, digits: int) -> str:
     return f"{sign}{text[:-digits]}.{fraction}"
 
 
-def _json(tags: Mapping[str, str]) -> str:
+def flat_json(tags: Mapping[str, str]) -> str:
+    """One level of keys and values as JSON text, by key."""
     return json.dumps(dict(sorted(tags.items())), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Checks a FOCUS 1.2 file of charges, row by row and as a whole, harder than the public validator does.
+"""Checks a file of charges in FOCUS 1.2 or 1.4, row by row and as a whole, harder than the public validator does.
 
 Sources: the FOCUS 1.2 column definitions, date/time, numeric and unit formats (FinOps Foundation), and what a bill must
 satisfy besides: cost = price x quantity, whole cents per invoice, no resource used for longer than there was time.
@@ -18,6 +18,7 @@ from decimal import Decimal, localcontext
 from typing import TextIO
 
 from gpuledger_collector.accounting.money import minor_digits
+from gpuledger_collector.export import focus_check_split
 
 NOT_NULL = (
     "BilledCost", "BillingAccountId", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory",
@@ -37,6 +38,9 @@ KNOWN = frozenset((
     "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName",
     "SubAccountType", "Tags",
 ))  # fmt: skip
+ALLOCATED = (
+    "AllocatedMethodDetails", "AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName", "AllocatedTags",
+)  # fmt: skip
 NUMBERS = (
     "BilledCost", "CommitmentDiscountQuantity", "ConsumedQuantity", "ContractedCost", "ContractedUnitPrice",
     "EffectiveCost", "ListCost", "ListUnitPrice", "PricingQuantity", "PricingCurrencyContractedUnitPrice",
@@ -101,6 +105,49 @@ PLACES = 60
 Row = Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a version of FOCUS wants of the columns; `provider` is the one that names who offers the service."""
+
+    name: str
+    not_null: tuple[str, ...]
+    present: tuple[str, ...]
+    known: frozenset[str]
+    provider: str
+    splits: bool
+
+
+_OLD_NAMES = frozenset(("ProviderName", "PublisherName"))
+_NEW_NAMES = ("HostProviderName", "ServiceProviderName")
+
+
+def _renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+    return (*(name for name in names if name not in _OLD_NAMES), *_NEW_NAMES)
+
+
+VERSIONS: Mapping[str, Version] = {
+    "1.2": Version("1.2", NOT_NULL, PRESENT, KNOWN, "ProviderName", splits=False),
+    "1.4": Version(
+        "1.4",
+        _renamed(NOT_NULL),
+        _renamed(PRESENT),
+        frozenset(
+            (
+                *(KNOWN - _OLD_NAMES), *_NEW_NAMES, *ALLOCATED, "CommitmentProgramEligibilityDetails",
+                "ContractApplied", "InvoiceDetailId",
+            )
+        ),
+        "ServiceProviderName",
+        splits=True,
+    ),
+}  # fmt: skip
+
+
+def version_of(header: Sequence[str]) -> Version:
+    """The version that a header speaks: 1.3 named the service provider, and only 1.2 needs no such column."""
+    return VERSIONS["1.4" if "ServiceProviderName" in header or set(ALLOCATED) & set(header) else "1.2"]
+
+
 class NotFocus(Exception):
     """The file is no CSV of FOCUS rows at all; the sentence says where that shows."""
 
@@ -130,8 +177,11 @@ class _Resource:
     used: list[tuple[int, int, Decimal]] = field(default_factory=list)
 
 
-def check(file: TextIO) -> Iterator[Violation]:
-    """Every violation of an open file (opened with newline=""), those of rows first. Raises NotFocus."""
+def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
+    """Every violation of an open file (opened with newline=""), those of rows first. Raises NotFocus.
+
+    `wanted` is the version to check against (a key of VERSIONS); None: the one that the header speaks.
+    """
     reader = csv.reader(file, strict=True)
     try:
         header = next(reader, None)
@@ -140,15 +190,16 @@ def check(file: TextIO) -> Iterator[Violation]:
         if header[0].startswith("\ufeff"):
             yield Violation(1, "encoding", header[0], "the file begins with a byte order mark")
             header[0] = header[0].removeprefix("\ufeff")
-        yield from _header(header)
-        whole = _Whole()
+        version = version_of(header) if wanted is None else VERSIONS[wanted]
+        yield from _header(header, version)
+        whole = _Whole(version)
         for cells in reader:
             line = reader.line_num
             if len(cells) != len(header):
                 yield Violation(line, "cells", "", f"the row has {len(cells)} cells, the header {len(header)}")
                 continue
             row = dict(zip(header, cells, strict=True))
-            found = list(_row(line, row))
+            found = list(_row(line, row, version))
             yield from found
             broken = {violation.column for violation in found}
             yield from whole.add(line, row, broken)
@@ -159,8 +210,8 @@ def check(file: TextIO) -> Iterator[Violation]:
         raise NotFocus(f"after line {reader.line_num}: not UTF-8 ({error.reason})") from error
 
 
-def _header(header: Sequence[str]) -> Iterator[Violation]:
-    for name in PRESENT:
+def _header(header: Sequence[str], version: Version) -> Iterator[Violation]:
+    for name in version.present:
         if name not in header:
             yield Violation(1, "column missing", name, f"FOCUS wants a column {name}")
     for name in sorted({name for name in header if header.count(name) > 1}):
@@ -169,21 +220,28 @@ def _header(header: Sequence[str]) -> Iterator[Violation]:
     for name in header:
         if name.startswith("x_"):
             custom = True
-        elif name not in KNOWN:
-            yield Violation(1, "column unknown", name, f"{name!r} is no column of FOCUS 1.2; one's own begin with x_")
+        elif name not in version.known:
+            told = f"{name!r} is no column of FOCUS {version.name}; one's own begin with x_"
+            yield Violation(1, "column unknown", name, told)
         elif custom:
             yield Violation(1, "column order", name, f"{name} stands behind columns of one's own (x_)")
 
 
-def _row(line: int, row: Row) -> Iterator[Violation]:
-    yield from _nulls(line, row)
+def _row(line: int, row: Row, version: Version) -> Iterator[Violation]:
+    yield from _nulls(line, row, version)
     yield from _formats(line, row)
     yield from _periods(line, row)
-    yield from _costs(line, row)
+    yield from _costs(line, row, version)
+    if version.splits:
+        yield from (Violation(line, *told) for told in focus_check_split.row_rules(row))
+        for unit in focus_check_split.units_of(row):
+            if not _UNIT.fullmatch(unit):
+                told = f"UsageUnit {unit!r} has none of FOCUS's forms, such as GPU-Seconds"
+                yield Violation(line, "unit", "AllocatedMethodDetails", told)
 
 
-def _nulls(line: int, row: Row) -> Iterator[Violation]:
-    for name in NOT_NULL:
+def _nulls(line: int, row: Row, version: Version) -> Iterator[Violation]:
+    for name in version.not_null:
         if name in row and not row[name]:
             yield Violation(line, "null", name, f"{name} has no value")
     for one, other in PAIRS:
@@ -276,7 +334,7 @@ def _periods(line: int, row: Row) -> Iterator[Violation]:
         yield Violation(line, "period", "ChargePeriodStart", "the charge period lies outside of its billing period")
 
 
-def _costs(line: int, row: Row) -> Iterator[Violation]:
+def _costs(line: int, row: Row, version: Version) -> Iterator[Violation]:
     quantity = _number(row, "PricingQuantity")
     with localcontext(prec=PLACES):
         for cost_name, price_name in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
@@ -297,20 +355,25 @@ def _costs(line: int, row: Row) -> Iterator[Violation]:
                 told = "busy and idle seconds are more than were consumed"
                 yield Violation(line, "quantity", "x_BusyGpuSeconds", told)
     billed = _number(row, "BilledCost")
-    if billed and row.get("InvoiceIssuerName") != row.get("ProviderName"):
-        yield Violation(line, "cost", "BilledCost", "InvoiceIssuerName is not ProviderName, and then BilledCost is 0")
+    if billed and row.get("InvoiceIssuerName") != row.get(version.provider):
+        told = f"InvoiceIssuerName is not {version.provider}, and then BilledCost is 0"
+        yield Violation(line, "cost", "BilledCost", told)
 
 
 class _Whole:
     """What only shows when rows are put side by side: invoices, rates, and time that resources were used."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: Version) -> None:
+        self._version = version
+        self._origins = focus_check_split.Origins()
         self._invoices: dict[str, _Group] = {}
         self._rates: dict[tuple[str, str], _Group] = {}
         self._resources: dict[str, _Resource] = {}
 
     def add(self, line: int, row: Row, broken: set[str]) -> Iterator[Violation]:
         """One more row; `broken` are the columns of it that cannot be trusted."""
+        if self._version.splits:
+            yield from (Violation(line, *told) for told in self._origins.add(line, row))
         billed = _number(row, "BilledCost")
         if (name := row.get("InvoiceId", "")) and billed is not None:
             invoice = self._invoices.setdefault(name, _Group(line))
@@ -332,6 +395,7 @@ class _Whole:
 
     def end(self) -> Iterator[Violation]:
         """What the sums say."""
+        yield from (Violation(line, *told) for line, told in self._origins.end())
         for name, invoice in self._invoices.items():
             digits = minor_digits(invoice.seen["BillingCurrency"])
             if invoice.total != round(invoice.total, digits):

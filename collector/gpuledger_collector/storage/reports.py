@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ _EXPORTED = """
         CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END,
         CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END,
         CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END,
-        o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name, c.booked_day_ms
+        o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name, c.booked_day_ms, a.device_uuid
     FROM ({lines}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
     LEFT JOIN owner o ON o.id = c.owner_id
     LEFT JOIN billing_period p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
@@ -126,11 +127,11 @@ def _read(connection: Connection, lines: str, bounds: Sequence[int]) -> Iterator
 
 def _exported(row: tuple[Any, ...], price: Price | None) -> ExportedCharge:
     day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, _, *amounts = row[:19]
-    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms = row[19:]
+    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms, device = row[19:]
     owner = None if owner_id is None else OwnerPath(*levels)
     place = (state, pool, gpu_model, node)
     charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, price, *amounts)
-    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms)
+    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms, device)
 
 
 def proofs(connection: Connection, period: Period) -> list[Proof]:
@@ -144,6 +145,11 @@ def proofs(connection: Connection, period: Period) -> list[Proof]:
         (period.start_ms, period.end_ms),
     )
     return [_proof(row) for row in rows]
+
+
+def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
+    """Every rated day (its start) and when it was rated last, corrections of a closed one left out."""
+    return connection.execute("SELECT day_ms, proved_at FROM day_proof ORDER BY day_ms").fetchall()
 
 
 def _proof(row: tuple[Any, ...]) -> Proof:

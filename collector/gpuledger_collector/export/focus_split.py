@@ -1,0 +1,137 @@
+"""FOCUS 1.4: the rows of 1.2 with its providers' new names, and shared devices as charges that were split.
+
+What was used of one physical device on one day at one rate is the *origin charge*. Where more than one holder or state
+had a part of it, or a MIG instance did, each row is an *allocated charge*: its resource is the device, the receiver is
+in the Allocated columns, and its ratio is its part of the origin's GPU-time. Ratios are billionths by largest
+remainder, so that those of an origin add up to exactly 1 (FOCUS 1.3, data generator-calculated split cost allocation).
+
+The sub-account stays that of whoever bears the row: FOCUS has no other column for it. Corrections amend charges that
+were split before, and are not split again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+
+from gpuledger_collector.accounting.period import Period, format_instant, month
+from gpuledger_collector.accounting.ports import ExportedCharge
+from gpuledger_collector.accounting.quantity import split
+from gpuledger_collector.accounting.usage import HELD
+from gpuledger_collector.export import focus
+from gpuledger_collector.export.cells import neutral
+
+METHOD = "dominant-share-v1"
+"""A MIG instance's part of a device is the larger of its shares of compute and memory; holders of one accelerator share
+its time by what each of them held."""
+ALLOCATED = (
+    "AllocatedMethodDetails", "AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName", "AllocatedTags",
+)  # fmt: skip
+COLUMNS = (
+    *ALLOCATED,
+    *(name for name in focus.COLUMNS if name not in {"ProviderName", "PublisherName"} and not name.startswith("x_")),
+    "HostProviderName", "ServiceProviderName",
+    *(name for name in focus.COLUMNS if name.startswith("x_")),
+)  # fmt: skip
+PERIOD_COLUMNS = (
+    "BillingPeriodCreated", "BillingPeriodEnd", "BillingPeriodLastUpdated", "BillingPeriodStart", "BillingPeriodStatus",
+    "InvoiceIssuerName",
+)  # fmt: skip
+Pair = tuple[ExportedCharge, focus.Row]
+
+
+def lines(
+    charges: Iterable[ExportedCharge], level: str, issuer: focus.Issuer, closed: Collection[str] = ()
+) -> Iterator[focus.Row]:
+    """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
+    book = focus.Book(closed)
+    pairs = focus.usage_rows(charges, level, issuer, book)
+    for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
+        mine = list(day)
+        if booked_ms is None:
+            _split(mine)
+        for _, row in mine:
+            yield _renamed(row)
+    for row in focus.adjustments(book, level, issuer):
+        yield _renamed(row)
+
+
+def _renamed(row: focus.Row) -> focus.Row:
+    """1.4 knows who offers a service and who hosts it; ours is one and the same."""
+    provider = row.pop("ProviderName")
+    row.pop("PublisherName")
+    return {**row, "ServiceProviderName": provider, "HostProviderName": provider}
+
+
+def _split(day: Sequence[Pair]) -> None:
+    """Fill in the Allocated columns of a day's rows, device by device and rate by rate."""
+    origins: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for exported, row in day:
+        if exported.accelerator_uuid is not None:
+            origins[(exported.device_uuid or exported.accelerator_uuid, row["SkuPriceId"])].append((exported, row))
+    for (device, _), pairs in origins.items():
+        if len(pairs) > 1 or pairs[0][0].accelerator_uuid != device:
+            _allocate(device, pairs)
+
+
+def _allocate(device: str, pairs: Sequence[Pair]) -> None:
+    ratios = split(focus.NANO, [exported.charge.gpu_ns for exported, _ in pairs])
+    span = {
+        "ChargePeriodStart": min(row["ChargePeriodStart"] for _, row in pairs),
+        "ChargePeriodEnd": max(row["ChargePeriodEnd"] for _, row in pairs),
+    }
+    for (exported, row), ratio in zip(pairs, ratios, strict=True):
+        node = exported.charge.node
+        # Quantities are written as they stand in the row: JSON numbers made from floats would not be exact.
+        element = (
+            f'{{"AllocatedRatio": {focus.fixed(ratio, 9)}, "UsageUnit": "GPU-Seconds", '
+            f'"UsageQuantity": {row["ConsumedQuantity"]}}}'
+        )
+        row |= span | {
+            "ResourceId": neutral(device),
+            "ResourceName": neutral(f"{node}/{device}" if node else device),
+            "ResourceType": "GPU",
+            "Tags": "{}",
+            "AllocatedMethodId": METHOD,
+            "AllocatedMethodDetails": f'{{"Elements": [{element}]}}',
+            "AllocatedTags": row["Tags"],
+            **_receiver(exported, device),
+        }
+
+
+def _receiver(exported: ExportedCharge, device: str) -> Mapping[str, str]:
+    """Who has the part: the MIG instance, else the workload; what nobody held is the unallocated part of its origin."""
+    if exported.charge.state != HELD:
+        return {}
+    workload = exported.workload_key or "(no workload)"
+    name = exported.workload_name or workload
+    if exported.accelerator_uuid is not None and exported.accelerator_uuid != device:
+        return {
+            "AllocatedResourceId": neutral(exported.accelerator_uuid),
+            "AllocatedResourceName": neutral(f"{exported.accelerator_uuid} ({name})"),
+        }
+    return {"AllocatedResourceId": neutral(workload), "AllocatedResourceName": neutral(name)}
+
+
+def periods(
+    months: Iterable[str], rated: Mapping[str, datetime], closed: Mapping[str, int], issuer: focus.Issuer
+) -> Iterator[focus.Row]:
+    """FOCUS 1.4's billing periods: a row for each month, Open or Closed; a closed one never opens again.
+
+    `rated` is when a month was rated last, `closed` when it was closed (unix ms).
+    """
+    for name in sorted(months):
+        span: Period = month(name)
+        updated_ms = closed.get(name)
+        if updated_ms is None:
+            updated_ms = int(rated[name].timestamp() * 1000) if name in rated else span.start_ms
+        yield {
+            "BillingPeriodCreated": format_instant(span.start_ms),
+            "BillingPeriodEnd": format_instant(span.end_ms),
+            "BillingPeriodLastUpdated": format_instant(updated_ms - updated_ms % 1000),
+            "BillingPeriodStart": format_instant(span.start_ms),
+            "BillingPeriodStatus": "Closed" if name in closed else "Open",
+            "InvoiceIssuerName": neutral(issuer.name),
+        }
