@@ -145,7 +145,7 @@ def demo(
         if days >= ACTED_FROM_DAYS:
             stage.environment["GPULEDGER_AGENT_GIVEN_BACK_MS"] = str(round(middle.timestamp() * 1000))
             simulate_fleet(stage, start, middle, month)
-            act(stage, middle)
+            act(stage, start, middle)
             simulate_fleet(stage, middle, now, month)
         else:
             simulate_fleet(stage, start, now, month)
@@ -173,12 +173,13 @@ def simulate_fleet(stage: Stage, start: datetime, end: datetime, month: tuple[st
         simulate(stage, max(start, month[1]), end, "--only", LATE_NODE)
 
 
-def act(stage: Stage, middle: datetime) -> None:
-    """What was advised in the middle of the month, and one of it followed: its saving is measured from then on."""
+def act(stage: Stage, start: datetime, middle: datetime) -> None:
+    """The bill and the advice in the middle of the month; one is followed, and its saving is measured from then on."""
     import json
 
     seen = instant(middle)
-    stage.say("half of the month is over; what is advised by then, and one of it is followed:")
+    stage.say("half of the month is over; who pays so far, what is advised, and one advice is followed:")
+    stage.run("gpuledger", "chargeback", "--from", f"{start:%Y-%m-%d}", "--to", f"{middle:%Y-%m-%d}", "--by", "team")
     stage.run("gpuledger", "recommend", "--as-of", seen, "--top", "3", allow=(0, 1))
     told = stage.read("gpuledger", "recommend", "--as-of", seen, "--format", "json")
     number = next((one["id"] for one in json.loads(told)["items"] if ADVISED in one["advice"]), None)
@@ -340,6 +341,7 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "idle", "--now", "--top", "8", allow=(0, 1))
     stage.run("gpuledger", "anomalies", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
+    stage.run("gpuledger", "recommend", "--state", "accepted")
     stage.run("gpuledger", "forecast", "--horizon", "24h")
     stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
     if month is not None:
