@@ -341,7 +341,7 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "idle", "--now", "--top", "8", allow=(0, 1))
     stage.run("gpuledger", "anomalies", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
-    stage.run("gpuledger", "recommend", "--state", "accepted")
+    stage.run("gpuledger", "recommend", "--state", "accepted,done")
     stage.run("gpuledger", "forecast", "--horizon", "24h")
     stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
     if month is not None:
