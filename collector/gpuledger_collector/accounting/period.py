@@ -193,20 +193,20 @@ class Calendar:
 
     def month(self, text: str) -> Period:
         """The month `YYYY-MM`. Raises ValueError with a sentence."""
-        nominal = month(text)
-        return Period(self._of(nominal.start_ms), self._of(nominal.end_ms))
+        return self.named(month(text))
 
     def date_range(self, start: str, end: str) -> Period:
         """From a date (in) to a date (out). Raises ValueError with a sentence."""
-        nominal = date_range(start, end)
-        return Period(self._of(nominal.start_ms), self._of(nominal.end_ms))
+        return self.named(date_range(start, end))
+
+    def named(self, nominal: Period) -> Period:
+        """The days of the bill that have the names of these UTC days."""
+        bounds = ((_EPOCH + timedelta(milliseconds=at_ms)).date() for at_ms in (nominal.start_ms, nominal.end_ms))
+        return Period(*(self.start_of(day) for day in bounds))
 
     def cuts(self, period: Period) -> list[int]:
         """Midnights strictly inside a period that lie inside an hour of UTC: zones of half and quarter hours."""
         return [day.start_ms for day in self.days(period)[1:] if day.start_ms % HOUR_MS]
-
-    def _of(self, nominal_ms: int) -> int:
-        return self.start_of((_EPOCH + timedelta(milliseconds=nominal_ms)).date())
 
 
 UTC_DAYS = Calendar()

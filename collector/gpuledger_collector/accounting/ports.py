@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
@@ -123,6 +124,8 @@ class ChargedLine:
     cost_micro: int | None
     idle_cost_micro: int | None
     energy_mj: int | None
+    list_cost_micro: int | None = None
+    contracted_cost_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,12 @@ class Unit(Protocol):
 
     def prices(self) -> Sequence[Price]:
         """The price book in force, superseded versions left out."""
+
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
+
+    def commitments(self) -> Sequence[Commitment]:
+        """The commitments of the book, whatever their terms, superseded versions left out."""
 
     def rules(self) -> Sequence[Rule]:
         """The attribution rules in force, by position."""

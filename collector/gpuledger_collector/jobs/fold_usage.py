@@ -7,9 +7,9 @@ a run that stopped anywhere is simply run again. Only the marks that the snapsho
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger_collector.accounting.period import HOUR_MS, Period, day_of
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece, atoms, fold
@@ -36,27 +36,37 @@ def fold_marks(unit: Unit, marks: Sequence[Mark]) -> int:
     if not marks:
         return 0
     book = PriceBook(unit.prices())
+    calendar = unit.calendar()
     hours = sorted({(mark.accelerator_id, mark.hour_ms - mark.hour_ms % HOUR_MS) for mark in marks})
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for accelerator_id, hour_ms in hours:
         by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
     for of_accelerators in by_day.values():
-        _fold_day(unit, of_accelerators, book)
-    unit.mark_days(by_day)
+        _fold_day(unit, of_accelerators, book, calendar)
+    unit.mark_days(_days_of({hour_ms for _, hour_ms in hours}, calendar))
     unit.drop_marks([mark.id for mark in marks])
     return len(hours)
 
 
-def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook) -> None:
+def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
+    """The days of the bill that these hours touch."""
+    if calendar.is_utc:
+        return {day_of(hour_ms).start_ms for hour_ms in hours_ms}
+    days = (day for hour_ms in hours_ms for day in calendar.days(Period(hour_ms, hour_ms + HOUR_MS)))
+    return {calendar.day_of(day.start_ms).start_ms for day in days}
+
+
+def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
     stays = stays_of(_of(unit.capacity(span), hours))
     evidence: dict[int, list[StretchFact]] = defaultdict(list)
     for stretch in unit.stretches(list(hours), span):
         evidence[stretch.accelerator_id].append(stretch)
     pieces: list[UsagePiece] = []
+    midnights = () if calendar.is_utc else calendar.cuts(span)
     for accelerator_id, hours_ms in hours.items():
         mine = stays.get(accelerator_id, ())
-        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book)
+        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book, midnights)
     pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
     unit.replace_usage(pairs, pieces)
     unit.roll_minutes(pairs)
@@ -67,13 +77,17 @@ def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list
 
 
 def fold_hours(
-    evidence: Sequence[StretchFact], hours_ms: Sequence[int], stays: Sequence[Stay], book: PriceBook
+    evidence: Sequence[StretchFact],
+    hours_ms: Sequence[int],
+    stays: Sequence[Stay],
+    book: PriceBook,
+    midnights: Sequence[int] = (),
 ) -> list[UsagePiece]:
-    """The pieces of some hours of one accelerator, cut where a price changes and where it moved."""
+    """The pieces of some hours of one accelerator, cut where a price changes, where it moved and where a day begins."""
     if not evidence or not stays:
         return []
     parts: list[Period] = []
     for hour_ms in sorted(hours_ms):
         hour = Period(hour_ms, hour_ms + HOUR_MS)
-        parts += atoms(hour, [*book.cuts(hour), *cuts_of(stays, hour)])
+        parts += atoms(hour, [*book.cuts(hour), *cuts_of(stays, hour), *midnights])
     return fold(evidence, parts, [stay.period for stay in stays])

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
+from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.ledger import prove, summarise
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.ports import OwnerOf, RatedDay, Store, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import (
@@ -25,9 +26,11 @@ from gpuledger_collector.accounting.rating import (
     capacity_cost,
     rate_accelerator_day,
     rate_imported,
+    unused_charges,
 )
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import UsagePiece, atoms
+from gpuledger_collector.jobs.cover import book_of, counted, cover_day, placed
 from gpuledger_collector.jobs.fold_usage import ALWAYS, fold_marks
 from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, subtract
 
@@ -59,15 +62,16 @@ class DayUsage:
     pieces: Mapping[int, Sequence[UsagePiece]]
     imported: Sequence[ImportedUsage]
     owners: Owners
+    commitments: Sequence[Commitment] = ()
 
 
 def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     """Fold what is left to fold of a day, rate it and write it."""
-    day = Period(day_ms, day_ms + DAY_MS)
+    day = unit.calendar().day_of(day_ms)
     fold_marks(unit, unit.marks(day))
     usage = usage_of(unit, day, now_ms)
-    charges, capacities = priced(usage, PriceBook(unit.prices()))
-    rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges))
+    charges, capacities, commitments = priced(usage, book_of(unit))
+    rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges, commitments))
     _write(unit, day, rated, now_ms)
     return rated
 
@@ -76,32 +80,38 @@ def usage_of(unit: Unit, day: Period, now_ms: int) -> DayUsage:
     """What happened on a day, as far as it has been folded."""
     until_ms = _rated_until(unit, day, now_ms)
     pieces = _pieces(unit, day, until_ms)
-    imported = list(_not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
+    imported = list(not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
     holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
     owners = Owners(unit.rules(), unit.workloads(sorted(holders | {usage.workload_id for usage in imported})))
-    return DayUsage(day, until_ms, stays_of(unit.capacity(day)), pieces, imported, owners)
+    stays = stays_of(unit.capacity(day))
+    return DayUsage(day, until_ms, stays, pieces, imported, owners, unit.commitments())
 
 
-def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost]]:
-    """The charges of a day under a price book, and the capacity x rate that they must add up to."""
+def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
+    """The charges of a day under a price book, and what they must add up to: capacity x rate, and the commitments."""
+    coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.stays, usage.imported, book)
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
-    for stay, capacity, inside in places(usage, book):
+    for key, stay, capacity, inside in places(usage, book):
         owner_of = usage.owners.at(stay.accelerator.pool, stay.accelerator.node)
-        charges += rate_accelerator_day(stay.accelerator, usage.day, capacity, inside, book, owner_of, usage.until_ms)
-        capacities.append(capacity_cost(stay.accelerator, usage.day, capacity, book, usage.until_ms))
+        where = (stay.accelerator, usage.day, capacity)
+        covered = coverage.of(key)
+        charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
+        capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
     for one in usage.imported:
         owner_of = usage.owners.at(one.pool, one.node)
-        charges += rate_imported(one, usage.day, book, owner_of, usage.until_ms)
-    return charges, capacities
+        tags = usage.owners.tags(one.workload_id)
+        charges += rate_imported(one, usage.day, book, owner_of, usage.until_ms, coverage.of(counted(one)), tags)
+    return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
 
 
-def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Stay, list[Period], list[UsagePiece]]]:
+def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[Period], list[UsagePiece]]]:
     """Each accelerator in each of its places: when it was there, and its pieces under the atoms of the price book."""
     starts = [atom.start_ms for atom in atoms(usage.day, book.cuts(usage.day))]
-    for accelerator_id, mine in usage.stays.items():
-        for stay, capacity in _places(mine, usage.day):
-            yield stay, capacity, _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+    for key, stay, capacity in placed(usage.stays, usage.day):
+        accelerator_id = stay.accelerator.accelerator_id
+        mine = usage.stays[accelerator_id]
+        yield key, stay, capacity, _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
 
 
 def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:
@@ -110,7 +120,7 @@ def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:
     if not any(one.period.clip(day) for one in closed):
         unit.replace_day(day.start_ms, rated, now_ms)
         return
-    booked_ms = max(now_ms - now_ms % DAY_MS, *(one.period.end_ms for one in closed))
+    booked_ms = max(unit.calendar().day_of(now_ms).start_ms, *(one.period.end_ms for one in closed))
     unit.correct_day(rated, difference(unit.billed(day.start_ms), rated.charges), booked_ms, now_ms)
 
 
@@ -133,15 +143,6 @@ def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[UsagePiece
     return found
 
 
-def _places(stays: Sequence[Stay], day: Period) -> list[tuple[Stay, list[Period]]]:
-    """Stays in one place together: an accelerator that went and came back is rated as one."""
-    together: dict[object, tuple[Stay, list[Period]]] = {}
-    for stay in stays:
-        if (part := stay.period.clip(day)) is not None:
-            together.setdefault(stay.accelerator, (stay, []))[1].append(part)
-    return list(together.values())
-
-
 def _inside(
     pieces: Sequence[UsagePiece], stays: Sequence[Stay], capacity: Sequence[Period], starts: Sequence[int]
 ) -> list[UsagePiece]:
@@ -160,7 +161,7 @@ def _inside(
     return found
 
 
-def _not_observed(
+def not_observed(
     imported: Iterable[ImportedUsage], observed: Mapping[str, Sequence[Period]], until_ms: int
 ) -> Iterable[ImportedUsage]:
     """Imported usage without the time in which its pool had observed accelerators."""
@@ -184,6 +185,10 @@ class Owners:
         edges = {rule.effective_from_ms for rule in rules} | {rule.effective_to_ms for rule in rules}
         self._edges = sorted(edge for edge in edges if edge is not None)
         self._known: dict[tuple[int, str, str, int], OwnerPath] = {}
+
+    def tags(self, workload_id: int) -> Mapping[str, str]:
+        """What was written on a workload."""
+        return self._workloads[workload_id].tags
 
     def at(self, pool: str, node: str) -> OwnerOf:
         """The owners of workloads that hold accelerators in this pool and on this node."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.ledger import Proof
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ChargedState, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import capacity_cost
@@ -22,6 +22,7 @@ from gpuledger_collector.jobs.stays import Stay, stays_of
 def reconcile(unit: Unit, period: Period) -> Reconciliation:
     """Check the rated days of a period; call `bring_up_to_date` before it."""
     book = PriceBook(unit.prices())
+    calendar = unit.calendar()
     stays = [stay for mine in stays_of(unit.capacity(period)).values() for stay in mine]
     charged: dict[int, list[ChargedState]] = defaultdict(list)
     for state in unit.charged_states(period):
@@ -30,7 +31,7 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
     unpriced_ns = 0
     days = []
     for proof in unit.proofs(period):
-        again = _capacity(stays, proof, book)
+        again = _capacity(stays, proof, book, calendar)
         capacity.add(again.gpu_ns, again.cost)
         rows = charged.get(proof.day_ms, [])
         for row in rows:
@@ -44,9 +45,9 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
     return Reconciliation(period, parts, capacity, imported, unpriced_ns, days)
 
 
-def _capacity(stays: Sequence[Stay], proof: Proof, book: PriceBook) -> Sums:
+def _capacity(stays: Sequence[Stay], proof: Proof, book: PriceBook, calendar: Calendar) -> Sums:
     """Capacity x rate of a day, computed again; capacity in places of no rate counts in time and not in money."""
-    day = Period(proof.day_ms, proof.day_ms + DAY_MS)
+    day = calendar.day_of(proof.day_ms)
     together: dict[object, tuple[Stay, list[Period]]] = {}
     for stay in stays:
         if (part := stay.period.clip(day)) is not None:

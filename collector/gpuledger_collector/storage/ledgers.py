@@ -17,7 +17,7 @@ import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.ledger import DayLine, Proof
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.ports import (
     CapacityRow,
     ChargedState,
@@ -31,7 +31,7 @@ from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
-from gpuledger_collector.storage import inventory, partitions, periods, prices, reports, rules, usage, workloads
+from gpuledger_collector.storage import inventory, partitions, periods, prices, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -80,6 +80,10 @@ class LedgerUnit:
 
     connection: Connection
 
+    def calendar(self) -> Calendar:
+        """The days and months of the bill, in the billing zone."""
+        return zones.calendar(self.connection)
+
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
         return prices.current(self.connection)
@@ -127,31 +131,51 @@ class LedgerUnit:
 
     def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
         """Days with a mark, or with capacity or imported usage and no proof up to their end or now."""
+        calendar = self.calendar()
+        first = self.connection.execute(
+            "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) "
+            "FROM imported_usage UNION ALL SELECT min(day_ms) FROM dirty_day) AS first_evidence"
+        ).fetchone()
+        end_ms = min(period.end_ms, now_ms)
+        if first is None or first[0] is None or max(period.start_ms, first[0]) >= end_ms:
+            return []
+        if not calendar.is_utc:
+            self._align_marks(calendar)
+        start_ms = calendar.day_of(max(period.start_ms, first[0])).start_ms
+        starts = [day.start_ms for day in calendar.days(Period(start_ms, end_ms))]
+        ends = [*starts[1:], calendar.day_of(starts[-1]).end_ms]
         rows = self.connection.execute(
             """
-            SELECT d FROM generate_series(
-                greatest(%(start)s::bigint, (
-                    SELECT min(at) - min(at) %% %(day)s FROM (
-                        SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) FROM imported_usage
-                        UNION ALL SELECT min(day_ms) FROM dirty_day
-                    ) AS first_evidence
-                )), %(end)s::bigint - 1, %(day)s::bigint) AS d
+            SELECT d FROM unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS days (d, stop)
             WHERE d IN (SELECT day_ms FROM dirty_day) OR ((
-                EXISTS (SELECT FROM capacity c WHERE c.in_ms < least(d + %(day)s, %(now)s)
+                EXISTS (SELECT FROM capacity c WHERE c.in_ms < least(stop, %(now)s)
                     AND (c.out_ms IS NULL OR c.out_ms > d))
-                OR EXISTS (SELECT FROM imported_usage u WHERE u.start_ms < least(d + %(day)s, %(now)s)
+                OR EXISTS (SELECT FROM imported_usage u WHERE u.start_ms < least(stop, %(now)s)
                     AND (u.end_ms IS NULL OR u.end_ms > d))
-            ) AND NOT EXISTS (SELECT FROM day_proof p WHERE p.day_ms = d AND p.until_ms >= least(d + %(day)s, %(now)s)))
+            ) AND NOT EXISTS (SELECT FROM day_proof p WHERE p.day_ms = d AND p.until_ms >= least(stop, %(now)s)))
             ORDER BY d
             """,
-            {
-                "start": period.start_ms - period.start_ms % DAY_MS,
-                "end": min(period.end_ms, now_ms),
-                "now": now_ms,
-                "day": DAY_MS,
-            },
+            {"starts": starts, "ends": ends, "now": now_ms},
         )
         return [int(row[0]) for row in rows]
+
+    def _align_marks(self, calendar: Calendar) -> None:
+        """What marks UTC days (imports, prices, rules) marks the days of the bill that they touch."""
+        marks = [int(row[0]) for row in self.connection.execute("SELECT DISTINCT day_ms FROM dirty_day")]
+        known = set(marks)
+        missing: set[int] = set()
+        foreign: list[int] = []
+        for mark in marks:
+            first = calendar.day_of(mark)
+            if first.start_ms != mark:
+                foreign.append(mark)
+            missing.add(first.start_ms)
+            if first.end_ms < mark + DAY_MS:
+                missing.add(first.end_ms)
+        if missing - known:
+            self.mark_days(missing - known)
+        if foreign:
+            self.connection.execute("DELETE FROM dirty_day WHERE day_ms = ANY(%s)", (foreign,))
 
     def pieces(self, day: Period) -> Sequence[UsagePiece]:
         """The hourly ledger of a day."""
