@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import lcm
 
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range
+from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range
 from gpuledger_collector.accounting.quantity import round_together
 from gpuledger_collector.accounting.tags import LEVELS
 
@@ -26,7 +26,6 @@ ROW_EVALUATIONS = 3
 """A forecast must cross in this many evaluations in a row before it fires."""
 EVALUATION_GAP_MS = HOUR_MS
 """Evaluations closer than this count as one."""
-ESCALATE_MS = DAY_MS
 HYSTERESIS_PERCENT = 3
 """A forecast must fall this far below a threshold, in percent of the budget, before the alert is resolved."""
 
@@ -42,6 +41,8 @@ class Terms:
     escalate_to: tuple[str, ...] = ()
     quiet: tuple[int, int] | None = None
     """Minutes of the UTC day between which nothing is sent but what the whole budget is spent for."""
+    escalate_hours: int = 24
+    """After them those of `escalate_to` are told that nobody acknowledged that the whole budget is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def _over(budget: Budget, reading: Reading, rule: str, percent: int) -> bool:
 
 def send_at(terms: Terms, alert: Alert, at_ms: int) -> int:
     """When an alert's message may go out: at once, or, below the whole budget, when the quiet hours end."""
-    if terms.quiet is None or (alert.rule == ACTUAL and alert.percent >= 100):
+    if terms.quiet is None or is_urgent(alert):
         return at_ms
     start, end = terms.quiet
     minute = at_ms // 60_000 % 1440
@@ -193,15 +194,20 @@ def send_at(terms: Terms, alert: Alert, at_ms: int) -> int:
     return at_ms - at_ms % 60_000 + (end - minute) % 1440 * 60_000 if quiet else at_ms
 
 
+def is_urgent(alert: Alert) -> bool:
+    """Whether the whole budget is spent: that waits for no quiet hours and for no digest."""
+    return alert.rule == ACTUAL and alert.percent >= 100
+
+
 def must_escalate(budget: Budget, alert: Alert, at_ms: int) -> bool:
-    """Whether nobody acknowledged within a day that the whole budget is spent, and others are to be told, once."""
+    """Whether nobody acknowledged in time that the whole budget is spent, and others are to be told, once."""
     return (
         bool(budget.terms.escalate_to)
-        and (alert.rule, alert.state) == (ACTUAL, FIRING)
-        and alert.percent >= 100
+        and is_urgent(alert)
+        and alert.state == FIRING
         and alert.escalated_ms is None
         and alert.fired_ms is not None
-        and at_ms >= alert.fired_ms + ESCALATE_MS
+        and at_ms >= alert.fired_ms + budget.terms.escalate_hours * HOUR_MS
     )
 
 

@@ -149,7 +149,8 @@ def local_day(zone: str, at_ms: int) -> Period:
     """The wall-clock day that holds an instant: 23, 24 or 25 hours."""
     day = _local(zone, at_ms).date()
     start, end = (
-        round(datetime.combine(one, time(), ZoneInfo(zone)).timestamp()) * 1000 for one in (day, day + timedelta(days=1))
+        round(datetime.combine(one, time(), ZoneInfo(zone)).timestamp()) * 1000
+        for one in (day, day + timedelta(days=1))
     )
     return Period(start, end)
 

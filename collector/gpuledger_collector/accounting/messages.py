@@ -18,19 +18,24 @@ _HOOK = re.compile(r"(slack|webhook):[A-Za-z0-9_-]{1,60}")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says: plain text always, HTML for those who show it, text files attached by name."""
+    """What a message says: plain text always, HTML for those who show it, text files attached by name.
+
+    `link`: where its reader says that it is known, for ways that show neither text nor HTML as they are.
+    """
 
     subject: str
     text: str
     html: str = ""
     attachments: Mapping[str, str] = field(default_factory=dict)
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message to one recipient: an address, `slack:NAME` or `webhook:NAME` of a configured hook.
 
-    Messages of one `thread` are shown as one conversation. It is not sent before `not_before_ms`.
+    Messages of one `thread` are shown as one conversation. It is not sent before `not_before_ms`. What is `urgent`
+    waits neither for the end of quiet hours nor for a digest.
     """
 
     key: str
@@ -40,6 +45,7 @@ class Message:
     made_ms: int
     not_before_ms: int
     thread: str = ""
+    urgent: bool = False
 
     @property
     def digest(self) -> str:

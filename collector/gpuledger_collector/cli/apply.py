@@ -25,8 +25,8 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; rules that are gone are
-    superseded, never deleted. So it is with [[budget]] tables. Prices are added as `import prices` does. What they
-    touch is rated again.
+    superseded, never deleted. So it is with [[budget]], [[recipient]], [[contact]] and [[action]] tables. Prices are
+    added as `import prices` does. What they touch is rated again.
     """
     from gpuledger_collector.ingest.files.declared import read_declared
     from gpuledger_collector.ingest.files.usage import in_order
@@ -37,7 +37,7 @@ def apply(
     if declared.problems:
         refuse(f"{file}: {len(declared.problems)} problems, nothing was applied")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import budgets, prices, rules
+        from gpuledger_collector.storage import budgets, letter_rules, prices, rules
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
@@ -48,6 +48,12 @@ def apply(
                 done["rules"] = rules.replace(connection, declared.rules, at)
             if declared.budgets is not None:
                 done["budgets"] = budgets.replace(connection, declared.budgets, at)
+            if declared.recipients is not None:
+                done["recipients"] = letter_rules.replace_recipients(connection, declared.recipients, at)
+            if declared.contacts is not None:
+                done["contacts"] = letter_rules.replace_contacts(connection, declared.contacts, at)
+            if declared.actions is not None:
+                done["actions"] = letter_rules.replace_actions(connection, declared.actions, at)
             if dry_run:
                 connection.rollback()
     for name, outcome in done.items():

@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.budgets import (
     Reading,
     drivers,
     evaluate,
+    is_urgent,
     must_escalate,
     send_at,
     top,
@@ -97,7 +98,10 @@ def _put(unit: BudgetUnit, news: News, write: Write, recipients: Sequence[str], 
     key = f"{thread}/{alert.rule}/{alert.percent}{suffix}"
     content = write(news)
     not_before = send_at(budget.terms, alert, at_ms)
-    return sum(unit.put(Message(key, KIND, recipient, content, at_ms, not_before, thread)) for recipient in recipients)
+    urgent = is_urgent(alert)
+    return sum(
+        unit.put(Message(key, KIND, recipient, content, at_ms, not_before, thread, urgent)) for recipient in recipients
+    )
 
 
 def _reading(status: Status) -> Reading:

@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import shlex
-import textwrap
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from gpuledger_collector.accounting.budget_ports import News, Status
 from gpuledger_collector.accounting.budgets import (
@@ -23,6 +18,7 @@ from gpuledger_collector.accounting.budgets import (
     FORECAST,
     PACE,
     Alert,
+    Budget,
     Driver,
     money_text,
     percent_of,
@@ -32,10 +28,8 @@ from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
 from gpuledger_collector.notify.links import AckLinks
+from gpuledger_collector.notify.texts import environment, plural
 
-WIDTH = 78
-"""Characters of a line of text."""
-NO_BREAK = "\u00a0"
 PARTS = ("price", "volume", "mix")
 BAR = 30
 """Characters of the bar in the text."""
@@ -44,43 +38,13 @@ DRIVER_COLUMNS = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("gpuledger_collector.notify"),
-        autoescape=select_autoescape(("html",)),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters["filled"] = _filled
-    made.filters["together"] = _together
-    return made
-
-
-def _filled(text: str, indent: str = "") -> str:
-    """A paragraph in lines of WIDTH; words, and amounts with their unit, are kept whole."""
-    filled = textwrap.fill(
-        _together(text).replace(NO_BREAK, "\0"), WIDTH, subsequent_indent=indent, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
-    return filled.replace("\0", " ")
-
-
-def _together(text: str) -> str:
-    """Amounts and percents that no line break parts from their unit."""
-    return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
-
-
 def write(news: News, links: AckLinks | None = None) -> Content:
     """Subject, text, HTML and the drivers' CSV; with `links`, a link to acknowledge."""
     status = news.status
     ack = "" if links is None else links.link(status.budget.id, status.period.start_ms)
     facts = {**_facts(news), "ack": ack}
-    environment = _environment()
-    text, html = (environment.get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
-    return Content(subject(news), text, html, {"drivers.csv": drivers_csv(news)})
+    text, html = (environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
+    return Content(subject(news), text, html, {"drivers.csv": drivers_csv(news)}, ack)
 
 
 def subject(news: News) -> str:
@@ -130,7 +94,7 @@ def _verdict(news: News) -> str:
     amount = money_text(budget.amount_micro, budget.currency)
     spent = money_text(status.spend.cost_micro, budget.currency)
     if news.escalated:
-        return f"{who} has spent {spent} of {amount}, and nobody has acknowledged it for a day."
+        return f"{who} has spent {spent} of {amount}, and nobody has acknowledged it for {_patience(budget)}."
     if alert.rule == ACTUAL and alert.percent >= 100:
         over = money_text(status.spend.cost_micro - budget.amount_micro, budget.currency)
         return f"{who} has spent its whole budget: {spent} of {amount}, {over} over."
@@ -222,8 +186,14 @@ def _why(news: News) -> str:
     said = f"You are a recipient of budget {name}, which tells of {rule} at {alert.percent} %{also}, once."
     following = _following(status, alert)
     if news.escalated:
-        said = f"You are told when budget {name} is spent and nobody acknowledges it within a day, once."
+        patience = _patience(status.budget)
+        said = f"You are told when budget {name} is spent and nobody acknowledges it within {patience}, once."
     return f"{said} {following}"
+
+
+def _patience(budget: Budget) -> str:
+    hours = budget.terms.escalate_hours
+    return "a day" if hours == 24 else plural(hours, "hour")
 
 
 def _following(status: Status, alert: Alert) -> str:

@@ -18,11 +18,12 @@ def no_step(_name: str) -> None:
 class NotTaken(Exception):
     """The other side certainly does not have the message.
 
-    `permanent`: it never will. `unreachable`: nor will it take another one now.
+    `permanent`: it never will. `unreachable`: nor will it take another one now. `wait_s`: it asked to wait so long.
     """
 
-    def __init__(self, sentence: str, *, permanent: bool = False, unreachable: bool = False) -> None:
+    def __init__(self, sentence: str, *, permanent: bool = False, unreachable: bool = False, wait_s: int = 0) -> None:
         super().__init__(sentence)
+        self.wait_s = wait_s
         self.permanent = permanent
         self.unreachable = unreachable
 

@@ -1,4 +1,5 @@
-"""The sender: due messages, one after the other, each under a claim that ends with this process.
+"""The sender: due messages, one after the other, each under a claim that ends with this process. First what their
+recipients asked for is applied (`Box.arrange`).
 
 What it knows of a message that an earlier sender left handed over: nothing. Where a repeat does no harm it repeats;
 else it leaves the message as unconfirmed for people to see, because a mail is handed over by its very last bytes
@@ -13,7 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpuledger_collector.accounting.delivery import WriteDigest
 from gpuledger_collector.accounting.messages import Claim
+from gpuledger_collector.notify import digest_mail
 from gpuledger_collector.notify.delivery import NotKnown, NotTaken, OnStep, Transport, no_step
 
 log = logging.getLogger(__name__)
@@ -26,6 +29,9 @@ MOST_AT_ONCE = 500
 
 class Box(Protocol):
     """Where messages wait."""
+
+    def arrange(self, now_ms: int, write: WriteDigest, on_step: OnStep = no_step) -> int:
+        """Plan what is new by the rules of its recipients, and make the digests that are due; how many."""
 
     def due(self, now_ms: int, limit: int, channels: Sequence[str]) -> list[int]:
         """Ids of messages of these channels whose time has come."""
@@ -62,6 +68,7 @@ class Sender:
         """One round over what is due now."""
         done = Sent()
         away: set[str] = set()
+        self.box.arrange(self.clock(), digest_mail.write, self.on_step)
         for message_id in self.box.due(self.clock(), MOST_AT_ONCE, list(self.transports)):
             with self.box.claim(message_id, self.clock()) as claim:
                 if claim is None:
@@ -83,7 +90,7 @@ class Sender:
         try:
             transport.deliver(claim.message, claim.hand_over, self.on_step)
         except NotTaken as error:
-            self._failed(claim, done, str(error), permanent=error.permanent)
+            self._failed(claim, done, str(error), permanent=error.permanent, wait_s=error.wait_s)
             return not error.unreachable
         except NotKnown as error:
             if may_repeat:
@@ -101,14 +108,14 @@ class Sender:
         done.unconfirmed += 1
         log.warning("nobody knows whether a message to %s was taken: %s", claim.message.recipient, sentence)
 
-    def _failed(self, claim: Claim, done: Sent, sentence: str, *, permanent: bool) -> None:
+    def _failed(self, claim: Claim, done: Sent, sentence: str, *, permanent: bool, wait_s: int = 0) -> None:
         if permanent or claim.attempts + 1 >= MOST_ATTEMPTS:
             claim.dead(sentence)
             done.dead += 1
             log.warning("a message to %s is given up: %s", claim.message.recipient, sentence)
         else:
             wait_ms = min(FIRST_WAIT_MS << min(claim.attempts, 10), LONGEST_WAIT_MS)
-            claim.again(self.clock() + wait_ms, sentence)
+            claim.again(self.clock() + max(wait_ms, min(wait_s * 1000, LONGEST_WAIT_MS)), sentence)
             done.again += 1
 
 

@@ -19,6 +19,9 @@ class Lock(enum.IntEnum):
     SCRAPES = 0x6770750A
     AUDIT = 0x6770750B
     RECOMMENDATIONS = 0x6770750C
+    OUTBOX_PLAN = 0x67707510
+    LETTERS = 0x67707511
+    ACTIONS = 0x67707512
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

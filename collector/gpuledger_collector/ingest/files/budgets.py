@@ -10,16 +10,16 @@ from gpuledger_collector.accounting.budgets import PERIODS, RANGE, Budget, Terms
 from gpuledger_collector.accounting.messages import is_recipient
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.ingest.files.letters import quiet_hours, whole
 from gpuledger_collector.ingest.files.table import RowReader
 
 KEYS = (
     "name", *LEVELS, "period", "from", "to", "amount", "currency", "actual", "forecast", "pace", "recipients",
-    "escalate_to", "quiet",
+    "escalate_to", "escalate_after_hours", "quiet",
 )  # fmt: skip
 MOST_PERCENT = 1000
 MOST_RECIPIENTS = 50
 _CURRENCY = re.compile(r"[A-Z]{3}")
-_QUIET = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 def read_budgets(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Budget]:
@@ -51,7 +51,8 @@ def _budget(row: RowReader, given: Mapping[str, Any]) -> Budget | None:
         next(iter(_percents(row, {"pace": [given["pace"]]}, "pace", ())), None) if "pace" in given else None,
         _recipients(row, given, "recipients"),
         _recipients(row, given, "escalate_to"),
-        _quiet(row),
+        quiet_hours(row),
+        whole(row, "escalate_after_hours", 1, 1000) or Terms().escalate_hours,
     )
     return None if row.bad else Budget(0, name, owner, kind, span, amount, currency, terms)
 
@@ -108,17 +109,3 @@ def _recipients(row: RowReader, given: Mapping[str, Any], column: str) -> tuple[
     if len(found) > MOST_RECIPIENTS:
         row.refuse(column, "too_many", f"has {len(found)} recipients; at most {MOST_RECIPIENTS} are told")
     return tuple(dict.fromkeys(found))
-
-
-def _quiet(row: RowReader) -> tuple[int, int] | None:
-    text = row.text("quiet")
-    if not text:
-        return None
-    found = _QUIET.fullmatch(text)
-    if found is None:
-        row.refuse("quiet", "bad_hours", f"{text!r} is not a span of the UTC day such as 22:00-07:00")
-        return None
-    start, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
-    if start == end:
-        row.refuse("quiet", "bad_hours", "begins when it ends")
-    return start, end

@@ -1,4 +1,4 @@
-"""What is declared in a TOML file and applied: attribution rules, prices and budgets.
+"""What is declared in a TOML file and applied: attribution rules, prices, budgets, and letters (`letters`).
 
     [[rule]]
     name = "slurm accounts"
@@ -36,15 +36,17 @@ from typing import Any
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.budgets import Budget
+from gpuledger_collector.accounting.delivery import Rules
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.ingest.files import budgets, prices
+from gpuledger_collector.ingest.files import budgets, letters, prices
 from gpuledger_collector.ingest.files.table import RowReader
+from gpuledger_collector.insight.letters import ActionRule, Contact
 
 RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
 PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)
-TABLES = ("rule", "price", "budget")
+TABLES = ("rule", "price", "budget", "recipient", "contact", "action")
 _LINE = re.compile(r"at line (\d+), column (\d+)")
 
 
@@ -55,6 +57,9 @@ class Declared:
     rules: list[Rule] | None = None
     prices: list[Price] = field(default_factory=list)
     budgets: list[Budget] | None = None
+    recipients: dict[str, Rules] | None = None
+    contacts: list[Contact] | None = None
+    actions: list[ActionRule] | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -86,7 +91,20 @@ def read_declared(path: Path) -> Declared:
     if "budget" in content:
         rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
         declared.budgets = budgets.read_budgets(rows)
+    _read_letters(path, text, content, declared)
     return declared
+
+
+def _read_letters(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
+    if "recipient" in content:
+        rows = _rows(path, text, content, "recipient", letters.RECIPIENT_KEYS, declared.problems)
+        declared.recipients = letters.read_recipients(rows)
+    if "contact" in content:
+        rows = _rows(path, text, content, "contact", letters.CONTACT_KEYS, declared.problems)
+        declared.contacts = letters.read_contacts(rows)
+    if "action" in content:
+        rows = _rows(path, text, content, "action", letters.ACTION_KEYS, declared.problems)
+        declared.actions = letters.read_actions(rows)
 
 
 def _unknown(source: str, name: str, known: Sequence[str]) -> Problem:

@@ -1,0 +1,117 @@
+"""How messages are written: the templates, lines of one width, and a page of blocks that most messages are."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from gpuledger_collector.accounting.messages import Content
+
+WIDTH = 78
+"""Characters of a line of text."""
+NO_BREAK = "\u00a0"
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+BAD, WARN, CALM = "#b42318", "#b54708", "#175cd3"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One thing that a message tells of: rows of facts, commands that help, and a link to answer."""
+
+    title: str
+    place: str = ""
+    rows: Sequence[tuple[str, str]] = ()
+    commands: Sequence[tuple[str, str]] = ()
+    """(what it does, the command or '')"""
+    link: tuple[str, str] | None = None
+    """(its words, its address)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A message of blocks: one sentence that says it all, the blocks, what can be done, and why it came."""
+
+    subject: str
+    verdict: str
+    blocks: Sequence[Block]
+    why: str
+    tone: str = WARN
+    intro: Sequence[str] = ()
+    actions: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    attachments: dict[str, str] = field(default_factory=dict)
+
+    def content(self) -> Content:
+        """Text and HTML of it; its link, where it has one block with one."""
+        links = [block.link[1] for block in self.blocks if block.link is not None]
+        text, html = (environment().get_template(f"page.{kind}").render(page=self) for kind in ("txt", "html"))
+        return Content(self.subject, text, html, self.attachments, links[0] if len(links) == 1 else "")
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates; a name that is not given stops them."""
+    made = Environment(
+        loader=PackageLoader("gpuledger_collector.notify"),
+        autoescape=select_autoescape(("html",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["filled"] = filled
+    made.filters["together"] = together
+    return made
+
+
+def filled(text: str, indent: str = "") -> str:
+    """A paragraph in lines of WIDTH; words, and amounts with their unit, are kept whole."""
+    made = textwrap.fill(
+        together(text).replace(NO_BREAK, "\0"), WIDTH, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return made.replace("\0", " ")
+
+
+def together(text: str) -> str:
+    """Amounts and percents that no line break parts from their unit."""
+    return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
+
+
+def named(text: str, longest: int = 120) -> str:
+    """A name that users gave, fit to be shown: one line, nothing unseen, not endless."""
+    said = " ".join(_UNSEEN.sub(" ", text).split())
+    return said if len(said) <= longest else said[: longest - 1] + "…"
+
+
+def instant(at_ms: int, zone: str = "UTC") -> str:
+    """`21 Nov, 03:10 UTC`, on the clock of a zone."""
+    at = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone))
+    return f"{at.day} {at:%b, %H:%M} {at.tzname() or zone}"
+
+
+def day(at_ms: int, zone: str = "UTC") -> str:
+    """`21 Nov`."""
+    at = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone))
+    return f"{at.day} {at:%b}"
+
+
+def lasting(ms: int) -> str:
+    """`6 h 10 min`; days from two on."""
+    minutes = ms // 60_000
+    hours, rest = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} days {hours % 24} h"
+    return f"{hours} h {rest} min" if hours else f"{rest} min"
+
+
+def plural(count: int, word: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
