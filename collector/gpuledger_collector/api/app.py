@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gpuledger_collector import __version__
-from gpuledger_collector.api import audit, batches, findings, pages, reads, recommendations, remote_write
+from gpuledger_collector.api import audit, batches, findings, handbook, pages, reads, recommendations, remote_write
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
 
@@ -28,6 +28,8 @@ def create(
         title="GPU Ledger collector",
         version=__version__,
         description="A second-exact ledger of who held, used and wasted every GPU of a fleet, and what it cost.",
+        docs_url=None,
+        redoc_url=None,
     )
     app.include_router(batches.router(intake))
     app.include_router(remote_write.router(remote))
@@ -36,6 +38,7 @@ def create(
     app.include_router(recommendations.router(ledger))
     app.include_router(audit.router(ledger))
     app.include_router(pages.router(ledger))
+    app.include_router(handbook.router(lambda: describe(app)))
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:

@@ -1,0 +1,23 @@
+"""GET /docs: every operation of the API on one page that needs nothing from elsewhere."""
+
+from fakes.collector import running
+from fakes.pages import Page
+from gpuledger_collector.api.handbook import operations
+
+
+def test_every_operation_stands_on_the_page(dsn, pictured):
+    """As openapi.json has them, with their parameters; the page is sound, fetches nothing, and fits a phone."""
+    with running(dsn) as collector:
+        schema = collector.request("GET", "/openapi.json")[2]
+        status, headers, text = collector.request("GET", "/docs")
+    assert status == 200
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
+    page = Page(text)
+    assert page.faults == []
+    told = [operation for _, operation in operations(schema)]
+    assert len(told) == sum(len(methods) for methods in schema["paths"].values()) > 10
+    for operation in told:
+        assert f"{operation.method} {operation.path}" in page.text
+        for name, _, _ in operation.parameters:
+            assert name in page.text
+    assert pictured(text, 390)[1] <= 390
