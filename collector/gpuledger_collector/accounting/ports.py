@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
+from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
 
@@ -209,6 +210,9 @@ class Unit(Protocol):
 
     def rules(self) -> Sequence[Rule]:
         """The attribution rules in force, by position."""
+
+    def reattributions(self, period: Period) -> Sequence[Reattribution]:
+        """What decided disputes say of time in the period, against the rules."""
 
     def marks(self, period: Period, limit: int | None = None) -> Sequence[Mark]:
         """Dirty hours of the period, by hour; at most `limit`, whole hours first."""

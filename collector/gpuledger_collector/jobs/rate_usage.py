@@ -28,6 +28,7 @@ from gpuledger_collector.accounting.rating import (
     rate_imported,
     unused_charges,
 )
+from gpuledger_collector.accounting.reattribution import Reattributions
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import UsagePiece, atoms
 from gpuledger_collector.jobs.cover import book_of, counted, cover_day, placed
@@ -79,10 +80,12 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
 def usage_of(unit: Unit, day: Period, now_ms: int) -> DayUsage:
     """What happened on a day, as far as it has been folded."""
     until_ms = _rated_until(unit, day, now_ms)
-    pieces = _pieces(unit, day, until_ms)
+    decided = Reattributions(unit.reattributions(day))
+    pieces = {number: decided.applied(mine) for number, mine in _pieces(unit, day, until_ms).items()}
     imported = list(not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
     holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
-    owners = Owners(unit.rules(), unit.workloads(sorted(holders | {usage.workload_id for usage in imported})))
+    known = unit.workloads(sorted(holders | {usage.workload_id for usage in imported}))
+    owners = Owners(unit.rules(), known, decided)
     stays = stays_of(unit.capacity(day))
     return DayUsage(day, until_ms, stays, pieces, imported, owners, unit.commitments())
 
@@ -92,8 +95,8 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
     coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.stays, usage.imported, book)
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
-    for key, stay, capacity, inside in places(usage, book):
-        owner_of = usage.owners.at(stay.accelerator.pool, stay.accelerator.node)
+    for key, stay, capacity, inside in _keyed(usage, book):
+        owner_of = usage.owners.at(stay.accelerator.pool, stay.accelerator.node, stay.accelerator.accelerator_id)
         where = (stay.accelerator, usage.day, capacity)
         covered = coverage.of(key)
         charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
@@ -105,8 +108,12 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
     return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
 
 
-def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[Period], list[UsagePiece]]]:
+def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Stay, list[Period], list[UsagePiece]]]:
     """Each accelerator in each of its places: when it was there, and its pieces under the atoms of the price book."""
+    return ((stay, capacity, inside) for _, stay, capacity, inside in _keyed(usage, book))
+
+
+def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[Period], list[UsagePiece]]]:
     starts = [atom.start_ms for atom in atoms(usage.day, book.cuts(usage.day))]
     for key, stay, capacity in placed(usage.stays, usage.day):
         accelerator_id = stay.accelerator.accelerator_id
@@ -179,8 +186,11 @@ def not_observed(
 class Owners:
     """Who pays for a workload in a place; the answer is kept until a rule begins or ends to hold."""
 
-    def __init__(self, rules: Sequence[Rule], workloads: Mapping[int, WorkloadFacts]) -> None:
+    def __init__(
+        self, rules: Sequence[Rule], workloads: Mapping[int, WorkloadFacts], decided: Reattributions | None = None
+    ) -> None:
         self._attribution = Attribution(rules)
+        self._decided = decided or Reattributions()
         self._workloads = workloads
         edges = {rule.effective_from_ms for rule in rules} | {rule.effective_to_ms for rule in rules}
         self._edges = sorted(edge for edge in edges if edge is not None)
@@ -190,10 +200,13 @@ class Owners:
         """What was written on a workload."""
         return self._workloads[workload_id].tags
 
-    def at(self, pool: str, node: str) -> OwnerOf:
-        """The owners of workloads that hold accelerators in this pool and on this node."""
+    def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
+        """The owners of workloads that hold an accelerator in this pool and on this node (None: mere counts)."""
 
         def owner_of(workload_id: int, at_ms: int) -> OwnerPath:
+            decision = self._decided.at(workload_id, accelerator_id, at_ms)
+            if decision is not None and decision.owner is not None:
+                return decision.owner
             key = (workload_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
             found = self._known.get(key)
             if found is None:

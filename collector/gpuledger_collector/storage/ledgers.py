@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.ports import (
@@ -27,20 +28,34 @@ from gpuledger_collector.accounting.ports import (
     Mark,
     RatedDay,
 )
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
+from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
-from gpuledger_collector.storage import inventory, partitions, periods, prices, reports, rules, usage, workloads, zones
+from gpuledger_collector.storage import (
+    commitments,
+    inventory,
+    partitions,
+    periods,
+    prices,
+    reattributions,
+    reports,
+    rules,
+    usage,
+    workloads,
+    zones,
+)
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
 _CHARGE_COLUMNS = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node,
-    price_id, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
+    price_id, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
+    commitment_id, contracted_cost_micro"""
 _LINE_COLUMNS = """day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
-    idle_cost_micro, energy_mj"""
+    idle_cost_micro, energy_mj, list_cost_micro, contracted_cost_micro"""
 
 
 @dataclass(frozen=True)
@@ -88,9 +103,21 @@ class LedgerUnit:
         """The price book in force."""
         return prices.current(self.connection)
 
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
+        return commitments.choices(self.connection)
+
+    def commitments(self) -> Sequence[Commitment]:
+        """The commitments of the book, whatever their terms."""
+        return commitments.current(self.connection)
+
     def rules(self) -> Sequence[Rule]:
         """The attribution rules in force, by position."""
         return rules.current(self.connection)
+
+    def reattributions(self, period: Period) -> Sequence[Reattribution]:
+        """What decided disputes say of time in the period, against the rules."""
+        return reattributions.of(self.connection, period)
 
     def marks(self, period: Period, limit: int | None = None) -> Sequence[Mark]:
         """Dirty hours of the period, by hour."""
@@ -130,11 +157,12 @@ class LedgerUnit:
         self.connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),))
 
     def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
-        """Days with a mark, or with capacity or imported usage and no proof up to their end or now."""
+        """Days with a mark, or with capacity, a commitment or imported usage and no proof up to their end or now."""
         calendar = self.calendar()
         first = self.connection.execute(
             "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) "
-            "FROM imported_usage UNION ALL SELECT min(day_ms) FROM dirty_day) AS first_evidence"
+            "FROM imported_usage UNION ALL SELECT min(day_ms) FROM dirty_day "
+            "UNION ALL SELECT min(starts_ms) FROM commitment WHERE superseded_at IS NULL) AS first_evidence"
         ).fetchone()
         end_ms = min(period.end_ms, now_ms)
         if first is None or first[0] is None or max(period.start_ms, first[0]) >= end_ms:
@@ -152,6 +180,8 @@ class LedgerUnit:
                     AND (c.out_ms IS NULL OR c.out_ms > d))
                 OR EXISTS (SELECT FROM imported_usage u WHERE u.start_ms < least(stop, %(now)s)
                     AND (u.end_ms IS NULL OR u.end_ms > d))
+                OR EXISTS (SELECT FROM commitment m WHERE m.superseded_at IS NULL
+                    AND m.starts_ms < least(stop, %(now)s) AND m.ends_ms > d)
             ) AND NOT EXISTS (SELECT FROM day_proof p WHERE p.day_ms = d AND p.until_ms >= least(stop, %(now)s)))
             ORDER BY d
             """,
@@ -293,6 +323,8 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         charge.idle_cost_micro,
         charge.list_cost_micro,
         charge.energy_mj,
+        None if charge.commitment is None else charge.commitment.id,
+        charge.contracted_cost_micro,
     )
 
 
@@ -311,14 +343,16 @@ def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object,
         line.cost_micro,
         line.idle_cost_micro,
         line.energy_mj,
+        line.list_cost_micro,
+        line.contracted_cost_micro,
     )
 
 
 def _insert_proof(connection: Connection, table: str, proof: Proof, now: dt.datetime) -> None:
     connection.execute(
         f"INSERT INTO {table} (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
-        "capacity_cost, charged_cost, imported_ns, until_ms, holds, proved_at) "
-        "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s)",
+        "capacity_cost, charged_cost, imported_ns, until_ms, holds, commitments, proved_at) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s::jsonb, %s)",
         (
             proof.day_ms,
             proof.capacity_ns,
@@ -331,6 +365,7 @@ def _insert_proof(connection: Connection, table: str, proof: Proof, now: dt.date
             proof.imported_ns,
             proof.until_ms,
             proof.holds,
+            json.dumps(dict(proof.commitments)),
             now,
         ),
     )

@@ -7,6 +7,7 @@ or sharded by it later.
 """
 
 from gpuledger_collector.storage.schema import (
+    disputes,
     evidence,
     fleet,
     foresight,
@@ -22,6 +23,7 @@ from gpuledger_collector.storage.schema.columns import STATES, metadata
 
 __all__ = [
     "STATES",
+    "disputes",
     "evidence",
     "fleet",
     "foresight",

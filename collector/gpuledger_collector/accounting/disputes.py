@@ -1,0 +1,104 @@
+"""Disputes: an owner contests lines, the evidence is sealed as it stands, finance answers and decides once.
+
+    open --answer--> answered --(the owner speaks again)--> open
+    open, answered --resolve--> accepted | rejected        and nothing after that
+
+The evidence is kept as one canonical JSON text; its SHA-256 is the seal, so that whoever holds the file can check it
+with `sha256sum`. An accepted dispute becomes reattributions (accounting.reattribution): the ledger of an open month is
+rated again, a closed month stays as it is and gets a correction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuledger_collector.accounting.period import Period
+
+OPEN, ANSWERED, ACCEPTED, REJECTED = "open", "answered", "accepted", "rejected"
+STATES = (OPEN, ANSWERED, ACCEPTED, REJECTED)
+RESOLVED = (ACCEPTED, REJECTED)
+MOST_WORDS = 4_000
+
+
+class BadStep(Exception):
+    """What was asked of a dispute is not possible; the sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that was said."""
+
+    at_ms: int
+    who: str
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What an accepted dispute does with the contested time: another owner bears it, or it counts as unavailable.
+
+    `owner` (level -> value; empty: unattributed) None means unavailable.
+    """
+
+    owner: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """A dispute without its evidence. Amounts (micro-units by currency) are those billed at the opening."""
+
+    id: int
+    owner: Mapping[str, str]
+    period: Period
+    accelerator: str | None
+    workload: str | None
+    line: str | None
+    reason: str
+    state: str
+    opened_ms: int
+    opened_by: str
+    gpu_ns: int
+    cost: Mapping[str, int]
+    seal: str
+    resolved_ms: int | None
+    entries: Sequence[Entry] = field(default_factory=list)
+
+
+def canonical(evidence: Mapping[str, object]) -> str:
+    """Evidence as one text: the same content gives the same bytes."""
+    return json.dumps(evidence, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def seal_of(text: str) -> str:
+    """The seal of a canonical text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def after_answer(state: str, *, from_owner: bool) -> str:
+    """The state after somebody spoke. Raises BadStep."""
+    if state in RESOLVED:
+        raise BadStep(f"the dispute is {state} already: open a new one")
+    return OPEN if from_owner else ANSWERED
+
+
+def after_decision(state: str, remedy: Remedy | None) -> str:
+    """The state after the decision; `remedy` None rejects. Raises BadStep."""
+    if state in RESOLVED:
+        raise BadStep(f"the dispute is {state} already: open a new one")
+    return REJECTED if remedy is None else ACCEPTED
+
+
+def words_of(text: str, what: str) -> str:
+    """A text that somebody wrote, as it is kept. Raises ValueError with a sentence."""
+    found = text.strip()
+    if not found:
+        raise ValueError(f"{what}: say it in words")
+    if len(found) > MOST_WORDS:
+        raise ValueError(f"{what}: {len(found)} characters; at most {MOST_WORDS} are kept")
+    if "\x00" in found or any("\ud800" <= one <= "\udfff" for one in found):
+        raise ValueError(f"{what}: holds a character that no text can keep (NUL, or half of a pair)")
+    return found
