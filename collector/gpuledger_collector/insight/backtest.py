@@ -16,11 +16,13 @@ import numpy.typing as npt
 
 from gpuledger_collector.insight.forecast import Forecast
 from gpuledger_collector.insight.forecast.ensemble import pinball
-from gpuledger_collector.insight.scaling.choice import Rules, best, schedule, tally
-from gpuledger_collector.insight.scaling.policies import Setting, joined, predictive, reactive, unit_of
+from gpuledger_collector.insight.scaling.choice import Plan, Rules, schedule, surprise, tally, tuned
+from gpuledger_collector.insight.scaling.policies import Setting, joined, lots, predictive, reactive, unit_of
 from gpuledger_collector.insight.scaling.simulation import (
+    Beside,
     Outcome,
     Purse,
+    Wish,
     measure,
     simulate,
     simulate_utilisation,
@@ -97,7 +99,7 @@ def backtest_scaling(series: Series, question: Question, rules: Rules | None = N
     everything = np.arange(len(bench.candidates.settings))
     ours, days_ahead, days = bench.daily("gpuledger", everything, rules)
     retuned, _, _ = bench.daily("reactive-daily", bench.reacting(), rules)
-    verdicts = (*bench.anchors(), bench.tuned(rules), retuned, bench.hindsight(), ours, bench.oracle())
+    verdicts = (*bench.anchors(), bench.tuned(), retuned, bench.hindsight(), ours, bench.oracle())
     return Backtest(verdicts, judged, days_ahead, days)
 
 
@@ -125,8 +127,12 @@ class _Bench:
         pad = -len(demand) % per_day
         self.table = tally(
             np.pad(demand, (0, pad)), np.pad(self.replayed, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0,
-            pad)), per_day,
+            pad)), per_day, surprise(demand[: self.first], delay),
         )  # fmt: skip
+        self.lot = min(lots(unit))
+        history = self.table.between(SETTLE_DAYS, HISTORY_DAYS)
+        self.anchor = tuned(history, self.candidates.settings, self.cap)
+        self.anchored = self.run(self.candidates.target[:, self.anchor], self.candidates.keep[:, self.anchor])
 
     def verdict(self, policy: str, capacity: Floats, setting: str) -> Verdict:
         """Measured over the judged part."""
@@ -148,12 +154,9 @@ class _Bench:
             self.verdict("reactive-plain", plain, "demand now"),
         )
 
-    def tuned(self, rules: Rules) -> Verdict:
+    def tuned(self) -> Verdict:
         """The reactive setting that waited least on the history within the cost cap."""
-        sums = self.table.between(SETTLE_DAYS, HISTORY_DAYS)
-        _, column = best(sums, self.candidates.settings, self.cap, HISTORY_DAYS - SETTLE_DAYS, rules)
-        capacity = self.run(self.candidates.target[:, column], self.candidates.keep[:, column])
-        return self.verdict("reactive-tuned", capacity, self.candidates.settings[column].sentence())
+        return self.verdict("reactive-tuned", self.anchored, self.candidates.settings[self.anchor].sentence())
 
     def reacting(self) -> Ints:
         """The columns of the reactive candidates."""
@@ -175,16 +178,18 @@ class _Bench:
     def daily(self, policy: str, columns: Ints, rules: Rules) -> tuple[Verdict, int, int]:
         """Each day the one of these candidates that its own past recommends; also the days with a forecast, and all."""
         settings = [self.candidates.settings[column] for column in columns]
-        chosen = schedule(self.table.of(columns), settings, HISTORY_DAYS, self.cap, rules, SETTLE_DAYS)
+        anchor = int(np.flatnonzero(columns == self.anchor)[0])
+        chosen = schedule(self.table.of(columns), settings, Plan(HISTORY_DAYS, self.cap, anchor, rules, SETTLE_DAYS))
         day = np.minimum(np.arange(len(self.demand)) // self.per_day, len(chosen) - 1)
         column = columns[chosen[np.maximum(day, HISTORY_DAYS)]]
         rows = np.arange(len(self.demand))
-        target, keep = self.candidates.target[rows, column], self.candidates.keep[rows, column]
+        wish = Wish(self.candidates.target[rows, column], self.candidates.keep[rows, column])
+        other = Wish(self.candidates.target[:, self.anchor], self.candidates.keep[:, self.anchor])
         # Two hours' worth of what may be spent above the demand is enough to slow down in; days' worth are lent.
         hourly = (self.cap - 1) * float(self.demand[: self.first].mean()) * self.per_day / 24
-        purse = Purse(self.first, self.cap, 2 * hourly, LENT_HOURS * hourly, len(self.demand))
-        known = self.known
-        capacity = simulate_within(self.demand, target, keep, self.delay, self.warm, self.node, known, purse)
+        purse = Purse(self.first, self.cap, 2 * hourly, LENT_HOURS * hourly, len(self.demand), self.lot)
+        capacity = simulate_within(self.demand, wish, self.delay, self.warm, self.node, self.known, purse,
+                                   Beside(self.anchored, other, rules.dearer))  # fmt: skip
         days = np.unique(day[self.first :])
         ahead = sum(settings[chosen[number]].predictive for number in days)
         last: Setting = self.candidates.settings[column[-1]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.insight.scaling.choice import Rules, best, tally
+from gpuledger_collector.insight.scaling.choice import Rules, affordable, best, surprise, tally, tuned
 from gpuledger_collector.insight.scaling.lookahead import climate
 from gpuledger_collector.insight.scaling.policies import Candidates, Setting, joined, predictive, reactive, unit_of
 from gpuledger_collector.insight.scaling.simulation import simulate
@@ -104,8 +104,10 @@ def _choose(demand: Floats, known: Floats, delay: int, step_ms: int, limits: Lim
     candidates: Candidates = joined(reactive(demand, unit, step_ms), predictive(demand, unit, delay, step_ms, warm))
     run = simulate(demand, candidates.target, candidates.keep, delay, warm, limits.node_gpus)
     days = len(demand) // per_day
-    sums = tally(demand, run.capacity, known.astype(bool), per_day).between(SETTLE_DAYS, days)
-    column, _ = best(sums, candidates.settings, limits.cost_cap, days - SETTLE_DAYS, Rules())
+    spread = surprise(demand, delay)
+    seen = tally(demand, run.capacity, known.astype(bool), per_day, spread).between(SETTLE_DAYS, days)
+    anchor, rules = tuned(seen, candidates.settings, limits.cost_cap), Rules()
+    column, _ = best(seen, candidates.settings, anchor, affordable(seen, anchor, limits.cost_cap, rules), rules)
     setting = candidates.settings[column]
     wanted = max(float(candidates.target[-1, column]), float(candidates.keep[-1, column]))
     return setting, wanted, "predictive" if setting.predictive else "reactive"

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuledger_collector.insight.scaling.lookahead import climate, drift
-from gpuledger_collector.insight.scaling.simulation import rolling_max
+from gpuledger_collector.insight.scaling.simulation import rolling_max, whole_nodes
 from gpuledger_collector.insight.series import Floats
 
 HEADROOM = (0.0, 0.05, 0.1, 0.2, 0.35, 0.54)
 EXTRA_UNITS = (0, 1, 2, 4)
 HOLD_MINUTES = (0, 15, 30, 60, 120, 240)
-RISE_QUANTILES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995)
+RISE_QUANTILES = (0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995, 0.998)
 PREDICTIVE_HOLDS = (0, 15, 30, 60, 120)
 PREDICTIVE_EXTRA = (0.0, 0.5, 1.0, 2.0)
+LOTS_PER_UNIT = (4.0, 2.0)
+"""A forecast moves a little with every step: capacity ordered in lots stands still meanwhile."""
 UTILISATION = (0.5, 0.6, 0.65, 0.7, 0.8, 0.9)
 WINDOW_MINUTES = (5, 15, 30, 60)
 
@@ -82,21 +84,25 @@ def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
 
 
 def predictive(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Candidates:
-    """Demand now plus a quantile of the rise until what is ordered now serves, held for a while."""
+    """Demand now plus a quantile of the rise until what is ordered now serves, in whole lots, held for a while."""
     per_day = max(1, 86_400_000 // step_ms)
     quantiles = np.asarray(RISE_QUANTILES)
     settings, target, keep = [], [], []
     made = {"climate": climate(demand, delay, per_day, quantiles, start),
             "drift": drift(demand, delay, per_day, quantiles, start)}  # fmt: skip
     made["blend"] = (made["climate"] + made["drift"]) / 2
-    for family, rise in made.items():
-        for k, quantile in enumerate(RISE_QUANTILES):
-            held = {hold: rolling_max(demand + rise[:, k], steps_of(hold, step_ms)) for hold in PREDICTIVE_HOLDS}
-            for extra, hold in itertools.product(PREDICTIVE_EXTRA, PREDICTIVE_HOLDS):
-                settings.append(Setting(family, 0.0, extra * unit, hold, quantile))
-                target.append(demand + rise[:, k] + extra * unit)
-                keep.append(held[hold] + extra * unit)
-    return Candidates(tuple(settings), np.stack(target, axis=1), np.stack(keep, axis=1))
+    for (family, rise), extra, lot in itertools.product(made.items(), PREDICTIVE_EXTRA, lots(unit)):
+        wanted = whole_nodes(demand[:, None] + rise + extra * unit, lot)
+        for hold in PREDICTIVE_HOLDS:
+            settings += [Setting(family, 0.0, extra * unit, hold, quantile) for quantile in RISE_QUANTILES]
+            target.append(wanted)
+            keep.append(rolling_max(wanted, steps_of(hold, step_ms)))
+    return Candidates(tuple(settings), np.hstack(target), np.hstack(keep))
+
+
+def lots(unit: float) -> list[float]:
+    """GPUs that are ordered at once: quarters and halves of a unit, whole GPUs at least."""
+    return sorted({max(unit / parts, 1.0) for parts in LOTS_PER_UNIT})
 
 
 def joined(*parts: Candidates) -> Candidates:

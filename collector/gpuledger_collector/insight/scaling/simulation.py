@@ -91,11 +91,20 @@ def settle(serving: Floats, pipe: Floats, target: Floats, keep: Floats, busy: fl
 
 
 @dataclass(frozen=True)
+class Wish:
+    """What one policy states at the end of each step, shape (n,): what it wants, and what it keeps on the way down."""
+
+    target: Floats
+    keep: Floats
+
+
+@dataclass(frozen=True)
 class Purse:
     """The money of one policy: from step `start` on, capacity in all may be `cap` x demand in all.
 
-    What is above the demand of now shrinks as the purse empties, and is gone when it is empty. `reserve` (GPU-steps)
-    is the balance below which it begins to shrink; as much is lent at the start, and paid back over `lent_steps`.
+    What is above the demand of now shrinks as the purse empties, and is gone when it is empty; it shrinks in lots of
+    `lot` GPUs. `reserve` (GPU-steps) is the balance below which it begins to shrink; as much as `lent` is lent at the
+    start, and paid back until step `end`.
     """
 
     start: int
@@ -103,30 +112,71 @@ class Purse:
     reserve: float
     lent: float
     end: int
+    lot: float = 0.0
+
+    def lent_at(self, step: int) -> float:
+        """What is still lent."""
+        return self.lent * max(0.0, 1 - (step - self.start) / (self.end - self.start))
+
+    def share(self, balance: float) -> float:
+        """Part of the headroom that a balance pays for."""
+        return min(1.0, max(0.0, balance / max(self.reserve, EPSILON)))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The policy that is never to be done worse than: its capacity in each step, its wishes, and how much dearer we
+    may be.
+    """
+
+    capacity: Floats
+    wish: Wish
+    dearer: float
 
 
 def simulate_within(
-    demand: Floats, target: Floats, keep: Floats, delay: int, start: int, node_gpus: float, known: Bools, purse: Purse
+    demand: Floats, wish: Wish, delay: int, start: int, node_gpus: float, known: Bools, purse: Purse, beside: Beside
 ) -> Floats:
-    """Capacity (n,) of one policy, as `simulate`, that never spends more than its purse holds."""
-    count = len(demand)
+    """Capacity (n,) of one policy, as `simulate`, that never spends more than its purse holds.
+
+    Nor, over time, more than the policy beside it by its factor; and as long as it has waited more than that one, it
+    holds at least what that one wants.
+    """
     held = whole_nodes(demand, node_gpus)
     capacity = held.copy()
     serving, pipe = np.full(1, held[max(0, start - 1)]), np.zeros((delay, 1))
-    balance = 0.0
-    for t in range(start, count):
+    balance = theirs = behind = 0.0
+    for t in range(start, len(demand)):
         serving = serving + pipe[0]
         pipe = np.concatenate([pipe[1:], np.zeros((1, 1))])
         capacity[t] = serving[0]
-        share = 1.0
+        wanted, kept = wish.target[t], max(wish.keep[t], wish.target[t])
         if t >= purse.start:
-            balance += (purse.cap * demand[t] - capacity[t]) if known[t] else 0.0
-            lent = purse.lent * max(0.0, 1 - (t - purse.start) / (purse.end - purse.start))
-            share = min(1.0, max(0.0, (balance + lent) / max(purse.reserve, EPSILON)))
-        wanted = demand[t] + share * np.array([target[t] - demand[t], max(keep[t], target[t]) - demand[t]])
-        wanted = whole_nodes(wanted, node_gpus)
-        serving, pipe = settle(serving, pipe, wanted[:1], wanted[1:], held[t])
+            if known[t]:
+                balance += purse.cap * demand[t] - capacity[t]
+                theirs += beside.dearer * beside.capacity[t] - capacity[t]
+                behind += max(demand[t] - capacity[t], 0.0) - max(demand[t] - beside.capacity[t], 0.0)
+            wanted, kept = _together(wanted, kept, t, beside, purse.share(theirs + purse.lent_at(t)), behind)
+            share = purse.share(balance + purse.lent_at(t))
+            if share < 1:
+                wanted, kept = (
+                    float(whole_nodes(np.asarray(demand[t] + share * (one - demand[t])), purse.lot))
+                    for one in (wanted, kept)
+                )
+        asked = whole_nodes(np.array([wanted, kept]), node_gpus)
+        serving, pipe = settle(serving, pipe, asked[:1], asked[1:], held[t])
     return capacity
+
+
+def _together(wanted: float, kept: float, t: int, beside: Beside, share: float, behind: float) -> tuple[float, float]:
+    """Ours beside the other's wishes: no more than those when its money is spent, no less while we wait more."""
+    other, others_keep = beside.wish.target[t], max(beside.wish.keep[t], beside.wish.target[t])
+    if share < 1:
+        wanted = min(wanted, other) + share * max(wanted - other, 0.0)
+        kept = min(kept, others_keep) + share * max(kept - others_keep, 0.0)
+    if behind > EPSILON:
+        wanted, kept = max(wanted, other), max(kept, others_keep)
+    return wanted, max(wanted, kept)
 
 
 def simulate_utilisation(
