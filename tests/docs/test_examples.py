@@ -1,0 +1,152 @@
+"""Every command and every file that the documentation shows is one that the product takes."""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.main import get_command
+
+from gpuledger_agent import cli as agent_cli
+from gpuledger_agent.settings import Settings as AgentSettings
+from gpuledger_collector.cli import build
+from gpuledger_collector.ingest.files.declared import TABLES, read_declared
+from gpuledger_collector.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md"),
+                *(ROOT / "docs" / "runbooks").glob("*.md"), *(ROOT / "deploy").rglob("*.md")])  # fmt: skip
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.S | re.M)
+SPAN = re.compile(r"`((?:gpuledger|gpuledger-agent) [^`\n]+)`")
+PROGRAMS = ("gpuledger", "gpuledger-agent")
+STANDS_FOR = {"N": "1", "ID": "1", "PORT": "8440", "M": "2026-10", "DATE": "2026-10-01"}
+"""What a placeholder of the documentation is read as where its name is no value."""
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page):
+    """Language and text of each fenced block."""
+    return [(found[2], found[3]) for found in FENCE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def lines(text):
+    """Lines of a shell block, the continued ones joined, without what a prompt shows before them."""
+    return [re.sub(r"^\s*(\$|#)\s+", "", line) for line in text.replace("\\\n", " ").splitlines()]
+
+
+def commands(page):
+    """Word lists of the product's commands on a page, also within pipes, after sudo and after assignments."""
+    shown = [
+        line for language, text in blocks(page) if language in {"", "sh", "bash", "console"} for line in lines(text)
+    ]
+    for line in [*shown, *SPAN.findall(page.read_text(encoding="utf-8"))]:
+        yield from said(line)
+
+
+def said(line):
+    """The product's commands of a line."""
+    if not re.search(r"(^|[\s|&;(/])gpuledger(-agent)?\s", line) or "..." in line or "…" in line:
+        return
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        return
+    part: list[str] = []
+    for word in [*words, ";"]:
+        if set(word) <= set("|&;()") and word:
+            yield from own(part)
+            part = []
+        else:
+            part.append(word)
+
+
+def own(words):
+    """The command, when it is one of ours: what stands before the program and redirections are left out."""
+    for at, word in enumerate(words):
+        if Path(word).name in PROGRAMS and not word.startswith("-"):
+            if all("=" in one or one in {"sudo", "-u", "exec", "time", "docker", "compose", "kubectl"} or at == 0
+                   or words[0] in {"sudo", "docker", "kubectl", "runuser", "."} for one in words[:at]):  # fmt: skip
+                rest = words[at + 1 :]
+                stop = next((n for n, one in enumerate(rest) if set(one) <= set("<>") and one), len(rest))
+                yield [Path(word).name, *rest[:stop]]
+            return
+
+
+def root_command():
+    return get_command(build())
+
+
+@pytest.fixture(scope="module")
+def taken():
+    """A function that says what is wrong with a command of ours, or None."""
+    root = root_command()
+
+    def judge(words):
+        program, *arguments = words
+        arguments = [STANDS_FOR.get(one, one) for one in arguments]
+        if program == "gpuledger-agent":
+            try:
+                agent_cli.parser().parse_args(arguments)
+            except SystemExit as ended:
+                return f"exit {ended.code}" if ended.code else None
+            return None
+        command, path = root, "gpuledger"
+        while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
+            inner = command.commands.get(arguments[0])
+            if inner is None:
+                return f"{path} has no command {arguments[0]!r}"
+            command, path, arguments = inner, f"{path} {arguments[0]}", arguments[1:]
+        if not arguments and hasattr(command, "commands") or {"-h", "--help"} & set(arguments):
+            return None
+        try:
+            # a span of a text may name a command without all that it needs; its options are judged all the same
+            command.make_context(path, list(arguments), resilient_parsing=False)
+        except typer.Exit:
+            return None
+        except Exception as error:  # click's own errors, whatever their class
+            text = getattr(error, "message", str(error)) or str(error)
+            return None if "issing" in text or "equires" in text else f"{path}: {text}"
+        return None
+
+    return judge
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_is_one_that_the_product_takes(page, taken):
+    """Its subcommands and options exist, and their values have the right form."""
+    wrong = [f"{shlex.join(words)}: {why}" for words in commands(page) if (why := taken(words)) is not None]
+    assert wrong == []
+
+
+def test_the_commands_are_found():
+    """The test above looks at something: the pages show well over a hundred commands."""
+    assert sum(len(list(commands(page))) for page in PAGES) > 100
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_that_is_shown_can_be_read(page, tmp_path):
+    """TOML is what `apply` takes without a problem, or has settings that exist; YAML and JSON parse."""
+    for language, text in blocks(page):
+        if language == "toml":
+            content = tomllib.loads(text)
+            if set(content) & set(TABLES):
+                path = tmp_path / "shown.toml"
+                path.write_text(text)
+                assert read_declared(path).problems == []
+            else:
+                flat = content.get("gpuledger", content)
+                known = {*Settings.__dataclass_fields__, *AgentSettings.__dataclass_fields__}
+                assert set(flat) <= known, set(flat) - known
+        elif language == "yaml":
+            assert list(yaml.safe_load_all(text))
+        elif language == "json":
+            assert json.loads(text)
