@@ -105,7 +105,7 @@ def taken():
             if inner is None:
                 return f"{path} has no command {arguments[0]!r}"
             command, path, arguments = inner, f"{path} {arguments[0]}", arguments[1:]
-        if not arguments and hasattr(command, "commands") or {"-h", "--help"} & set(arguments):
+        if (not arguments and hasattr(command, "commands")) or {"-h", "--help"} & set(arguments):
             return None
         try:
             # a span of a text may name a command without all that it needs; its options are judged all the same
