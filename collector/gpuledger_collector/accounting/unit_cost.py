@@ -1,0 +1,263 @@
+"""What a token, an inference or a step cost: the charges of a workload over what its counters counted.
+
+A day's charge is laid over the hours in which its accelerator was held, by time and without rest, so that the hours
+add up to the charge. Of each hour only the part counts that its counters cover: cost of covered time over units of
+covered time. Nothing is extrapolated over the rest; how much of the charged time is covered stands beside every cost.
+
+Several endpoints of one workload count together. One that was seen before and after an hour is expected in it, and
+where it was not read, that part of the hour is not covered; each endpoint stands for an equal part of the workload.
+Where one counter comes two ways (the agent and remote write), an hour takes the way that covers more of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+
+from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.quantity import round_half_even_div, split
+from gpuledger_collector.accounting.rating import Charge
+
+WAYS = ("agent", "remote_write", "reported")
+"""Ways in which counters come, the one that is taken first among equals."""
+TOTAL_TOKENS = "total_tokens"
+PER = {"inferences": 1_000, "requests": 1_000, "prompt_tokens": 1_000_000, "generated_tokens": 1_000_000,
+       TOTAL_TOKENS: 1_000_000, "tokens": 1_000_000, "samples": 1_000, "steps": 1}  # fmt: skip
+"""So many units people name a price for."""
+DIGITS = 6
+"""Decimal places of a unit cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldHour:
+    """What a workload had of an accelerator from `at_ms` to the end of its hour; `shared`: others had it, too."""
+
+    accelerator_id: int
+    at_ms: int
+    held_ms: int
+    busy_ms: int
+    idle_ms: int
+    unknown_ms: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CountedHour:
+    """What one endpoint (or the run itself) counted in an hour."""
+
+    via: str
+    source: str
+    counter: str
+    hour_ms: int
+    units: int
+    covered_ms: int
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class HourCost:
+    """An hour of a workload: the time for which it held anything, and its cost by currency in micro-units.
+
+    `used`: the part of it in which its accelerators worked. `held_ms` is an upper bound where accelerators are shared.
+    """
+
+    held_ms: int = 0
+    cost: dict[str, int] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    """What units of one counter cost in one currency, in a stretch of time.
+
+    `cost_micro` and `used_micro` are of the covered time alone, `charged_micro` of all of it. `held_ms` is the charged
+    time of the workload, `covered_ms` the part of it that the counters cover.
+    """
+
+    counter: str
+    bucket_ms: int
+    currency: str
+    units: int
+    cost_micro: int
+    used_micro: int
+    charged_micro: int
+    held_ms: int
+    covered_ms: int
+    restarts: int
+
+    @property
+    def coverage(self) -> Decimal:
+        """Covered part of the charged time, 0 to 1."""
+        return Decimal(self.covered_ms) / self.held_ms if self.held_ms else Decimal(0)
+
+    @property
+    def per(self) -> int:
+        """Units for which the cost is told."""
+        return PER[self.counter]
+
+    @property
+    def cost(self) -> Decimal | None:
+        """Held cost in major units for `per` units, half to even; None where nothing was produced in covered time."""
+        return cost_per(self.cost_micro, self.units, self.per)
+
+    @property
+    def used_cost(self) -> Decimal | None:
+        """The same of the time alone in which the accelerators worked."""
+        return cost_per(self.used_micro, self.units, self.per)
+
+
+def cost_per(micro: int, units: int, per: int) -> Decimal | None:
+    """Major units for `per` units to DIGITS places; None for no units."""
+    if not units:
+        return None
+    with localcontext() as context:
+        context.prec = 60
+        exact = Decimal(micro * per) / (Decimal(units) * MICRO)
+        return exact.quantize(Decimal(1).scaleb(-DIGITS), ROUND_HALF_EVEN)
+
+
+def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int, HourCost]:
+    """The cost of each hour of one workload. Its hours add up to its priced charges, corrections included."""
+    by_card: dict[int, list[HeldHour]] = defaultdict(list)
+    for one in sorted(held, key=lambda one: (one.accelerator_id, one.at_ms)):
+        by_card[one.accelerator_id].append(one)
+    hours: dict[int, HourCost] = defaultdict(HourCost)
+    for of_card in by_card.values():
+        _hold(hours, of_card)
+    for charge in charges:
+        if charge.cost_micro is None or charge.currency is None:
+            continue
+        atoms = [one for one in by_card.get(charge.accelerator_id or 0, ())
+                 if charge.start_ms <= one.at_ms < charge.end_ms and one.held_ms]  # fmt: skip
+        _lay(hours, charge, atoms or _even(charge))
+    return dict(hours)
+
+
+def _hold(hours: dict[int, HourCost], atoms: Sequence[HeldHour]) -> None:
+    """The time for which the workload held this accelerator, hour by hour; of several the longest counts."""
+    wall: dict[int, int] = defaultdict(int)
+    for one in atoms:
+        hour_ms = one.at_ms - one.at_ms % HOUR_MS
+        wall[hour_ms] += hour_ms + HOUR_MS - one.at_ms if one.shared else one.held_ms
+    for hour_ms, ms in wall.items():
+        hours[hour_ms].held_ms = max(hours[hour_ms].held_ms, min(ms, HOUR_MS))
+
+
+def _even(charge: Charge) -> list[HeldHour]:
+    """The hours of a charge of which nobody saw more than its begin and end, as of imported usage."""
+    return [HeldHour(0, part.start_ms, part.ms, 0, 0, part.ms)
+            for part in Period(charge.start_ms, max(charge.end_ms, charge.start_ms + 1)).hours()]  # fmt: skip
+
+
+def _lay(hours: dict[int, HourCost], charge: Charge, atoms: Sequence[HeldHour]) -> None:
+    cost, currency = charge.cost_micro or 0, charge.currency or ""
+    sign = -1 if cost < 0 else 1
+    for one, part in zip(atoms, split(abs(cost), [one.held_ms for one in atoms]), strict=True):
+        entry = hours[one.at_ms - one.at_ms % HOUR_MS]
+        if charge.accelerator_id is None:
+            entry.held_ms = max(entry.held_ms, one.held_ms)
+        known = one.busy_ms + one.idle_ms + one.unknown_ms
+        busy = split(part, [one.busy_ms, one.idle_ms, one.unknown_ms])[0] if known else 0
+        entry.cost[currency] = entry.cost.get(currency, 0) + sign * part
+        entry.used[currency] = entry.used.get(currency, 0) + sign * busy
+
+
+def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
+    """These and, where an endpoint counts prompt and generated tokens, both together over the time that both cover."""
+    both: dict[tuple[str, str, int], dict[str, CountedHour]] = defaultdict(dict)
+    for one in counted:
+        if one.counter in {"prompt_tokens", "generated_tokens"}:
+            both[one.via, one.source, one.hour_ms][one.counter] = one
+    totals = []
+    for (via, source, hour_ms), parts in both.items():
+        if len(parts) == 2:
+            prompt, generated = parts["prompt_tokens"], parts["generated_tokens"]
+            totals.append(
+                CountedHour(via, source, TOTAL_TOKENS, hour_ms, prompt.units + generated.units,
+                            min(prompt.covered_ms, generated.covered_ms), max(prompt.restarts, generated.restarts))
+            )  # fmt: skip
+    return [*counted, *totals]
+
+
+@dataclass(slots=True)
+class _Sums:
+    units: int = 0
+    cost: int = 0
+    used: int = 0
+    charged: int = 0
+    held_ms: int = 0
+    covered_ms: int = 0
+    restarts: int = 0
+
+
+def unit_costs(
+    hours: Mapping[int, HourCost], counted: Sequence[CountedHour], bucket: Callable[[int], int] = lambda _: 0
+) -> list[UnitCost]:
+    """Unit costs by counter, bucket (a begin that `bucket` gives to an hour) and currency.
+
+    Every charged hour counts as charged time, so that coverage says what the counters leave out.
+    """
+    counters: dict[str, list[CountedHour]] = defaultdict(list)
+    for one in with_totals(counted):
+        counters[one.counter].append(one)
+    found = []
+    for counter, mine in sorted(counters.items(), key=lambda entry: list(PER).index(entry[0])):
+        chosen = _by_hour(mine)
+        sums: dict[tuple[int, str], _Sums] = defaultdict(_Sums)
+        for hour_ms, hour in sorted(hours.items()):
+            for currency, cost in hour.cost.items():
+                _add(sums[bucket(hour_ms), currency], hour, currency, cost, chosen.get(hour_ms))
+        found += [
+            UnitCost(counter, at_ms, currency, one.units, one.cost, one.used, one.charged, one.held_ms, one.covered_ms,
+                     one.restarts)
+            for (at_ms, currency), one in sorted(sums.items())
+        ]  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """An hour of the way that was chosen: units, and covered time of each endpoint that is expected in it."""
+
+    units: int
+    covered: tuple[int, ...]
+    restarts: int
+
+
+def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
+    lives: dict[tuple[str, str], list[int]] = {}
+    by_hour: dict[int, dict[str, list[CountedHour]]] = defaultdict(lambda: defaultdict(list))
+    for one in counted:
+        first, last = lives.setdefault((one.via, one.source), [one.hour_ms, one.hour_ms])
+        lives[one.via, one.source] = [min(first, one.hour_ms), max(last, one.hour_ms)]
+        by_hour[one.hour_ms][one.via].append(one)
+    found = {}
+    for hour_ms, ways in by_hour.items():
+        best: tuple[int, int, _Counted] | None = None
+        for via, rows in ways.items():
+            expected = sum(way == via and first <= hour_ms <= last for (way, _), (first, last) in lives.items())
+            covered = [*(row.covered_ms for row in rows), *[0] * (expected - len(rows))]
+            made = _Counted(sum(row.units for row in rows), tuple(covered), max(row.restarts for row in rows))
+            rank = sum(covered) * HOUR_MS // len(covered)
+            if best is None or (rank, -WAYS.index(via)) > best[:2]:
+                best = rank, -WAYS.index(via), made
+        if best is not None:
+            found[hour_ms] = best[2]
+    return found
+
+
+def _add(sums: _Sums, hour: HourCost, currency: str, cost: int, counted: _Counted | None) -> None:
+    sums.charged += cost
+    sums.held_ms += hour.held_ms
+    if counted is None or not hour.held_ms:
+        return
+    whole = hour.held_ms * len(counted.covered)
+    covered = sum(min(ms, hour.held_ms) for ms in counted.covered)
+    sums.units += counted.units
+    sums.restarts += counted.restarts
+    sums.cost += round_half_even_div(cost * covered, whole)
+    sums.used += round_half_even_div(hour.used.get(currency, 0) * covered, whole)
+    sums.covered_ms += covered // len(counted.covered)
