@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 
 _AMOUNTS = (
     "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "list_cost_micro", "energy_mj",
+    "contracted_cost_micro",
 )  # fmt: skip
 
 
@@ -36,7 +38,10 @@ def difference(before: Iterable[Charge], after: Iterable[Charge]) -> list[Charge
             name: _less(None if now is None else getattr(now, name), None if was is None else getattr(was, name))
             for name in _AMOUNTS
         }
-        if any(amounts.values()):
+        if was is not None and was.contracted_cost_micro is None:
+            amounts["contracted_cost_micro"] = None
+        # What the price book would have asked is told with a correction, and is no reason for one.
+        if any(value for name, value in amounts.items() if name != "contracted_cost_micro"):
             lines.append(replace(sample, **amounts))
     return sorted(lines, key=_order)
 
@@ -51,7 +56,7 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
     for charge in charges:
         key = (
             charge.day_ms, charge.accelerator_id, charge.workload_id, charge.owner, charge.state, charge.pool,
-            charge.gpu_model, charge.node, _terms(charge.price), charge.currency,
+            charge.gpu_model, charge.node, _terms(charge.price), charge.currency, _committed(charge.commitment),
         )  # fmt: skip
         known = found.get(key)
         found[key] = charge if known is None else _sum(known, charge)
@@ -60,6 +65,10 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
 
 def _terms(price: Price | None) -> object:
     return None if price is None else (price.purchase, price.rate, price.list_rate, price.region)
+
+
+def _committed(commitment: Commitment | None) -> object:
+    return None if commitment is None else replace(commitment, id=None)
 
 
 def _sum(one: Charge, other: Charge) -> Charge:
@@ -84,5 +93,5 @@ def _order(charge: Charge) -> tuple[object, ...]:
     return (
         charge.day_ms, charge.accelerator_id or 0, charge.workload_id or 0, charge.state, charge.pool, charge.gpu_model,
         charge.node, charge.start_ms, price.id if price is not None and price.id is not None else 0,
-        str(charge.owner),
+        str(charge.owner), "" if charge.commitment is None else charge.commitment.name,
     )  # fmt: skip

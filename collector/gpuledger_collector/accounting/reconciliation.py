@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 
 PARTS = ("owners", "unallocated", "unavailable", "unobserved")
+"""Where the time of the capacity went. What commitments left unused is nobody's time, and only has a cost."""
 
 
 @dataclass
@@ -47,6 +48,9 @@ class Reconciliation:
     imported: Sums
     unpriced_ns: int
     days: Sequence[DayCheck]
+    unused: Sums = field(default_factory=Sums)
+    """Commitments' unused part: GPU-nanoseconds beyond the capacity, and their cost, which is part of the whole."""
+    calendar: Calendar = UTC_DAYS
 
     @property
     def holds(self) -> bool:
@@ -56,7 +60,9 @@ class Reconciliation:
     @property
     def currencies(self) -> list[str]:
         """Every currency that appears."""
-        return sorted({currency for sums in [*self.parts.values(), self.capacity] for currency in sums.cost})
+        return sorted(
+            {currency for sums in [*self.parts.values(), self.unused, self.capacity] for currency in sums.cost}
+        )
 
     @property
     def coverage(self) -> Decimal | None:

@@ -77,4 +77,7 @@ def line_of(exported: ExportedCharge) -> bytes:
         "cost_micro": charge.cost_micro, "idle_cost_micro": charge.idle_cost_micro,
         "list_cost_micro": charge.list_cost_micro, "energy_mj": charge.energy_mj,
     }  # fmt: skip
+    if charge.commitment is not None:
+        # Only then, so that the seal of a month that was closed before there were commitments stays what it was.
+        content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -27,7 +27,7 @@ def what_if(unit: Unit, period: Period, book: PriceBook, now_ms: int, by: Sequen
     sums: dict[tuple[tuple[str, ...], str, str | None], ChargedLine] = {}
     for day in Period(period.start_ms, min(period.end_ms, now_ms)).days():
         whole = Period(day.start_ms, min(day.start_ms + 24 * HOUR_MS, period.end_ms))
-        charges, _ = priced(recut(unit, usage_of(unit, whole, now_ms), book), book)
+        charges, *_ = priced(recut(unit, usage_of(unit, whole, now_ms), book), book)
         for charge in charges:
             line = line_of(charge, by)
             key = (line.keys, line.state, line.currency)

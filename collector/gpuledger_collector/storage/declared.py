@@ -31,7 +31,7 @@ def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[
 def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], now: dt.datetime) -> ImportOutcome:
     """The shared costs in force become these. Charges stay as they are: a report shares what it shows."""
     rows = [{name: getattr(cost, name) for name in _SHARED} for cost in wanted]
-    return _replace(connection, "shared_cost", _SHARED, rows, now)
+    return replace_rows(connection, "shared_cost", _SHARED, rows, now)
 
 
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
@@ -46,10 +46,10 @@ def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intens
 def replace_carbon(connection: Connection, wanted: Sequence[Intensity], now: dt.datetime) -> ImportOutcome:
     """The carbon intensities in force become these."""
     rows = [{name: getattr(one, name) for name in _CARBON} for one in wanted]
-    return _replace(connection, "carbon_intensity", _CARBON, rows, now)
+    return replace_rows(connection, "carbon_intensity", _CARBON, rows, now)
 
 
-def _replace(
+def replace_rows(
     connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], now: dt.datetime
 ) -> ImportOutcome:
     """The rows in force become these; those that say the same stay as they are."""
@@ -90,4 +90,6 @@ def _content(row: Mapping[str, Any]) -> str:
 
 def _subject(content: str) -> str:
     row = json.loads(content)
+    if "from_currency" in row:
+        return f"{row['from_currency']} to {row['to_currency']}"
     return str(row.get("name") or row.get("pool") or row.get("region") or "every pool")

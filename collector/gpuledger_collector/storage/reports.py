@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
 
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ChargedLine, ChargedState, ExportedCharge, HeldBy
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.storage import prices
+from gpuledger_collector.storage import commitments, prices
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LEVEL_COLUMNS = {
@@ -27,7 +28,13 @@ LEVEL_COLUMNS = {
 }
 _DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
 _DAY_COLUMNS = """owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
-    idle_cost_micro, energy_mj"""
+    idle_cost_micro, energy_mj, coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro,
+    contracted_cost_micro"""
+_BESIDE = ", ".join(
+    f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END"
+    for name in ("list_cost_micro", "contracted_cost_micro")
+)
+"""List and contracted cost: known when every part of them is."""
 _CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
@@ -54,8 +61,8 @@ def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> 
     groups = ", ".join(str(at + 1) for at in range(len(by) + 2))
     rows = connection.execute(
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, sum(l.gpu_ns), sum(l.busy_ns), "
-        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
-        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
+        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj), "
+        f"{_BESIDE} FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
         (period.start_ms, period.end_ms) * 2,
     )
     return [_line(row, len(by)) for row in rows]
@@ -76,14 +83,14 @@ def corrections_of(connection: Connection, period: Period, level: str) -> list[C
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
     state, currency, *amounts = row[width:]
     gpu_ns, busy_ns, idle_ns, unknown_ns = (int(amount) for amount in amounts[:4])
-    cost, idle_cost, energy = (None if amount is None else int(amount) for amount in amounts[4:])
-    return ChargedLine(row[:width], state, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost, idle_cost, energy)
+    known = (None if amount is None else int(amount) for amount in amounts[4:])
+    return ChargedLine(row[:width], state, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, *known)
 
 
 _EXPORTED = """
     SELECT c.day_ms, c.start_ms, c.end_ms, c.accelerator_id, c.workload_id, c.state, c.pool, c.gpu_model, c.node,
         c.price_id, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.currency, c.cost_micro, c.idle_cost_micro,
-        c.list_cost_micro, c.energy_mj, a.uuid, w.key, w.external_id,
+        c.list_cost_micro, c.energy_mj, c.commitment_id, c.contracted_cost_micro, a.uuid, w.key, w.external_id,
         CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END,
         CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END,
         CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END,
@@ -94,10 +101,11 @@ _EXPORTED = """
         AND p.end_ms > coalesce(c.booked_day_ms, c.day_ms)
     LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
-        c.price_id, o.id, c.correction_id
+        c.price_id, o.id, c.commitment_id, c.correction_id
 """
 _COMMON = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id,
-    gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
+    gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
+    commitment_id, contracted_cost_micro"""
 _LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
 _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
@@ -117,27 +125,52 @@ def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
     yield from _read(connection, f"{_LINES} day_ms = %s UNION ALL {_CORRECTIONS} day_ms = %s", (day_ms, day_ms))
 
 
-def _read(connection: Connection, lines: str, bounds: Sequence[int]) -> Iterator[ExportedCharge]:
+def billed_of(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    accelerator_id: int | None,
+    workload_id: int | None,
+) -> Iterator[ExportedCharge]:
+    """What an owner (level -> value, and below it) is charged for the period's days, wherever it is booked.
+
+    The accelerator and the workload narrow it down where they are given.
+    """
+    named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %s" for level in owner)
+    rows = connection.execute(f"SELECT o.id FROM owner o WHERE {named}", list(owner.values()))
+    where = "day_ms >= %s AND day_ms < %s AND owner_id = ANY(%s)"
+    bounds: list[object] = [period.start_ms, period.end_ms, [row[0] for row in rows]]
+    for column, number in (("accelerator_id", accelerator_id), ("workload_id", workload_id)):
+        if number is not None:
+            where += f" AND {column} = %s"
+            bounds.append(number)
+    yield from _read(connection, f"{_LINES} {where} UNION ALL {_CORRECTIONS} {where}", bounds * 2)
+
+
+def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
     rows = connection.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
     ids = {row[9] for row in rows if row[9] is not None}
     book = prices.by_id(connection, sorted(ids))
+    covering = commitments.by_id(connection, sorted({row[19] for row in rows if row[19] is not None}))
     for row in rows:
-        yield _exported(row, None if row[9] is None else book[row[9]])
+        yield _exported(row, None if row[9] is None else book[row[9]], covering.get(row[19]))
 
 
-def _exported(row: tuple[Any, ...], price: Price | None) -> ExportedCharge:
+def _exported(row: tuple[Any, ...], price: Price | None, commitment: Commitment | None) -> ExportedCharge:
     day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, _, *amounts = row[:19]
-    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms, device = row[19:]
+    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms, device = row[21:]
     owner = None if owner_id is None else OwnerPath(*levels)
     place = (state, pool, gpu_model, node)
     charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, price, *amounts)
+    if commitment is not None or row[20] is not None:
+        charge = replace(charge, commitment=commitment, contracted_cost_micro=row[20])
     return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms, device)
 
 
 def proofs(connection: Connection, period: Period) -> list[Proof]:
     """The proofs of the period's days, by day; of a closed day that was corrected the proof with its corrections."""
     columns = """day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns,
-        capacity_cost, charged_cost, until_ms, holds"""
+        capacity_cost, charged_cost, until_ms, holds, commitments"""
     rows = connection.execute(
         f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM day_proof "
         f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
@@ -159,7 +192,10 @@ def _proof(row: tuple[Any, ...]) -> Proof:
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
     """The charges of the period's days with all their corrections, added up by day, state and currency."""
-    columns = "day_ms, state, accelerator_id IS NULL AS imported, currency, gpu_ns, cost_micro"
+    columns = (
+        "day_ms, state, accelerator_id IS NULL AND state <> 'commitment_unused' AS imported, currency, gpu_ns, "
+        "cost_micro"
+    )
     rows = connection.execute(
         f"SELECT day_ms, state, imported, currency, sum(gpu_ns), sum(cost_micro) FROM (SELECT {columns} FROM charge "
         f"UNION ALL SELECT {columns} FROM correction) AS c "
