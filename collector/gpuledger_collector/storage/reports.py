@@ -161,9 +161,8 @@ def _exported(row: tuple[Any, ...], price: Price | None, commitment: Commitment 
     uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms, device = row[21:]
     owner = None if owner_id is None else OwnerPath(*levels)
     place = (state, pool, gpu_model, node)
-    charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, price, *amounts)
-    if commitment is not None or row[20] is not None:
-        charge = replace(charge, commitment=commitment, contracted_cost_micro=row[20])
+    rest: tuple[Any, ...] = (price, *amounts, commitment, row[20])
+    charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, *rest)
     return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms, device)
 
 
