@@ -17,6 +17,7 @@ from gpuledger_collector.storage.schema import (
     periods,
     remote_write,
     runs,
+    scaling,
     trust,
 )
 from gpuledger_collector.storage.schema.columns import STATES, metadata
@@ -34,5 +35,6 @@ __all__ = [
     "periods",
     "remote_write",
     "runs",
+    "scaling",
     "trust",
 ]
