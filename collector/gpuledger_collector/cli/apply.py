@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.ports import ImportOutcome
+    from gpuledger_collector.ingest.files.declared import Declared
+    from gpuledger_collector.storage.ledgers import Connection
 
 
 def register(root: typer.Typer) -> None:
@@ -25,8 +32,8 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; rules that are gone are
-    superseded, never deleted. So it is with [[budget]], [[recipient]], [[contact]] and [[action]] tables. Prices are
-    added as `import prices` does. What they touch is rated again.
+    superseded, never deleted. So it is with [[budget]], [[shared_cost]], [[carbon]], [[recipient]], [[contact]] and
+    [[action]] tables. Prices are added as `import prices` does. What they touch is rated again.
     """
     from gpuledger_collector.ingest.files.declared import read_declared
     from gpuledger_collector.ingest.files.usage import in_order
@@ -37,23 +44,11 @@ def apply(
     if declared.problems:
         refuse(f"{file}: {len(declared.problems)} problems, nothing was applied")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import budgets, letter_rules, prices, rules
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
-            at = now()
-            done = {"prices": prices.add(connection, declared.prices, at)}
-            if declared.rules is not None:
-                done["rules"] = rules.replace(connection, declared.rules, at)
-            if declared.budgets is not None:
-                done["budgets"] = budgets.replace(connection, declared.budgets, at)
-            if declared.recipients is not None:
-                done["recipients"] = letter_rules.replace_recipients(connection, declared.recipients, at)
-            if declared.contacts is not None:
-                done["contacts"] = letter_rules.replace_contacts(connection, declared.contacts, at)
-            if declared.actions is not None:
-                done["actions"] = letter_rules.replace_actions(connection, declared.actions, at)
+            done = _done(connection, declared, now())
             if dry_run:
                 connection.rollback()
     for name, outcome in done.items():
@@ -61,3 +56,22 @@ def apply(
             f"{name}: {outcome.added} added, {outcome.updated} superseded, {outcome.unchanged} unchanged; "
             f"{outcome.dirty_days} days to rate again" + (" (dry run: nothing was changed)" if dry_run else "")
         )
+
+
+def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[str, ImportOutcome]:
+    """Put in force what the file declares, in this order; what it says nothing about stays as it is."""
+    from gpuledger_collector.storage import budgets, letter_rules, prices, rules, zones
+    from gpuledger_collector.storage import declared as stored
+
+    steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
+        ("billing zone", declared.billing_zone, zones.replace),
+        ("prices", declared.prices, prices.add),
+        ("rules", declared.rules, rules.replace),
+        ("budgets", declared.budgets, budgets.replace),
+        ("shared costs", declared.shared_costs, stored.replace_shared_costs),
+        ("carbon", declared.carbon, stored.replace_carbon),
+        ("recipients", declared.recipients, letter_rules.replace_recipients),
+        ("contacts", declared.contacts, letter_rules.replace_contacts),
+        ("actions", declared.actions, letter_rules.replace_actions),
+    )
+    return {name: replace(connection, wanted, at) for name, wanted, replace in steps if wanted is not None}

@@ -33,20 +33,24 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from zoneinfo import available_timezones
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.budgets import Budget
+from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.delivery import Rules
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.ingest.files import budgets, letters, prices
+from gpuledger_collector.ingest.files import budgets, letters, prices, shared_costs
 from gpuledger_collector.ingest.files.table import RowReader
 from gpuledger_collector.insight.letters import ActionRule, Contact
 
 RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
 PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)
-TABLES = ("rule", "price", "budget", "recipient", "contact", "action")
+BILLING_ZONE = "billing_zone"
+TABLES = (BILLING_ZONE, "shared_cost", "carbon", "rule", "price", "budget", "recipient", "contact", "action")
 _LINE = re.compile(r"at line (\d+), column (\d+)")
 
 
@@ -57,6 +61,9 @@ class Declared:
     rules: list[Rule] | None = None
     prices: list[Price] = field(default_factory=list)
     budgets: list[Budget] | None = None
+    billing_zone: str | None = None
+    shared_costs: list[SharedCost] | None = None
+    carbon: list[Intensity] | None = None
     recipients: dict[str, Rules] | None = None
     contacts: list[Contact] | None = None
     actions: list[ActionRule] | None = None
@@ -92,7 +99,24 @@ def read_declared(path: Path) -> Declared:
         rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
         declared.budgets = budgets.read_budgets(rows)
     _read_letters(path, text, content, declared)
+    _read_shared(path, text, content, declared)
     return declared
+
+
+def _read_shared(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
+    if BILLING_ZONE in content:
+        zone = content[BILLING_ZONE]
+        if isinstance(zone, str) and zone in {"UTC", *available_timezones()}:
+            declared.billing_zone = zone
+        else:
+            message = f"{zone!r} is not the name of a zone such as Europe/Berlin"
+            declared.problems.append(Problem("bad_zone", f"{path}:{BILLING_ZONE}", message))
+    if "shared_cost" in content:
+        rows = _rows(path, text, content, "shared_cost", shared_costs.SHARED_KEYS, declared.problems)
+        declared.shared_costs = shared_costs.read_shared_costs(rows)
+    if "carbon" in content:
+        rows = _rows(path, text, content, "carbon", shared_costs.CARBON_KEYS, declared.problems)
+        declared.carbon = shared_costs.read_carbon(rows)
 
 
 def _read_letters(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
