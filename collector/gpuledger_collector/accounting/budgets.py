@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from math import lcm
 
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range
+from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.quantity import round_together
 from gpuledger_collector.accounting.tags import LEVELS
 
@@ -57,6 +56,8 @@ class Budget:
     amount_micro: int
     currency: str
     terms: Terms = field(default_factory=Terms)
+    calendar: Calendar = field(default=UTC_DAYS, compare=False, repr=False)
+    """In which its periods begin and end; `span` names days as those of UTC."""
 
     @property
     def owner_label(self) -> str:
@@ -64,13 +65,15 @@ class Budget:
         return "/".join(self.owner[level] for level in LEVELS if level in self.owner) or "(whole fleet)"
 
     def period_at(self, at_ms: int) -> Period:
-        """The period that holds an instant, in UTC; a range is always itself."""
+        """The period that holds an instant, in the billing zone; a range is always itself."""
         if self.span is not None:
-            return self.span
-        at = datetime.fromtimestamp(at_ms // 1000, UTC)
+            return self.calendar.named(self.span)
+        at = self.calendar.date_of(at_ms)
         first, months = (at.month, 1) if self.kind == MONTH else ((at.month - 1) // 3 * 3 + 1, 3)
         last = first + months
-        return date_range(f"{at.year:04d}-{first:02d}-01", f"{at.year + (last > 12):04d}-{(last - 1) % 12 + 1:02d}-01")
+        return self.calendar.date_range(
+            f"{at.year:04d}-{first:02d}-01", f"{at.year + (last > 12):04d}-{(last - 1) % 12 + 1:02d}-01"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,10 @@ class Calendar:
             start = end
         return found
 
+    def days_before(self, at_ms: int, count: int) -> int:
+        """The start of the day that many days before the one that begins at an instant."""
+        return self.start_of(self.date_of(at_ms) - timedelta(days=count))
+
     def month_of(self, at_ms: int) -> str:
         """The month `YYYY-MM` that holds an instant."""
         return f"{self.date_of(at_ms):%Y-%m}"

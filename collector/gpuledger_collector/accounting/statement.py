@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.budgets import Driver, Held, drivers
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
-from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 
 MOST_JOBS = 10
 UNNAMED = "(not named)"
@@ -120,7 +120,14 @@ class Section:
     corrections: tuple[Amount, ...]
 
 
-def section(row: Row, parts: Sequence[Part], jobs: Sequence[Job], month: Period, rated: frozenset[int]) -> Section:
+def section(
+    row: Row,
+    parts: Sequence[Part],
+    jobs: Sequence[Job],
+    month: Period,
+    rated: frozenset[int],
+    calendar: Calendar = UTC_DAYS,
+) -> Section:
     """The section of a chargeback row that has a currency. `rated`: days (unix ms) of the month that are rated."""
     assert row.currency is not None
     mine = [part for part in parts if part.currency == row.currency]
@@ -135,16 +142,16 @@ def section(row: Row, parts: Sequence[Part], jobs: Sequence[Job], month: Period,
         sum(part.busy_ns for part in mine),
         sum(part.unknown_ns for part in mine),
         energy,
-        tuple(_day(day.start_ms, mine, rated) for day in month.days()),
+        tuple(_day(day.start_ms, mine, rated) for day in calendar.days(month)),
         _table(row, mine, lambda part: (part.below or UNNAMED,)),
         _table(row, mine, lambda part: (part.model or UNNAMED,)),
         _shortened(_table(row, held, lambda job: (job.name, job.user, job.project, job.model)), MOST_JOBS),
-        _amended(_table(row, mine, _corrected_month)) if amended else (),
+        _amended(_table(row, mine, lambda part: _corrected_month(part, calendar))) if amended else (),
     )
 
 
-def _corrected_month(part: Part) -> tuple[str, ...]:
-    return () if part.amended_ms is None else (format_date(part.amended_ms)[:7],)
+def _corrected_month(part: Part, calendar: Calendar) -> tuple[str, ...]:
+    return () if part.amended_ms is None else (calendar.month_of(part.amended_ms),)
 
 
 def _amended(amounts: Sequence[Amount]) -> tuple[Amount, ...]:
@@ -253,35 +260,38 @@ def _held(jobs: Iterable[Job], currency: str) -> list[Held]:
     ]
 
 
-def windows(month: Period, known_ms: int, rated_before: frozenset[int]) -> tuple[Period, Period] | None:
+def windows(
+    month: Period, known_ms: int, rated_before: frozenset[int], calendar: Calendar = UTC_DAYS
+) -> tuple[Period, Period] | None:
     """Which days are compared, before and after: the month before and this month, whole, or as many whole days of each
     as this month has; where the ledger lacks some of those before, as many days on both sides of the month's begin.
 
     `rated_before`: days (unix ms) before the month that are rated. None when there is nothing to compare.
     """
-    end_ms = min(month.end_ms, known_ms - known_ms % DAY_MS)
+    end_ms = min(month.end_ms, calendar.day_of(known_ms).start_ms)
     if end_ms <= month.start_ms:
         return None
-    before, after = month_before(month), Period(month.start_ms, end_ms)
+    before, after = month_before(month, calendar), Period(month.start_ms, end_ms)
+    earlier, later = calendar.days(before), calendar.days(after)
     if end_ms < month.end_ms:
-        days_ms = min(after.ms, before.ms)
-        before = Period(before.start_ms, before.start_ms + days_ms)
-        after = Period(after.start_ms, after.start_ms + days_ms)
-    if all(day.start_ms in rated_before for day in before.days()):
+        count = min(len(earlier), len(later))
+        before = Period(before.start_ms, earlier[count - 1].end_ms)
+        after = Period(after.start_ms, later[count - 1].end_ms)
+        earlier = earlier[:count]
+    if all(day.start_ms in rated_before for day in earlier):
         return before, after
-    first = month.start_ms
-    while first - DAY_MS in rated_before and month.start_ms - first < end_ms - month.start_ms:
-        first -= DAY_MS
-    if first == month.start_ms:
+    first, count = month.start_ms, 0
+    while count < len(later) and calendar.days_before(first, 1) in rated_before:
+        first, count = calendar.days_before(first, 1), count + 1
+    if not count:
         return None
-    return Period(first, month.start_ms), Period(month.start_ms, 2 * month.start_ms - first)
+    return Period(first, month.start_ms), Period(month.start_ms, later[count - 1].end_ms)
 
 
-def month_before(month: Period) -> Period:
-    """The calendar month (UTC) before a month."""
-    last = format_date(month.start_ms - DAY_MS)
-    days = int(last[8:])
-    return Period(month.start_ms - days * DAY_MS, month.start_ms)
+def month_before(month: Period, calendar: Calendar = UTC_DAYS) -> Period:
+    """The calendar month before a month."""
+    last = calendar.date_of(month.start_ms - 1)
+    return Period(calendar.start_of(last.replace(day=1)), month.start_ms)
 
 
 def unpriced_ns(parts: Iterable[Part]) -> int:

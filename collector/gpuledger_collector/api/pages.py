@@ -10,7 +10,7 @@ import base64
 import binascii
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,8 +21,7 @@ from psycopg import OperationalError
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Row, report
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_date, format_instant
-from gpuledger_collector.accounting.period import month as month_of
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.api import statements as gathered
 from gpuledger_collector.api.auth.keys import KeysAway
@@ -31,7 +30,7 @@ from gpuledger_collector.api.reads import BEARER, Reads, demand_of, lines_of
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.jobs.watch_budgets import statuses
-from gpuledger_collector.storage import findings, overview, periods, reports
+from gpuledger_collector.storage import findings, overview, periods, reports, zones
 from gpuledger_collector.storage import statements as stored
 from gpuledger_collector.storage.budgets import Rehearsal
 from gpuledger_collector.storage.errors import StorageError
@@ -168,9 +167,10 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
 def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
     """The owners of a level that were billed in a month and that this reader may see, with links."""
     gathered.level_of(level)
-    period = month_of(month)
+    nominal = UTC_DAYS.month(month)
     with reads.ledger.connect() as connection:
         gathered.snapshot(connection)
+        period = zones.in_zone(connection, nominal)
         owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
         made = report(reports.charged_lines(connection, period, (level,)), (level,))
     return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], made)
@@ -208,14 +208,16 @@ def billed(connection: gathered.Connection, month: Period, who: Principal) -> Re
 def overview_of(reads: Reads, outlook: Outlook, address: str, who: Principal) -> str:
     """The page. What is about the whole fleet is left out for a reader who sees one owner's part."""
     now_ms = reads.now_ms
-    name = format_date(now_ms)[:7]
-    month = month_of(name)
     with reads.ledger.connect() as connection:
         gathered.snapshot(connection)
+        calendar = zones.calendar(connection)
+        name = calendar.month_of(now_ms)
+        month = calendar.month(name)
         fleet = overview.fleet(connection, now_ms - SILENT_MS)
         proofs = reports.proofs(connection, month)
         made = billed(connection, month, who)
-        trend = Period((now_ms // DAY_MS - TREND_DAYS) * DAY_MS, now_ms // DAY_MS * DAY_MS)
+        today_ms = calendar.day_of(now_ms).start_ms
+        trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
         daily = overview.daily_by_team(connection, trend, who.owner or {})
         seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
         idle = sorted((one for one in seen if one["resolved_ms"] is None), key=lambda one: -(one["per_day_micro"] or 0))
@@ -242,7 +244,11 @@ def overview_of(reads: Reads, outlook: Outlook, address: str, who: Principal) ->
         known=None if known_ms is None else format_instant(known_ms - known_ms % 1000),
         fleet=fleet,
         gpus=f"{fleet.gpu_micro / MICRO:.1f}".removesuffix(".0"),
-        spend=[_spend(made.rows, total, daily, trend, proofs) for total in made.totals if total.currency is not None],
+        spend=[
+            _spend(made.rows, total, daily, calendar.days(trend), proofs)
+            for total in made.totals
+            if total.currency is not None
+        ],
         unpriced=[row for row in made.rows if row.currency is None],
         priced=priced,
         corrected=corrected,
@@ -271,7 +277,11 @@ def _per_day(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _spend(
-    rows: tuple[Row, ...], total: Row, daily: dict[str, dict[str, dict[int, int]]], trend: Period, proofs: list[Proof]
+    rows: tuple[Row, ...],
+    total: Row,
+    daily: dict[str, dict[str, dict[int, int]]],
+    trend: Sequence[Period],
+    proofs: list[Proof],
 ) -> dict[str, Any]:
     """One currency: the chargeback's rows with a line of the last days each; owners apart from what nobody held."""
     currency = total.currency or ""
@@ -299,12 +309,12 @@ def _is_state(key: str) -> bool:
     return key in {"(unallocated)", "(unavailable)", "(unobserved)"}
 
 
-def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Period, currency: str) -> Any:
+def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period], currency: str) -> Any:
     days = teams.get("" if owner == UNATTRIBUTED else owner)
     if days is None:
         return ""
     first = min(day for team in teams.values() for day in team)
-    values = [days.get(day.start_ms, 0) / MICRO if day.start_ms >= first else None for day in trend.days()]
+    values = [days.get(day.start_ms, 0) / MICRO if day.start_ms >= first else None for day in trend]
     whole = [value for value in values if value is not None]
     said = f"{len(whole)} days, from {min(whole):,.0f} to {max(whole):,.0f} {currency} a day"
     return plots.spark(values, f"Spend of {owner} by day", said, height=36)

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, f
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.storage import reports
+from gpuledger_collector.storage import reports, zones
 from gpuledger_collector.storage.activity import activity
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledgers import Ledger
@@ -177,6 +177,7 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     report([], names)  # an unknown dimension is refused before the database is asked
     period = period_of(start, end)
     with reads.ledger.connect() as connection:
+        period = zones.in_zone(connection, period)
         made = report(lines_of(connection, period, names, who), names)
         proofs = reports.proofs(connection, period)
         capacity = reports.has_capacity(connection, period)

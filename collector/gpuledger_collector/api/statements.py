@@ -12,12 +12,11 @@ from gpuledger_collector.accounting import statement as exact
 from gpuledger_collector.accounting.budget_ports import Ahead, Status
 from gpuledger_collector.accounting.budgets import MONTH, Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, report
-from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.period import month as month_of
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.jobs.watch_budgets import status_of
-from gpuledger_collector.storage import budgets, findings, reports, statements
+from gpuledger_collector.storage import budgets, findings, reports, statements, zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -47,7 +46,8 @@ def level_of(level: str) -> str:
 def statement_of(connection: Connection, level: str, owner: str, month: str, now_ms: int) -> Statement:
     """The statement. Raises ValueError (NoStatement: that owner was billed nothing in that month) with a sentence."""
     level_of(level)
-    period = month_of(month)
+    calendar = zones.calendar(connection)
+    period = calendar.month(month)
     if "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
     made = report(reports.charged_lines(connection, period, (level,)), (level,))
@@ -62,19 +62,20 @@ def statement_of(connection: Connection, level: str, owner: str, month: str, now
     known_ms = max((proof.until_ms for proof in proofs), default=None)
     jobs = statements.workloads(connection, level, owner, period)
     rated = frozenset(proof.day_ms for proof in proofs)
-    sections = tuple(exact.section(row, parts, jobs, period, rated) for row in rows)
+    sections = tuple(exact.section(row, parts, jobs, period, rated, calendar) for row in rows)
     return Statement(
         level, owner, month, period, now_ms, known_ms, statements.closed(connection, period), sections,
-        _changes(connection, level, owner, period, known_ms, jobs, [one.currency for one in sections]),
+        _changes(connection, calendar, level, owner, period, known_ms, jobs, [one.currency for one in sections]),
         exact.unpriced_ns(parts), _ahead(connection, level, owner, period, now_ms, sections),
         statements.amended_later(connection, level, owner, period),
         _budgets(connection, level, owner, period, now_ms), _findings(connection, level, owner, period),
-        proofs, below,
+        proofs, below, calendar,
     )  # fmt: skip
 
 
 def _changes(
     connection: Connection,
+    calendar: Calendar,
     level: str,
     owner: str,
     period: Period,
@@ -82,8 +83,8 @@ def _changes(
     jobs: Sequence[exact.Job],
     currencies: Sequence[str],
 ) -> Mapping[str, exact.Change]:
-    past = reports.proofs(connection, exact.month_before(period))
-    windows = exact.windows(period, known_ms or 0, frozenset(proof.day_ms for proof in past))
+    past = reports.proofs(connection, exact.month_before(period, calendar))
+    windows = exact.windows(period, known_ms or 0, frozenset(proof.day_ms for proof in past), calendar)
     if windows is None:
         return {}
     before = statements.workloads(connection, level, owner, windows[0])

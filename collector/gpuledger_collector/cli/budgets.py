@@ -124,13 +124,17 @@ def replay(
         refuse(str(error))
     with database(dsn, config) as opened:
         from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.storage import zones
         from gpuledger_collector.storage.budgets import BudgetBook, Rehearsal
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import ack_links, now
 
         now_ms = int(now().timestamp() * 1000)
+        with Ledger(opened.dsn).connect() as connection:
+            calendar = zones.calendar(connection)
+        period = calendar.named(period)
         bring_up_to_date(Ledger(opened.dsn), period, now_ms)
-        instants = [min(day.end_ms, now_ms) for day in period.days() if day.start_ms < now_ms]
+        instants = [min(day.end_ms, now_ms) for day in calendar.days(period) if day.start_ms < now_ms]
         if dry_run:
             with Ledger(opened.dsn).connect() as connection:
                 told = _replayed(Rehearsal(connection), instants, None)

@@ -80,12 +80,14 @@ def chargeback(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage import reports, zones
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
+        with ledger.connect() as connection:
+            period = zones.in_zone(connection, period)
         with bar("rating") as on_day:
             bring_up_to_date(ledger, period, now_ms, on_day)
         with ledger.connect() as connection:
@@ -155,14 +157,15 @@ def _write_focus(
 ) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import focus, focus_split, parquet
-    from gpuledger_collector.storage import periods, reports
+    from gpuledger_collector.storage import periods, reports, zones
 
     level = next((name for name in names if name in LEVELS), "team")
     closed = {one.name for one in periods.closed(connection)}
     form, columns = (
         (focus.lines, focus.COLUMNS) if version is FocusVersion.v1_2 else (focus_split.lines, focus_split.COLUMNS)
     )
-    lines = form(reports.charges(connection, period), level, focus.Issuer(), closed)
+    days = zones.calendar(connection)
+    lines = form(reports.charges(connection, period), level, focus.Issuer(), closed, days)
     if output is None:
         focus.write(lines, sys.stdout, columns)
     elif output.suffix == ".parquet":
@@ -175,10 +178,10 @@ def _write_focus(
 def _write_journal(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import beancount
-    from gpuledger_collector.storage import reports
+    from gpuledger_collector.storage import reports, zones
 
     level = next((name for name in names if name in LEVELS), "team")
-    days = [(day, reports.charged_lines(connection, day, (level,))) for day in period.days()]
+    days = [(day, reports.charged_lines(connection, day, (level,))) for day in zones.calendar(connection).days(period)]
     if output is None:
         beancount.write(days, level, sys.stdout)
         return

@@ -67,11 +67,14 @@ def close(
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.jobs.close_period import CannotClose, close_period
+        from gpuledger_collector.storage import zones
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
+        with ledger.connect() as connection:
+            asked = zones.in_zone(connection, asked)
         if now_ms >= asked.end_ms:
             with bar("rating") as on_day:
                 bring_up_to_date(ledger, asked, now_ms, on_day)
@@ -152,12 +155,13 @@ def corrections(
         from gpuledger_collector.export import chargeback as forms
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage import periods as records
-        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage import reports, zones
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
         with ledger.connect() as connection:
+            asked = zones.in_zone(connection, asked)
             if period not in {one.name for one in records.closed(connection)}:
                 refuse(f"{period} is open: what changes it is in its own chargeback", FINDINGS)
         bring_up_to_date(ledger, asked, int(now().timestamp() * 1000))

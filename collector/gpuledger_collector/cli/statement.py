@@ -58,13 +58,17 @@ def statement(
         from gpuledger_collector.api.statements import snapshot
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.storage import zones
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
+        with ledger.connect() as connection:
+            calendar = zones.calendar(connection)
+        asked = calendar.named(asked)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, Period(month_before(asked).start_ms, asked.end_ms), now_ms, on_day)
+            bring_up_to_date(ledger, Period(month_before(asked, calendar).start_ms, asked.end_ms), now_ms, on_day)
         with ledger.connect() as connection:
             snapshot(connection)
             if folder is not None:

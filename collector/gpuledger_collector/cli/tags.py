@@ -43,11 +43,13 @@ def check(
         from gpuledger_collector.export import attribution
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.jobs.check_tags import check_tags
-        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage import reports, zones
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            period = zones.in_zone(connection, period)
         with bar("rating") as on_day:
             bring_up_to_date(ledger, period, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:

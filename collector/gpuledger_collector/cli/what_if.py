@@ -74,13 +74,15 @@ def both(
     from gpuledger_collector.ingest.files.prices import read_prices
     from gpuledger_collector.jobs import bring_up_to_date
     from gpuledger_collector.jobs.what_if import what_if as priced_anew
-    from gpuledger_collector.storage import reports
+    from gpuledger_collector.storage import reports, zones
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 
     now_ms = int(clock().timestamp() * 1000)
     with database(dsn, config) as opened:
         ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            period = zones.in_zone(connection, period)
         bring_up_to_date(ledger, period, now_ms)
         with ledger.unit() as unit:
             lines: Sequence[ChargedLine] = reports.charged_lines(unit.connection, period, names)

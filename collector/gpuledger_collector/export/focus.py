@@ -17,7 +17,7 @@ from typing import TextIO
 
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
-from gpuledger_collector.accounting.period import Period, format_date, format_instant, month
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -72,16 +72,23 @@ class Book:
     """The invoices of an export so far; `closed` names the closed months."""
 
     closed: Collection[str] = ()
+    calendar: Calendar = UTC_DAYS
     invoices: dict[Key, Invoice] = field(default_factory=dict)
 
 
-def lines(charges: Iterable[ExportedCharge], level: str, issuer: Issuer, closed: Collection[str] = ()) -> Iterator[Row]:
+def lines(
+    charges: Iterable[ExportedCharge],
+    level: str,
+    issuer: Issuer,
+    closed: Collection[str] = (),
+    calendar: Calendar = UTC_DAYS,
+) -> Iterator[Row]:
     """Usage rows in the order of the charges, then one Adjustment row per invoice; unpriced charges have no row.
 
     `level` is the level of the owner tree that is invoiced (a sub-account each). `closed` names the closed months: only
     their invoices have a number. A correction is billed in the month in which it is booked, for the day that it amends.
     """
-    book = Book(closed)
+    book = Book(closed, calendar)
     for _, row in usage_rows(charges, level, issuer, book):
         yield row
     yield from adjustments(book, level, issuer)
@@ -114,8 +121,8 @@ def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, b
     owner = billed_to(charge, level)
     corrects = exported.booked_day_ms is not None
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-    key = (format_date(booked_ms)[:7], price.currency, owner)
-    invoice = book.invoices.setdefault(key, Invoice(month(key[0])))
+    key = (book.calendar.month_of(booked_ms), price.currency, owner)
+    invoice = book.invoices.setdefault(key, Invoice(book.calendar.month(key[0])))
     invoice.micro += charge.cost_micro or 0
     invoice.written += cost
     return {

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from gpuledger_collector.accounting.period import Period, format_instant, month
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant, month
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.usage import HELD
@@ -43,10 +43,14 @@ Pair = tuple[ExportedCharge, focus.Row]
 
 
 def lines(
-    charges: Iterable[ExportedCharge], level: str, issuer: focus.Issuer, closed: Collection[str] = ()
+    charges: Iterable[ExportedCharge],
+    level: str,
+    issuer: focus.Issuer,
+    closed: Collection[str] = (),
+    calendar: Calendar = UTC_DAYS,
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
-    book = focus.Book(closed)
+    book = focus.Book(closed, calendar)
     pairs = focus.usage_rows(charges, level, issuer, book)
     for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
         mine = list(day)

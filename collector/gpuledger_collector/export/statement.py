@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.budgets import money_text, percent_of, top
 from gpuledger_collector.accounting.chargeback import Report, Row
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import DAY_MS, Period, format_date, format_instant
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
 from gpuledger_collector.accounting.ports import ClosedPeriod
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.statement import Change, Section
@@ -48,6 +48,7 @@ class Statement:
     findings: Sequence[Mapping[str, Any]]
     proofs: tuple[Proof, ...]
     below: str | None
+    calendar: Calendar = UTC_DAYS
 
 
 def as_html(made: Statement) -> str:
@@ -56,14 +57,14 @@ def as_html(made: Statement) -> str:
         "statement.html",
         made=made,
         policy=html.policy(),
-        days=(format_date(made.period.start_ms), format_date(made.period.end_ms - DAY_MS)),
+        days=_first_and_last(made.period, made.calendar),
         status=status_of(made),
         sections=[_section(made, one) for one in made.sections],
         budgets=[budget_facts(one) for one in made.budgets],
         findings=[finding_facts(one) for one in made.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(made.findings) - SHOWN_FINDINGS, 0),
         amended=[(currency, micro) for currency, micro in sorted(made.amended.items()) if micro],
-        trust=trust(made.proofs),
+        trust=trust(made.proofs, made.calendar),
         made_at=format_instant(made.made_ms - made.made_ms % 1000),
     )
 
@@ -96,7 +97,7 @@ def status_of(made: Statement) -> tuple[str, str]:
     return "open", "Open: the month is over and rated, and may still change until it is closed."
 
 
-def trust(proofs: Sequence[Proof]) -> dict[str, Any]:
+def trust(proofs: Sequence[Proof], calendar: Calendar = UTC_DAYS) -> dict[str, Any]:
     """What part of the fleet's time was observed, and on how many days the proof of conservation holds."""
     capacity = sum(one.capacity_ns for one in proofs)
     unobserved = sum(one.unobserved_ns for one in proofs)
@@ -105,7 +106,7 @@ def trust(proofs: Sequence[Proof]) -> dict[str, Any]:
         "holds": sum(one.holds for one in proofs),
         "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
         "unobserved_ns": unobserved,
-        "broken": [format_date(one.day_ms) for one in proofs if not one.holds],
+        "broken": [calendar.date_of(one.day_ms).isoformat() for one in proofs if not one.holds],
     }
 
 
@@ -134,7 +135,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
         "amount": html.micro(budget.amount_micro, currency),
         "share": share,
         "elapsed": status.elapsed_percent,
-        "until": format_date(status.period.end_ms),
+        "until": budget.calendar.date_of(status.period.end_ms).isoformat(),
         "forecast": forecast,
         "out": out,
         "state": "spent" if share >= 100 else "at risk" if over else "on course",
@@ -177,9 +178,9 @@ def _section(made: Statement, one: Section) -> dict[str, Any]:
         "idle_percent": None if one.row.idle_ns is None else _percent(one.row.idle_ns, one.row.gpu_ns),
         "unknown_percent": _percent(one.unknown_ns, one.row.gpu_ns),
         "share": _share(one),
-        "bars": _bars(one),
+        "bars": _bars(one, made.calendar),
         "days": [day for day in one.days if day.cost_micro is not None],
-        "change": None if change is None else _change(change, one.currency),
+        "change": None if change is None else _change(change, one.currency, made.calendar),
         "ahead": made.ahead.get(one.currency),
         "most": max((amount.cost_minor for amount in one.jobs), default=0),
     }
@@ -196,10 +197,10 @@ def _share(one: Section) -> Markup:
     return plots.share_bar(parts, "How the GPU-hours that you held were used", said)
 
 
-def _bars(one: Section) -> Markup:
+def _bars(one: Section, calendar: Calendar) -> Markup:
     stacks = [
         plots.Stack(
-            format_date(day.day_ms)[8:],
+            f"{calendar.date_of(day.day_ms):%d}",
             None
             if day.busy_ns is None
             else tuple((value or 0) / GPU_NS_PER_HOUR for value in (day.busy_ns, day.idle_ns, day.unknown_ns)),
@@ -208,13 +209,14 @@ def _bars(one: Section) -> Markup:
     ]
     highest = max(one.days, key=lambda day: day.cost_micro or 0)
     said = (
-        f"{sum(day.cost_micro is not None for day in one.days)} days; the dearest was {format_date(highest.day_ms)} "
+        f"{sum(day.cost_micro is not None for day in one.days)} days; the dearest was "
+        f"{calendar.date_of(highest.day_ms)} "
         f"with {html.micro(highest.cost_micro, one.currency)} {one.currency}. Each day is in the table below."
     )
     return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", said, "GPU-h")
 
 
-def _change(change: Change, currency: str) -> dict[str, Any]:
+def _change(change: Change, currency: str, calendar: Calendar) -> dict[str, Any]:
     more = change.after_micro - change.before_micro
     price, volume, mix = change.parts
     return {
@@ -226,7 +228,12 @@ def _change(change: Change, currency: str) -> dict[str, Any]:
         "volume": html.signed(volume, currency),
         "mix": html.signed(mix, currency),
         "drivers": top(change.drivers, SHOWN_DRIVERS),
-        "before_days": (format_date(change.before.start_ms), format_date(change.before.end_ms - DAY_MS)),
-        "after_days": (format_date(change.after.start_ms), format_date(change.after.end_ms - DAY_MS)),
-        "days": (change.before.ms // DAY_MS, change.after.ms // DAY_MS),
+        "before_days": _first_and_last(change.before, calendar),
+        "after_days": _first_and_last(change.after, calendar),
+        "days": (len(calendar.days(change.before)), len(calendar.days(change.after))),
     }
+
+
+def _first_and_last(period: Period, calendar: Calendar) -> tuple[str, str]:
+    """The dates of the first and the last day of a period."""
+    return calendar.date_of(period.start_ms).isoformat(), calendar.date_of(period.end_ms - 1).isoformat()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.closing import invoices, receipt
-from gpuledger_collector.accounting.period import Period, format_date
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge, Unit
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.jobs.reconcile import reconcile
@@ -41,16 +41,17 @@ def close_period(
     `level` is the level of the owner tree that is invoiced. Raises CannotClose: not over, closed already, a day that is
     not rated to its end, a proof that does not hold, usage without a price (unless `unpriced` accepts that).
     """
+    calendar = unit.calendar()
     if now_ms < period.end_ms:
-        raise CannotClose(f"{name} is not over: it can be closed from {format_date(period.end_ms)} on")
+        raise CannotClose(f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on")
     known = next((one for one in unit.closed_periods() if one.name == name), None)
     if known is not None:
         raise CannotClose(f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}")
     waiting = unit.days_to_rate(period, now_ms)
     if waiting:
-        raise CannotClose(f"{format_date(waiting[0])} is not rated to its end yet")
+        raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
     found = reconcile(unit, period)
-    broken = [format_date(day.day_ms) for day in found.days if not day.holds]
+    broken = [str(calendar.date_of(day.day_ms)) for day in found.days if not day.holds]
     if broken:
         raise CannotClose(f"the proof does not hold on {', '.join(broken)}; see gpuledger reconcile --period {name}")
     if found.unpriced_ns and not unpriced:

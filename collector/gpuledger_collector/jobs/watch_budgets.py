@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.messages import Content, Message
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, parse_date
 from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out
 
 LATE_MS = 2 * DAY_MS
@@ -128,18 +128,22 @@ def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> S
 
 
 def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
-    today_ms = known_ms - known_ms % DAY_MS
+    days = budget.calendar
+    today = days.day_of(known_ms)
+    today_ms = today.start_ms
     if today_ms >= period.end_ms:
         return None
-    since_ms = max(unit.rated_since(known_ms), today_ms - MOST_HISTORY * DAY_MS)
+    since_ms = max(unit.rated_since(known_ms), days.day_of(today_ms - MOST_HISTORY * DAY_MS).start_ms)
     history = unit.daily(budget, Period(since_ms, today_ms))
     first = next((at for at, cost in enumerate(history) if cost), len(history))
-    left = (today_ms + DAY_MS - known_ms) / DAY_MS
-    found = outlook(history[first:], spent_micro, left, (period.end_ms - today_ms) // DAY_MS - 1)
+    left = (today.end_ms - known_ms) / DAY_MS
+    after = len(days.days(Period(today_ms, period.end_ms))) - 1
+    found = outlook(history[first:], spent_micro, left, after)
     if found is None:
         return None
     out = run_out(found, budget.amount_micro)
-    dates = [None if day is None else today_ms + day * DAY_MS for day in (out.earliest, out.middle, out.latest)]
+    named_ms = parse_date(days.date_of(today_ms).isoformat())
+    dates = [None if day is None else named_ms + day * DAY_MS for day in (out.earliest, out.middle, out.latest)]
     ends = (found.low[-1], found.middle[-1], found.high[-1], found.likely[-1])
     return Ahead(*ends, found.days_of_history, *dates)
 
@@ -159,9 +163,11 @@ def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tu
 def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
     """What changed: whole days since the last message (else since the period began) against as many days before."""
     period = status.period
-    end_ms = status.known_ms - status.known_ms % DAY_MS
-    start_ms = period.start_ms if since_ms is None else since_ms - since_ms % DAY_MS
-    start_ms = max(min(start_ms, end_ms - DAY_MS), 0)
-    after, before = Period(start_ms, end_ms), Period(2 * start_ms - end_ms, start_ms)
+    days = status.budget.calendar
+    end_ms = days.day_of(status.known_ms).start_ms
+    start_ms = period.start_ms if since_ms is None else days.day_of(since_ms).start_ms
+    start_ms = max(min(start_ms, days.day_of(end_ms - 1).start_ms), 0)
+    after = Period(start_ms, end_ms)
+    before = Period(days.days_before(start_ms, len(days.days(after))), start_ms)
     found = drivers(unit.held(status.budget, before), unit.held(status.budget, after))
     return News(alert, also, status, before, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None)

@@ -14,9 +14,9 @@ import psycopg
 from gpuledger_collector.accounting.budget_ports import Spend
 from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
 from gpuledger_collector.accounting.messages import Message
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
-from gpuledger_collector.storage import audit, outbox
+from gpuledger_collector.storage import audit, outbox, zones
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -36,14 +36,15 @@ def current(connection: Connection) -> list[Budget]:
         "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms FROM budget "
         "WHERE superseded_at IS NULL ORDER BY name"
     )
-    return [_budget(row) for row in rows]
+    days = zones.calendar(connection)
+    return [_budget(row, days) for row in rows]
 
 
-def _budget(row: Sequence[Any]) -> Budget:
+def _budget(row: Sequence[Any], days: Calendar) -> Budget:
     number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms = row
     span = None if start_ms is None else Period(start_ms, end_ms)
     read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()}
-    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read))
+    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read), days)
 
 
 def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) -> ImportOutcome:
@@ -195,12 +196,13 @@ class WatchUnit:
 
     def rated_since(self, until_ms: int) -> int:
         """The first of the days that are rated without a gap up to an instant."""
-        first = until_ms - until_ms % DAY_MS
+        days = zones.calendar(self.connection)
+        first = days.day_of(until_ms).start_ms
         rows = self.connection.execute(
             "SELECT day_ms FROM day_proof WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
         )
         for (day_ms,) in rows:
-            if day_ms != first - DAY_MS:
+            if day_ms != days.day_of(first - 1).start_ms:
                 break
             first = day_ms
         return first
@@ -231,7 +233,7 @@ class WatchUnit:
             {**values, **_range(budget, period)},
         )
         found = {day: int(cost or 0) for day, cost in rows}
-        return [found.get(day, 0) for day in range(period.start_ms, period.end_ms, DAY_MS)]
+        return [found.get(day.start_ms, 0) for day in budget.calendar.days(period)]
 
     def burnt(self, budget: Budget, period: Period) -> int:
         """About what a stretch of time cost."""
@@ -244,7 +246,7 @@ class WatchUnit:
             WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
                 AND l.end_ms > l.start_ms AND l.currency = %(currency)s AND {where}
             """,
-            {**values, **_range(budget, period), "first": period.start_ms - period.start_ms % DAY_MS},
+            {**values, **_range(budget, period), "first": budget.calendar.day_of(period.start_ms).start_ms},
         ).fetchone()
         assert row is not None
         return int(row[0])
