@@ -44,10 +44,13 @@ def reconcile(
         from gpuledger_collector.export import proof
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.jobs.reconcile import reconcile as check
+        from gpuledger_collector.storage import zones
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            asked = zones.in_zone(connection, asked)
         with bar("rating") as on_day:
             bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:

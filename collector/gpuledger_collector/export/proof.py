@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import format_date, format_instant
+from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 
@@ -45,7 +45,7 @@ def as_json(sheet: Reconciliation) -> str:
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "days": [
             {
-                "day": format_date(day.day_ms),
+                "day": sheet.calendar.date_of(day.day_ms).isoformat(),
                 "rated_until": format_instant(day.until_ms),
                 "capacity_gpu_ns": day.capacity_ns,
                 "observed_gpu_ns": day.observed_ns,
@@ -84,7 +84,7 @@ def as_text(sheet: Reconciliation) -> str:
 def _sentences(sheet: Reconciliation) -> list[str]:
     said = []
     with_capacity = [day for day in sheet.days if day.capacity_ns]
-    broken = [format_date(day.day_ms) for day in sheet.days if not day.holds]
+    broken = [str(sheet.calendar.date_of(day.day_ms)) for day in sheet.days if not day.holds]
     if not with_capacity:
         said.append("There is no inventory for this period: nothing to reconcile against.")
     elif not broken:

@@ -43,7 +43,7 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
         observed_ns = proof.held_ns + proof.unallocated_ns + proof.unavailable_ns
         holds = _holds(proof, again, rows)
         days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
-    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, calendar)
+    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar())
 
 
 class _Again:
