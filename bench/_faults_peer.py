@@ -1,0 +1,2 @@
+def compare(seed: int, rate: float) -> None:
+    """Later."""
