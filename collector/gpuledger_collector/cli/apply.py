@@ -60,12 +60,16 @@ def apply(
 
 def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[str, ImportOutcome]:
     """Put in force what the file declares, in this order; what it says nothing about stays as it is."""
-    from gpuledger_collector.storage import budgets, letter_rules, prices, rules, zones
+    from gpuledger_collector.storage import budgets, commitments, letter_rules, prices, rules, zones
     from gpuledger_collector.storage import declared as stored
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
         ("billing zone", declared.billing_zone, zones.replace),
         ("prices", declared.prices, prices.add),
+        ("owned hardware", declared.owned, prices.add_derived),
+        ("commitments", declared.commitments, commitments.replace),
+        ("choices of purchase", declared.purchases, commitments.replace_choices),
+        ("exchange rates", declared.exchange, commitments.replace_exchange),
         ("rules", declared.rules, rules.replace),
         ("budgets", declared.budgets, budgets.replace),
         ("shared costs", declared.shared_costs, stored.replace_shared_costs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +18,9 @@ from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
-    region, node"""
+    region, node, basis"""
+_WRITTEN = """pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
+    region, node, basis, recorded_at"""
 
 
 def _price(row: Sequence[Any]) -> Price:
@@ -33,6 +36,7 @@ def _price(row: Sequence[Any]) -> Price:
         list_rate=row[8],
         region=row[9],
         node=row[10],
+        basis=row[11],
     )
 
 
@@ -55,6 +59,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
     known = {_identity(price): price for price in current(connection)}
     changed: list[Price] = []
+    new: list[Price] = []
     told: list[audit.Change] = []
     added = updated = 0
     for price in prices:
@@ -66,38 +71,50 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
         else:
             updated += 1
             changed.append(old)
-            connection.execute("UPDATE price SET superseded_at = %s WHERE id = %s", (now, old.id))
         changed.append(price)
+        new.append(price)
         told.append(audit.Change("price", _place(price), None if old is None else _facts(old), _facts(price)))
-        _insert(connection, price, now)
+    _supersede(connection, [one.id for one in changed if one.id is not None], now)
+    _insert(connection, new, now)
     audit.record(connection, told, int(now.timestamp() * 1000))
     days = _mark(connection, changed, int(now.timestamp() * 1000))
     return ImportOutcome(added, updated, len(prices) - added - updated, days)
 
 
-def _insert(connection: Connection, price: Price, now: dt.datetime) -> None:
-    connection.execute(
-        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, "
-        "effective_to_ms, list_rate, region, node, recorded_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-        (
-            price.pool,
-            price.gpu_model,
-            price.purchase,
-            price.rate,
-            price.currency,
-            price.effective_from_ms,
-            price.effective_to_ms,
-            price.list_rate,
-            price.region,
-            price.node,
-            now,
-        ),
-    )
+def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
+    """Add these derived prices; others that were derived from hardware of the same names are superseded."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
+    names = {price.basis["name"] for price in prices if price.basis is not None}
+    wanted = {_identity(price) for price in prices}
+    derived = (one for one in current(connection) if one.basis is not None and one.basis.get("name") in names)
+    gone = [one for one in derived if _identity(one) not in wanted]
+    at_ms = int(now.timestamp() * 1000)
+    _supersede(connection, [one.id for one in gone if one.id is not None], now)
+    audit.record(connection, [audit.Change("price", _place(one), _facts(one), None) for one in gone], at_ms)
+    days = _mark(connection, gone, at_ms)
+    done = add(connection, prices, now)
+    return ImportOutcome(done.added, done.updated + len(gone), done.unchanged, done.dirty_days + days)
+
+
+def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
+    if ids:
+        connection.execute("UPDATE price SET superseded_at = %s WHERE id = ANY(%s)", (now, ids))
+
+
+def _insert(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> None:
+    with connection.cursor().copy(f"COPY price ({_WRITTEN}) FROM STDIN") as copy:
+        for price in prices:
+            copy.write_row((
+                price.pool, price.gpu_model, price.purchase, price.rate, price.currency, price.effective_from_ms,
+                price.effective_to_ms, price.list_rate, price.region, price.node,
+                None if price.basis is None else json.dumps(price.basis), now,
+            ))  # fmt: skip
 
 
 def _facts(price: Price) -> dict[str, object]:
     """What the audit log keeps of a price; rates as text, for they are exact."""
-    return {name: value for name, value in asdict(price).items() if name != "id"}
+    unsaid = {"id"} if price.basis is not None else {"id", "basis"}
+    return {name: value for name, value in asdict(price).items() if name not in unsaid}
 
 
 def _place(price: Price) -> str:
@@ -111,7 +128,7 @@ def _identity(price: Price) -> tuple[object, ...]:
 
 
 def _amounts(price: Price) -> tuple[object, ...]:
-    return (price.rate, price.currency, price.effective_to_ms, price.list_rate)
+    return (price.rate, price.currency, price.effective_to_ms, price.list_rate, price.basis)
 
 
 def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:

@@ -38,19 +38,22 @@ from zoneinfo import available_timezones
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.carbon import Intensity
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.delivery import Rules
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.exchange import ExchangeRate
+from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.ingest.files import budgets, letters, prices, shared_costs
+from gpuledger_collector.ingest.files import budgets, letters, money, prices, shared_costs
 from gpuledger_collector.ingest.files.table import RowReader
 from gpuledger_collector.insight.letters import ActionRule, Contact
 
 RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
 PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)
 BILLING_ZONE = "billing_zone"
-TABLES = (BILLING_ZONE, "shared_cost", "carbon", "rule", "price", "budget", "recipient", "contact", "action")
+MONEY = ("commitment", "owned", "purchase", "exchange")
+TABLES = (*MONEY, BILLING_ZONE, "shared_cost", "carbon", "rule", "price", "budget", "recipient", "contact", "action")
 _LINE = re.compile(r"at line (\d+), column (\d+)")
 
 
@@ -67,6 +70,11 @@ class Declared:
     recipients: dict[str, Rules] | None = None
     contacts: list[Contact] | None = None
     actions: list[ActionRule] | None = None
+    commitments: list[Commitment] | None = None
+    owned: list[Price] | None = None
+    """The price-book entries that owned hardware leads to."""
+    purchases: list[PurchaseChoice] | None = None
+    exchange: list[ExchangeRate] | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -99,6 +107,7 @@ def read_declared(path: Path) -> Declared:
         rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
         declared.budgets = budgets.read_budgets(rows)
     _read_letters(path, text, content, declared)
+    _read_money(path, text, content, declared)
     _read_shared(path, text, content, declared)
     return declared
 
@@ -117,6 +126,20 @@ def _read_shared(path: Path, text: str, content: Mapping[str, Any], declared: De
     if "carbon" in content:
         rows = _rows(path, text, content, "carbon", shared_costs.CARBON_KEYS, declared.problems)
         declared.carbon = shared_costs.read_carbon(rows)
+
+
+def _read_money(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
+    def rows(table: str, keys: Sequence[str]) -> list[tuple[RowReader, Mapping[str, Any]]]:
+        return _rows(path, text, content, table, keys, declared.problems)
+
+    if "owned" in content:
+        declared.owned = money.read_owned(rows("owned", money.OWNED_KEYS))
+    if "commitment" in content:
+        declared.commitments = money.read_commitments(rows("commitment", money.COMMITMENT_KEYS))
+    if "purchase" in content:
+        declared.purchases = money.read_purchases(rows("purchase", money.PURCHASE_KEYS))
+    if "exchange" in content:
+        declared.exchange = money.read_exchange(rows("exchange", money.EXCHANGE_KEYS))
 
 
 def _read_letters(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
