@@ -129,7 +129,7 @@ class _Bench:
             np.pad(demand, (0, pad)), np.pad(self.replayed, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0,
             pad)), per_day, surprise(demand[: self.first], delay),
         )  # fmt: skip
-        self.lot = min(lots(unit))
+        self.lot = max(lots(unit))
         history = self.table.between(SETTLE_DAYS, HISTORY_DAYS)
         self.anchor = tuned(history, self.candidates.settings, self.cap)
         self.anchored = self.run(self.candidates.target[:, self.anchor], self.candidates.keep[:, self.anchor])

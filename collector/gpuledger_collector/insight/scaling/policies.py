@@ -101,8 +101,8 @@ def predictive(demand: Floats, unit: float, delay: int, step_ms: int, start: int
 
 
 def lots(unit: float) -> list[float]:
-    """GPUs that are ordered at once: quarters and halves of a unit, whole GPUs at least."""
-    return sorted({max(unit / parts, 1.0) for parts in LOTS_PER_UNIT})
+    """GPUs that are ordered at once: quarters and halves of a unit."""
+    return sorted(unit / parts for parts in LOTS_PER_UNIT)
 
 
 def joined(*parts: Candidates) -> Candidates:
