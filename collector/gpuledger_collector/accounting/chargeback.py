@@ -8,17 +8,20 @@ dropped, and amounts of two currencies are never added.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol, TypeVar
 
+from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import minor_digits, to_minor_units
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.quantity import hours_decimal, round_together
+from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD
 
 _Rounded = TypeVar("_Rounded")
+_Number = TypeVar("_Number", int, Decimal)
 
 UNATTRIBUTED = "(unattributed)"
 UNPRICED = "(unpriced)"
@@ -48,6 +51,8 @@ class Line(Protocol):
     def cost_micro(self) -> int | None: ...  # noqa: D102
     @property
     def idle_cost_micro(self) -> int | None: ...  # noqa: D102
+    @property
+    def energy_mj(self) -> int | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,38 @@ class Row:
     idle_ns: int | None
     cost_micro: int | None
     idle_cost_micro: int | None
+    shared_minor: int | None = None
+    """Shares of common costs (accounting.shared_costs), beside the direct cost; negative where cost was moved away."""
+    shared_micro: int | None = None
+    energy_kwh: Decimal | None = None
+    """As measured at the accelerators; None where nothing measured it."""
+    energy_mj: int | None = None
+    co2e_grams: Decimal | None = None
+    """None where the energy is unknown, or some of it has no carbon intensity."""
+    co2e_micrograms: int | None = None
+
+    @property
+    def total_minor(self) -> int | None:
+        """Direct cost and shares."""
+        return add_known(self.cost_minor, self.shared_minor)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOut:
+    """How much of a shared cost a report splits, in micro-units."""
+
+    cost: SharedCost
+    currency: str
+    micro: int
+
+
+@dataclass(slots=True)
+class Beside:
+    """What stands beside the direct cost, by currency and cells of a row: shares in micro-units, CO2e in micrograms."""
+
+    shared: dict[tuple[str | None, tuple[str, ...]], int] = field(default_factory=dict)
+    emitted: dict[tuple[str | None, tuple[str, ...]], int | None] = field(default_factory=dict)
+    costs: list[SharedOut] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +110,7 @@ class Report:
     by: tuple[str, ...]
     rows: tuple[Row, ...]
     totals: tuple[Row, ...]
+    shared: tuple[SharedOut, ...] = ()
 
     @property
     def unpriced(self) -> bool:
@@ -86,9 +124,12 @@ class _Sum:
     idle_ns: int | None = None
     cost_micro: int | None = None
     idle_cost_micro: int | None = None
+    energy_mj: int | None = None
+    shared_micro: int | None = None
+    co2e_micrograms: int | None = None
 
 
-def report(lines: Iterable[Line], by: Sequence[str]) -> Report:
+def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = None) -> Report:
     """The report over lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension."""
     for name in by:
         if name not in DIMENSIONS:
@@ -103,6 +144,12 @@ def report(lines: Iterable[Line], by: Sequence[str]) -> Report:
             entry.idle_ns = add_known(entry.idle_ns, line.idle_ns)
             entry.idle_cost_micro = add_known(entry.idle_cost_micro, line.idle_cost_micro)
         entry.cost_micro = add_known(entry.cost_micro, line.cost_micro)
+        entry.energy_mj = add_known(entry.energy_mj, line.energy_mj)
+    for key, micro in (beside.shared if beside is not None else {}).items():
+        sums.setdefault(key, _Sum()).shared_micro = micro
+    for key, grams in (beside.emitted if beside is not None else {}).items():
+        if key in sums:
+            sums[key].co2e_micrograms = grams
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[Row] = []
     totals: list[Row] = []
@@ -112,7 +159,7 @@ def report(lines: Iterable[Line], by: Sequence[str]) -> Report:
         made = _rows(currency, group)
         rows += made
         totals.append(_total(currency, made, len(by)))
-    return Report(tuple(by), tuple(rows), tuple(totals))
+    return Report(tuple(by), tuple(rows), tuple(totals), tuple(beside.costs) if beside is not None else ())
 
 
 def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
@@ -136,11 +183,19 @@ def _rows(currency: str | None, group: Sequence[tuple[tuple[str, ...], _Sum]]) -
     idle_hours = _known([entry.idle_ns for _, entry in group], hours_decimal)
     costs = _known([entry.cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
     idle_costs = _known([entry.idle_cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
+    shared = _known([entry.shared_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
+    energy = _known([entry.energy_mj for _, entry in group], lambda mj: _decimals(mj, MJ_PER_KWH // 10**6, 6))
+    grams = _known([entry.co2e_micrograms for _, entry in group], lambda ug: _decimals(ug, 1000, 3))
     return [
         Row(keys, currency, hours[at], idle_hours[at], costs[at], idle_costs[at],
-            entry.gpu_ns, entry.idle_ns, entry.cost_micro, entry.idle_cost_micro)
+            entry.gpu_ns, entry.idle_ns, entry.cost_micro, entry.idle_cost_micro,
+            shared[at], entry.shared_micro, energy[at], entry.energy_mj, grams[at], entry.co2e_micrograms)
         for at, (keys, entry) in enumerate(group)
     ]  # fmt: skip
+
+
+def _decimals(values: Sequence[int], unit: int, digits: int) -> list[Decimal]:
+    return [Decimal(count).scaleb(-digits) for count in round_together(values, unit)]
 
 
 def _known(values: Sequence[int | None], rounded: Callable[[Sequence[int]], list[_Rounded]]) -> list[_Rounded | None]:
@@ -170,4 +225,16 @@ def _total(currency: str | None, rows: Sequence[Row], width: int) -> Row:
         idle_ns=idle_ns,
         cost_micro=cost,
         idle_cost_micro=idle_cost,
+        shared_minor=_sum_known(row.shared_minor for row in rows),
+        shared_micro=_sum_known(row.shared_micro for row in rows),
+        energy_kwh=_sum_known(row.energy_kwh for row in rows),
+        energy_mj=_sum_known(row.energy_mj for row in rows),
+        co2e_grams=_sum_known(row.co2e_grams for row in rows),
+        co2e_micrograms=_sum_known(row.co2e_micrograms for row in rows),
     )
+
+
+def _sum_known(values: Iterable[_Number | None]) -> _Number | None:
+    """The sum of what is known; None when nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None

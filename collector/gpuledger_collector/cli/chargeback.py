@@ -81,6 +81,7 @@ def chargeback(
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage import reports, zones
+        from gpuledger_collector.storage.beside import beside
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
@@ -91,7 +92,8 @@ def chargeback(
         with bar("rating") as on_day:
             bring_up_to_date(ledger, period, now_ms, on_day)
         with ledger.connect() as connection:
-            made = report(reports.charged_lines(connection, period, names), names)
+            aside = beside(connection, period, names, now_ms)
+            made = report(reports.charged_lines(connection, period, names), names, aside)
             notes = _notes(connection, period, now_ms, made)
             if shape is Shape.focus:
                 _write_focus(connection, period, names, focus_version, output)
@@ -192,6 +194,7 @@ def _write_journal(connection: Connection, period: Period, names: tuple[str, ...
 def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:
     """What a reader of the bill must know beside it."""
     from gpuledger_collector.accounting.period import format_instant
+    from gpuledger_collector.export.chargeback import shared_notes
     from gpuledger_collector.storage import reports
 
     notes = []
@@ -207,6 +210,7 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
     ]
     if now_ms < period.end_ms:
         notes.append(f"the range is not over: rated up to {format_instant(now_ms - now_ms % 1000)}")
+    notes += shared_notes(made.shared)
     for total in made.totals:
         if total.currency is None:
             notes.append(f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
 from unicodedata import normalize
 
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
+BESIDE = ("cost_shared", "cost_total", "energy_kwh", "co2e_grams")
+"""What stands after the measures: shares of common costs, direct cost and shares, energy and carbon."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -18,20 +23,40 @@ def neutral(text: str) -> str:
     return f"'{text}" if normalize("NFKC", text[:1]).startswith(_FORMULA) else text
 
 
+def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Plain rows as `csv` (texts made harmless) or `json` (a list of objects); None is an empty cell, or null."""
+    if shape == "json":
+        return json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([neutral(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return text.getvalue()
+
+
 def measures(row: Row) -> list[str]:
     """The amounts of a row as text, in the order of MEASURES; what is not known is empty."""
-    digits = 0 if row.currency is None else minor_digits(row.currency)
-
-    def money(units: int | None) -> str:
-        return "" if units is None else format_minor(units, digits)
-
     return [
         f"{row.gpu_hours:.6f}",
         "" if row.gpu_hours_idle is None else f"{row.gpu_hours_idle:.6f}",
-        money(row.cost_minor),
-        money(row.cost_idle_minor),
+        _money(row, row.cost_minor),
+        _money(row, row.cost_idle_minor),
         row.currency or "",
     ]
+
+
+def beside(row: Row) -> list[str]:
+    """What stands beside the amounts of a row as text, in the order of BESIDE; what is not known is empty."""
+    return [
+        _money(row, row.shared_minor),
+        _money(row, row.total_minor),
+        "" if row.energy_kwh is None else f"{row.energy_kwh:.6f}",
+        "" if row.co2e_grams is None else f"{row.co2e_grams:.3f}",
+    ]
+
+
+def _money(row: Row, units: int | None) -> str:
+    return "" if units is None else format_minor(units, 0 if row.currency is None else minor_digits(row.currency))
 
 
 def header(by: Sequence[str]) -> list[str]:

@@ -7,18 +7,23 @@ import io
 import json
 from collections.abc import Sequence
 
-from gpuledger_collector.accounting.chargeback import Report, Row
+from gpuledger_collector.accounting.budgets import money_text
+from gpuledger_collector.accounting.chargeback import Report, Row, SharedOut
 from gpuledger_collector.accounting.period import Period, format_instant
-from gpuledger_collector.export.cells import MEASURES, header, measures, neutral
+from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
+from gpuledger_collector.export.cells import BESIDE, MEASURES, beside, header, measures, neutral
 
 
 def as_csv(report: Report) -> str:
-    """Rows as CSV: the `by` columns, then gpu_hours,gpu_hours_idle,cost,cost_idle,currency. LF, UTF-8, no total."""
+    """Rows as CSV: the `by` columns, then gpu_hours,gpu_hours_idle,cost,cost_idle,currency, then those of BESIDE.
+
+    LF, UTF-8, no total.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header(report.by))
+    writer.writerow([*header(report.by), *BESIDE])
     for row in report.rows:
-        writer.writerow([*(neutral(key) for key in row.keys), *measures(row)])
+        writer.writerow([*(neutral(key) for key in row.keys), *measures(row), *beside(row)])
     return out.getvalue()
 
 
@@ -36,7 +41,8 @@ def as_json(report: Report, period: Period, notes: Sequence[str]) -> str:
 
 
 def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
-    amounts = zip(MEASURES, (text or None for text in measures(row)), strict=True)
+    names, texts = (*MEASURES, *BESIDE), (*measures(row), *beside(row))
+    amounts = zip(names, (text or None for text in texts), strict=True)
     return {
         **dict(zip(by, row.keys, strict=False)),
         **dict(amounts),
@@ -44,7 +50,25 @@ def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
         "idle_gpu_ns": row.idle_ns,
         "cost_micro": row.cost_micro,
         "idle_cost_micro": row.idle_cost_micro,
+        "shared_cost_micro": row.shared_micro,
+        "energy_mj": row.energy_mj,
+        "co2e_micrograms": row.co2e_micrograms,
     }
+
+
+def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
+    """A sentence for each shared cost: what it is, how much, and by which key."""
+    return [
+        f"shared cost {one.cost.name!r} ({_source(one.cost)}): {money_text(one.micro, one.currency)} "
+        f"by {one.cost.key}, per {one.cost.level}"
+        for one in shared
+    ]
+
+
+def _source(cost: SharedCost) -> str:
+    if cost.source == AMOUNT:
+        return "an amount a month"
+    return f"cost of {cost.source} time" + (f" of pool {cost.pool}" if cost.pool else "")
 
 
 def as_table(report: Report, width: int | None) -> str:
@@ -57,14 +81,26 @@ def as_table(report: Report, width: int | None) -> str:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in report.by:
         table.add_column(name, overflow="fold")
-    for name in MEASURES:
+    columns = [*MEASURES, *_shown_beside(report)]
+    for name in columns:
         table.add_column(name, justify="left" if name == "currency" else "right", no_wrap=True)
     for row in report.rows:
-        table.add_row(*(Text(cell) for cell in [*row.keys, *measures(row)]))
+        table.add_row(*(Text(cell) for cell in [*row.keys, *_cells(row, columns)]))
     table.add_section()
     for total in report.totals:
         name = "total" if total.currency is not None else "unpriced"
-        table.add_row(*(Text(cell) for cell in [name, *[""] * (len(report.by) - 1), *measures(total)]))
+        table.add_row(*(Text(cell) for cell in [name, *[""] * (len(report.by) - 1), *_cells(total, columns)]))
     out = io.StringIO()
     Console(file=out, width=width or 400, color_system=None, legacy_windows=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _shown_beside(report: Report) -> list[str]:
+    """The columns of BESIDE that say something, for a terminal; the total stands where there are shares."""
+    filled = {name for row in report.rows for name, text in zip(BESIDE, beside(row), strict=True) if text}
+    return [name for name in BESIDE if name in filled and (name != "cost_total" or "cost_shared" in filled)]
+
+
+def _cells(row: Row, columns: Sequence[str]) -> list[str]:
+    texts = dict(zip((*MEASURES, *BESIDE), (*measures(row), *beside(row)), strict=True))
+    return [texts[name] for name in columns]
