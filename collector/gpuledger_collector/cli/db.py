@@ -1,14 +1,16 @@
-"""gpuledger db: the schema of the database and its partitions."""
+"""gpuledger db: the schema of the database, its partitions, its backup."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, settings
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse, settings
+from gpuledger_collector.cli.forecast import Shape
 
-app = typer.Typer(name="db", help="The database's schema and partitions.", no_args_is_help=True)
+app = typer.Typer(name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True)
 
 
 def register(root: typer.Typer) -> None:
@@ -17,11 +19,21 @@ def register(root: typer.Typer) -> None:
 
 
 @app.command(epilog="Example: gpuledger db upgrade --dsn postgresql://gpuledger@db.example/gpuledger")
-def upgrade(dsn: Dsn = None, config: Config = None) -> None:
+def upgrade(
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be migrated, and migrate nothing."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
     """Bring the schema to this version; what is there is kept."""
     with database(dsn, config, migrated=False) as opened:
         from gpuledger_collector.storage import migrate
 
+        if dry_run:
+            found = migrate.status(opened.dsn)
+            for line in found.pending:
+                print(f"would migrate to {line}")
+            print(f"{len(found.pending)} migrations pending; newest {found.head}")
+            return
         before = migrate.upgrade(opened.dsn)
     for line in before.pending:
         print(f"migrated to {line}")
@@ -47,7 +59,11 @@ def check(dsn: Dsn = None, config: Config = None) -> None:
 
 
 @app.command(epilog="Example: gpuledger db partitions")
-def partitions(dsn: Dsn = None, config: Config = None) -> None:
+def partitions(
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
     """List the day partitions of the big tables with their sizes."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import partitions as days
@@ -55,6 +71,12 @@ def partitions(dsn: Dsn = None, config: Config = None) -> None:
 
         with open_connection(opened.dsn) as connection:
             found = days.listing(connection)
+    if shape is not Shape.table:
+        from gpuledger_collector.export.cells import rows_as
+
+        rows = [(day.table, day.name, day.bytes) for day in found]
+        sys.stdout.write(rows_as(shape.value, ("table", "name", "bytes"), rows))
+        return
     for day in found:
         print(f"{day.table:<12} {day.name:<22} {day.bytes:>14} bytes")
     print(f"{len(found)} partitions, {sum(day.bytes for day in found)} bytes")
@@ -93,6 +115,63 @@ def pack(
     print(done)
     if done.busy:
         raise typer.Exit(FINDINGS)
+
+
+@app.command(epilog="Example: gpuledger db backup /backup/gpuledger-$(date +%F).dump")
+def backup(
+    file: Path = typer.Argument(metavar="FILE", help="Where to write it; readable by you alone."),
+    force: bool = typer.Option(False, "--force", help="Replace a file that is there."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Write everything that the ledger holds to one file, while it goes on working."""
+    if file.exists() and not force:
+        refuse(f"{file} is there already; --force replaces it")
+    if not file.parent.is_dir():
+        refuse(f"{file.parent} is no folder")
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage.backup import backup as write
+
+        size = write(opened.dsn, file)
+    print(f"{file}: {size} bytes")
+
+
+@app.command(epilog="Example: gpuledger db restore gpuledger.dump --dsn postgresql://gpuledger@new.example/gpuledger")
+def restore(
+    file: Path = typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What `gpuledger db backup` wrote."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Bring a backup into an empty database, bring its schema to this version, and check every closed month's seal.
+
+    The same or a newer major version of Postgres takes it: this is how to upgrade Postgres. Ends with 1 when a seal
+    does not hold.
+    """
+    with database(dsn, config, migrated=False) as opened:
+        from gpuledger_collector.storage import migrate
+        from gpuledger_collector.storage.backup import NotEmpty
+        from gpuledger_collector.storage.backup import restore as bring
+
+        try:
+            bring(opened.dsn, file)
+        except NotEmpty as error:
+            refuse(str(error))
+        migrated = migrate.upgrade(opened.dsn).pending
+        broken = broken_seals(opened.dsn)
+    print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
+    for name in broken:
+        print(f"the seal of {name} does not hold")
+    if broken:
+        raise typer.Exit(FINDINGS)
+
+
+def broken_seals(dsn: str) -> list[str]:
+    """Closed months of which the lines are not those that were sealed."""
+    from gpuledger_collector.jobs.close_period import verify
+    from gpuledger_collector.storage.ledgers import Ledger
+
+    with Ledger(dsn).unit() as unit:
+        return [one.name for one in unit.closed_periods() if not verify(unit, one)]
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")

@@ -184,20 +184,11 @@ def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
             table.add_row(*row.values())
         Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
         print(summary(found))
-    elif shape is Shape.json:
-        import json
-
-        print(json.dumps(rows, indent=2))
     else:
-        import csv
+        from gpuledger_collector.export.cells import rows_as
 
-        from gpuledger_collector.export.cells import neutral
-
-        writer = csv.DictWriter(
-            sys.stdout, (by.value, "findings", "hours", "cost", "go_on", "mostly"), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows({name: neutral(cell) for name, cell in row.items()} for row in rows)
+        columns = (by.value, "findings", "hours", "cost", "go_on", "mostly")
+        sys.stdout.write(rows_as(shape.value, columns, [list(row.values()) for row in rows]))
 
 
 def summary(found: Iterable[Mapping[str, Any]]) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.forecast import Shape
 
 app = typer.Typer(name="tags", help="Tags and attribution rules.", no_args_is_help=True)
 
@@ -22,6 +23,7 @@ def check(
     start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (UTC), included.")],
     end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (UTC), not included.")],
     level: Annotated[str, typer.Option("--level", help="The level that should be attributed.")] = "team",
+    shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -54,6 +56,12 @@ def check(
             bring_up_to_date(ledger, period, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:
             found = check_tags(unit, reports.held_by(unit.connection, period), level)
+    if shape is not Shape.table:
+        from gpuledger_collector.export.cells import rows_as
+
+        rows = attribution.as_rows(found.rules, found.tags, found.unattributed)
+        sys.stdout.write(rows_as(shape.value, attribution.COLUMNS, rows))
+        raise typer.Exit(FINDINGS if found.unattributed else DONE)
     sys.stdout.write(attribution.as_text(found.rules, found.tags, found.unattributed, level, found.hints))
     if found.unattributed:
         raise typer.Exit(FINDINGS)

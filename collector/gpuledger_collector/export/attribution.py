@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import hours_decimal
 
+COLUMNS = ("what", "name", "workloads", "gpu_hours", "cost", "currency")
 SHOWN = 20
 """Lines of unattributed usage that are listed."""
 
@@ -41,6 +42,21 @@ def as_text(
         said.append(f"every held GPU-second has a {level}")
     said += [f"the tag {name!r} is no level: is it {near!r}?" for name, near in hints.items()]
     return "\n".join(said) + "\n"
+
+
+def as_rows(
+    rules: Mapping[str, Matched], tags: Mapping[str, Matched], unattributed: Sequence[tuple[str, Matched]]
+) -> Iterator[tuple[str, str, int, str, str, str]]:
+    """What matched, by COLUMNS: a row for each currency; cost and currency are empty where no rate covers it."""
+    for what, matched in (("rule", rules.items()), ("tag", tags.items()), ("unattributed", unattributed)):
+        for name, one in matched:
+            hours = f"{hours_decimal([one.gpu_ns])[0]:.6f}"
+            for currency, micro in sorted(one.cost.items()):
+                digits = minor_digits(currency)
+                cost = format_minor(to_minor_units([micro], digits)[0], digits)
+                yield what, name, len(one.workloads), hours, cost, currency
+            if not one.cost:
+                yield what, name, len(one.workloads), hours, "", ""
 
 
 def _amounts(matched: Matched) -> str:

@@ -1,0 +1,78 @@
+"""Backup and restore of the whole ledger, by Postgres' own pg_dump and pg_restore.
+
+A backup is one snapshot in pg_dump's custom format (compressed, selective, of any supported version): it restores into
+the same or a newer major version of Postgres, which makes it the way of a major upgrade as well. The file appears
+whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gpuledger_collector.storage.binaries import installed
+from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+
+
+class NotEmpty(StorageError):
+    """The database that a backup was to be restored into holds something already."""
+
+
+def program(name: str) -> Path:
+    """A client program of Postgres: the bundled one, or the one on the path. Raises EnvironmentLacks."""
+    try:
+        bundled = installed() / "bin" / name
+    except EnvironmentLacks:
+        bundled = None
+    if bundled is not None and bundled.exists():
+        return bundled
+    found = shutil.which(name)
+    if found is None:
+        raise EnvironmentLacks(
+            f"there is no {name}: apt install postgresql-client, or pip install 'gpuledger[embedded]'"
+        )
+    return Path(found)
+
+
+def backup(dsn: str, target: Path) -> int:
+    """Write everything to a file; its size in bytes. Raises StorageError with what pg_dump said."""
+    unfinished = target.with_name(f".{target.name}.part")
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            _run("pg_dump", dsn, "--format=custom", "--no-owner", "--no-privileges", stdout=file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def restore(dsn: str, source: Path) -> None:
+    """Bring a backup into an empty database, in one transaction. Raises NotEmpty, or StorageError."""
+    with open_connection(dsn) as connection:
+        row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    if row is not None and row[0]:
+        raise NotEmpty(f"the database holds {row[0]} tables already: restore into an empty one")
+    _run("pg_restore", dsn, "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error", str(source))
+
+
+def _run(name: str, dsn: str, *arguments: str, stdout: object = subprocess.DEVNULL) -> None:
+    """Runs a client program; the password goes by the environment, where other users cannot read it."""
+    parts = conninfo_to_dict(dsn)
+    password = parts.pop("password", None)
+    environment = {**os.environ, **({} if password is None else {"PGPASSWORD": str(password)})}
+    address = make_conninfo("", **parts)
+    done = subprocess.run(
+        [program(name), "--dbname", address, *arguments],
+        env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
+    )  # type: ignore[call-overload]  # fmt: skip
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise StorageError(f"{name}: {said[-1] if len(said) == 1 else said[0]}")

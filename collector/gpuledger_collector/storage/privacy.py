@@ -1,0 +1,133 @@
+"""What the ledger knows of a person (a user name of the scheduler or the system), and how it forgets.
+
+A name stands where evidence and estimates name a user. Erasing puts a random pseudonym in its place there, so that
+every sum stays as it is, and has the open days rated again, so that owners of the level `user` bear it as well.
+Bookkeeping stays: sealed months, corrections and the audit log are records that must not change; `show` names them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gpuledger_collector.storage import audit
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+NAMED = ("user_name", "account", "acked_by", "decided_by")
+"""Text columns that hold a person's name."""
+KEYS = ("user", "user_name", "account", "username")
+"""Keys below which a JSON column holds a person's name."""
+KEPT = {
+    "closed_workload": "as it was sealed when its month was closed",
+    "owner": "an owner of sealed months or of charges that are rated again soon",
+    "audit": "the audit log is only added to",
+    "attribution_rule": "declared in a file: change it there and apply it",
+    "budget": "declared in a file: change it there and apply it",
+    "letter_rule": "declared in a file: change it there and apply it",
+}
+"""Tables in which a name stays, and why."""
+EVIDENCE = frozenset({"gpu_sample", "gpu_state", "gpu_latest", "gpu_minute", "stretch", "sample_archive", "usage_hour"})
+"""Big tables without any name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A column in which a name stands, in how many rows; `kept` says why it stays there, empty: it can be erased."""
+
+    table: str
+    column: str
+    rows: int
+    kept: str
+
+
+def show(connection: Connection, name: str) -> list[Place]:
+    """Where the name stands."""
+    found = []
+    for table, column, kind in _columns(connection):
+        where, values = _condition(column, kind, name)
+        query = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(table), where)
+        row = connection.execute(query, values).fetchone()
+        if row is not None and row[0]:
+            found.append(Place(table, column, row[0], KEPT.get(table, "")))
+    return found
+
+
+def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str, list[Place]]:
+    """Put a pseudonym in place of the name wherever it may go; the pseudonym, and where it went or had to stay.
+
+    One transaction; the audit log tells that it was done and never for whom.
+    """
+    pseudonym = f"erased-{secrets.token_hex(4)}"
+    with connection.transaction():
+        places = show(connection, name)
+        kinds = {(table, column): kind for table, column, kind in _columns(connection)}
+        for place in places:
+            if not place.kept:
+                kind = kinds[place.table, place.column]
+                where, values = _condition(place.column, kind, name)
+                new, more = _replaced(place.column, kind, name, pseudonym)
+                connection.execute(
+                    sql.SQL("UPDATE {} SET {} = {} WHERE {}").format(
+                        sql.Identifier(place.table), sql.Identifier(place.column), new, where
+                    ),
+                    {**values, **more},
+                )
+        if places:
+            connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof")
+            rows = sum(place.rows for place in places if not place.kept)
+            audit.record(connection, [audit.Change("privacy", pseudonym, None, {"rows": rows})], now_ms, who)
+    return pseudonym, places
+
+
+def forget_owners(connection: Connection, name: str) -> int:
+    """Remove owners of this user that no line names any more, after days were rated again; how many were removed."""
+    return connection.execute(
+        "DELETE FROM owner o WHERE user_name = %s AND NOT EXISTS (SELECT FROM charge WHERE owner_id = o.id) "
+        "AND NOT EXISTS (SELECT FROM correction WHERE owner_id = o.id) "
+        "AND NOT EXISTS (SELECT FROM ledger_day WHERE owner_id = o.id)",
+        (name,),
+    ).rowcount
+
+
+def _columns(connection: Connection) -> Iterator[tuple[str, str, str]]:
+    """Tables and columns that may hold a name, and whether they are `text` or `jsonb`."""
+    rows = connection.execute(
+        "SELECT c.relname, a.attname, t.typname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid "
+        "JOIN pg_type t ON t.oid = a.atttypid WHERE c.relnamespace = 'public'::regnamespace "
+        "AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND a.attnum > 0 AND NOT a.attisdropped "
+        "AND t.typname IN ('text', 'jsonb') ORDER BY 1, 2"
+    ).fetchall()
+    for table, column, kind in rows:
+        if table not in EVIDENCE and (kind == "jsonb" or column in NAMED):
+            yield table, column, kind
+
+
+def _condition(column: str, kind: str, name: str) -> tuple[sql.Composable, dict[str, str]]:
+    if kind == "text":
+        return sql.SQL("{} = %(name)s").format(sql.Identifier(column)), {"name": name}
+    tests = [
+        sql.SQL("position('\"' || {} || '\": ' || to_json(%(name)s::text)::text in {}::text) > 0").format(
+            sql.Literal(key), sql.Identifier(column)
+        )
+        for key in KEYS
+    ]
+    return sql.SQL("({})").format(sql.SQL(" OR ").join(tests)), {"name": name}
+
+
+def _replaced(column: str, kind: str, name: str, pseudonym: str) -> tuple[sql.Composable, dict[str, str]]:
+    values = {"name": name, "pseudonym": pseudonym}
+    if kind == "text":
+        return sql.SQL("%(pseudonym)s"), values
+    text: sql.Composable = sql.SQL("{}::text").format(sql.Identifier(column))
+    for key in KEYS:
+        text = sql.SQL(
+            "replace({}, '\"' || {key} || '\": ' || to_json(%(name)s::text)::text, "
+            "'\"' || {key} || '\": ' || to_json(%(pseudonym)s::text)::text)"
+        ).format(text, key=sql.Literal(key))
+    return sql.SQL("({})::jsonb").format(text), values

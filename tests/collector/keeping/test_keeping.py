@@ -1,0 +1,121 @@
+"""A backup brings everything back, seals included; a person's name goes and every sum stays."""
+
+import csv
+import io
+import json
+
+import psycopg
+import pytest
+
+from fakes.fleet import DAY, HOUR, Held
+from fakes.postgres import fresh_database
+
+MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
+NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")
+
+
+@pytest.fixture
+def two_months(fleet, run):
+    """October closed, November open; alice and bob, whom a rule makes owners of their own."""
+    run("prices", "set", "--rate", "2.10", "--currency", "USD", "--from", "2025-01-01")
+    fleet.accelerator(1)
+    fleet.capacity(1, 0, 40 * DAY)
+    for number, user in ((1, "alice"), (2, "bob")):
+        fleet.workload(number, team="vision", user=user)
+        fleet.connection.execute("UPDATE workload SET user_name = %s WHERE external_id = %s", (user, str(number)))
+    for start in (0, 31 * DAY):
+        fleet.evidence([Held(1, 1, start, start + 3 * HOUR, busy=HOUR), Held(1, 2, start + 4 * HOUR, start + 5 * HOUR)])
+    assert run("close", "--period", "2025-10")[0] == 0
+    assert run("chargeback", *NOVEMBER)[0] in {0, 1}
+    return fleet
+
+
+def bill(run, span, by="team"):
+    return list(csv.DictReader(io.StringIO(run("chargeback", *span, "--by", by, "--format", "csv")[1])))
+
+
+def test_a_backup_brings_everything_back(two_months, run, postgres, tmp_path):
+    """Into an empty database only: bills, closed month and its seal are the same there; a full database is refused."""
+    target = tmp_path / "ledger.dump"
+    code, _, err = run("db", "backup", target)
+    assert code == 0, err
+    assert target.stat().st_size > 10_000
+    assert oct(target.stat().st_mode & 0o777) == "0o600"
+    assert run("db", "backup", target)[0] == 2
+    code, _, err = run("db", "restore", target)
+    assert code == 2
+    assert "restore into an empty one" in err
+    before = [bill(run, MONTH), bill(run, NOVEMBER), run("periods")[1]]
+    with fresh_database(postgres) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+        there = restored(dsn, target)
+        assert [bill(there, MONTH), bill(there, NOVEMBER), there("periods")[1]] == before
+        assert there("periods", "--verify", "2025-10")[0] == 0
+        assert there("db", "check")[0] == 0
+
+
+def restored(dsn, target):
+    """A function that runs commands on the restored database."""
+    from typer.testing import CliRunner
+
+    from gpuledger_collector.cli import build
+
+    def there(*arguments):
+        result = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])
+        return result.exit_code, result.stdout, result.stderr
+
+    code, out, err = there("db", "restore", target)
+    assert code == 0, out + err
+    return there
+
+
+def test_a_file_that_is_no_backup_leaves_nothing_behind(postgres, tmp_path):
+    """One sentence, exit 3, and the database is as empty as before."""
+    from typer.testing import CliRunner
+
+    from gpuledger_collector.cli import build
+    from gpuledger_collector.cli.common import explain
+
+    broken = tmp_path / "no.dump"
+    broken.write_bytes(b"PGDMP" + bytes(100))
+    with fresh_database(postgres) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+        result = CliRunner().invoke(build(), ["db", "restore", str(broken), "--dsn", dsn])
+        assert explain(result.exception)[1] == 3
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+
+
+def test_an_erased_name_is_gone_and_the_sums_stay(two_months, run):
+    """From workloads, tags and open owners; the sealed month stays as it was sealed, and the command says so."""
+    before = [bill(run, MONTH), bill(run, NOVEMBER)]
+    by_user = {row["user"]: row["cost"] for row in bill(run, NOVEMBER, "team,user")}
+    assert by_user["alice"] == "6.30"
+    assert run("privacy", "erase", "alice", "--dry-run")[0] == 0
+    places = json.loads(run("privacy", "show", "alice", "--format", "json")[1])
+    assert {"workload", "closed_workload", "owner"} <= {place["table"] for place in places}
+    code, out, err = run("privacy", "erase", "alice")
+    assert code == 0, err
+    assert "stays: as it was sealed" in out
+    assert [bill(run, MONTH), bill(run, NOVEMBER)] == before
+    after = {row["user"]: row["cost"] for row in bill(run, NOVEMBER, "team,user")}
+    assert "alice" not in after
+    (pseudonym,) = [user for user in after if user.startswith("erased-")]
+    assert after[pseudonym] == "6.30"
+    assert after["bob"] == by_user["bob"] == "2.10"
+    assert run("periods", "--verify", "2025-10")[0] == 0
+    left = json.loads(run("privacy", "show", "alice", "--format", "json")[1])
+    assert all(place["stays"] for place in left)
+    assert "workload" not in {place["table"] for place in left}
+    assert run("audit", "verify")[0] == 0
+    assert "alice" not in run("audit", "list", "--format", "json")[1]
+
+
+def test_what_only_looks_like_a_name_stays(two_months, run):
+    """A team that is called like the user keeps its name: only what names a user is erased."""
+    two_months.workload(3, team="alice", user="carol")
+    run("privacy", "erase", "alice")
+    row = two_months.connection.execute("SELECT tags->>'team' FROM workload WHERE external_id = '3'").fetchone()
+    assert row == ("alice",)
