@@ -13,6 +13,7 @@ import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.disputes import BadStep, Remedy
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price
@@ -20,7 +21,7 @@ from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.close_period import CannotClose, close_period
 from gpuledger_collector.jobs.reconcile import reconcile
-from gpuledger_collector.storage import partitions, prices, reports, rules
+from gpuledger_collector.storage import disputes, partitions, prices, reports, rules
 from gpuledger_collector.storage.ledgers import Ledger
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -55,6 +56,7 @@ class Story:
     accelerators: dict[str, int] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
     batches: int = 0
+    disputes: list[int] = field(default_factory=list)
 
     # what there is
 
@@ -184,6 +186,31 @@ class Story:
             "INSERT INTO dirty_day (day_ms) SELECT DISTINCT c.day_ms FROM charge c "
             "JOIN workload w ON w.id = c.workload_id WHERE w.external_id = %s", (given["id"],)
         )  # fmt: skip
+
+    def do_contest(self, text: str) -> None:
+        """The owner opens a dispute; of one workload if that is named."""
+        given = match(rf"(?P<team>\S+?)(?: job (?P<job>\S+))? {_SPAN}: (?P<reason>.+)", text)
+        self.do_rate("")
+        period = Period(instant(given["start"]), instant(given["end"]))
+        contest = disputes.Contest({"team": given["team"]}, period, None, given["job"])
+        with Ledger(self.dsn).connect() as connection:
+            made = disputes.open_dispute(connection, contest, given["reason"], given["team"], self.now_ms)
+        self.disputes.append(made.id)
+
+    def do_decide(self, text: str) -> None:
+        """The newest dispute is decided: rejected, or accepted for another owner, for nobody, as unavailable."""
+        way = r"(?P<no>rejected)|accepted, (?:(?P<broken>unavailable)|(?P<to>\S+=\S+|nobody))"
+        given = match(rf"(?:{way}): (?P<note>.+)", text)
+        owner = None if given["no"] or given["broken"] else pairs(given["to"] if given["to"] != "nobody" else "")
+        remedy = None if given["no"] else Remedy(owner)
+        try:
+            with Ledger(self.dsn).connect() as connection:
+                disputes.resolve(connection, self.disputes[-1], remedy, given["note"], "finance", self.now_ms)
+                check(
+                    disputes.seal_holds(connection, disputes.one(connection, self.disputes[-1])), "the seal is broken"
+                )
+        except BadStep as error:
+            raise Wrong(str(error)) from error
 
     def do_rate(self, _: str) -> None:
         bring_up_to_date(Ledger(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)

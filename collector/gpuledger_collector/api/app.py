@@ -11,7 +11,17 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gpuledger_collector import __version__
-from gpuledger_collector.api import audit, batches, findings, handbook, pages, reads, recommendations, remote_write
+from gpuledger_collector.api import (
+    audit,
+    batches,
+    disputes,
+    findings,
+    handbook,
+    pages,
+    reads,
+    recommendations,
+    remote_write,
+)
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
 
@@ -37,6 +47,7 @@ def create(
     app.include_router(findings.router(ledger))
     app.include_router(recommendations.router(ledger))
     app.include_router(audit.router(ledger))
+    app.include_router(disputes.router(ledger))
     app.include_router(pages.router(ledger))
     app.include_router(handbook.router(lambda: describe(app)))
 

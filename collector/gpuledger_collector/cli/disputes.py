@@ -1,0 +1,345 @@
+"""gpuledger disputes: an owner contests lines, the evidence is sealed, finance answers and decides."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.disputes import Dispute, Remedy
+    from gpuledger_collector.accounting.ports import ExportedCharge
+    from gpuledger_collector.storage.disputes import Contest
+    from gpuledger_collector.storage.ledgers import Connection
+
+app = typer.Typer(name="disputes", help="Lines that owners contest, with their evidence.", no_args_is_help=True)
+SHOWN = 20
+"""Lines of a dispute that the page shows."""
+
+Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of the dispute.")]
+Owner = Annotated[
+    list[str], typer.Option("--owner", metavar="TEAM|LEVEL=VALUE", help="Whose lines; may be repeated per level.")
+]
+Start = Annotated[str, typer.Option("--from", metavar="DATE", help="First day, included.")]
+End = Annotated[str, typer.Option("--to", metavar="DATE", help="Last day, not included.")]
+Accelerator = Annotated[str | None, typer.Option("--accelerator", metavar="UUID", help="Of this accelerator.")]
+Workload = Annotated[str | None, typer.Option("--workload", metavar="ID", help="Of this workload.")]
+Line = Annotated[str | None, typer.Option("--line", metavar="HASH", help="This line, by the start of its hash.")]
+
+
+class Shape(enum.StrEnum):
+    """Forms of the output."""
+
+    table = "table"
+    json = "json"
+
+
+Form = Annotated[Shape, typer.Option("--format", help="Form of the output.")]
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger disputes`."""
+    root.add_typer(app)
+
+
+@app.command(epilog="Example: gpuledger disputes lines --owner vision --from 2026-10-01 --to 2026-10-03")
+def lines(
+    owner: Owner,
+    start: Start,
+    end: End,
+    accelerator: Accelerator = None,
+    workload: Workload = None,
+    shape: Form = Shape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Show the lines that an owner is charged, each with the hash that names it."""
+    contest = _contest(owner, start, end, accelerator, workload, None)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import disputes
+        from gpuledger_collector.storage.dispute_evidence import line_id
+        from gpuledger_collector.storage.ledgers import Ledger
+
+        _rated(opened.dsn, contest)
+        with Ledger(opened.dsn).connect() as connection:
+            try:
+                found = disputes.lines_of(connection, contest)
+            except ValueError as error:
+                refuse(f"--{error}")
+    rows = [(line_id(one), one) for one in found]
+    if shape is Shape.json:
+        print(json.dumps([{"id": name, **_line(one)} for name, one in rows], indent=2, ensure_ascii=False))
+        return
+    for name, one in rows:
+        print("  ".join((name[:12], *(str(value) for value in _line(one).values()))))
+    print(f"{len(rows)} lines")
+
+
+@app.command(
+    "open", epilog='Example: gpuledger disputes open --owner vision --from 2026-10-01 --to 2026-10-03 --reason "not us"'
+)
+def open_(
+    owner: Owner,
+    start: Start,
+    end: End,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why these lines are contested.")],
+    accelerator: Accelerator = None,
+    workload: Workload = None,
+    line: Line = None,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Contest what an owner is charged; the evidence is attached and sealed as it stands now.
+
+    Nothing changes in the ledger until the dispute is resolved.
+    """
+    contest = _contest(owner, start, end, accelerator, workload, line)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import audit, disputes
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        _rated(opened.dsn, contest)
+        with Ledger(opened.dsn).connect() as connection:
+            try:
+                made = disputes.open_dispute(connection, contest, reason, audit.person(), int(now().timestamp() * 1000))
+            except ValueError as error:
+                refuse(f"--{error}" if str(error).partition(":")[0] in _OPTIONS else str(error))
+    print(f"dispute {made.id} is open: {_amounts(made.cost)} contested; seal of the evidence {made.seal}")
+
+
+_OPTIONS = ("owner", "accelerator", "workload", "line", "reason", "note")
+
+
+@app.command("list", epilog="Example: gpuledger disputes list --all")
+def list_(
+    everything: Annotated[bool, typer.Option("--all", help="Resolved ones too.")] = False,
+    shape: Form = Shape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Show the disputes that wait for an answer or a decision, newest first."""
+    with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.disputes import RESOLVED, STATES
+        from gpuledger_collector.storage import disputes
+        from gpuledger_collector.storage.ledgers import Ledger
+
+        wanted = [state for state in STATES if everything or state not in RESOLVED]
+        with Ledger(opened.dsn).connect() as connection:
+            found = disputes.listed(connection, wanted)
+    if shape is Shape.json:
+        from gpuledger_collector.export.disputes import as_object
+
+        print(json.dumps([as_object(one) for one in found], indent=2, ensure_ascii=False))
+        return
+    for one in found:
+        print(f"{one.id:>4}  {one.state:<9} {_owner(one.owner):<24} {_days(one)}  {_amounts(one.cost)}  {one.reason}")
+    print(f"{len(found)} dispute{'s' * (len(found) != 1)}")
+
+
+@app.command(epilog="Example: gpuledger disputes show 3 --evidence 3.json")
+def show(
+    number: Number,
+    evidence: Annotated[
+        Path | None, typer.Option("--evidence", metavar="FILE", help="Write the evidence; its sha256sum is the seal.")
+    ] = None,
+    shape: Form = Shape.table,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Show a dispute: what was said, the lines, what they rest on, and what became of them.
+
+    Ends with 1 when the evidence is not what was sealed.
+    """
+    with database(dsn, config) as opened:
+        from gpuledger_collector.export.disputes import as_object, as_text
+        from gpuledger_collector.storage import disputes
+        from gpuledger_collector.storage.ledgers import Ledger
+
+        with Ledger(opened.dsn).connect() as connection:
+            one = _known(connection, number)
+            text = disputes.evidence(connection, number)
+            holds = disputes.seal_holds(connection, one)
+            billed, rated = disputes.billed_now(connection, one)
+    if evidence is not None:
+        evidence.write_text(text, encoding="utf-8", newline="")
+    content = json.loads(text)
+    if shape is Shape.json:
+        told = {**as_object(one), "seal_holds": holds, "billed_now": billed, "rated": rated, "evidence": content}
+        sys.stdout.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(as_text(one, content, holds, billed, rated, SHOWN))
+    if not holds:
+        raise typer.Exit(FINDINGS)
+
+
+@app.command(epilog='Example: gpuledger disputes answer 3 --note "job 42 was submitted by your user mk"')
+def answer(
+    number: Number,
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What is said.")],
+    from_owner: Annotated[
+        bool, typer.Option("--from-owner", help="The owner says it: the dispute waits for an answer again.")
+    ] = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say something in a dispute, as finance."""
+
+    def work(connection: Connection, who: str, now_ms: int) -> Dispute:
+        from gpuledger_collector.storage import disputes
+
+        return disputes.answer(connection, number, note, who, now_ms, from_owner=from_owner)
+
+    made = _step(dsn, config, work)
+    print(f"dispute {number} is {made.state}")
+
+
+@app.command(epilog='Example: gpuledger disputes resolve 3 --accept --to team=speech --note "borrowed, see ticket 9"')
+def resolve(
+    number: Number,
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why it is decided so.")],
+    accept: Annotated[bool, typer.Option("--accept", help="The owner is right.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="The lines stay as they are.")] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="LEVEL=VALUE", help="With --accept: who bears the time; repeated per level."),
+    ] = None,
+    nobody: Annotated[bool, typer.Option("--unattributed", help="With --accept: nobody known bears it.")] = False,
+    unavailable: Annotated[
+        bool, typer.Option("--unavailable", help="With --accept: the accelerator could not be used.")
+    ] = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Decide a dispute, once. Accepting moves the contested time to whom it belongs.
+
+    Days of open months are rated again; what lies in a closed month becomes corrections of an open one.
+    """
+    remedy = _remedy(accept, reject, to or [], nobody, unavailable)
+    days = 0
+
+    def work(connection: Connection, who: str, now_ms: int) -> Dispute:
+        nonlocal days
+        from gpuledger_collector.storage import disputes
+
+        made, days = disputes.resolve(connection, number, remedy, note, who, now_ms)
+        return made
+
+    made = _step(dsn, config, work)
+    print(f"dispute {number} is {made.state}")
+    if remedy is None:
+        return
+    with database(dsn, config) as opened:
+        from gpuledger_collector.cli.progress import bar
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.storage import disputes
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        with bar("rating") as on_day:
+            bring_up_to_date(ledger, made.period, int(now().timestamp() * 1000), on_day)
+        with ledger.connect() as connection:
+            billed, _ = disputes.billed_now(connection, made)
+    print(f"{days} days rated again; {_owner(made.owner)} bore {_amounts(made.cost)}, and bears {_amounts(billed)} now")
+
+
+def _remedy(accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool) -> Remedy | None:
+    from gpuledger_collector.accounting.disputes import Remedy
+
+    ways = bool(to) + nobody + unavailable
+    if accept == reject:
+        refuse("say either --accept or --reject")
+    if reject:
+        if ways:
+            refuse("--reject changes nothing: --to, --unattributed and --unavailable go with --accept")
+        return None
+    if ways != 1:
+        refuse("--accept: say who bears the time, by --to team=NAME, --unattributed or --unavailable")
+    if unavailable:
+        return Remedy(None)
+    return Remedy({} if nobody else owner_levels(_named(to)))
+
+
+def _named(owner: list[str]) -> list[str]:
+    """A bare name is a team's."""
+    return [text if "=" in text else f"team={text}" for text in owner]
+
+
+def _contest(
+    owner: list[str], start: str, end: str, accelerator: str | None, workload: str | None, line: str | None
+) -> Contest:
+    from gpuledger_collector.accounting.period import date_range
+    from gpuledger_collector.storage.disputes import Contest
+
+    try:
+        period = date_range(start, end)
+    except ValueError as error:
+        refuse(str(error))
+    return Contest(owner_levels(_named(owner)), period, accelerator, workload, line)
+
+
+def _rated(dsn: str, contest: Contest) -> None:
+    from gpuledger_collector.cli.progress import bar
+    from gpuledger_collector.jobs import bring_up_to_date
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import now
+
+    with bar("rating") as on_day:
+        bring_up_to_date(Ledger(dsn), contest.period, int(now().timestamp() * 1000), on_day)
+
+
+def _step(dsn: str | None, config: Path | None, work: Any) -> Dispute:
+    """A step of a dispute in one transaction; what is not possible is refused with its sentence."""
+    with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.disputes import BadStep
+        from gpuledger_collector.storage import audit
+        from gpuledger_collector.storage.disputes import NoDispute
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        with Ledger(opened.dsn).connect() as connection:
+            try:
+                made: Dispute = work(connection, audit.person(), int(now().timestamp() * 1000))
+            except (BadStep, NoDispute, ValueError) as error:
+                refuse(f"--{error}" if str(error).partition(":")[0] in _OPTIONS else str(error))
+    return made
+
+
+def _known(connection: Connection, number: int) -> Dispute:
+    from gpuledger_collector.storage import disputes
+
+    try:
+        return disputes.one(connection, number)
+    except disputes.NoDispute as error:
+        refuse(str(error))
+
+
+def _line(one: ExportedCharge) -> dict[str, object]:
+    from gpuledger_collector.export.disputes import line_cells
+
+    return line_cells(one)
+
+
+def _owner(owner: Any) -> str:
+    from gpuledger_collector.export.disputes import owner_text
+
+    return owner_text(owner)
+
+
+def _amounts(cost: Any) -> str:
+    from gpuledger_collector.export.disputes import amounts
+
+    return amounts(cost)
+
+
+def _days(one: Dispute) -> str:
+    from gpuledger_collector.export.disputes import days_text
+
+    return days_text(one)

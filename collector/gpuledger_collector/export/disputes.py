@@ -1,0 +1,142 @@
+"""Disputes as JSON and as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuledger_collector.accounting.disputes import Dispute
+from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.ports import ExportedCharge
+from gpuledger_collector.accounting.quantity import hours_decimal
+
+
+def owner_text(owner: Mapping[str, str]) -> str:
+    """An owner's levels as one text."""
+    return ", ".join(f"{level}={value}" for level, value in owner.items()) or "(unattributed)"
+
+
+def amounts(cost: Mapping[str, int]) -> str:
+    """Micro-units by currency in minor units, such as `24.00 USD`."""
+    return " + ".join(f"{_money(micro, currency)} {currency}" for currency, micro in cost.items()) or "nothing priced"
+
+
+def _money(micro: int, currency: str) -> str:
+    digits = minor_digits(currency)
+    return format_minor(to_minor_units([micro], digits)[0], digits)
+
+
+def days_text(one: Dispute) -> str:
+    """The span of a dispute."""
+    return f"{format_instant(one.period.start_ms)} to {format_instant(one.period.end_ms)}"
+
+
+def line_cells(line: ExportedCharge) -> dict[str, object]:
+    """A line in a few cells."""
+    charge = line.charge
+    cost = "" if charge.currency is None else f"{_money(charge.cost_micro or 0, charge.currency)} {charge.currency}"
+    return {
+        "from": format_instant(charge.start_ms),
+        "to": format_instant(charge.end_ms),
+        "workload": line.workload_key or "",
+        "accelerator": line.accelerator_uuid or "",
+        "gpu_hours": f"{hours_decimal([charge.gpu_ns])[0]:.6f}",
+        "cost": cost,
+        "correction": "correction" if line.booked_day_ms is not None else "",
+    }
+
+
+def as_object(one: Dispute) -> dict[str, Any]:
+    """A dispute without its evidence, as JSON: instants in RFC 3339, money as integers of micro-units."""
+    return {
+        "id": one.id,
+        "state": one.state,
+        "owner": dict(one.owner),
+        "from": format_instant(one.period.start_ms),
+        "to": format_instant(one.period.end_ms),
+        "accelerator": one.accelerator,
+        "workload": one.workload,
+        "line": one.line,
+        "reason": one.reason,
+        "opened": format_instant(one.opened_ms),
+        "opened_by": one.opened_by,
+        "resolved": None if one.resolved_ms is None else format_instant(one.resolved_ms),
+        "gpu_ns": one.gpu_ns,
+        "cost_micro": dict(one.cost),
+        "seal": one.seal,
+        "entries": [
+            {"at": format_instant(entry.at_ms), "who": entry.who, "kind": entry.kind, "words": entry.words}
+            for entry in one.entries
+        ],
+    }
+
+
+def as_text(
+    one: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
+) -> str:
+    """A page about a dispute; at most so many lines of each kind."""
+    return "\n".join(_sentences(one, evidence, holds, billed, rated, most)) + "\n"
+
+
+def _sentences(
+    one: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
+) -> Iterator[str]:
+    hours = hours_decimal([one.gpu_ns])[0]
+    yield f"dispute {one.id}, {one.state}: {owner_text(one.owner)}, {days_text(one)}"
+    yield f"contested: {hours:.6f} GPU-hours, {amounts(one.cost)}"
+    for entry in one.entries:
+        yield f"  {format_instant(entry.at_ms)}  {entry.who} ({entry.kind}): {entry.words}"
+    yield f"the lines ({len(evidence['lines'])}):"
+    for line in evidence["lines"][:most]:
+        yield f"  {_sealed_line(line)}"
+    if len(evidence["lines"]) > most:
+        yield f"  ... and {len(evidence['lines']) - most} more (--format json shows all)"
+    yield "what they rest on, as it stood at the opening:"
+    yield from (f"  {sentence}" for sentence in _grounds(evidence))
+    told = "is as it was sealed" if holds else "is NOT what was sealed"
+    yield f"the evidence {told}: {one.seal}"
+    waiting = "" if rated else " (days wait to be rated again)"
+    yield f"now {owner_text(one.owner)} bears {amounts(billed)} of it{waiting}"
+
+
+def _sealed_line(line: Mapping[str, Any]) -> str:
+    micro, currency = line["cost_micro"], line["currency"]
+    cost = "no price" if currency is None else f"{_money(micro or 0, currency)} {currency} at {line['rate']}"
+    span = f"{format_instant(line['start_ms'])} to {format_instant(line['end_ms'])}"
+    where = line["accelerator"] or "counted usage"
+    booked = "" if line["booked_day_ms"] is None else "  correction"
+    return f"{line['id'][:12]}  {span}  {line['workload']} on {where}  {cost}{booked}"
+
+
+def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:
+    stretches = evidence["stretches"]
+    batches = {(row["node"], row["epoch"], row["seq"]) for row in stretches["rows"]}
+    nodes = sorted({row["node"] for row in stretches["rows"]})
+    least = "at least " if stretches["count"] > len(stretches["rows"]) else ""
+    yield (
+        f"{stretches['count']} stretches in {least}{len(batches)} batches of {', '.join(nodes) or 'no agent'}; "
+        f"SHA-256 over all {stretches['sha256'][:16]}"
+    )
+    yield f"{evidence['hours']['count']} accelerator-hours folded from them"
+    if evidence["counts"]["count"]:
+        yield f"{evidence['counts']['count']} counts of GPUs, imported"
+    raw = sum(one["samples"] for one in evidence["samples"])
+    packed = sum(one["rows"] for one in evidence["packed_samples"]["rows"])
+    yield f"{raw} samples kept raw, {packed} packed"
+    for one in evidence["workloads"]:
+        tags = ", ".join(f"{name}={value}" for name, value in sorted(one["tags"].items())) or "no tags"
+        who = one["user_name"] or "nobody known"
+        yield f"workload {one['key']} of {who}: {tags}"
+    for one in evidence["rules"]:
+        names = ", ".join(f"{rule['name']} ({rule['id']})" for rule in one["rules"]) or "no rule; its tags say whose"
+        yield f"rules for {one['workload']} in {one['pool']}: {names}"
+    for one in evidence["prices"]:
+        yield (
+            f"price {one['id']}: {one['rate_per_gpu_hour']} {one['currency']} {one['purchase']} from "
+            f"{format_instant(one['effective_from_ms'])}, recorded {one['recorded_at']}"
+        )
+    broken = [one for one in evidence["proofs"] if not one["holds"]]
+    yield f"{len(evidence['proofs'])} proofs of days, {'all hold' if not broken else f'{len(broken)} do not hold'}"
+    for one in evidence["closed"]:
+        yield f"{one['name']} was closed, its seal is {one['seal']}"
