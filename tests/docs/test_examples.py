@@ -114,7 +114,7 @@ def taken():
             return None
         except Exception as error:  # click's own errors, whatever their class
             text = getattr(error, "message", str(error)) or str(error)
-            return None if "issing" in text or "equires" in text else f"{path}: {text}"
+            return None if any(word in text for word in ("issing", "equires", "does not exist")) else f"{path}: {text}"
         return None
 
     return judge
