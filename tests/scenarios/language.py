@@ -13,15 +13,18 @@ import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
+from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_collector.accounting.owned import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.close_period import CannotClose, close_period
 from gpuledger_collector.jobs.reconcile import reconcile
-from gpuledger_collector.storage import disputes, partitions, prices, reports, rules
+from gpuledger_collector.storage import commitments, disputes, partitions, prices, reports, rules
 from gpuledger_collector.storage.ledgers import Ledger
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -55,6 +58,7 @@ class Story:
     now_ms: int = 1_800_000_000_000
     accelerators: dict[str, int] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
+    choices: list[PurchaseChoice] = field(default_factory=list)
     batches: int = 0
     disputes: list[int] = field(default_factory=list)
 
@@ -120,6 +124,58 @@ class Story:
             Decimal(given["list"]) if given["list"] else None, "", given["node"] or "",
         )  # fmt: skip
         prices.add(self.connection, [price], self._now())
+
+    def do_commitment(self, text: str) -> None:
+        given = match(
+            rf"(?P<name>[^:]+): (?P<gpus>\d+) x (?P<model>\S+)(?: pool (?P<pool>\S+))?(?: upfront (?P<upfront>[\d.]+))?"
+            rf"(?: recurring (?P<rate>[\d.]+))? (?P<currency>[A-Z]{{3}}) from (?P<start>{_WHEN}) to (?P<end>{_WHEN})",
+            text,
+        )
+        one = Commitment(
+            None, given["name"], int(given["gpus"]), int(Decimal(given["upfront"] or 0) * 1_000_000),
+            Decimal(given["rate"] or 0), given["currency"], instant(given["start"]), instant(given["end"]),
+            given["pool"] or "", "" if given["model"] == "any" else given["model"],
+        )  # fmt: skip
+        kept = [other for other in commitments.current(self.connection) if other.name != one.name]
+        commitments.replace(self.connection, [*kept, one], self._now())
+
+    def do_withdraw(self, text: str) -> None:
+        kept = [one for one in commitments.current(self.connection) if one.name != text]
+        commitments.replace(self.connection, kept, self._now())
+
+    def do_owned(self, text: str) -> None:
+        given = match(
+            r"(?P<model>\S+) bought for (?P<capex>[\d.]+) (?P<currency>[A-Z]{3})(?: salvage (?P<salvage>[\d.]+))? "
+            rf"over (?P<months>\d+) months from (?P<start>{_WHEN})(?: takes (?P<watts>[\d.]+) W(?: x (?P<pue>[\d.]+))? "
+            r"at (?P<kwh>[\d.]+) per kWh)?(?: opex (?P<opex>[\d.]+))?(?P<measured> measured)?",
+            text,
+        )
+        amount = {name: Decimal(given[name] or 0) for name in ("capex", "salvage", "watts", "kwh", "opex")}
+        one = Owned(
+            name=given["model"], capex=amount["capex"], months=int(given["months"]), currency=given["currency"],
+            starts_ms=instant(given["start"]), salvage=amount["salvage"], opex_per_month=amount["opex"],
+            watts=amount["watts"], pue=Decimal(given["pue"] or 1), price_per_kwh=amount["kwh"],
+            energy="measured" if given["measured"] else "rated", gpu_model=given["model"],
+        )  # fmt: skip
+        prices.add_derived(self.connection, one.prices(), self._now())
+
+    def do_buy(self, text: str) -> None:
+        given = match(
+            r"(?P<purchase>spot|reserved|owned|on_demand)(?: in (?P<pool>\S+))?(?: on (?P<node>\S+))?"
+            rf"(?: for (?P<tags>\S+=\S+))?(?: from (?P<start>{_WHEN}))?(?: to (?P<end>{_WHEN}))?",
+            text,
+        )
+        one = PurchaseChoice(
+            None, text, len(self.choices), given["purchase"], given["pool"] or "", "", given["node"] or "",
+            pairs(given["tags"] or ""), maybe(given["start"]), maybe(given["end"]),
+        )  # fmt: skip
+        self.choices.append(one)
+        commitments.replace_choices(self.connection, self.choices, self._now())
+
+    def do_exchange(self, text: str) -> None:
+        given = match(rf"(?P<of>[A-Z]{{3}}) to (?P<to>[A-Z]{{3}}) (?P<rate>[\d.]+) from (?P<start>{_WHEN})", text)
+        one = ExchangeRate(given["of"], given["to"], Decimal(given["rate"]), instant(given["start"]))
+        commitments.replace_exchange(self.connection, [*commitments.exchange(self.connection), one], self._now())
 
     def do_rule(self, text: str) -> None:
         given = match(rf"(?P<name>\S+): (?P<match>.+?) gives (?P<assign>.+?)(?: {_SPAN})?", text)
