@@ -27,6 +27,7 @@ from gpuledger_agent.wire import (
     WireAccelerator,
     WireWorkload,
 )
+from gpuledger_collector.ingest import bounds
 
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON_TYPES = frozenset({"application/json"})
@@ -112,6 +113,8 @@ def inflate(body: bytes, encoding: str) -> bytes:
 
 
 def _unzstd(body: bytes) -> tuple[bytes, bool]:
+    if (bounds.inflated_bytes(body, "zstd") or 0) > MAX_DECODED_BYTES:
+        raise Refused(413, f"the body is over {MAX_DECODED_BYTES} bytes when decompressed")
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX})
     plain = decompressor.decompress(body, max_length=MAX_DECODED_BYTES + 1)
     return plain, decompressor.eof and not decompressor.unused_data
@@ -131,6 +134,12 @@ def decode(body: bytes, content_type: str, encoding: str) -> Decoded:
     plain = inflate(body, encoding)
     digest = hashlib.sha256(plain).digest()
     is_json = content_type in JSON_TYPES
+    try:
+        bounds.check(plain, is_json)
+    except bounds.Large as error:
+        raise Refused(413, f"{error}: send less in one batch") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise Refused(400, f"the body cannot be decoded: {_reason(error)}") from error
     try:
         batch = (_json_batch if is_json else _msgpack_batch).decode(plain)
     except msgspec.ValidationError:

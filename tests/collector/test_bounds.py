@@ -1,0 +1,95 @@
+"""What a body may hold: a kilobyte that would become gigabytes is refused before anything is made of it."""
+
+import resource
+import struct
+import tracemalloc
+
+import msgspec
+import pytest
+from backports import zstd
+
+from fakes.batches import as_json, batch, samples, workload
+from fakes.poison import msgpack_lists
+from gpuledger_agent.wire import Column, Samples, encode
+from gpuledger_collector.ingest import bounds
+from gpuledger_collector.ingest.decode import Refused, decode
+
+MIB = 1024 * 1024
+
+
+def list_of(entries: int) -> bytes:
+    return b"\xdd" + struct.pack(">I", entries) + b"\xc0" * entries
+
+
+def text(name: str) -> bytes:
+    return msgspec.msgpack.encode(name)
+
+
+def many_tags() -> bytes:
+    return encode(batch(workloads=[workload(tags={f"{number:07}": "" for number in range(1_200_000)})]))
+
+
+def column_lists() -> bytes:
+    columns = {f"c{number}": Column("f4", [None] * 200_000) for number in range(30)}
+    return encode(batch(samples=Samples([0], [1], columns)))
+
+
+BOMBS = {
+    "stretches": (msgpack_lists(30_000_000), 413),
+    "a first list hidden by a second": (b"\x82" + (text("stretches") + list_of(10_000_000)) * 1
+                                        + text("stretches") + b"\x90", 400),
+    "rows": (encode(batch(samples=samples(2, range(300_000), gpu_utilization_ratio=[0.0] * 600_000))), 413),
+    "tags": (many_tags(), 413),
+    "values of columns": (column_lists(), 413),
+    "columns": (encode(batch(samples=Samples([0], [1], {str(number): Column("f4", b"1" * 100)
+                                                        for number in range(2000)}))), 413),
+    "a name that is none, after a list": (b"\x82" + text("stretches") + list_of(10_000_000) + b"\xc0\xc0", 400),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(BOMBS))
+def test_a_bomb_is_refused_before_it_unfolds(name):
+    """Each is small on the wire; nothing in Python grows by more than a few copies of the body."""
+    plain, status = BOMBS[name]
+    body = zstd.compress(plain)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused) as refusal:
+            decode(body, "application/msgpack", "zstd")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refusal.value.status == status
+    assert peak < 6 * len(plain) + MIB
+
+
+def test_json_is_bounded_by_its_commas():
+    """Numbers without end in JSON are refused as well."""
+    body = as_json(batch())[:-1] + b',"counts":[' + b"0," * 3_000_000 + b"0]}"
+    with pytest.raises(Refused, match="values") as refusal:
+        decode(zstd.compress(body), "application/json", "zstd")
+    assert refusal.value.status == 413
+
+
+def test_what_a_busy_node_sends_is_far_below():
+    """An hour of 112 MIG instances each second, with many holders, is taken."""
+    made = batch(
+        accelerators=112,
+        samples=samples(112, range(1_700_000_000_000, 1_700_000_000_000 + 1_000_000, 1000),
+                        gpu_utilization_ratio=[0.5] * 112_000),
+        workloads=[workload(f"job-{number}", tags={f"tag-{place}": "x" * 100 for place in range(30)})
+                   for number in range(300)],
+    )  # fmt: skip
+    plain = encode(made)
+    assert len(plain) > bounds.SMALL_BYTES
+    assert len(decode(zstd.compress(plain), "application/msgpack", "zstd").samples.at_ms) == 112_000
+
+
+def test_a_frame_that_says_that_it_is_a_bomb_is_not_opened():
+    """A zstd frame tells its size: over the bound, nothing is decompressed."""
+    body = zstd.compress(bytes(200 * MIB))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Refused) as refusal:
+        decode(body, "application/msgpack", "zstd")
+    assert refusal.value.status == 413
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
