@@ -1,15 +1,17 @@
 """What a pool should hold now, in a number and a sentence.
 
-The pool's own last four weeks are replayed with every candidate, as in the back-test; the one that would have waited
-least within the money is asked about now. The answer is never below the demand of now, keeps to the pool's limits,
-and there is none at all when the demand is stale: a caller without an answer falls back to reacting.
+The pool's own last four weeks are replayed with every candidate, as in the back-test; the safest one within the money
+is asked about now. What it says is never below the demand of now, is then held to the pool's limits, and there is no
+answer at all when the demand is stale: a caller without an answer falls back to reacting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuledger_collector.insight.scaling.choice import Rules, affordable, best, surprise, tally, tuned
 from gpuledger_collector.insight.scaling.lookahead import climate
@@ -28,7 +30,12 @@ SHOWN = (0.5, 0.9, 0.98)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand."""
+    """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
+
+    `warm_gpus` are kept free above the demand, `headroom` is the least part of demand kept above it. What is desired
+    does not fall for `cooldown_ms` after a change, nor below the highest of the last `stabilise_ms`. `money_gpus` is
+    what the money limit pays for.
+    """
 
     floor_gpus: float = 0.0
     ceiling_gpus: float | None = None
@@ -36,11 +43,25 @@ class Limits:
     cost_cap: float = 1.25
     step_up_gpus: float | None = None
     step_down_gpus: float | None = None
+    cooldown_ms: int = 0
+    stabilise_ms: int = 0
+    warm_gpus: float = 0.0
+    headroom: float = 0.0
+    predict: bool = True
+    money_gpus: float | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was desired at an earlier instant."""
+
+    at_ms: int
+    gpus: float
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Capacity to hold, and why. `rise` maps quantiles to the demand expected within the lead time."""
+    """Capacity to hold, and why. `demand_ahead` maps quantiles to the demand expected within the lead time."""
 
     as_of_ms: int
     valid_until_ms: int
@@ -51,17 +72,29 @@ class Advice:
     mode: str  # predictive, reactive, or young (too little history to choose)
     setting: Setting
     reason: str
+    reactive_gpus: float
+    """What the best reactive setting asks for, before the limits."""
+    wanted_gpus: float
+    """What the chosen setting asks for, before the limits."""
 
 
 def advise(
-    series: Series, lead_ms: int, now_ms: int, limits: Limits | None = None, held_gpus: float | None = None
+    series: Series,
+    lead_ms: int,
+    now_ms: int,
+    limits: Limits | None = None,
+    held_gpus: float | None = None,
+    past: Sequence[Told] = (),
 ) -> Advice | None:
     """Advice for a pool with this demand; None when its last known value is older than three steps.
 
-    `held_gpus` is what the pool holds now, needed for the limits of a step. Raises ValueError for a step that does
-    not divide the day into 24 or more.
+    `held_gpus` is what the pool holds now, needed for the limits of a step; where it is not given, what was desired
+    last. `past` is what was desired before, oldest first. Raises ValueError for a step that does not divide the day
+    into 24 or more.
     """
     limits = limits or Limits()
+    if held_gpus is None and past:
+        held_gpus = past[-1].gpus
     per_day = DAY_MS // series.step_ms
     if DAY_MS % series.step_ms or per_day < 24:
         raise ValueError(f"a step of {series.step_ms / 1000:g} s does not divide the day into 24 or more steps")
@@ -77,56 +110,111 @@ def advise(
     seen = np.maximum.accumulate(np.where(known, np.arange(len(demand)), -1))
     demand = np.where(seen >= 0, demand[np.maximum(seen, 0)], 0.0)
     delay = max(1, round(lead_ms / series.step_ms))
-    setting, wanted, mode = _choose(demand, known, delay, series.step_ms, limits)
+    setting, wanted, reacting, mode = _choose(demand, known, delay, series.step_ms, limits)
     now = float(demand[-1])
     rise = np.zeros(len(SHOWN))
     if len(demand) > 2 * per_day:
         rise = climate(demand, delay, per_day, np.asarray(SHOWN), len(demand) - 1)[-1]
     ahead = {quantile: now + float(extra) for quantile, extra in zip(SHOWN, rise, strict=True)}
-    gpus, bound = _bounded(max(wanted, now), now, limits, held_gpus)
-    nodes = int(np.ceil(gpus / limits.node_gpus - 1e-6))
+    gpus, bound = _bounded(max(wanted, now), now, limits, _Held(held_gpus, past, now_ms))
+    nodes = _nodes(gpus, limits)
     reason = _reason(mode, setting, now, wanted, bound, lead_ms)
     valid = as_of + max(lead_ms, series.step_ms)
-    return Advice(as_of, valid, now, ahead, nodes * limits.node_gpus, nodes, mode, setting, reason)
+    return Advice(
+        as_of, valid, now, ahead, nodes * limits.node_gpus, nodes, mode, setting, reason, max(reacting, now), wanted
+    )
 
 
-def _choose(demand: Floats, known: Floats, delay: int, step_ms: int, limits: Limits) -> tuple[Setting, float, str]:
-    """The setting to run, the GPUs it wants now (its hold included), and the mode."""
+def _choose(
+    demand: Floats, known: npt.NDArray[np.bool_], delay: int, step_ms: int, limits: Limits
+) -> tuple[Setting, float, float, str]:
+    """The setting to run, the GPUs it wants now (its hold included), those of the best reactive one, and the mode."""
     per_day = DAY_MS // step_ms
     if len(demand) < LEAST_DAYS * per_day:
         setting = Setting("reactive", headroom=YOUNG_HEADROOM)
-        return setting, float(demand[-1]) * (1 + YOUNG_HEADROOM), "young"
+        wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
+        return setting, wanted, wanted, "young"
     # Whole days up to now: the part of a day stands at the beginning, where it is not looked at.
     cut = len(demand) % per_day
     demand, known = demand[cut:], known[cut:]
     unit = unit_of(demand, limits.node_gpus)
     warm = SETTLE_DAYS * per_day
-    candidates: Candidates = joined(reactive(demand, unit, step_ms), predictive(demand, unit, delay, step_ms, warm))
+    candidates: Candidates = reactive(demand, unit, step_ms)
+    if limits.predict:
+        candidates = joined(candidates, predictive(demand, unit, delay, step_ms, warm))
     run = simulate(demand, candidates.target, candidates.keep, delay, warm, limits.node_gpus)
     days = len(demand) // per_day
     spread = surprise(demand, delay)
-    seen = tally(demand, run.capacity, known.astype(bool), per_day, spread).between(SETTLE_DAYS, days)
+    seen = tally(demand, run.capacity, known, per_day, spread).between(SETTLE_DAYS, days)
     anchor, rules = tuned(seen, candidates.settings, limits.cost_cap), Rules()
-    column, _ = best(seen, candidates.settings, anchor, affordable(seen, anchor, limits.cost_cap, rules), rules)
+    column, base = best(seen, candidates.settings, anchor, affordable(seen, anchor, limits.cost_cap, rules), rules)
+    wanted, reacting = (
+        max(float(candidates.target[-1, one]), float(candidates.keep[-1, one])) for one in (column, base)
+    )
     setting = candidates.settings[column]
-    wanted = max(float(candidates.target[-1, column]), float(candidates.keep[-1, column]))
-    return setting, wanted, "predictive" if setting.predictive else "reactive"
+    return setting, wanted, reacting, "predictive" if setting.predictive else "reactive"
 
 
-def _bounded(wanted: float, now: float, limits: Limits, held: float | None) -> tuple[float, str]:
-    """The wish inside the limits, and the limit that changed it ("" for none); the demand of now beats a step limit
-    down.
+@dataclass(frozen=True)
+class _Held:
+    """What is there, and what was desired before, oldest first."""
+
+    gpus: float | None
+    past: Sequence[Told]
+    now_ms: int
+
+    def highest(self, within_ms: int) -> float:
+        """The most that was desired within a time up to now; 0 for nothing."""
+        return max((one.gpus for one in self.past if self.now_ms - one.at_ms < within_ms), default=0.0)
+
+    def changed_ms(self) -> int:
+        """When what is desired now was first desired."""
+        at_ms = self.past[-1].at_ms
+        for one in reversed(self.past):
+            if one.gpus != self.past[-1].gpus:
+                break
+            at_ms = one.at_ms
+        return at_ms
+
+
+def _bounded(wanted: float, now: float, limits: Limits, held: _Held) -> tuple[float, str]:
+    """The wish inside the limits, and the limit that changed it ("" for none).
+
+    The demand of now beats a step limit; the ceiling and the money, which people have set, beat everything.
     """
     gpus, bound = wanted, ""
-    if held is not None and limits.step_up_gpus is not None and gpus > held + limits.step_up_gpus:
-        gpus, bound = max(held + limits.step_up_gpus, now), "the step limit up"
-    if held is not None and limits.step_down_gpus is not None and gpus < held - limits.step_down_gpus:
-        gpus, bound = held - limits.step_down_gpus, "the step limit down"
+    if (least := now * (1 + limits.headroom) + limits.warm_gpus) > gpus:
+        gpus, bound = least, "the warm pool" if limits.warm_gpus else "the headroom"
+    gpus, bound = _calmed(gpus, bound, limits, held)
+    if held.gpus is not None and limits.step_up_gpus is not None and gpus > held.gpus + limits.step_up_gpus:
+        gpus, bound = max(held.gpus + limits.step_up_gpus, now), "the step limit up"
+    if held.gpus is not None and limits.step_down_gpus is not None and gpus < held.gpus - limits.step_down_gpus:
+        gpus, bound = held.gpus - limits.step_down_gpus, "the step limit down"
     if gpus < limits.floor_gpus:
         gpus, bound = limits.floor_gpus, "the floor"
     if limits.ceiling_gpus is not None and gpus > limits.ceiling_gpus:
         gpus, bound = limits.ceiling_gpus, "the ceiling"
+    if limits.money_gpus is not None and gpus > limits.money_gpus:
+        gpus, bound = limits.money_gpus, "the money limit"
     return gpus, bound
+
+
+def _calmed(gpus: float, bound: str, limits: Limits, held: _Held) -> tuple[float, str]:
+    """The wish, kept up by the stabilisation window and the cool-down."""
+    if (highest := held.highest(limits.stabilise_ms)) > gpus:
+        gpus, bound = highest, "the stabilisation window"
+    if held.past and gpus < held.past[-1].gpus and held.now_ms - held.changed_ms() < limits.cooldown_ms:
+        gpus, bound = held.past[-1].gpus, "the cool-down"
+    return gpus, bound
+
+
+def _nodes(gpus: float, limits: Limits) -> int:
+    """Whole nodes for these GPUs, rounded up, but not above what the ceiling and the money allow."""
+    nodes = int(np.ceil(gpus / limits.node_gpus - 1e-6))
+    for most in (limits.ceiling_gpus, limits.money_gpus):
+        if most is not None:
+            nodes = min(nodes, int(most / limits.node_gpus + 1e-6))
+    return nodes
 
 
 def _reason(mode: str, setting: Setting, now: float, wanted: float, bound: str, lead_ms: int) -> str:
