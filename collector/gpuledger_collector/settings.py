@@ -7,6 +7,7 @@ read from files, never from arguments.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import difflib
 import ipaddress
@@ -103,6 +104,15 @@ class Settings:
         default=False, metadata={"help": "send again, rather than report, a mail whose taking nobody heard of"}
     )
     hooks_file: Path | None = field(default=None, metadata={"help": "TOML file of chat and webhook addresses, by name"})
+    letter_seconds: int = field(
+        default=300, metadata={"help": "how often owners of idle GPUs are written to, where [[contact]] says who"}
+    )
+    actions: bool = field(
+        default=False, metadata={"help": "do what [[action]] opted in to; false: only show it (gpuledger actions)"}
+    )
+    kubernetes_api: str = field(default="", metadata={"help": "https address of the API server that evicts pods"})
+    kubernetes_token_file: Path | None = field(default=None, metadata={"help": "its token; read anew for each request"})
+    kubernetes_ca_file: Path | None = field(default=None, metadata={"help": "PEM certificates of its authority"})
     public_url: str = field(
         default="", metadata={"help": "address at which people reach this server, for links in mails"}
     )
@@ -267,6 +277,7 @@ _POSITIVE = (
     "remote_write_window_seconds",
     "remote_write_gap_seconds",
     "budget_seconds",
+    "letter_seconds",
     "send_seconds",
     "pack_after_days",
 )
@@ -356,6 +367,10 @@ def _mail_faults(settings: Settings) -> list[str]:
         faults.append("mail_security: none would send the password of mail_user in clear")
     if settings.link_secret_file is not None and not re.fullmatch(r"https?://[!-~]+", settings.public_url):
         faults.append("link_secret_file: links need public_url, such as https://gpuledger.example.com")
+    if bool(settings.kubernetes_api) != (settings.kubernetes_token_file is not None):
+        faults.append("kubernetes_api and kubernetes_token_file: give both or none")
+    if settings.kubernetes_api and not re.fullmatch(r"https://[!-~]+", settings.kubernetes_api):
+        faults.append("kubernetes_api: is not an address such as https://kubernetes.default.svc")
     if not re.fullmatch(r"[!-?A-~]+@[A-Za-z0-9.-]+", settings.mail_from):
         faults.append(f"mail_from: {settings.mail_from!r} is not a mail address")
     return faults
@@ -369,15 +384,49 @@ def read_link_secret(path: Path) -> bytes:
     return secret
 
 
-def read_hooks(path: Path | None) -> dict[str, str]:
-    """Addresses of chats and webhooks by name. Raises SettingsError; never tells an address, for it is a secret."""
+@dataclass(frozen=True, slots=True)
+class HookTarget:
+    """A chat or webhook: its address, what its messages are signed with, whether it may lie in a private network."""
+
+    address: str = field(repr=False)
+    secret: bytes | None = field(default=None, repr=False)
+    private: bool = False
+
+
+def read_hooks(path: Path | None) -> dict[str, HookTarget]:
+    """Chats and webhooks by name: an address, or a table with `address`, `secret_file` and `private`.
+
+    Raises SettingsError; never tells an address, for it is a secret.
+    """
     if path is None:
         return {}
-    found = read_toml(path)
-    for name, address in found.items():
+    found = {}
+    for name, given in read_toml(path).items():
+        table = given if isinstance(given, dict) else {"address": given}
+        if strange := set(table) - {"address", "secret_file", "private"}:
+            raise SettingsError(f"{path}: {name}: {min(strange)} is not known; known are address, secret_file, private")
+        address, private = table.get("address"), table.get("private", False)
         place = urlsplit(address) if isinstance(address, str) else None
         if place is None or not place.hostname or place.username is not None:
             raise SettingsError(f"{path}: {name} is not an address such as https://hooks.example.com/services/...")
         if place.scheme != "https" and not (place.scheme == "http" and is_loopback(place.hostname)):
             raise SettingsError(f"{path}: {name} must be https:// (or http:// on this machine)")
+        if not isinstance(private, bool):
+            raise SettingsError(f"{path}: {name}: private is neither true nor false")
+        found[name] = HookTarget(str(address), _hook_secret(path, name, table.get("secret_file")), private)
     return found
+
+
+def _hook_secret(path: Path, name: str, file: object) -> bytes | None:
+    """The secret of a hook; `whsec_` and base64 as Standard Webhooks write it, or any text of 24 characters."""
+    if file is None:
+        return None
+    text = read_secret(path.parent / str(file), f"{path}: {name}: secret_file")
+    if text.startswith("whsec_"):
+        try:
+            return base64.b64decode(text.removeprefix("whsec_"), validate=True)
+        except ValueError as error:
+            raise SettingsError(f"{path}: {name}: secret_file holds no base64 after whsec_") from error
+    if len(text) < 24:
+        raise SettingsError(f"{path}: {name}: secret_file must hold 24 characters or more")
+    return text.encode()

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.validate import Accepted
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.pack_samples import Retention
+    from gpuledger_collector.jobs.write_letters import Writers
     from gpuledger_collector.notify.delivery import Transport
+    from gpuledger_collector.notify.hooks import Hook
     from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.notify.sender import Sender
+    from gpuledger_collector.notify.ways import Way
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
 
@@ -205,16 +208,19 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     """Every scheduled job with its interval."""
     from gpuledger_collector import jobs as work
     from gpuledger_collector.ingest import counters
+    from gpuledger_collector.jobs.act_on_idle import act_on_idle
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
-    from gpuledger_collector.notify import budget_mail
+    from gpuledger_collector.jobs.write_letters import write_letters
+    from gpuledger_collector.notify import budget_mail, letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
     from gpuledger_collector.storage import outbox
     from gpuledger_collector.storage.archive import Archive
     from gpuledger_collector.storage.budgets import BudgetBook
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.letters import LetterBook
     from gpuledger_collector.storage.recommendations import RecommendationStore
 
     ledger = Ledger(opened.current_dsn)
@@ -222,6 +228,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     found = FindingStore(opened.current_dsn)
     advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
+    letters, writers = LetterBook(connect), letter_writers(settings)
     write = partial(budget_mail.write, links=ack_links(settings))
 
     def now_ms() -> int:
@@ -263,6 +270,12 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             "recommend",
             settings.recommend_seconds,
             lambda: counted(recommend(advised, now_ms(), tariff(settings)), "recommendations"),
+        ),
+        Job("write_letters", settings.letter_seconds, lambda: write_letters(letters, now_ms(), writers)),
+        Job(
+            "act_on_idle",
+            settings.letter_seconds,
+            lambda: act_on_idle(letters, now_ms(), ways(settings), letter_mail.acted, enabled=settings.actions),
         ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),
@@ -310,10 +323,9 @@ def metering(settings: Settings) -> Metering:
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:
     """The sender of waiting messages over the ways that the settings name; the others wait for theirs."""
     from gpuledger_collector.notify.folder import Folder
-    from gpuledger_collector.notify.hooks import Hook
     from gpuledger_collector.notify.sender import Sender
     from gpuledger_collector.notify.smtp import Smtp
-    from gpuledger_collector.settings import read_hooks, read_secret
+    from gpuledger_collector.settings import read_secret
     from gpuledger_collector.storage.outbox import Box
 
     ways: dict[str, Transport] = {}
@@ -331,9 +343,52 @@ def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[An
             lambda: "" if secret is None else read_secret(secret, "mail_password_file"),
             None if settings.mail_ca_file is None else str(settings.mail_ca_file),
         )
-    if addresses := read_hooks(settings.hooks_file):
-        ways |= {channel: Hook(channel, addresses) for channel in ("slack", "webhook")}
+    if settings.hooks_file is not None:
+        ways |= {channel: hook(settings, channel) for channel in ("slack", "webhook")}
     return Sender(Box(connect), ways, lambda: int(now().timestamp() * 1000), settings.mail_resend_unconfirmed)
+
+
+def hook(settings: Settings, channel: str) -> Hook:
+    """The configured hooks of a channel: slack or webhook. Raises SettingsError."""
+    from gpuledger_collector.notify.hooks import Hook
+    from gpuledger_collector.settings import read_hooks
+
+    found = read_hooks(settings.hooks_file)
+    return Hook(
+        channel,
+        {name: target.address for name, target in found.items()},
+        secrets={name: target.secret for name, target in found.items() if target.secret is not None},
+        private=frozenset(name for name, target in found.items() if target.private),
+    )
+
+
+def letter_writers(settings: Settings) -> Writers:
+    """How letters are put into words, with links where they are configured."""
+    from gpuledger_collector.jobs.write_letters import Writers
+    from gpuledger_collector.notify import letter_mail
+
+    links = ack_links(settings)
+    return Writers(
+        partial(letter_mail.idle, links=links), partial(letter_mail.anomaly, links=links), letter_mail.summary
+    )
+
+
+def ways(settings: Settings) -> Mapping[str, Way]:
+    """Ways to give back what is idle, by what [[action]] calls them. Raises SettingsError."""
+    from gpuledger_collector.notify.ways import ByHook, Kubernetes, Slurm
+    from gpuledger_collector.settings import read_secret
+
+    found: dict[str, Way] = {"scancel": Slurm()}
+    token = settings.kubernetes_token_file
+    if settings.kubernetes_api and token is not None:
+        ca = settings.kubernetes_ca_file
+        found["evict"] = Kubernetes(
+            settings.kubernetes_api,
+            lambda: read_secret(token, "kubernetes_token_file"),
+            None if ca is None else str(ca),
+        )
+    by_hook = hook(settings, "webhook")
+    return found | {f"webhook:{name}": ByHook(by_hook) for name in by_hook.addresses}
 
 
 def ack_links(settings: Settings) -> AckLinks | None:

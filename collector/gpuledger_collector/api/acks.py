@@ -1,4 +1,6 @@
-"""GET and POST /v1/budgets/ack: the page behind the link of a budget's mail. Its signature is all that is asked for."""
+"""GET and POST /v1/budgets/ack and /v1/letters/ack: the pages behind the links of mails. Their signature is all that is
+asked for. A letter's link expires, and so does what is said by it: after some days its people are told anew.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse
 
+from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.reads import guarded
-from gpuledger_collector.notify.links import PATH, AckLinks
-from gpuledger_collector.storage import budgets
+from gpuledger_collector.insight.letters import MOST_MUTE_DAYS, Letter
+from gpuledger_collector.notify.links import LETTER_PATH, PATH, AckLinks
+from gpuledger_collector.storage import budgets, letters
 from gpuledger_collector.storage.ledgers import Ledger
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -20,6 +24,12 @@ PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{tit
 <body style="font-family:sans-serif;max-width:32em;margin:3em auto;padding:0 1em;line-height:1.5">
 <h1 style="font-size:1.3em">{title}</h1>{body}</body></html>"""
 BUTTON = '<form method="post"><button style="font-size:1em;padding:.6em 1.2em">I know of it</button></form>'
+MUTES = (1, 7, 30)
+"""Days that a page offers."""
+MEANT_SO = (
+    '<form method="post" action="{action}&amp;days={days}" style="margin:0 0 .8em 0">'
+    '<button style="font-size:1em;padding:.6em 1.2em">for {said}</button></form>'
+)
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -63,4 +73,50 @@ def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) ->
         said = f"<p>{count} alerts are acknowledged.</p>" if count else "<p>No alert waits any more.</p>"
         return HTMLResponse(PAGE.format(title=html.escape(f"Budget {name}"), body=said), headers=HEADERS)
 
+    _letters(made, links, ledger, clock)
     return made
+
+
+def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> None:
+    """The two routes of letters."""
+
+    def known(letter: int, expires: int, mac: str) -> tuple[Letter, str]:
+        if not links.holds_letter(letter, expires, mac):
+            raise HTTPException(403, "this link is not one that we sent")
+        if clock().timestamp() * 1000 >= expires:
+            raise HTTPException(410, "this link has expired; gpuledger letters ack says the same")
+        with ledger.connect() as connection:
+            found = letters.by_id(connection, letter)
+            if found is None:
+                raise HTTPException(404, "this letter is no longer kept")
+            return found, letters.subject_of(connection, found)
+
+    @made.get(LETTER_PATH, response_class=HTMLResponse)
+    def ask_letter(letter: Number, expires: Number, mac: Mac) -> HTMLResponse:
+        """A page with buttons; opening it changes nothing."""
+        found, name = guarded(lambda: known(letter, expires, mac))
+        action = html.escape(f"?letter={letter}&expires={expires}&mac={mac}")
+        buttons = "".join(
+            MEANT_SO.format(action=action, days=days, said="a day" if days == 1 else f"{days} days") for days in MUTES
+        )
+        said = "<p>It is meant so: nobody is told of it, and nothing is done about it,</p>"
+        if found.acked_by:
+            said = f"<p>{html.escape(found.acked_by)} has said so before.</p>{said}"
+        return HTMLResponse(PAGE.format(title=html.escape(name), body=said + buttons), headers=HEADERS)
+
+    @made.post(LETTER_PATH, response_class=HTMLResponse)
+    def meant_so(
+        letter: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MOST_MUTE_DAYS)] = 7
+    ) -> HTMLResponse:
+        """It is meant so for some days; it stands in the audit log."""
+        _, name = guarded(lambda: known(letter, expires, mac))
+        at_ms = round(clock().timestamp() * 1000)
+        who = "by the link of its letter"
+
+        def done() -> None:
+            with ledger.connect() as connection:
+                letters.acknowledge(connection, letter, who, at_ms + days * DAY_MS, "", at_ms)
+
+        guarded(done)
+        said = f"<p>Noted until {html.escape(format_instant(at_ms + days * DAY_MS))}. After that you are told anew.</p>"
+        return HTMLResponse(PAGE.format(title=html.escape(name), body=said), headers=HEADERS)

@@ -166,7 +166,7 @@ def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -
 
 def list_messages(
     state: Annotated[
-        str, typer.Option("--state", help="Only waiting, handing_over, sent, unconfirmed or dead ones.")
+        str, typer.Option("--state", help="Only waiting, held, joined, handing_over, sent, unconfirmed or dead ones.")
     ] = "",
     dsn: Dsn = None,
     config: Config = None,
@@ -174,7 +174,7 @@ def list_messages(
     """List messages, newest first. Ends with 1 when one of them was given up or is unconfirmed."""
     from gpuledger_collector.accounting.period import format_instant
 
-    states = ("waiting", "handing_over", "sent", "unconfirmed", "dead")
+    states = ("waiting", "held", "joined", "handing_over", "sent", "unconfirmed", "dead")
     if state and state not in states:
         refuse(f"--state: {state!r} is none of {', '.join(states)}")
     with database(dsn, config) as opened:

@@ -1,22 +1,31 @@
 """Messages to chat and to other programs: one POST to an address that the settings name, and to no other.
 
 `slack:NAME` posts what Slack, Mattermost and others take; `webhook:NAME` posts a flat JSON object with an
-Idempotency-Key, by which a receiver knows a message that it has had. Redirects are not followed.
+Idempotency-Key, by which a receiver knows a message that it has had, signed as Standard Webhooks say
+(https://www.standardwebhooks.com) where its hook has a secret. Redirects are not followed. A name is resolved once and
+that address is connected to; one of a private network is refused unless the hook allows it.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import http.client
+import ipaddress
 import json
+import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.notify.delivery import NotKnown, NotTaken, OnStep, no_step
 
+LONGEST_ANSWER = 64 * 1024
 LONGEST_SLACK_TEXT = 3000
 
 
@@ -27,6 +36,12 @@ class Hook:
     channel: str
     addresses: Mapping[str, str]
     timeout_s: float = 20.0
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """By name: what its messages are signed with."""
+    private: frozenset[str] = frozenset()
+    """Names of hooks that may lie in a private network."""
+    clock: Callable[[], int] = lambda: round(time.time())
+    """Unix seconds of a signature."""
 
     @property
     def repeatable(self) -> bool:
@@ -40,39 +55,113 @@ class Hook:
         if address is None:
             raise NotTaken(f"no hook {name!r} is configured (hooks_file)", permanent=True)
         parts = urlsplit(address)
-        connection = _connection(parts.scheme, parts.netloc, self.timeout_s)
+        connection = _connection(parts.scheme, parts.hostname or "", parts.port, self.timeout_s)
         try:
             try:
+                connection.pinned = resolved(
+                    parts.hostname or "", connection.port, private=name in self.private or parts.scheme == "http"
+                )
                 connection.connect()
+            except Private as error:
+                raise NotTaken(f"hook {name}: {error}", permanent=True) from error
             except OSError as error:
                 raise NotTaken(f"hook {name}: {error}", unreachable=True) from error
             on_step("connected")
             hand_over()
             on_step("handing_over")
             try:
-                connection.request("POST", parts.path + (f"?{parts.query}" if parts.query else ""),
-                                   self._body(message), self._headers(message))  # fmt: skip
-                status = connection.getresponse().status
+                body = self._body(message)
+                query = f"?{parts.query}" if parts.query else ""
+                connection.request("POST", parts.path + query, body, self._headers(name, message, body))
+                answer = connection.getresponse()
+                answer.read(LONGEST_ANSWER)
+                status, wait = answer.status, answer.headers.get("Retry-After", "")
             except (OSError, http.client.HTTPException) as error:
                 raise NotKnown(f"hook {name} gave no answer ({error})") from error
             on_step("taken")
         finally:
             connection.close()
         if not 200 <= status < 300:
-            raise NotTaken(f"hook {name} answered {status}", permanent=400 <= status < 500 and status not in {408, 429})
+            never = 400 <= status < 500 and status not in {408, 425, 429}
+            asked = int(wait) if wait.isascii() and wait.isdigit() else 0
+            raise NotTaken(f"hook {name} answered {status}", permanent=never, wait_s=asked)
 
     def _body(self, message: Message) -> bytes:
         content = message.content
         if self.channel == "slack":
-            return json.dumps({"text": f"*{content.subject}*\n```{content.text[:LONGEST_SLACK_TEXT]}```"}).encode()
-        said = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
-        return json.dumps({**said, "subject": content.subject, "text": content.text}).encode()
+            said = f"*{_slack(content.subject)}*\n```{_slack(content.text)[:LONGEST_SLACK_TEXT]}```"
+            link = f"\n<{content.link}|Answer it>" if content.link else ""
+            return json.dumps({"text": said + link}).encode()
+        facts = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
+        more = {"link": content.link} if content.link else {}
+        return json.dumps({**facts, "subject": content.subject, "text": content.text, **more}).encode()
 
-    def _headers(self, message: Message) -> dict[str, str]:
-        return {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
+    def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:
+        made = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
+        secret = self.secrets.get(name)
+        if secret is not None and self.channel == "webhook":
+            made |= signature(secret, message.digest, self.clock(), body)
+        return made
 
 
-def _connection(scheme: str, place: str, timeout_s: float) -> http.client.HTTPConnection:
-    if scheme == "https":
-        return http.client.HTTPSConnection(place, timeout=timeout_s, context=ssl.create_default_context())
-    return http.client.HTTPConnection(place, timeout=timeout_s)
+def signature(secret: bytes, digest: str, at_s: int, body: bytes) -> dict[str, str]:
+    """The three headers of Standard Webhooks: HMAC-SHA256 over id, instant and body."""
+    mac = hmac.new(secret, f"{digest}.{at_s}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "webhook-id": digest,
+        "webhook-timestamp": str(at_s),
+        "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
+    }
+
+
+def _slack(text: str) -> str:
+    """Text that Slack shows as it is: no mention of everybody, no link, no end of a code block."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
+
+
+class Private(Exception):
+    """A hook's name stands for an address that is not of the public network."""
+
+
+def resolved(host: str, port: int, *, private: bool) -> tuple[str, int]:
+    """The address of a name, asked for once. Raises OSError, and Private where no address of it may be used."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for _, _, _, _, place in found:
+        if private or is_public(str(place[0])):
+            return str(place[0]), int(place[1])
+    raise Private(f"{host} is an address of a private network; private = true in the hooks_file allows it")
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the public network, also when it is an IPv4 one in the dress of IPv6."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            address = inner
+    return address.is_global and not address.is_multicast
+
+
+class _Plain(http.client.HTTPConnection):
+    """Connects to the address that was resolved and judged, whatever the name stands for a moment later."""
+
+    pinned: tuple[str, int] | None = None
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection(self.pinned or (self.host, self.port), self.timeout)
+
+
+class _Tls(http.client.HTTPSConnection):
+    """The same, with a certificate that must be of the name."""
+
+    pinned: tuple[str, int] | None = None
+
+    def connect(self) -> None:
+        plain = socket.create_connection(self.pinned or (self.host, self.port), self.timeout)
+        self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
+
+
+def _connection(scheme: str, host: str, port: int | None, timeout_s: float) -> _Plain | _Tls:
+    return _Tls(host, port, timeout=timeout_s) if scheme == "https" else _Plain(host, port, timeout=timeout_s)

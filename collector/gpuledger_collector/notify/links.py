@@ -1,7 +1,7 @@
 """Links by which a reader of a mail acknowledges an alert: signed, so that nobody can make one up.
 
-A link bears no secret and does one harmless thing for one budget and period. Opening it changes nothing, for programs
-that look through mails open links; the button on its page does.
+A link bears no secret and does one harmless thing for one budget and period, or for one letter until it expires.
+Opening it changes nothing, for programs that look through mails open links; the button on its page does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hmac
 from dataclasses import dataclass, field
 
 PATH = "/v1/budgets/ack"
+LETTER_PATH = "/v1/letters/ack"
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,16 @@ class AckLinks:
     def holds(self, budget_id: int, period_start_ms: int, mac: str) -> bool:
         """Whether we made this link."""
         return hmac.compare_digest(self.mac(budget_id, period_start_ms).encode(), mac.encode())
+
+    def letter(self, letter_id: int, expires_ms: int) -> str:
+        """The address that says of a letter's episode that it is meant so; it serves until it expires."""
+        mac = self.letter_mac(letter_id, expires_ms)
+        return f"{self.public_url.rstrip('/')}{LETTER_PATH}?letter={letter_id}&expires={expires_ms}&mac={mac}"
+
+    def letter_mac(self, letter_id: int, expires_ms: int) -> str:
+        """HMAC-SHA256 over what the link does, and until when."""
+        return hmac.new(self.secret, f"letter/{letter_id}/{expires_ms}".encode(), hashlib.sha256).hexdigest()
+
+    def holds_letter(self, letter_id: int, expires_ms: int, mac: str) -> bool:
+        """Whether we made this link."""
+        return hmac.compare_digest(self.letter_mac(letter_id, expires_ms).encode(), mac.encode())

@@ -22,6 +22,7 @@ class Lock(enum.IntEnum):
     OUTBOX_PLAN = 0x67707510
     LETTERS = 0x67707511
     ACTIONS = 0x67707512
+    """The upper half of a key whose lower half is an action."""
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

@@ -1,0 +1,166 @@
+"""gpuledger letters and actions: who was told of what is idle, and what is done where nobody answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse, settings
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from gpuledger_collector.insight.letters import Letter
+
+SHOWN = 200
+Connect = Callable[[], "psycopg.Connection[tuple[Any, ...]]"]
+
+
+def register(root: typer.Typer) -> None:
+    """Add `gpuledger letters` and `gpuledger actions`."""
+    letters = typer.Typer(help="Who was told of idle GPUs and of spending that stands out.", no_args_is_help=True)
+    letters.command("list", epilog="Example: gpuledger letters list")(list_letters)
+    letters.command("write", epilog="Example: gpuledger letters write --dry-run")(write)
+    letters.command("ack", epilog='Example: gpuledger letters ack 17 --days 7 --why "deadline on Friday"')(ack)
+    root.add_typer(letters, name="letters")
+    actions = typer.Typer(help="What is given back by itself, where a team opted in.", no_args_is_help=True)
+    actions.command("list", epilog="Example: gpuledger actions list")(list_actions)
+    actions.command("dry-run", epilog="Example: gpuledger actions dry-run")(dry_run)
+    actions.command("run", epilog="Example: gpuledger actions run")(run)
+    root.add_typer(actions, name="actions")
+
+
+@contextmanager
+def _opened(dsn: Dsn, config: Config) -> Iterator[tuple[Connect, int]]:
+    """Opens connections to the ledger's database; and now, in unix ms."""
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        yield lambda: Ledger(opened.dsn).connect(autocommit=True), int(now().timestamp() * 1000)
+
+
+def list_letters(dsn: Dsn = None, config: Config = None) -> None:
+    """List the last letters, newest first: of what, since when, to whom, and what came of it."""
+    from gpuledger_collector.accounting.period import format_instant
+    from gpuledger_collector.storage import letters
+
+    with _opened(dsn, config) as (connect, now_ms), connect() as connection:
+        for one in letters.newest(connection, SHOWN):
+            name = letters.subject_of(connection, one)
+            print(f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
+                  f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}")  # fmt: skip
+
+
+def _standing(one: Letter, now_ms: int) -> str:
+    from gpuledger_collector.accounting.period import format_date
+
+    if one.ack_until_ms is not None and one.meant_so(now_ms):
+        return f"meant so to {format_date(one.ack_until_ms)}"
+    if one.closed_ms is not None:
+        return "ended"
+    return "escalated" if one.escalated_ms is not None else "goes on"
+
+
+def write(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the letters, and write to nobody.")] = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Write the letters that are due now, as the collector does on its schedule; with --dry-run, show them."""
+    from gpuledger_collector.jobs.write_letters import write_letters
+    from gpuledger_collector.storage.letters import LetterBook, Rehearsal
+    from gpuledger_collector.wiring import letter_writers
+
+    chosen = settings(config, dsn)
+    with _opened(dsn, config) as (connect, now_ms):
+        if not dry_run:
+            print(write_letters(LetterBook(connect), now_ms, letter_writers(chosen)))
+            return
+        with connect() as connection:
+            rehearsal = Rehearsal(connection)
+            done = write_letters(rehearsal, now_ms, letter_writers(chosen))
+        for message in rehearsal.put:
+            print(f"To: {message.recipient}\nSubject: {message.content.subject}\n\n{message.content.text}")
+        print(f"{done} (dry run: nobody is written to)")
+
+
+def ack(
+    number: Annotated[int, typer.Argument(metavar="LETTER", help="Number of the letter (gpuledger letters list).")],
+    days: Annotated[int, typer.Option("--days", min=1, max=90, help="For how long it is meant so.")] = 7,
+    why: Annotated[str, typer.Option("--why", help="The reason, kept in the audit log.")] = "",
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say of a letter's episode that it is meant so: nobody is told of it, and nothing is done about it, until then."""
+    from gpuledger_collector.accounting.period import DAY_MS, format_instant
+    from gpuledger_collector.storage import audit, letters
+
+    with _opened(dsn, config) as (connect, now_ms), connect() as connection, connection.transaction():
+        until_ms = now_ms + days * DAY_MS
+        found = letters.acknowledge(connection, number, audit.person(), until_ms, why[:500], now_ms)
+    if found is None:
+        refuse(f"{number} is the number of no letter; gpuledger letters list shows them")
+    print(f"noted until {format_instant(until_ms)}")
+
+
+def list_actions(dsn: Dsn = None, config: Config = None) -> None:
+    """List the last actions, newest first. Ends with 1 when one of them failed or was begun and not ended."""
+    from gpuledger_collector.accounting.period import format_instant
+    from gpuledger_collector.storage import letters
+
+    with _opened(dsn, config) as (connect, _), connect() as connection:
+        found = letters.actions(connection, SHOWN)
+    for one in found:
+        at_ms = one.done_ms or one.acted_ms or one.last_shown_ms
+        said = f"  ({one.detail})" if one.detail else ""
+        print(f"{format_instant(at_ms)}  {one.state:7}  {one.what}  {one.team}  {one.target.get('workload')}{said}")
+    if any(one.state in {"failed", "doing"} for one in found):
+        raise typer.Exit(FINDINGS)
+
+
+def dry_run(dsn: Dsn = None, config: Config = None) -> None:
+    """Show what would be given back, and since when that is shown; and what is spared, and why. Changes nothing."""
+    from gpuledger_collector.accounting.period import HOUR_MS, format_instant
+    from gpuledger_collector.jobs.act_on_idle import candidates
+    from gpuledger_collector.storage.letters import LetterBook
+
+    enabled = settings(config, dsn).actions
+    with _opened(dsn, config) as (connect, now_ms), LetterBook(connect).unit() as unit:
+        found, shown = candidates(unit, now_ms), {one.key: one for one in unit.shown()}
+    for one in found:
+        name = f"{one.rule.do}  {one.holding.team}  {one.holding.external_id}  {one.holding.label}"
+        if one.spared:
+            print(f"spared  {name}  ({one.spared})")
+            continue
+        since_ms = shown[one.key].first_shown_ms if one.key in shown else now_ms
+        print(f"shown   {name}  (since {format_instant(since_ms)}, "
+              f"done from {format_instant(since_ms + one.rule.dry_run_hours * HOUR_MS)} on)")  # fmt: skip
+    if not enabled:
+        print("actions are off: nothing is ever done, only shown (actions = true in the settings)", file=sys.stderr)
+
+
+def run(dsn: Dsn = None, config: Config = None) -> None:
+    """Do now what the collector does on its schedule: what a dry run has shown for long enough. Ends with 1 on a failure.
+
+    Needs `actions = true` in the settings, an [[action]] of the team, and a letter that its people had before.
+    """
+    from gpuledger_collector.jobs.act_on_idle import act_on_idle
+    from gpuledger_collector.notify import letter_mail
+    from gpuledger_collector.storage.letters import LetterBook
+    from gpuledger_collector.wiring import ways
+
+    chosen = settings(config, dsn)
+    if not chosen.actions:
+        refuse(
+            "actions are off: set actions = true in the settings; gpuledger actions dry-run shows what would be done"
+        )
+    with _opened(dsn, config) as (connect, now_ms):
+        done = act_on_idle(LetterBook(connect), now_ms, ways(chosen), letter_mail.acted, enabled=True)
+    print(done)
+    if done.failed:
+        raise typer.Exit(FINDINGS)
