@@ -1,0 +1,217 @@
+"""Disputes by command: what is contested, on what evidence, what a decision changes; nothing is lost on the way."""
+
+import hashlib
+import json
+import re
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions, spans_of
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, UsagePiece
+
+SPAN = ("--from", "2025-10-01", "--to", "2025-10-03")
+OWN = ("--owner", "team-1", *SPAN)
+
+
+@pytest.fixture
+def october(fleet, run):
+    """Two GPUs at 2.00; workloads 1 and 4 are of team-1, workload 2 of team-2."""
+    run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
+    fleet.capacity(1, 0, 2 * DAY)
+    fleet.capacity(2, 0, 2 * DAY)
+    fleet.evidence([Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 2), Held(2, 2, 0, 3 * HOUR)])
+    fleet.evidence([Held(1, 4, 5 * HOUR, 7 * HOUR), Held(1, 1, DAY, DAY + HOUR)])
+    return run
+
+
+def costs(run, *more):
+    text = run("chargeback", *(more or SPAN), "--format", "json")[1]
+    return {row["team"]: row["cost"] for row in json.loads(text)["rows"]}
+
+
+def opened(run, *arguments, reason="not ours"):
+    code, told, wrong = run("disputes", "open", *arguments, "--reason", reason)
+    assert code == 0, wrong
+    return re.match(r"dispute (\d+) is open", told)[1]
+
+
+def test_the_evidence_goes_back_to_the_batches_and_its_file_has_the_seal(october, tmp_path):
+    """Lines, stretches with epoch and number, workload, price, proof: as one file whose SHA-256 is the seal."""
+    number = opened(october, *OWN)
+    code, page, _ = october("disputes", "show", number, "--evidence", tmp_path / "e.json")
+    assert code == 0
+    content = (tmp_path / "e.json").read_bytes()
+    seal = hashlib.sha256(content).hexdigest()
+    assert f"the evidence is as it was sealed: {seal}" in page
+    evidence = json.loads(content)
+    assert sorted((one["workload"], one["cost_micro"]) for one in evidence["lines"]) == [
+        ("slurm::1", 2_000_000), ("slurm::1", 2_000_000), ("slurm::4", 4_000_000),
+    ]  # fmt: skip
+    stretches = evidence["stretches"]["rows"]
+    assert [(one["workload"], one["seq"], one["record"], one["node"]) for one in stretches] == [
+        ("slurm::1", 1, 0, "n1"), ("slurm::4", 2, 0, "n1"), ("slurm::1", 2, 1, "n1"),
+    ]  # fmt: skip
+    assert all(one["epoch"].startswith("0000") for one in stretches)
+    assert [one["rate_per_gpu_hour"] for one in evidence["prices"]] == ["2.000000000"]
+    assert [one["holds"] for one in evidence["proofs"]] == [True, True]
+    assert {one["key"]: one["tags"] for one in evidence["workloads"]}["slurm::4"] == {"team": "team-1"}
+    assert "team-2" not in content.decode()
+    assert "slurm::2" not in content.decode()
+
+
+def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
+    """The other line of the same workload, on another day, stays where it is."""
+    rows = json.loads(october("disputes", "lines", *OWN, "--format", "json")[1])
+    mine = next(row for row in rows if row["from"].startswith("2025-10-02"))
+    number = opened(october, *OWN, "--line", mine["id"][:12])
+    code, told, _ = october("disputes", "resolve", number, "--accept", "--to", "team=speech", "--note", "yes")
+    assert code == 0
+    assert "team=team-1 bore 2.00 USD, and bears 0.00 USD now" in told
+    found = costs(october)
+    assert (found["team-1"], found["speech"], found["team-2"]) == ("6.00", "2.00", "6.00")
+
+
+def test_a_closed_month_stays_and_the_correction_is_in_an_open_one(october, fleet):
+    """The close's seal holds, the correction moves exactly the contested amount, and the proof of October holds."""
+    assert october("close", "--period", "2025-10")[0] == 0
+    before = costs(october)
+    number = opened(october, *OWN, "--workload", "4")
+    assert october("disputes", "resolve", number, "--accept", "--unavailable", "--note", "Xid 79")[0] == 0
+    assert costs(october) == before
+    assert october("periods", "--verify", "2025-10")[0] == 0
+    assert october("reconcile", "--period", "2025-10")[0] == 0
+    moved = dict(fleet.rows("SELECT state, sum(cost_micro)::bigint FROM correction GROUP BY 1"))
+    assert moved == {"held": -4_000_000, "unavailable": 4_000_000}
+    page = october("disputes", "show", number)[1]
+    assert "2025-10 was closed, its seal is" in page
+    assert "now team=team-1 bears 0.00 USD of it" in page
+
+
+def test_what_was_said_is_listed_and_audited(october):
+    """Opened, answered, contested again, rejected: each in the dispute and in the audit log, which still verifies."""
+    number = opened(october, *OWN, reason="we were on holiday")
+    assert "open " in october("disputes", "list")[1]
+    assert (
+        october("disputes", "answer", number, "--note", "job 1 is of your user")[1] == f"dispute {number} is answered\n"
+    )
+    assert october("disputes", "answer", number, "--from-owner", "--note", "no")[1] == f"dispute {number} is open\n"
+    before = costs(october)
+    assert (
+        october("disputes", "resolve", number, "--reject", "--note", "evidence")[1] == f"dispute {number} is rejected\n"
+    )
+    assert costs(october) == before
+    assert october("disputes", "list")[1] == "0 disputes\n"
+    (one,) = json.loads(october("disputes", "list", "--all", "--format", "json")[1])
+    assert one["cost_micro"] == {"USD": 8_000_000}
+    page = october("disputes", "show", number)[1]
+    for words in ("we were on holiday", "job 1 is of your user", "(contested): no", "(rejected): evidence"):
+        assert words in page
+    assert october("audit", "verify")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("open", "--owner", "nobody", *SPAN, "--reason", "x"), "nothing of this owner was charged then"),
+        (("open", *OWN, "--reason", "  "), "--reason: say it in words"),
+        (("open", *OWN, "--reason", "x", "--accelerator", "GPU-9"), "--accelerator: none is called GPU-9"),
+        (("open", *OWN, "--reason", "x", "--workload", "nine"), "--workload: none is called nine"),
+        (("open", *OWN, "--reason", "x", "--line", "abc"), "--line: give at least 8 letters"),
+        (("open", *OWN, "--reason", "x", "--line", "0" * 12), "nothing of this owner was charged then"),
+        (("open", "--owner", "planet=earth", *SPAN, "--reason", "x"), "is not LEVEL=VALUE"),
+        (("show", "9"), "there is no dispute 9"),
+        (("answer", "9", "--note", "x"), "there is no dispute 9"),
+        (("resolve", "1", "--note", "x"), "say either --accept or --reject"),
+        (("resolve", "1", "--accept", "--note", "x"), "--accept: say who bears the time"),
+        (("resolve", "1", "--reject", "--to", "team=a", "--note", "x"), "--reject changes nothing"),
+        (("resolve", "9", "--reject", "--note", "x"), "there is no dispute 9"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_sentence(october, arguments, words):
+    """Exit code 2, and nothing is opened."""
+    code, _, told = october("disputes", *arguments)
+    assert code == 2, told
+    assert words in told
+    assert october("disputes", "list")[1] == "0 disputes\n"
+
+
+def test_evidence_and_words_cannot_be_rewritten(october, fleet):
+    """Not by SQL; an administrator who takes the triggers away breaks the seal, also when it is written anew."""
+    number = opened(october, *OWN)
+    october("disputes", "resolve", number, "--accept", "--unattributed", "--note", "x")
+    for query in (
+        "UPDATE dispute SET evidence = '{}'", "UPDATE dispute SET seal = 'x'", "DELETE FROM dispute",
+        "UPDATE dispute_entry SET words = 'x'", "DELETE FROM reattribution", "UPDATE reattribution SET end_ms = 0",
+    ):  # fmt: skip
+        with pytest.raises(psycopg.errors.RestrictViolation):
+            fleet.connection.execute(query)
+    text = fleet.rows("SELECT evidence FROM dispute")[0][0].replace("slurm::4", "slurm::5")
+    fleet.connection.execute("ALTER TABLE dispute DISABLE TRIGGER USER")
+    fleet.connection.execute("UPDATE dispute SET evidence = %s", (text,))
+    assert october("disputes", "show", number)[0] == 1
+    fleet.connection.execute("UPDATE dispute SET seal = %s", (hashlib.sha256(text.encode()).hexdigest(),))
+    code, page, _ = october("disputes", "show", number)
+    assert (code, "is NOT what was sealed" in page) == (1, True)
+
+
+def test_counted_usage_can_change_owners_and_never_be_unavailable(fleet, run, tmp_path):
+    """It has no accelerator; refused, the dispute stays open."""
+    run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
+    (tmp_path / "u.csv").write_text(
+        "workload_id,start,end,gpus,tag:team\n7,2025-10-01T00:00:00Z,2025-10-01T10:00:00Z,8,nlp\n"
+    )
+    assert run("import", "usage", tmp_path / "u.csv")[0] == 0
+    number = opened(run, "--owner", "nlp", *SPAN)
+    code, _, told = run("disputes", "resolve", number, "--accept", "--unavailable", "--note", "x")
+    assert (code, "no accelerator that could be unavailable" in told) == (2, True)
+    assert run("disputes", "resolve", number, "--accept", "--to", "team=speech", "--note", "x")[0] == 0
+    assert costs(run) == {"speech": "160.00"}
+
+
+PIECES = st.builds(
+    lambda workload, hour, held, busy: UsagePiece(1, hour * HOUR, hour * HOUR + HOUR, HELD, workload, held,
+                                                  busy * held // 100, 0, held - busy * held // 100, held),
+    st.integers(1, 3), st.integers(0, 8), st.integers(1, HOUR), st.integers(0, 100),
+)  # fmt: skip
+DECISIONS = st.builds(
+    lambda number, workload, accelerator, start, length, broken: Reattribution(
+        number, workload, accelerator, start * HOUR, (start + length) * HOUR, UNAVAILABLE if broken else HELD,
+        None if broken else OwnerPath(team=f"t{number}")),
+    st.integers(1, 50), st.integers(1, 3), st.sampled_from([1, 2, None]), st.integers(0, 8), st.integers(1, 5),
+    st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(st.lists(PIECES, max_size=12), st.lists(DECISIONS, max_size=6, unique_by=lambda one: one.id), st.randoms())
+def test_decisions_move_time_and_never_make_or_lose_any(pieces, decisions, random):
+    """Length and energy stay, in whatever order decisions are read; the newest that covers a piece holds."""
+    decided = Reattributions(decisions)
+    after = decided.applied(pieces)
+    assert [(one.start_ms, one.held_ms, one.energy_mj) for one in after] == [
+        (one.start_ms, one.held_ms, one.energy_mj) for one in pieces
+    ]
+    random.shuffle(decisions)
+    assert Reattributions(decisions).applied(pieces) == after
+    for old, new in zip(pieces, after, strict=True):
+        mine = [one for one in decisions if (one.workload_id, one.accelerator_id) == (old.workload_id, 1)
+                and one.start_ms <= old.start_ms < one.end_ms]  # fmt: skip
+        newest = max(mine, key=lambda one: one.id, default=None)
+        assert decided.at(old.workload_id, 1, old.start_ms) == newest
+        assert (new.state == UNAVAILABLE) == (newest is not None and newest.state == UNAVAILABLE)
+        assert new.state == HELD or (new.workload_id, new.busy_ms + new.idle_ms + new.unknown_ms) == (None, 0)
+
+
+def test_spans_are_whole_hours_put_together_within_what_was_contested():
+    """Adjoining and overlapping lines are one span; a gap stays a gap."""
+    lines = [((1, 1), Period(at, end)) for at, end in ((10, HOUR), (HOUR, 2 * HOUR + 1), (5 * HOUR, 6 * HOUR))]
+    assert spans_of(lines, Period(HOUR, 10 * HOUR)) == {
+        (1, 1): [Period(HOUR, 3 * HOUR), Period(5 * HOUR, 6 * HOUR)]
+    }  # fmt: skip
+    assert spans_of(lines, Period(OCTOBER, OCTOBER + DAY)) == {}

@@ -1,0 +1,114 @@
+"""/v1/disputes: a viewer contests and follows its own lines, finance decides, and nobody sees a foreign dispute."""
+
+import json
+
+import psycopg
+import pytest
+
+from fakes.postgres import fresh_database
+from fakes.two_teams import FOREIGN, OWN, day, two_teams
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.jobs.fold_usage import ALWAYS
+from gpuledger_collector.storage.ledgers import Ledger
+
+
+@pytest.fixture(scope="module")
+def fleet(postgres, tmp_path_factory):
+    with fresh_database(postgres) as dsn, two_teams(dsn, tmp_path_factory.mktemp("declared")) as made:
+        yield made
+
+
+@pytest.fixture
+def ask(fleet):
+    """Status and answer of a request as a role."""
+    collector, secrets = fleet
+
+    def request(role, method, path, body=None):
+        headers = {"Authorization": f"Bearer {secrets[role]}", "Content-Type": "application/json"}
+        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        status, _, answer = collector.request(method, f"/v1/disputes{path}", raw, headers)
+        return status, answer
+
+    return request
+
+
+def opening(team=OWN, **more):
+    return {"owner": {"team": team}, "from": day(-3), "to": day(-2), "reason": "not ours", **more}
+
+
+def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
+    """From the opening to what the owner bears after the day was rated again."""
+    status, made = ask("viewer", "POST", "", opening())
+    assert (status, made["state"], made["cost_micro"]) == (201, "open", {"USD": 48_000_000})
+    path = f"/{made['id']}"
+    assert ask("viewer", "POST", f"{path}/answers", {"note": "well?"})[1]["state"] == "open"
+    assert ask("finance", "POST", f"{path}/answers", {"note": "see stretches"})[1]["state"] == "answered"
+    assert ask("viewer", "POST", f"{path}/resolution", {"note": "x", "accept": True, "to": {}})[0] == 403
+    decision = {"note": "lent", "accept": True, "to": {"team": "speech"}}
+    status, decided = ask("finance", "POST", f"{path}/resolution", decision)
+    assert (status, decided["state"], decided["days_to_rate"]) == (200, "accepted", 1)
+    assert ask("finance", "POST", f"{path}/resolution", decision)[0] == 409
+    assert ask("viewer", "GET", path)[1]["rated"] is False
+    collector, _ = fleet
+    with psycopg.connect(collector.dsn) as connection:
+        until = connection.execute("SELECT max(until_ms) FROM day_proof").fetchone()[0]
+    bring_up_to_date(Ledger(collector.dsn), ALWAYS, until)
+    status, shown = ask("viewer", "GET", path)
+    assert (shown["billed_now"], shown["rated"], shown["seal_holds"]) == ({"USD": 0}, True, True)
+    assert [entry["kind"] for entry in shown["entries"]] == ["opened", "contested", "answered", "accepted"]
+    assert shown["evidence"]["stretches"]["count"] == DAY_MS // 3_600_000
+    assert FOREIGN not in json.dumps(shown)
+
+
+def test_nobody_sees_or_contests_what_is_anothers(ask):
+    """A foreign dispute is 404 to a viewer, its lines 403, and an agent's token opens nothing."""
+    status, made = ask("finance", "POST", "", opening(FOREIGN))
+    assert status == 201
+    path = f"/{made['id']}"
+    assert ask("viewer", "GET", path)[0] == ask("viewer", "POST", f"{path}/answers", {"note": "x"})[0] == 404
+    assert ask("viewer", "POST", "", opening(FOREIGN))[0] == 403
+    assert ask("viewer", "POST", "", {**opening(), "owner": {"project": f"{OWN}-project"}})[0] == 403
+    everything = ask("finance", "GET", "?all=true")[1]["items"]
+    mine = ask("viewer", "GET", "?all=true")[1]["items"]
+    assert made["id"] in {one["id"] for one in everything}
+    assert {one["owner"]["team"] for one in mine} <= {OWN}
+    for method, where, body in (("GET", "", None), ("GET", path, None), ("POST", "", opening())):
+        assert ask("agent", method, where, body)[0] == 403
+
+
+def test_pages_of_disputes(ask):
+    """`next` leads on; what is no `next` is refused."""
+    for _ in range(2):
+        assert ask("finance", "POST", "", opening(FOREIGN))[0] == 201
+    first = ask("finance", "GET", "?limit=1&all=true")[1]
+    second = ask("finance", "GET", f"?limit=1&all=true&after={first['next']}")[1]
+    assert first["items"][0]["id"] < second["items"][0]["id"]
+    assert ask("finance", "GET", "?after=x")[0] == 422
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"\xff", b'{"owner": {"team": "\\ud800"}}', {"owner": {"team": "a\x00"}},
+        opening(reason=""), opening(reason="\x00"), opening(reason="x" * 4001), {**opening(), "owner": {}},
+        {**opening(), "owner": {"planet": "x"}}, opening(line="zz"), opening(line="0" * 12), opening(workload="none"),
+        {**opening(), "from": "2026-13-01"}, {**opening(), "to": day(-9)}, {**opening(), "more": 1},
+    ],
+)  # fmt: skip
+def test_a_bad_opening_is_a_4xx_with_a_sentence(ask, body):
+    """Never a fault, whatever the bytes."""
+    status, answer = ask("finance", "POST", "", body)
+    assert status in {400, 422}, answer
+    assert answer["detail"]
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [{"accept": True}, {"accept": False, "to": {"team": "a"}}, {"accept": True, "to": {}, "unavailable": True}],
+)
+def test_a_decision_says_one_thing(ask, decision):
+    """Neither an acceptance without a remedy nor a rejection with one."""
+    made = ask("finance", "POST", "", opening(FOREIGN))[1]
+    assert ask("finance", "POST", f"/{made['id']}/resolution", {"note": "x", **decision})[0] == 422
+    assert ask("finance", "GET", f"/{made['id']}")[1]["state"] == "open"
