@@ -22,6 +22,9 @@ class Line:
     unknown_ns: int = 0
     cost_micro: int | None = 0
     idle_cost_micro: int | None = None
+    energy_mj: int | None = None
+    list_cost_micro: int | None = None
+    contracted_cost_micro: int | None = None
 
 
 HOUR = GPU_NS_PER_HOUR

@@ -53,6 +53,10 @@ class Line(Protocol):
     def idle_cost_micro(self) -> int | None: ...  # noqa: D102
     @property
     def energy_mj(self) -> int | None: ...  # noqa: D102
+    @property
+    def list_cost_micro(self) -> int | None: ...  # noqa: D102
+    @property
+    def contracted_cost_micro(self) -> int | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,14 @@ class Row:
     co2e_grams: Decimal | None = None
     """None where the energy is unknown, or some of it has no carbon intensity."""
     co2e_micrograms: int | None = None
+    list_minor: int | None = None
+    """At list rates, at contracted ones where there are none; None where any part of it is unknown."""
+    list_micro: int | None = None
+    contracted_minor: int | None = None
+    """At the rates of the price book, as if no commitment covered anything; None where any part of it is unknown."""
+    contracted_micro: int | None = None
+    exchange: str = ""
+    """In another currency's view: the ledger's currency and the rate at which this row was converted."""
 
     @property
     def total_minor(self) -> int | None:
@@ -111,6 +123,8 @@ class Report:
     rows: tuple[Row, ...]
     totals: tuple[Row, ...]
     shared: tuple[SharedOut, ...] = ()
+    exchanged: bool = False
+    """Whether this is another currency's view."""
 
     @property
     def unpriced(self) -> bool:
@@ -127,6 +141,8 @@ class _Sum:
     energy_mj: int | None = None
     shared_micro: int | None = None
     co2e_micrograms: int | None = None
+    list_micro: int | None = 0
+    contracted_micro: int | None = 0
 
 
 def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = None) -> Report:
@@ -145,6 +161,8 @@ def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = Non
             entry.idle_cost_micro = add_known(entry.idle_cost_micro, line.idle_cost_micro)
         entry.cost_micro = add_known(entry.cost_micro, line.cost_micro)
         entry.energy_mj = add_known(entry.energy_mj, line.energy_mj)
+        entry.list_micro = _add_all(entry.list_micro, line.list_cost_micro)
+        entry.contracted_micro = _add_all(entry.contracted_micro, line.contracted_cost_micro)
     for key, micro in (beside.shared if beside is not None else {}).items():
         sums.setdefault(key, _Sum()).shared_micro = micro
     for key, grams in (beside.emitted if beside is not None else {}).items():
@@ -177,6 +195,11 @@ def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def _add_all(total: int | None, value: int | None) -> int | None:
+    """The sum when every part of it is known."""
+    return None if total is None or value is None else total + value
+
+
 def _rows(currency: str | None, group: Sequence[tuple[tuple[str, ...], _Sum]]) -> list[Row]:
     digits = minor_digits(currency) if currency is not None else 0
     hours = hours_decimal([entry.gpu_ns for _, entry in group])
@@ -185,11 +208,14 @@ def _rows(currency: str | None, group: Sequence[tuple[tuple[str, ...], _Sum]]) -
     idle_costs = _known([entry.idle_cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
     shared = _known([entry.shared_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
     energy = _known([entry.energy_mj for _, entry in group], lambda mj: _decimals(mj, MJ_PER_KWH // 10**6, 6))
+    listed = _known([entry.list_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
+    contracted = _known([entry.contracted_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
     grams = _known([entry.co2e_micrograms for _, entry in group], lambda ug: _decimals(ug, 1000, 3))
     return [
         Row(keys, currency, hours[at], idle_hours[at], costs[at], idle_costs[at],
             entry.gpu_ns, entry.idle_ns, entry.cost_micro, entry.idle_cost_micro,
-            shared[at], entry.shared_micro, energy[at], entry.energy_mj, grams[at], entry.co2e_micrograms)
+            shared[at], entry.shared_micro, energy[at], entry.energy_mj, grams[at], entry.co2e_micrograms,
+            listed[at], entry.list_micro, contracted[at], entry.contracted_micro)
         for at, (keys, entry) in enumerate(group)
     ]  # fmt: skip
 
@@ -231,7 +257,17 @@ def _total(currency: str | None, rows: Sequence[Row], width: int) -> Row:
         energy_mj=_sum_known(row.energy_mj for row in rows),
         co2e_grams=_sum_known(row.co2e_grams for row in rows),
         co2e_micrograms=_sum_known(row.co2e_micrograms for row in rows),
+        list_minor=_sum_all([row.list_minor for row in rows]),
+        list_micro=_sum_all([row.list_micro for row in rows]),
+        contracted_minor=_sum_all([row.contracted_minor for row in rows]),
+        contracted_micro=_sum_all([row.contracted_micro for row in rows]),
     )
+
+
+def _sum_all(values: Sequence[int | None]) -> int | None:
+    """The sum when every part of it is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _sum_known(values: Iterable[_Number | None]) -> _Number | None:

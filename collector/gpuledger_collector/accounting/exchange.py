@@ -6,13 +6,15 @@ row. A currency without a rate stays as it is. So two currencies, and two rates,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 
+from gpuledger_collector.accounting.chargeback import Beside, Report, Row, report
 from gpuledger_collector.accounting.money import RATE_DIGITS, rate_nano
 from gpuledger_collector.accounting.period import Period, format_date
+from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.quantity import round_half_even_div
 
 
@@ -57,3 +59,64 @@ class Exchange:
         }
         edges = sorted({period.start_ms, *inside, period.end_ms})
         return [Period(start, end) for start, end in pairwise(edges)]
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is converted at one rate (None: not converted), and so may be added."""
+
+    lines: list[ChargedLine] = field(default_factory=list)
+    beside: Beside = field(default_factory=Beside)
+
+
+def view(
+    parts: Iterable[tuple[Period, Sequence[ChargedLine], Beside]], by: Sequence[str], exchange: Exchange
+) -> Report:
+    """The report in another currency. `parts` are those of `Exchange.spans`, each with its lines and what is beside.
+
+    Rows of one rate stand together with a total of their own; what has no rate keeps its currency.
+    """
+    groups: dict[ExchangeRate | None, _Group] = {None: _Group()}
+    for span, lines, beside in parts:
+        for line in lines:
+            rate = None if line.currency is None else exchange.rate_at(line.currency, span.start_ms)
+            groups.setdefault(rate, _Group()).lines.append(line if rate is None else _converted(line, rate))
+        _add_beside(groups, beside, exchange, span.start_ms)
+    rows: list[Row] = []
+    totals: list[Row] = []
+    for rate, group in sorted(groups.items(), key=lambda item: "" if item[0] is None else item[0].text):
+        made = report(group.lines, by, group.beside)
+        text = "" if rate is None else rate.text
+        rows += [replace(row, exchange=text) for row in made.rows]
+        totals += [replace(row, exchange=text) for row in made.totals]
+    return Report(tuple(by), tuple(rows), tuple(totals), exchanged=True)
+
+
+def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
+    def seen(micro: int | None) -> int | None:
+        return None if micro is None else rate.convert(micro)
+
+    return replace(
+        line,
+        currency=rate.to_currency,
+        cost_micro=seen(line.cost_micro),
+        idle_cost_micro=seen(line.idle_cost_micro),
+        list_cost_micro=seen(line.list_cost_micro),
+        contracted_cost_micro=seen(line.contracted_cost_micro),
+    )
+
+
+def _add_beside(groups: dict[ExchangeRate | None, _Group], beside: Beside, exchange: Exchange, at_ms: int) -> None:
+    for (currency, keys), micro in beside.shared.items():
+        rate = None if currency is None else exchange.rate_at(currency, at_ms)
+        shared = groups.setdefault(rate, _Group()).beside.shared
+        key, amount = (currency, keys), micro
+        if rate is not None:
+            key, amount = (rate.to_currency, keys), rate.convert(micro)
+        shared[key] = shared.get(key, 0) + amount
+    for (currency, keys), grams in beside.emitted.items():
+        rate = None if currency is None else exchange.rate_at(currency, at_ms)
+        emitted = groups.setdefault(rate, _Group()).beside.emitted
+        key = (currency if rate is None else rate.to_currency, keys)
+        known = emitted.get(key, 0)
+        emitted[key] = None if known is None or grams is None else known + grams

@@ -55,6 +55,12 @@ def chargeback(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file; focus into FILE.parquet is Parquet."),
     ] = None,
+    currency: Annotated[
+        str,
+        typer.Option(
+            "--currency", metavar="CODE", help="See it in another currency, at the declared [[exchange]] rates."
+        ),
+    ] = "",
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -73,10 +79,7 @@ def chargeback(
         period = date_range(start, end)
     except ValueError as error:
         refuse(str(error))
-    if output is not None and not output.parent.is_dir():
-        refuse(f"{output.parent} is no folder to write to")
-    if shape is Shape.parquet or (output is not None and output.suffix == ".parquet"):
-        _require_parquet(shape, output)
+    _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
@@ -95,6 +98,8 @@ def chargeback(
             aside = beside(connection, period, names, now_ms)
             made = report(reports.charged_lines(connection, period, names), names, aside)
             notes = _notes(connection, period, now_ms, made)
+            if currency:
+                made = _in_currency(connection, period, names, currency, now_ms, notes)
             if shape is Shape.focus:
                 _write_focus(connection, period, names, focus_version, output)
             elif shape is Shape.beancount:
@@ -107,6 +112,30 @@ def chargeback(
         print(f"gpuledger: {note}", file=sys.stderr)
     if made.unpriced:
         raise typer.Exit(FINDINGS)
+
+
+def _in_currency(
+    connection: Connection, period: Period, names: tuple[str, ...], currency: str, now_ms: int, notes: list[str]
+) -> Report:
+    """The same in another currency; refuses when there is no rate into it at all."""
+    from gpuledger_collector.accounting.exchange import Exchange, view
+    from gpuledger_collector.storage import commitments, reports
+    from gpuledger_collector.storage.beside import beside
+
+    rates = commitments.exchange(connection)
+    known = sorted({rate.to_currency for rate in rates})
+    if currency not in known:
+        refuse(f"--currency: there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
+               f"{', '.join(known) or 'none'} (gpuledger apply)")  # fmt: skip
+    exchange = Exchange(rates, currency)
+    parts = [
+        (span, reports.charged_lines(connection, span, names), beside(connection, span, names, now_ms))
+        for span in exchange.spans(period)
+    ]
+    made = view(parts, names, exchange)
+    left = sorted({row.currency for row in made.rows if row.currency not in {None, currency}} - {None})
+    notes += [f"no rate from {one} to {currency} holds on some of these days: they stay in {one}" for one in left]
+    return made
 
 
 def _text(made: Report, period: Period, shape: Shape, notes: list[str]) -> str:
@@ -129,6 +158,16 @@ def _emit(text: str, output: Path | None) -> None:
         sys.stdout.write(text)
     else:
         output.write_text(text, encoding="utf-8", newline="")
+
+
+def _require_fitting(shape: Shape, currency: str, output: Path | None) -> None:
+    """Refuses what does not go together, before any work is done."""
+    if currency and shape not in {Shape.table, Shape.csv, Shape.json}:
+        refuse(f"--currency is a view of the table, csv and json; {shape.value} has the ledger's currencies")
+    if output is not None and not output.parent.is_dir():
+        refuse(f"{output.parent} is no folder to write to")
+    if shape is Shape.parquet or (output is not None and output.suffix == ".parquet"):
+        _require_parquet(shape, output)
 
 
 def _require_parquet(shape: Shape, output: Path | None) -> None:

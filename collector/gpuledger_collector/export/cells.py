@@ -12,8 +12,13 @@ from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
-BESIDE = ("cost_shared", "cost_total", "energy_kwh", "co2e_grams")
-"""What stands after the measures: shares of common costs, direct cost and shares, energy and carbon."""
+BESIDE = (
+    "cost_shared", "cost_total", "energy_kwh", "co2e_grams", "cost_list", "cost_contracted", "cost_effective",
+)  # fmt: skip
+"""What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
+cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`."""
+EXCHANGE = "exchange"
+"""The last column, in another currency's view only."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -52,6 +57,9 @@ def beside(row: Row) -> list[str]:
         _money(row, row.total_minor),
         "" if row.energy_kwh is None else f"{row.energy_kwh:.6f}",
         "" if row.co2e_grams is None else f"{row.co2e_grams:.3f}",
+        _money(row, row.list_minor),
+        _money(row, row.contracted_minor),
+        _money(row, row.cost_minor),
     ]
 
 

@@ -11,19 +11,20 @@ from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.chargeback import Report, Row, SharedOut
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
-from gpuledger_collector.export.cells import BESIDE, MEASURES, beside, header, measures, neutral
+from gpuledger_collector.export.cells import BESIDE, EXCHANGE, MEASURES, beside, header, measures, neutral
 
 
 def as_csv(report: Report) -> str:
     """Rows as CSV: the `by` columns, then gpu_hours,gpu_hours_idle,cost,cost_idle,currency, then those of BESIDE.
 
-    LF, UTF-8, no total.
+    LF, UTF-8, no total. In another currency's view the rate of each row comes last.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*header(report.by), *BESIDE])
+    writer.writerow([*header(report.by), *BESIDE, *([EXCHANGE] if report.exchanged else [])])
     for row in report.rows:
-        writer.writerow([*(neutral(key) for key in row.keys), *measures(row), *beside(row)])
+        rate = [row.exchange] if report.exchanged else []
+        writer.writerow([*(neutral(key) for key in row.keys), *measures(row), *beside(row), *rate])
     return out.getvalue()
 
 
@@ -53,6 +54,9 @@ def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
         "shared_cost_micro": row.shared_micro,
         "energy_mj": row.energy_mj,
         "co2e_micrograms": row.co2e_micrograms,
+        "list_cost_micro": row.list_micro,
+        "contracted_cost_micro": row.contracted_micro,
+        **({EXCHANGE: row.exchange} if row.exchange else {}),
     }
 
 
@@ -83,7 +87,7 @@ def as_table(report: Report, width: int | None) -> str:
         table.add_column(name, overflow="fold")
     columns = [*MEASURES, *_shown_beside(report)]
     for name in columns:
-        table.add_column(name, justify="left" if name == "currency" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in {"currency", EXCHANGE} else "right", no_wrap=True)
     for row in report.rows:
         table.add_row(*(Text(cell) for cell in [*row.keys, *_cells(row, columns)]))
     table.add_section()
@@ -98,9 +102,14 @@ def as_table(report: Report, width: int | None) -> str:
 def _shown_beside(report: Report) -> list[str]:
     """The columns of BESIDE that say something, for a terminal; the total stands where there are shares."""
     filled = {name for row in report.rows for name, text in zip(BESIDE, beside(row), strict=True) if text}
-    return [name for name in BESIDE if name in filled and (name != "cost_total" or "cost_shared" in filled)]
+    filled -= {"cost_effective", *([] if "cost_shared" in filled else ["cost_total"])}
+    if all(row.list_minor == row.cost_minor for row in report.rows):
+        filled.discard("cost_list")
+    if all(row.contracted_minor == row.cost_minor for row in report.rows):
+        filled.discard("cost_contracted")
+    return [name for name in BESIDE if name in filled] + ([EXCHANGE] if report.exchanged else [])
 
 
 def _cells(row: Row, columns: Sequence[str]) -> list[str]:
-    texts = dict(zip((*MEASURES, *BESIDE), (*measures(row), *beside(row)), strict=True))
+    texts = dict(zip((*MEASURES, *BESIDE, EXCHANGE), (*measures(row), *beside(row), row.exchange), strict=True))
     return [texts[name] for name in columns]
