@@ -21,6 +21,7 @@ from gpuledger_collector.api import (
     reads,
     recommendations,
     remote_write,
+    runs,
 )
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
@@ -46,6 +47,7 @@ def create(
     app.include_router(reads.router(ledger))
     app.include_router(findings.router(ledger))
     app.include_router(recommendations.router(ledger))
+    app.include_router(runs.router(ledger, ledger.ledger.connect))
     app.include_router(audit.router(ledger))
     app.include_router(disputes.router(ledger))
     app.include_router(pages.router(ledger))

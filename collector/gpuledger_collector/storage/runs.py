@@ -50,15 +50,19 @@ _LINES = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, 
     currency, cost_micro, idle_cost_micro, energy_mj"""
 
 
-def listed(connection: Connection, period: Period, owner: Mapping[str, str], name: str | None = None) -> list[RunRow]:
+def listed(
+    connection: Connection, period: Period, owner: Mapping[str, str], name: str | None = None,
+    ids: Sequence[int] | None = None,
+) -> list[RunRow]:  # fmt: skip
     """Workloads that were charged for days of the period, corrections of those days included.
 
-    `owner`: levels that the bearer of its charges must have; `name`: only workloads of this name.
+    `owner`: levels that the bearer of its charges must have; `name`, `ids`: only workloads of this name, or these.
     """
     conditions = "".join(f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner)
     if name is not None:
         conditions += " AND w.name = %(name)s"
     days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
+    days += "" if ids is None else " AND workload_id = ANY(%(ids)s)"
     rows = connection.execute(
         f"""
         SELECT w.id, w.key, w.kind, w.external_id, w.name, w.user_name, coalesce(min(nullif(o.team, '')), ''),
@@ -70,10 +74,31 @@ def listed(connection: Connection, period: Period, owner: Mapping[str, str], nam
         WHERE true{conditions}
         GROUP BY w.id, l.currency ORDER BY w.id, l.currency
         """,
-        {"start": period.start_ms, "end": period.end_ms, "name": name, **owner},
+        {
+            "start": period.start_ms,
+            "end": period.end_ms,
+            "name": name,
+            "ids": None if ids is None else list(ids),
+            **owner,
+        },
     )
     plain: list[list[Any]] = [[int(one) if isinstance(one, Decimal) else one for one in row] for row in rows]
     return [RunRow(*row) for row in plain]
+
+
+def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[RunRow]:
+    """These workloads over a period, priced rows first."""
+    return sorted(listed(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
+
+
+def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
+    """How these workloads ended, as far as an imported record of their scheduler says it."""
+    rows = connection.execute(
+        "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE workload_id = ANY(%s) "
+        "AND state <> '' ORDER BY workload_id, start_ms DESC",
+        (list(ids),),
+    )
+    return {row[0]: row[1] for row in rows}
 
 
 def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, list[CountedHour]]:
