@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
@@ -21,10 +22,12 @@ from gpuledger_collector.accounting.owned import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.quantity import split
+from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.close_period import CannotClose, close_period
 from gpuledger_collector.jobs.reconcile import reconcile
-from gpuledger_collector.storage import commitments, disputes, partitions, prices, reports, rules
+from gpuledger_collector.storage import commitments, declared, disputes, partitions, prices, reports, rules, zones
+from gpuledger_collector.storage.beside import beside
 from gpuledger_collector.storage.ledgers import Ledger
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -40,8 +43,9 @@ _WORKLOAD = (
 )
 _OUT = "UPDATE capacity SET out_ms = %s WHERE accelerator_id = %s AND out_ms IS NULL"
 _DIRTY_HOUR = "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)"
+_DATE = r"\d{4}-\d\d-\d\d"
 _WHO = r"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*)"
-_DONE = r"(?: busy (?P<busy>[\d.]+)%)?(?: idle (?P<idle>[\d.]+)%)?"
+_DONE = r"(?: busy (?P<busy>[\d.]+)%)?(?: idle (?P<idle>[\d.]+)%)?(?: drawing (?P<watts>\d+) W)?"
 _SPAN = rf"from (?P<start>{_WHEN})(?: to (?P<end>{_WHEN}))?"
 
 
@@ -184,6 +188,34 @@ class Story:
         self.rules.append(rule)
         rules.replace(self.connection, self.rules, self._now())
 
+    def do_zone(self, text: str) -> None:
+        zones.replace(self.connection, text, self._now())
+
+    def do_shared(self, text: str) -> None:
+        given = match(
+            r"(?P<name>\S+): (?:(?P<amount>[\d.]+) (?P<currency>[A-Z]{3}) a month"
+            r"|(?P<state>unallocated|unavailable|unobserved)(?: of pool (?P<pool>\S+))?) "
+            rf"by (?P<key>cost|gpu_hours|even|weights (?P<weights>\S+))(?: per (?P<level>\w+))?"
+            rf"(?: in (?P<scope>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
+            text,
+        )
+        days = [None if given[name] is None else dt.date.fromisoformat(given[name]) for name in ("start", "end")]
+        amount = None if given["amount"] is None else int(Decimal(given["amount"]) * 1_000_000)
+        weights = {owner: int(weight) for owner, weight in pairs(given["weights"] or "").items()}
+        cost = SharedCost(
+            given["name"], given["state"] or AMOUNT, amount, given["currency"], given["pool"] or "",
+            given["key"].partition(" ")[0], given["level"] or "team", weights, pairs(given["scope"] or ""), *days,
+        )  # fmt: skip
+        declared.replace_shared_costs(self.connection, [*declared.shared_costs(self.connection), cost], self._now())
+
+    def do_carbon(self, text: str) -> None:
+        given = match(
+            rf"(?P<grams>[\d.]+) g(?: pue (?P<pue>[\d.]+))?(?: pool (?P<pool>\S+))?(?: from (?P<start>{_DATE}))?", text
+        )
+        starts = None if given["start"] is None else dt.date.fromisoformat(given["start"])
+        one = Intensity("grid", given["pool"] or "", Decimal(given["grams"]), Decimal(given["pue"] or 1), starts)
+        declared.replace_carbon(self.connection, [*declared.carbon(self.connection), one], self._now())
+
     # what happens
 
     def do_job(self, text: str) -> None:
@@ -194,7 +226,8 @@ class Story:
             for begin, stop in hours(start, end):
                 length = stop - begin
                 busy, idle = (int(length * Decimal(given[name] or 0) / 100) for name in ("busy", "idle"))
-                self._stretch(accelerator, workload, "held", begin, stop, length, busy, idle)
+                energy = int(given["watts"]) * length if given["watts"] else None
+                self._stretch(accelerator, workload, "held", begin, stop, length, busy, idle, energy=energy)
 
     def do_share(self, text: str) -> None:
         given = match(rf"(?P<what>\S+) {_SPAN}: (?P<holders>.+)", text)
@@ -276,7 +309,7 @@ class Story:
         name = text.strip()
         try:
             with Ledger(self.dsn).unit() as unit:
-                close_period(unit, name, month(name), "team", "a scenario", self.now_ms)
+                close_period(unit, name, unit.calendar().month(name), "team", "a scenario", self.now_ms)
         except CannotClose as error:
             raise Wrong(str(error)) from error
 
@@ -290,7 +323,7 @@ class Story:
         kind, _, rest = text.partition(" ")
         if kind == "proof":
             with Ledger(self.dsn).unit() as unit:
-                sheet = reconcile(unit, period_of(rest))
+                sheet = reconcile(unit, unit.calendar().named(period_of(rest)))
             check(sheet.holds, f"the proof does not hold: {[day for day in sheet.days if not day.holds]}")
             check(bool(sheet.days), "no day was rated")
         elif kind == "only":
@@ -313,10 +346,10 @@ class Story:
         given = match(r"(?P<owner>.+?) (?P<where>(?:in|from) .+?)(?: by (?P<level>\w+))?: (?P<amounts>.+)", text)
         made, _ = self._report(given["where"], given["level"] or "team")
         amounts = [
-            match(r"(?P<idle>idle )?(?P<value>[+-]?[\d.]+) (?P<unit>\S+)", part.strip())
+            match(r"(?:(?P<kind>idle|shared|all) )?(?P<value>[+-]?[\d.]+|no) (?P<unit>\S+)", part.strip())
             for part in given["amounts"].split(",")
         ]
-        currency = next((one["unit"] for one in amounts if one["unit"] != "h"), None)
+        currency = next((one["unit"] for one in amounts if one["unit"] not in {"h", "kWh", "g"}), None)
         rows = made.totals if given["owner"] == "total" else made.rows
         mine = [
             row for row in rows
@@ -329,18 +362,23 @@ class Story:
         (row,) = mine
         digits = minor_digits(row.currency or "USD")
         for one in amounts:
-            if one["unit"] == "h":
-                actual = row.gpu_hours_idle if one["idle"] else row.gpu_hours
-                shown = str(actual)
+            if one["unit"] in {"h", "kWh", "g"}:
+                hours = row.gpu_hours_idle if one["kind"] else row.gpu_hours
+                actual = {"h": hours, "kWh": row.energy_kwh, "g": row.co2e_grams}[one["unit"]]
             else:
-                minor = row.cost_idle_minor if one["idle"] else row.cost_minor
-                shown = "nothing" if minor is None else format_minor(minor, digits)
-                actual = None if minor is None else Decimal(shown)
-            check(actual == Decimal(one["value"]), f"{one['idle'] or ''}{one['unit']} is {shown}, not {one['value']}")
+                minor = {
+                    None: row.cost_minor, "idle": row.cost_idle_minor, "shared": row.shared_minor,
+                    "all": row.total_minor,
+                }[one["kind"]]  # fmt: skip
+                actual = None if minor is None else Decimal(format_minor(minor, digits))
+            wanted = None if one["value"] == "no" else Decimal(one["value"])
+            said = f"{one['kind']} {one['unit']}" if one["kind"] else one["unit"]
+            check(actual == wanted, f"{said} is {'nothing' if actual is None else actual}, not {one['value']}")
 
     def _report(self, where: str, level: str = "team"):
-        period = period_of(where)
-        return report(reports.charged_lines(self.connection, period, (level,)), (level,)), period
+        period = zones.in_zone(self.connection, period_of(where))
+        aside = beside(self.connection, period, (level,), self.now_ms)
+        return report(reports.charged_lines(self.connection, period, (level,)), (level,), aside), period
 
     # how it is done
 
@@ -359,12 +397,12 @@ class Story:
             f"{kind}::{name}", kind, name, account, user, json.dumps(tags),
         )  # fmt: skip
 
-    def _stretch(self, accelerator, workload, state, start, end, held, busy, idle, record=None) -> None:
+    def _stretch(self, accelerator, workload, state, start, end, held, busy, idle, record=None, energy=None) -> None:
         if record is None:
             self.batches += 1
         partitions.ensure(self.connection, "stretch", [start - start % DAY])
         node = self._one("SELECT node_id FROM capacity WHERE accelerator_id = %s LIMIT 1", accelerator)
-        row = (accelerator, workload, state, start, end, held, busy, idle, held - busy - idle, None, node, EPOCH,
+        row = (accelerator, workload, state, start, end, held, busy, idle, held - busy - idle, energy, node, EPOCH,
                self.batches, record or 0)  # fmt: skip
         self.connection.execute(f"INSERT INTO stretch VALUES ({', '.join(['%s'] * len(row))})", row)
         self.connection.execute(_DIRTY_HOUR, (accelerator, start - start % HOUR))
