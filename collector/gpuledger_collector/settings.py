@@ -63,6 +63,17 @@ class Settings:
     flush_batches: int = field(default=256, metadata={"help": "most batches in one transaction"})
     queue_batches: int = field(default=4096, metadata={"help": "batches that may wait before 503"})
     queue_bytes: int = field(default=256 * 1024 * 1024, metadata={"help": "decoded bytes that may wait before 503"})
+    node_samples_per_second: int = field(
+        default=10_000, metadata={"help": "samples and stretches of one node; bursts of a minute are taken; 0: any"}
+    )
+    node_bytes_per_second: int = field(
+        default=2 * 1024 * 1024, metadata={"help": "bytes of bodies of one node; bursts of a minute are taken; 0: any"}
+    )
+    remote_write_samples_per_second: int = field(
+        default=200_000,
+        metadata={"help": "samples of one sender of remote write; bursts of a minute are taken; 0: any"},
+    )
+    most_connections: int = field(default=20_000, metadata={"help": "HTTP connections at once; others are closed"})
     remote_write_window_seconds: int = field(
         default=3600, metadata={"help": "how much older than its GPU's newest a scrape of remote write may be"}
     )
@@ -75,6 +86,7 @@ class Settings:
     idle_seconds: int = field(default=300, metadata={"help": "how often idle accelerators are looked for"})
     anomaly_seconds: int = field(default=600, metadata={"help": "how often spending is judged"})
     recommend_seconds: int = field(default=21_600, metadata={"help": "how often recommendations are made"})
+    scaling_seconds: int = field(default=300, metadata={"help": "how often capacity is decided on and judged"})
     scaling_gauge_delay_seconds: int = field(
         default=0, metadata={"help": "lead time of the scaling advice on /metrics, such as 600; 0: none there"}
     )
@@ -272,12 +284,14 @@ _POSITIVE = (
     "flush_batches",
     "queue_batches",
     "queue_bytes",
+    "most_connections",
     "fold_seconds",
     "rate_seconds",
     "remote_write_window_seconds",
     "remote_write_gap_seconds",
     "budget_seconds",
     "letter_seconds",
+    "scaling_seconds",
     "send_seconds",
     "pack_after_days",
 )

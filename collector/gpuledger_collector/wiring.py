@@ -123,6 +123,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.api import acks, app, batches, reads, remote_write
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
+    from gpuledger_collector.api.limits import Quota, Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
@@ -163,9 +164,11 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
         Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
-    intake = batches.Intake(commit, metrics, clock, keys, settings.queue_bytes)
+    quotas = Quotas.of(settings.node_samples_per_second, settings.node_bytes_per_second)
+    intake = batches.Intake(commit, metrics, clock, keys, settings.queue_bytes, quotas=quotas)
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
-    remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush))
+    quota = Quota(settings.remote_write_samples_per_second, "samples")
+    remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
     made = app.create(intake, remote, metrics, lambda: lacking(opened), readers)
     if (links := ack_links(settings)) is not None:
@@ -209,6 +212,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector import jobs as work
     from gpuledger_collector.ingest import counters
     from gpuledger_collector.jobs.act_on_idle import act_on_idle
+    from gpuledger_collector.jobs.advise_scaling import advise_scaling
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
@@ -222,12 +226,14 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.storage.letters import LetterBook
     from gpuledger_collector.storage.recommendations import RecommendationStore
+    from gpuledger_collector.storage.scaling import ScalingStore
 
     ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
     found = FindingStore(opened.current_dsn)
     advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
+    capacity = ScalingStore(lambda: opened.engine)
     letters, writers = LetterBook(connect), letter_writers(settings)
     write = partial(budget_mail.write, links=ack_links(settings))
 
@@ -276,6 +282,11 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             "act_on_idle",
             settings.letter_seconds,
             lambda: act_on_idle(letters, now_ms(), ways(settings), letter_mail.acted, enabled=settings.actions),
+        ),
+        Job(
+            "advise_scaling",
+            settings.scaling_seconds,
+            lambda: counted(len(advise_scaling(capacity, now_ms())), "pools advised"),
         ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job("tidy", 86_400, tidy),

@@ -32,8 +32,8 @@ def apply(
     """Apply attribution rules, prices and budgets declared in a file; the same file again changes nothing.
 
     If the file has [[rule]] tables, the rules in force become exactly these, in this order; rules that are gone are
-    superseded, never deleted. So it is with [[budget]], [[shared_cost]], [[carbon]], [[recipient]], [[contact]] and
-    [[action]] tables. Prices are added as `import prices` does. What they touch is rated again.
+    superseded, never deleted. So it is with [[budget]], [[shared_cost]], [[carbon]], [[recipient]], [[contact]],
+    [[action]] and [[pool]] tables. Prices are added as `import prices` does. What they touch is rated again.
     """
     from gpuledger_collector.ingest.files.declared import read_declared
     from gpuledger_collector.ingest.files.usage import in_order
@@ -60,7 +60,7 @@ def apply(
 
 def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[str, ImportOutcome]:
     """Put in force what the file declares, in this order; what it says nothing about stays as it is."""
-    from gpuledger_collector.storage import budgets, commitments, letter_rules, prices, rules, zones
+    from gpuledger_collector.storage import budgets, commitments, letter_rules, prices, rules, scaling, zones
     from gpuledger_collector.storage import declared as stored
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
@@ -77,5 +77,6 @@ def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[s
         ("recipients", declared.recipients, letter_rules.replace_recipients),
         ("contacts", declared.contacts, letter_rules.replace_contacts),
         ("actions", declared.actions, letter_rules.replace_actions),
+        ("pools", declared.pools, scaling.replace),
     )
     return {name: replace(connection, wanted, at) for name, wanted, replace in steps if wanted is not None}

@@ -1,8 +1,9 @@
 """Messages to chat and to other programs: one POST to an address that the settings name, and to no other.
 
-`slack:NAME` posts what Slack, Mattermost and others take; `webhook:NAME` posts a flat JSON object with an
+`slack:NAME` posts what Slack, Mattermost and others take; `webhook:NAME` posts a JSON object with an
 Idempotency-Key, by which a receiver knows a message that it has had, signed as Standard Webhooks say
-(https://www.standardwebhooks.com) where its hook has a secret. Redirects are not followed. A name is resolved once and
+(https://www.standardwebhooks.com) where its hook has a secret; a JSON file attached to the message is a part of the
+object, under its name. Redirects are not followed. A name is resolved once and
 that address is connected to; one of a private network is refused unless the hook allows it.
 """
 
@@ -93,7 +94,10 @@ class Hook:
             link = f"\n<{content.link}|Answer it>" if content.link else ""
             return json.dumps({"text": said + link}).encode()
         facts = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
-        more = {"link": content.link} if content.link else {}
+        more: dict[str, object] = {"link": content.link} if content.link else {}
+        for name, inner in content.attachments.items():
+            if name.endswith(".json"):
+                more[name.removesuffix(".json")] = json.loads(inner)
         return json.dumps({**facts, "subject": content.subject, "text": content.text, **more}).encode()
 
     def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:

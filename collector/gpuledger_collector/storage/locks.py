@@ -23,6 +23,7 @@ class Lock(enum.IntEnum):
     LETTERS = 0x67707511
     ACTIONS = 0x67707512
     """The upper half of a key whose lower half is an action."""
+    SCALING = 0x67707514
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

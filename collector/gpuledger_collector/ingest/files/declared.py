@@ -45,15 +45,28 @@ from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.ingest.files import budgets, letters, money, prices, shared_costs
+from gpuledger_collector.ingest.files import budgets, letters, money, prices, scaling, shared_costs
 from gpuledger_collector.ingest.files.table import RowReader
 from gpuledger_collector.insight.letters import ActionRule, Contact
+from gpuledger_collector.insight.scaling.pools import Terms
 
 RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
 PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)
 BILLING_ZONE = "billing_zone"
 MONEY = ("commitment", "owned", "purchase", "exchange")
-TABLES = (*MONEY, BILLING_ZONE, "shared_cost", "carbon", "rule", "price", "budget", "recipient", "contact", "action")
+TABLES = (
+    *MONEY,
+    BILLING_ZONE,
+    "shared_cost",
+    "carbon",
+    "rule",
+    "price",
+    "budget",
+    "recipient",
+    "contact",
+    "action",
+    "pool",
+)
 _LINE = re.compile(r"at line (\d+), column (\d+)")
 
 
@@ -75,6 +88,7 @@ class Declared:
     """The price-book entries that owned hardware leads to."""
     purchases: list[PurchaseChoice] | None = None
     exchange: list[ExchangeRate] | None = None
+    pools: list[Terms] | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -106,6 +120,8 @@ def read_declared(path: Path) -> Declared:
     if "budget" in content:
         rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
         declared.budgets = budgets.read_budgets(rows)
+    if "pool" in content:
+        declared.pools = scaling.read_pools(_rows(path, text, content, "pool", scaling.KEYS, declared.problems))
     _read_letters(path, text, content, declared)
     _read_money(path, text, content, declared)
     _read_shared(path, text, content, declared)

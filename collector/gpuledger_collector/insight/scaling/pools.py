@@ -136,6 +136,18 @@ def inputs_hash(series: Series, terms: Terms, rate: Rate | None) -> str:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A decision whose outcome is not known yet: it serves until `until_ms`, when the next one does."""
+
+    decision_id: int
+    pool: str
+    from_ms: int
+    until_ms: int
+    desired_gpus: float
+    reactive_gpus: float
+
+
+@dataclass(frozen=True)
 class Served:
     """What came while a decision served, had it been followed, over the `known_ms` with known demand.
 

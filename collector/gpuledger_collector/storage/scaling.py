@@ -1,0 +1,208 @@
+"""Capacity in Postgres: what pools allow, what was decided for them and what came of it.
+
+The reads take a connection, for commands and pages; `ScalingStore` is the transaction in which the job decides.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from gpuledger_collector.accounting.messages import Message
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.insight.demand import hourly
+from gpuledger_collector.insight.scaling.advice import Told
+from gpuledger_collector.insight.scaling.pools import Decision, Rate, Served, Terms, Waiting, money_micro
+from gpuledger_collector.insight.series import Series
+from gpuledger_collector.storage import commitments, outbox, prices
+from gpuledger_collector.storage.declared import replace_rows
+from gpuledger_collector.storage.demand import evidence
+from gpuledger_collector.storage.locks import Lock
+
+DEMAND_DAYS = 56
+PAST_MS = DAY_MS
+"""How far back what was desired is looked at: no cool-down and no stabilisation window is longer."""
+
+
+def replace(connection: psycopg.Connection[Any], wanted: Sequence[Terms], now: dt.datetime) -> ImportOutcome:
+    """The pools' terms in force become these; every change is audited."""
+    rows = [{"pool": one.pool, "terms": one.facts()} for one in wanted]
+    return replace_rows(connection, "scaling_pool", ("pool", "terms"), rows, now)
+
+
+def terms(connection: Connection) -> dict[str, Terms]:
+    """The terms in force by pool."""
+    rows = connection.execute(sa.text("SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL"))
+    return {row.pool: Terms.of(row.pool, row.terms) for row in rows}
+
+
+def demand(connection: Connection, now_ms: int, days: int = DEMAND_DAYS) -> list[Series]:
+    """Demand of every pool up to the last full hour."""
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    start_ms = end_ms - days * DAY_MS
+    return hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool"))
+
+
+def past(connection: Connection, pool: str, now_ms: int) -> list[Told]:
+    """What was desired of late, oldest first; the last decision is among it however old it is."""
+    rows = connection.execute(
+        sa.text(
+            "SELECT made_ms, desired_gpus FROM scaling_decision WHERE pool = :pool AND made_ms >= least(:since, "
+            "(SELECT max(made_ms) FROM scaling_decision WHERE pool = :pool)) ORDER BY made_ms, id"
+        ),
+        {"pool": pool, "since": now_ms - PAST_MS},
+    )
+    return [Told(row.made_ms, row.desired_gpus) for row in rows]
+
+
+_PLACES = """SELECT a.model, coalesce(n.name, '') AS node, sum(a.gpu_micro) AS gpu_micro
+    FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+    WHERE c.pool = :pool AND c.in_ms <= :at_ms AND (c.out_ms IS NULL OR c.out_ms > :at_ms) GROUP BY 1, 2"""
+_COUNTED = """SELECT gpu_model AS model, node, sum(gpu_micro) AS gpu_micro FROM imported_usage
+    WHERE pool = :pool AND start_ms <= :at_ms AND (end_ms IS NULL OR end_ms > :since) GROUP BY 1, 2"""
+
+
+def rate(connection: Connection, pool: str, at_ms: int) -> Rate | None:
+    """The pool's rate at an instant: the mean over what stands in it; None where a part has none, or in two currencies.
+
+    A pool that is known by imported usage alone is priced by what it held in the last 28 days.
+    """
+    given = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
+    places = connection.execute(sa.text(_PLACES), given).all() or connection.execute(sa.text(_COUNTED), given).all()
+    raw = driver(connection)
+    book = PriceBook(prices.current(raw), commitments.choices(raw))
+    found = [(book.price_at(pool, row.model, row.node, "", at_ms), int(row.gpu_micro)) for row in places]
+    known = [(price.rate, price.currency, weight) for price, weight in found if price is not None]
+    weights = sum(weight for _, _, weight in known)
+    if len(known) < len(found) or len({currency for _, currency, _ in known}) != 1 or not weights:
+        return None
+    mean = sum((price * weight for price, _, weight in known), Decimal(0)) / weights
+    return Rate(mean.quantize(Decimal("0.000000001")), known[0][1])
+
+
+def driver(connection: Connection) -> psycopg.Connection[Any]:
+    """The driver's connection behind SQLAlchemy's, in the same transaction."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+@dataclass(frozen=True)
+class Past:
+    """A decision of the past, with what came of it as far as it is known."""
+
+    decision_id: int
+    facts: Mapping[str, Any]
+
+
+_HISTORY = """SELECT d.id AS decision_id, d.*, o.from_ms, o.until_ms, o.known_ms, o.demand_gpu_s, o.wait_gpu_s,
+    o.waste_gpu_s, o.reactive_wait_gpu_s, o.reactive_waste_gpu_s, o.currency, o.waste_micro, x.state AS told_state
+    FROM scaling_decision d LEFT JOIN scaling_outcome o ON o.decision_id = d.id
+    LEFT JOIN outbox x ON x.key = 'scaling:' || d.id
+    WHERE (CAST(:pool AS text) IS NULL OR d.pool = :pool) AND d.made_ms >= :since
+    ORDER BY d.made_ms DESC, d.id DESC LIMIT :most"""
+
+
+def history(connection: Connection, pool: str | None, since_ms: int, most: int) -> list[Past]:
+    """Decisions from an instant on with their outcomes, the newest first."""
+    rows = connection.execute(sa.text(_HISTORY), {"pool": pool, "since": since_ms, "most": most}).mappings()
+    return [Past(row["decision_id"], dict(row)) for row in rows]
+
+
+@dataclass(frozen=True)
+class ScalingStore:
+    """Where the job decides (jobs.advise_scaling.Scaling)."""
+
+    engine: Callable[[], Engine]
+
+    @contextmanager
+    def unit(self) -> Iterator[ScalingUnit]:
+        """A transaction, alone in deciding; undone when the block raises."""
+        with self.engine().begin() as connection:
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": int(Lock.SCALING)})
+            yield ScalingUnit(connection)
+
+
+@dataclass(frozen=True)
+class ScalingUnit:
+    """What the job reads and writes, over one connection inside a transaction."""
+
+    connection: Connection
+
+    def terms(self) -> dict[str, Terms]:
+        """The terms in force by pool."""
+        return terms(self.connection)
+
+    def demand(self, now_ms: int) -> list[Series]:
+        """Demand of every pool up to the last full hour."""
+        return demand(self.connection, now_ms)
+
+    def past(self, pool: str, now_ms: int) -> list[Told]:
+        """What was desired of late, oldest first."""
+        return past(self.connection, pool, now_ms)
+
+    def rate(self, pool: str, at_ms: int) -> Rate | None:
+        """The pool's rate at an instant."""
+        return rate(self.connection, pool, at_ms)
+
+    def last_hash(self, pool: str) -> str | None:
+        """What the last decision of a pool was made from."""
+        query = "SELECT inputs_hash FROM scaling_decision WHERE pool = :pool ORDER BY made_ms DESC, id DESC LIMIT 1"
+        return self.connection.execute(sa.text(query), {"pool": pool}).scalar()
+
+    def put(self, decision: Decision, message: Callable[[int], Message | None]) -> int:
+        """Write a decision, and the message that tells of it; its number."""
+        advice = decision.advice
+        row = {
+            "pool": decision.pool, "made_ms": decision.made_ms, "as_of_ms": advice.as_of_ms,
+            "step_ms": decision.step_ms, "lead_ms": decision.lead_ms, "valid_until_ms": advice.valid_until_ms,
+            "policy": advice.mode, "mode": decision.mode, "demand_gpus": advice.demand_now,
+            "ahead": json.dumps({f"{quantile:g}": gpus for quantile, gpus in advice.demand_ahead.items()}),
+            "reactive_gpus": advice.reactive_gpus, "wanted_gpus": advice.wanted_gpus,
+            "desired_gpus": advice.desired_gpus, "desired_nodes": advice.desired_nodes,
+            "before_gpus": decision.before_gpus, "quantile": advice.setting.quantile,
+            "setting": advice.setting.sentence(), "reason": advice.reason, "inputs_hash": decision.inputs_hash,
+            "told": f"webhook:{decision.told}" if decision.told else "",
+        }  # fmt: skip
+        given = ", ".join("CAST(:ahead AS jsonb)" if name == "ahead" else f":{name}" for name in row)
+        query = f"INSERT INTO scaling_decision ({', '.join(row)}) VALUES ({given}) RETURNING id"
+        number = int(self.connection.execute(sa.text(query), row).scalar_one())
+        if (said := message(number)) is not None:
+            outbox.put(driver(self.connection), said)
+        return number
+
+    def unjudged(self, now_ms: int) -> list[Waiting]:
+        """Decisions that have served out and have no outcome yet."""
+        query = """SELECT id, pool, serves AS from_ms, coalesce(next, serves + step_ms) AS until_ms, desired_gpus,
+                reactive_gpus FROM (
+                SELECT d.*, as_of_ms + step_ms + lead_ms AS serves,
+                    lead(as_of_ms + step_ms + lead_ms) OVER (PARTITION BY pool ORDER BY made_ms, id) AS next
+                FROM scaling_decision d WHERE made_ms >= :since) served
+            WHERE coalesce(next, serves + step_ms) <= :now
+              AND NOT EXISTS (SELECT FROM scaling_outcome o WHERE o.decision_id = served.id) ORDER BY made_ms, id"""
+        rows = self.connection.execute(sa.text(query), {"now": now_ms, "since": now_ms - DEMAND_DAYS * DAY_MS})
+        return [Waiting(*row) for row in rows]
+
+    def put_outcome(self, waiting: Waiting, came: Served, rate: Rate | None, now_ms: int) -> None:
+        """Write what came of a decision."""
+        row = {
+            "decision_id": waiting.decision_id, "from_ms": came.from_ms, "until_ms": came.until_ms,
+            "known_ms": came.known_ms, "demand_gpu_s": came.demand_gpu_s, "wait_gpu_s": came.wait_gpu_s,
+            "waste_gpu_s": came.waste_gpu_s, "reactive_wait_gpu_s": came.reactive_wait_gpu_s,
+            "reactive_waste_gpu_s": came.reactive_waste_gpu_s, "currency": None if rate is None else rate.currency,
+            "waste_micro": money_micro(came.waste_gpu_s, rate), "judged_ms": now_ms,
+        }  # fmt: skip
+        names = ", ".join(row)
+        query = f"INSERT INTO scaling_outcome ({names}) VALUES ({', '.join(f':{name}' for name in row)})"
+        self.connection.execute(sa.text(query), row)
