@@ -8,11 +8,14 @@ the last day left out, for the usual height; and what came back at this hour of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from gpuledger_collector.insight.series import Floats, Series
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DAY_MS = 86_400_000
 HISTORY_DAYS = 14
@@ -40,6 +43,8 @@ class Past:
 
 def past_of(series: Series) -> Past:
     """The past of every instant of a series."""
+    import pandas as pd  # here, because commands that judge no series must not wait for it
+
     day = max(1, round(DAY_MS / series.step_ms))
     values = pd.Series(series.values)
     before = values.shift(1)
