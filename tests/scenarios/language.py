@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.chargeback import report
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
-from gpuledger_collector.accounting.exchange import ExchangeRate
+from gpuledger_collector.accounting.exchange import Exchange, ExchangeRate, view
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.owned import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
@@ -343,10 +343,18 @@ class Story:
         raise Wrong(f"{line!r} was carried out")
 
     def _expect_row(self, text: str) -> None:
-        given = match(r"(?P<owner>.+?) (?P<where>(?:in|from) .+?)(?: by (?P<level>\w+))?: (?P<amounts>.+)", text)
-        made, _ = self._report(given["where"], given["level"] or "team")
+        given = match(
+            r"(?P<owner>.+?) (?P<where>(?:in|from) .+?)(?: by (?P<level>\w+))?(?: seen in (?P<view>[A-Z]{3}))?"
+            r"(?: at (?P<rate>.+?))?: (?P<amounts>.+)",
+            text,
+        )
+        made, period = self._report(given["where"], given["level"] or "team")
+        if given["view"]:
+            made = self._seen_in(given["view"], period, given["level"] or "team")
         amounts = [
-            match(r"(?:(?P<kind>idle|shared|all) )?(?P<value>[+-]?[\d.]+|no) (?P<unit>\S+)", part.strip())
+            match(
+                r"(?:(?P<kind>idle|shared|all|list|contracted) )?(?P<value>[+-]?[\d.]+|no) (?P<unit>\S+)", part.strip()
+            )
             for part in given["amounts"].split(",")
         ]
         currency = next((one["unit"] for one in amounts if one["unit"] not in {"h", "kWh", "g"}), None)
@@ -354,6 +362,7 @@ class Story:
         mine = [
             row for row in rows
             if (given["owner"] == "total" or row.keys[0] == given["owner"]) and currency in (None, row.currency)
+            and given["rate"] in (None, row.exchange)
         ]  # fmt: skip
         check(
             len(mine) == 1,
@@ -368,7 +377,7 @@ class Story:
             else:
                 minor = {
                     None: row.cost_minor, "idle": row.cost_idle_minor, "shared": row.shared_minor,
-                    "all": row.total_minor,
+                    "all": row.total_minor, "list": row.list_minor, "contracted": row.contracted_minor,
                 }[one["kind"]]  # fmt: skip
                 actual = None if minor is None else Decimal(format_minor(minor, digits))
             wanted = None if one["value"] == "no" else Decimal(one["value"])
@@ -379,6 +388,15 @@ class Story:
         period = zones.in_zone(self.connection, period_of(where))
         aside = beside(self.connection, period, (level,), self.now_ms)
         return report(reports.charged_lines(self.connection, period, (level,)), (level,), aside), period
+
+    def _seen_in(self, currency: str, period: Period, level: str):
+        exchange = Exchange(commitments.exchange(self.connection), currency)
+        parts = [
+            (span, reports.charged_lines(self.connection, span, (level,)),
+             beside(self.connection, span, (level,), self.now_ms))
+            for span in exchange.spans(period)
+        ]  # fmt: skip
+        return view(parts, (level,), exchange)
 
     # how it is done
 

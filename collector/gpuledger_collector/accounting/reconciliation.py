@@ -53,6 +53,11 @@ class Reconciliation:
     calendar: Calendar = UTC_DAYS
 
     @property
+    def charged(self) -> Mapping[str, Sums]:
+        """What was charged, by name: `parts`, and what commitments left unused where there are any."""
+        return {**self.parts, "commitment_unused": self.unused} if self.unused.gpu_ns else self.parts
+
+    @property
     def holds(self) -> bool:
         """Whether every day's sums agree."""
         return all(day.holds for day in self.days)

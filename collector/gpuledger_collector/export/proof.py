@@ -13,11 +13,11 @@ from gpuledger_collector.accounting.reconciliation import Reconciliation
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
-    """The parts of one currency in minor units, and capacity x rate: the parts add up to it as printed."""
+    """What was charged in one currency in minor units, and capacity x rate: they add up to it as printed."""
     digits = minor_digits(currency)
-    units = to_minor_units([sums.cost.get(currency, 0) for sums in sheet.parts.values()], digits)
+    units = to_minor_units([sums.cost.get(currency, 0) for sums in sheet.charged.values()], digits)
     whole = to_minor_units([sheet.capacity.cost.get(currency, 0)], digits)[0]
-    return {name: format_minor(unit, digits) for name, unit in zip(sheet.parts, units, strict=True)}, (
+    return {name: format_minor(unit, digits) for name, unit in zip(sheet.charged, units, strict=True)}, (
         format_minor(whole, digits)
     )
 
@@ -27,10 +27,10 @@ def as_json(sheet: Reconciliation) -> str:
     money = {}
     for currency in sheet.currencies:
         parts, whole = _minor(sheet, currency)
-        micros = {name: sums.cost.get(currency, 0) for name, sums in sheet.parts.items()}
+        micros = {name: sums.cost.get(currency, 0) for name, sums in sheet.charged.items()}
         capacity_micro = sheet.capacity.cost.get(currency, 0)
         money[currency] = {
-            **{name: {"micro": micros[name], "amount": parts[name]} for name in sheet.parts},
+            **{name: {"micro": micros[name], "amount": parts[name]} for name in sheet.charged},
             "capacity_x_rate": {"micro": capacity_micro, "amount": whole},
             "difference_micro": sum(micros.values()) - capacity_micro,
         }
@@ -41,6 +41,7 @@ def as_json(sheet: Reconciliation) -> str:
         "coverage_percent": None if sheet.coverage is None else str(sheet.coverage),
         "gpu_ns": {**{name: sums.gpu_ns for name, sums in sheet.parts.items()}, "capacity": sheet.capacity.gpu_ns},
         "money": money,
+        "commitment_unused_gpu_ns": sheet.unused.gpu_ns,
         "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "days": [
@@ -60,8 +61,9 @@ def as_json(sheet: Reconciliation) -> str:
 def as_text(sheet: Reconciliation) -> str:
     """One screen: the sums, whether they agree, the days that do not, what was outside."""
     out = io.StringIO()
-    names = [*sheet.parts, "capacity x rate"]
+    names = [*sheet.charged, "capacity x rate" if sheet.charged is sheet.parts else "capacity x rate + commitments"]
     hours = [f"{value:.6f}" for value in hours_decimal([sums.gpu_ns for sums in sheet.parts.values()])]
+    hours += [""] * (len(sheet.charged) - len(sheet.parts))
     hours.append(f"{hours_decimal([sheet.capacity.gpu_ns])[0]:.6f}")
     columns = [("", names), ("GPU-hours", hours)]
     for currency in sheet.currencies:
@@ -88,7 +90,7 @@ def _sentences(sheet: Reconciliation) -> list[str]:
     if not with_capacity:
         said.append("There is no inventory for this period: nothing to reconcile against.")
     elif not broken:
-        charged = {one: sum(sums.cost.get(one, 0) for sums in sheet.parts.values()) for one in sheet.currencies}
+        charged = {one: sum(sums.cost.get(one, 0) for sums in sheet.charged.values()) for one in sheet.currencies}
         micros = [f"{charged[one]} = {sheet.capacity.cost.get(one, 0)} micro-{one}" for one in sheet.currencies]
         said.append(
             f"It holds on each of {len(with_capacity)} days: {'; '.join(micros) or 'in time; nothing is priced'}."
@@ -100,6 +102,8 @@ def _sentences(sheet: Reconciliation) -> list[str]:
         said.append(
             f"{sheet.coverage} % of the capacity was observed; rated up to {format_instant(last - last % 1000)}."
         )
+    if sheet.unused.gpu_ns:
+        said.append(f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that nobody used.")
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
         said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
