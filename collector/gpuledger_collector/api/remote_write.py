@@ -16,10 +16,18 @@ from starlette.requests import ClientDisconnect
 
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied
-from gpuledger_collector.api.batches import INLINE_BYTES, RETRY_AFTER_SECONDS, Intake, bounded_length, sender_of
+from gpuledger_collector.api.batches import (
+    INLINE_BYTES,
+    RETRY_AFTER_SECONDS,
+    Held,
+    Intake,
+    receive,
+    sender_of,
+    too_slow,
+)
+from gpuledger_collector.api.limits import OverQuota, Quota
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.decode import Refused
-from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES
 from gpuledger_collector.ingest.remote.decode import Writing, decode, inflated_size
 from gpuledger_collector.ingest.remote.series import Book
 from gpuledger_collector.ingest.remote.store import Written
@@ -38,6 +46,8 @@ class RemoteIntake:
 
     intake: Intake
     commit: GroupCommit[Writing, Written]
+    quota: Quota = field(default_factory=lambda: Quota(0, "samples"))
+    """By the name of the sender's token."""
     book: Book = field(default_factory=Book)
     started: bool = False
     decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS))
@@ -68,6 +78,7 @@ class Outcome:
     status: int
     written: int = 0
     text: str = ""
+    wait_s: int = RETRY_AFTER_SECONDS
 
 
 def router(remote: RemoteIntake) -> APIRouter:
@@ -91,6 +102,8 @@ def router(remote: RemoteIntake) -> APIRouter:
             remote.intake.metrics.denied.labels(status=str(denial.status)).inc()
         except (Unavailable, KeysAway) as error:
             outcome = Outcome(503, text=str(error))
+        except OverQuota as error:
+            outcome = Outcome(503, text=str(error), wait_s=error.retry_after)
         except (psycopg.DataError, psycopg.IntegrityError):
             log.exception("a request of remote write is refused by the database")
             outcome = Outcome(400, text="the database refuses these samples")
@@ -109,7 +122,7 @@ def _response(outcome: Outcome) -> Response:
         "X-Prometheus-Remote-Write-Exemplars-Written": "0",
     }
     if outcome.status == 503:
-        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        headers["Retry-After"] = str(outcome.wait_s)
     if outcome.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if outcome.status == 204:
@@ -124,33 +137,19 @@ async def outcome_of(request: Request, remote: RemoteIntake) -> Outcome:
     if who.node is not None:
         raise Denied(403, f"the token of {who.name} is for one node: remote write needs one for any (--node '*')")
     version = version_of(request)
-    held = 0
-    try:
-        body = bytearray()
-        async with asyncio.timeout(intake.body_seconds):
-            bounded_length(request)
-            async for chunk in request.stream():
-                held += len(chunk)
-                intake.under_way += len(chunk)
-                if held > MAX_BODY_BYTES:
-                    raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send fewer samples in one request")
-                if intake.under_way > intake.most_bytes:
-                    raise Unavailable("too much is under way")
-                body += chunk
-        intake.metrics.bytes.inc(held)
-        size = inflated_size(bytes(body[:5]))
-        held += size
-        intake.under_way += size
-        if intake.under_way > intake.most_bytes:
-            raise Unavailable("too much is under way")
-        return await commit(bytes(body), size, version, remote)
-    except TimeoutError as error:
-        raise Unavailable(f"the body took longer than {intake.body_seconds:.0f} s") from error
-    finally:
-        intake.under_way -= held
+    # Over quota is 503, not 429: Prometheus drops what is answered 429 unless it is told to retry.
+    remote.quota.check(who.name)
+    with Held(intake) as held:
+        try:
+            body = await receive(request, held)
+        except TimeoutError as error:
+            raise Unavailable(too_slow(intake)) from error
+        size = inflated_size(body[:5])
+        held.add(size)
+        return await commit(body, size, version, remote, who.name)
 
 
-async def commit(body: bytes, size: int, version: int, remote: RemoteIntake) -> Outcome:
+async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sender: str) -> Outcome:
     """Decode and commit a body that inflates to `size` bytes."""
     now_ms = int(remote.intake.clock().timestamp() * 1000)
     book = remote.pages()
@@ -160,7 +159,8 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake) -> 
         async with remote.decoders:
             writing = await asyncio.to_thread(decode, body, version, book, now_ms)
     written = Written(writing.stale, 0)
-    if writing.samples:
+    remote.quota.take(sender, writing.samples + writing.foreign)
+    if writing.samples or writing.counts:
         written = await asyncio.wrap_future(remote.writers().submit(writing))
     metrics = remote.intake.metrics
     metrics.remote_samples.labels(outcome="written").inc(written.samples)

@@ -16,11 +16,14 @@ from typing import Any
 import cramjam
 import numpy as np
 
+from gpuledger_agent.counted import whole
+from gpuledger_collector.accounting.counting import LATEST_DAYS
 from gpuledger_collector.ingest.columns import Array
 from gpuledger_collector.ingest.decode import Refused
+from gpuledger_collector.ingest.remote.counted import Sample
 from gpuledger_collector.ingest.remote.messages import RAW, TWO
-from gpuledger_collector.ingest.remote.series import BAD, MOST_LABELS, TAKEN, BadSeries, Book, labels_of
-from gpuledger_collector.ingest.validate import EARLIEST_MS
+from gpuledger_collector.ingest.remote.series import BAD, COUNTED, MOST_LABELS, TAKEN, BadSeries, Book, labels_of
+from gpuledger_collector.ingest.validate import DAY_MS, EARLIEST_MS
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """A request of Prometheus has 2,000 samples by default: about 1 MB."""
@@ -59,6 +62,8 @@ class Writing:
     """Sentences about what is refused, the first few."""
     size: int
     checksum: int
+    counts: tuple[Sample, ...] = ()
+    """Counters of inference servers."""
 
     @property
     def key(self) -> str:
@@ -245,26 +250,43 @@ def _columns(rows: Iterable[tuple[int, float, int]]) -> _Columns:
 
 def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, checksum: int, size: int) -> Writing:
     """Parts what is kept from what is refused (bad series, impossible instants) or not ours."""
-    kind = book.table()["kind"][series]
-    ours = kind == TAKEN
+    table = book.table()
+    kind = table["kind"][series]
+    ours, counted = kind == TAKEN, kind == COUNTED
     possible = (at_ms >= EARLIEST_MS) & (at_ms <= now_ms + FUTURE_MS)
     bad = kind == BAD
     reasons = [f"a series {book.reasons[number]}" for number in np.unique(series[bad])[:MOST_REASONS].tolist()]
-    if not possible[ours].all():
+    if not possible[ours | counted].all():
         reasons.append(
-            f"{int((ours & ~possible).sum())} samples lie before the year 2000 or more than 10 minutes ahead"
+            f"{int(((ours | counted) & ~possible).sum())} samples lie before the year 2000 or more than 10 minutes "
+            "ahead"
         )
+    recent = at_ms >= now_ms - LATEST_DAYS * DAY_MS
+    if not recent[counted & possible].all():
+        reasons.append(f"{int((counted & possible & ~recent).sum())} counters are more than {LATEST_DAYS} days old")
     stale = value.view("<u8") == STALE
     kept = ours & possible & ~stale
+    chosen = counted & possible & recent & ~stale
+    counts = tuple(
+        (book.counted[place], number, instant)
+        for place, number, instant in zip(
+            table["workload"][series[chosen]].tolist(),
+            map(whole, value[chosen].tolist()),
+            at_ms[chosen].tolist(),
+            strict=True,
+        )
+        if number is not None
+    )
     return Writing(
         book,
         series[kept],
         value[kept],
         at_ms[kept],
-        foreign=int((~ours & ~bad).sum()),
-        stale=int((ours & possible & stale).sum()),
-        refusals=int((bad | ours & ~possible).sum()),
+        foreign=int((~ours & ~counted & ~bad).sum()) + int(chosen.sum()) - len(counts),
+        stale=int(((ours | counted) & possible & stale).sum()),
+        refusals=int((bad | (ours | counted) & ~possible | counted & possible & ~recent & ~stale).sum()),
         refused=tuple(reasons),
         size=size + 48 * len(series),
         checksum=checksum,
+        counts=counts,
     )

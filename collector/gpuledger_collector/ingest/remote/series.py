@@ -1,8 +1,9 @@
 """What a series says: of which accelerator, for whom, and which metric. Each is looked at once and then known by bytes.
 
-Names of dcgm-exporter (DCGM_FI_*) and our agent's (gpu_*) are taken; every other series is *foreign*: known, and
-passed over. Prometheus puts labels of its own beside the exporter's. Where the two clash, the exporter's get the prefix
-`exported_`, and what is left under the plain name is the pod of the exporter itself, which holds nothing.
+Names of dcgm-exporter (DCGM_FI_*) and our agent's (gpu_*) are taken, and counters of inference servers; every other
+series is *foreign*: known, and passed over. Prometheus puts labels of its own beside the exporter's. Where the two
+clash, the exporter's get the prefix `exported_`, and what is left under the plain name is the pod of the exporter
+itself, which holds nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import msgspec
 import numpy as np
 
 from gpuledger_agent.catalogue import BY_NAME, HOT, METRICS
+from gpuledger_agent.counted import ENGINES
 from gpuledger_agent.metrics import Metric
 from gpuledger_agent.readings import Accelerator, Workload
 from gpuledger_agent.sources import dcgm
 from gpuledger_agent.wire import WireAccelerator, WireWorkload
 from gpuledger_collector.ingest.columns import Array
+from gpuledger_collector.ingest.remote.counted import CountedSeries, counted_series
 from gpuledger_collector.ingest.remote.messages import ONE
 from gpuledger_collector.ingest.validate import bad_text, check_accelerator, check_workload
 
@@ -31,7 +34,7 @@ MOST_SERIES = 600_000
 MOST_KEY_BYTES = 384 * 1024 * 1024
 SERIES_BYTES = 200
 """What a series takes beside its key."""
-FOREIGN, BAD, TAKEN = 0, 1, 2
+FOREIGN, BAD, TAKEN, COUNTED = 0, 1, 2, 3
 NONE = -1
 METRIC_NUMBER = {metric.name: number for number, metric in enumerate(METRICS)}
 HOT_BIT = {metric.name: bit for bit, metric in enumerate(HOT)}
@@ -77,6 +80,7 @@ class Book:
     faces: list[Face] = field(default_factory=list)
     workloads: list[WireWorkload] = field(default_factory=list)
     pods: list[str] = field(default_factory=list)
+    counted: list[CountedSeries] = field(default_factory=list)
     key_bytes: int = 0
     _known: dict[Hashable, int] = field(default_factory=dict)
     _rows: list[tuple[object, ...]] = field(default_factory=list)
@@ -115,9 +119,11 @@ class Book:
             self.key_bytes += size + SERIES_BYTES
             return number
 
-    def _row(self, meaning: Meaning | None) -> tuple[object, ...]:
+    def _row(self, meaning: Meaning | CountedSeries | None) -> tuple[object, ...]:
         if meaning is None:
             return FOREIGN, NONE, NONE, 1.0, False, NONE, NONE
+        if isinstance(meaning, CountedSeries):
+            return COUNTED, NONE, NONE, 1.0, False, self._place(self.counted, meaning, meaning), NONE
         return (
             TAKEN,
             self._place(self.faces, meaning.face, msgspec.json.encode(meaning.face)),
@@ -167,7 +173,7 @@ def checked(labels: list[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def meaning_of(labels: list[tuple[str, str]]) -> Meaning | None:
+def meaning_of(labels: list[tuple[str, str]]) -> Meaning | CountedSeries | None:
     """What a series says; None for one that is none of ours. Raises BadSeries."""
     found = checked(labels)
     name = found["__name__"]
@@ -175,7 +181,7 @@ def meaning_of(labels: list[tuple[str, str]]) -> Meaning | None:
         return _of_dcgm(name, found)
     if name.startswith("gpu_") and not found.get("mig_instance"):
         return _of_agent(name, found)
-    return None
+    return counted_series(name, found, owner_of(found)) if name in ENGINES else None
 
 
 def _of_dcgm(name: str, labels: Mapping[str, str]) -> Meaning | None:

@@ -19,6 +19,7 @@ from gpuledger_agent.health import EVIDENCE
 from gpuledger_agent.sources.dcgm import judged
 from gpuledger_collector.ingest.columns import Array
 from gpuledger_collector.ingest.directory import Connection, Ids
+from gpuledger_collector.ingest.remote.counted import CounterStore
 from gpuledger_collector.ingest.remote.decode import Writing
 from gpuledger_collector.ingest.remote.gather import WITNESSES, Gathered, Scrape, cut, only
 from gpuledger_collector.ingest.remote.series import METRIC_NUMBER, Book
@@ -50,6 +51,7 @@ class RemoteStore:
     store: Store
     window_ms: int
     """How much older than the newest scrape of its accelerator a scrape may be."""
+    counters: CounterStore = field(default_factory=CounterStore)
     _health: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """Newest readings that a verdict needs, by accelerator: a part of a scrape need not hold them all."""
 
@@ -64,11 +66,14 @@ class RemoteStore:
                 written = self._flush(connection, book, [batches[place] for place in places], now)
                 for place, (good, old) in zip(places, written, strict=True):
                     answers[place] = Written(answers[place].samples + good, old)
-        return answers
+        self.counters.keep(connection, [sample for one in batches for sample in one.counts], now)
+        return [Written(answer.samples + len(one.counts), answer.too_old)
+                for answer, one in zip(answers, batches, strict=True)]  # fmt: skip
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database."""
         self.store.forget()
+        self.counters = CounterStore()
 
     def _flush(
         self, connection: Connection, book: Book, requests: Sequence[Writing], now: dt.datetime
