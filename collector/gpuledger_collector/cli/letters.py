@@ -145,7 +145,7 @@ def dry_run(dsn: Dsn = None, config: Config = None) -> None:
 
 
 def run(dsn: Dsn = None, config: Config = None) -> None:
-    """Do now what the collector does on its schedule: what a dry run has shown for long enough. Ends with 1 on a failure.
+    """Do now what a dry run has shown for long enough, as the collector does on its schedule. Ends with 1 on a failure.
 
     Needs `actions = true` in the settings, an [[action]] of the team, and a letter that its people had before.
     """

@@ -158,7 +158,7 @@ def _brought_up(unit: LetterUnit, letter: Letter, holding: Holding | None, at_ms
         return letter
     # What had ended and goes on after all is the same episode still: it was told.
     letter = replace(letter, closed_ms=None)
-    if holding is None:
+    if holding is None or not goes_on:
         done.closed += 1
         letter = replace(letter, closed_ms=at_ms)
     elif letter.ack_until_ms is not None and at_ms >= letter.ack_until_ms:

@@ -1,0 +1,77 @@
+"""A day with a job gone idle, one never used and a warm replica; who is written to, and the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fakes.fleet import DAY, OCTOBER, Fleet
+from fakes.idle_day import furnish
+from fakes.ledger import Run, findings, fleet, run
+from gpuledger_collector.jobs import find_idle
+from gpuledger_collector.jobs.write_letters import Writers, Written, write_letters
+from gpuledger_collector.notify import letter_mail
+from gpuledger_collector.notify.links import AckLinks
+from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.findings import FindingStore
+from gpuledger_collector.storage.letters import LetterBook
+
+__all__ = ["findings", "fleet", "run"]
+
+LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
+WRITERS = Writers(
+    partial(letter_mail.idle, links=LINKS), partial(letter_mail.anomaly, links=LINKS), letter_mail.summary
+)
+CONTACTS = """
+[[contact]]
+user = "*"
+address = "{user}@example.org"
+tag = "mail"
+domains = ["example.org"]
+
+[[contact]]
+team = "vision"
+leads = ["lead@example.org"]
+escalate_days = 2
+
+[[contact]]
+team = "robotics"
+recipients = ["robots@example.org"]
+"""
+
+
+@pytest.fixture
+def connect(dsn: str) -> Callable[[], psycopg.Connection]:
+    """Opens an autocommit connection to the database."""
+    return lambda: open_connection(dsn, autocommit=True)
+
+
+@pytest.fixture
+def apply(run: Run, tmp_path: Path) -> Callable[[str], tuple[int, str, str]]:
+    """Applies the text of a file."""
+
+    def applied(text: str) -> tuple[int, str, str]:
+        path = tmp_path / "ledger.toml"
+        path.write_text(text, encoding="utf-8")
+        return run("apply", path)
+
+    return applied
+
+
+@pytest.fixture
+def idle_day(fleet: Fleet, findings: FindingStore) -> Fleet:
+    """The day of fakes.idle_day, looked at up to its end: ada's job rests since 06:00, job 3 never ran."""
+    furnish(fleet)
+    fleet.connection.execute("UPDATE workload SET name = 'train-yolo', user_name = 'ada' WHERE external_id = '1'")
+    find_idle(findings, OCTOBER + DAY)
+    return fleet
+
+
+@pytest.fixture
+def write(connect) -> Callable[[float], Written]:
+    """Writes the letters as of a day of October (0 is its first midnight)."""
+    return lambda day: write_letters(LetterBook(connect), OCTOBER + round(day * DAY), WRITERS)

@@ -1,0 +1,277 @@
+"""Letters to people: each episode once, to the right one, with the command that helps; never for what is guarded."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
+from fakes.idle_day import CHANGE, minutes
+from gpuledger_collector.accounting.messages import Content
+from gpuledger_collector.api import acks
+from gpuledger_collector.insight.letters import Contact, address_of
+from gpuledger_collector.jobs import find_idle
+from gpuledger_collector.jobs.write_letters import Writers, write_letters
+from gpuledger_collector.notify.links import AckLinks
+from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.letters import LetterBook, holdings
+
+LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
+CONTACTS = """
+[[contact]]
+user = "*"
+address = "{user}@example.org"
+tag = "mail"
+domains = ["example.org"]
+
+[[contact]]
+team = "vision"
+leads = ["lead@example.org"]
+escalate_days = 2
+
+[[contact]]
+team = "robotics"
+recipients = ["robots@example.org"]
+"""
+
+
+def outbox(fleet: Fleet) -> list[tuple[str, str, str]]:
+    return [
+        (str(kind), str(recipient), str(text))
+        for kind, recipient, text in fleet.rows("SELECT kind, recipient, text FROM outbox ORDER BY id")
+    ]
+
+
+def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
+    """ada by her own address, robotics as a team, nobody for the replica or the free card; again: nothing new."""
+    apply(CONTACTS)
+    first = write(1)
+    assert (first.told, first.unreachable) == (2, 0)
+    told = {recipient: text for _, recipient, text in outbox(idle_day)}
+    assert set(told) == {"ada@example.org", "robots@example.org"}
+    text = told["ada@example.org"]
+    for part in (
+        "train-yolo (Slurm job 1, ada)", "scancel 1", "1 Oct, 06:00 UTC, for 18 h 0 min", "worked, and then stopped",
+        "utilisation 0 %", "60.0 GiB of memory held", "It is meant so: https://gpuledger.example.com/v1/letters/ack?",
+    ):  # fmt: skip
+        assert part in text
+    assert "No address of their owner is known" in told["robots@example.org"]
+    assert write(1.01).told == 0
+    assert len(outbox(idle_day)) == 2
+
+
+def test_money_of_the_letter_is_that_of_the_finding(idle_day, apply, write) -> None:
+    """Cost so far and per day, to the cent, and in the CSV to the micro-unit."""
+    apply(CONTACTS)
+    write(1)
+    ((cost, per_day),) = idle_day.rows("SELECT cost_micro, per_day_micro FROM finding WHERE state = 'gone_idle'")
+    ((text, attached),) = idle_day.rows(
+        "SELECT text, attachments->>'idle.csv' FROM outbox WHERE recipient = 'ada@example.org'"
+    )
+    assert f"USD {cost / 1e6:.2f} so far" in str(text)
+    assert f"USD {per_day / 1e6:.2f} for each day more" in str(text)
+    row = str(attached).splitlines()[1].split(",")
+    assert [round(float(cell) * 1e6) for cell in row[8:10]] == [cost, per_day]
+
+
+def test_nothing_is_told_without_a_contact(idle_day, write) -> None:
+    """Off until somebody says who is written to."""
+    assert write(1).told == 0
+    assert outbox(idle_day) == []
+
+
+@pytest.mark.parametrize("step", ["first", "second", "message"])
+def test_a_writer_that_stops_anywhere_tells_once(step, idle_day, apply, connect, write) -> None:
+    """It dies while it writes; two at once follow: each episode is told once."""
+    apply(CONTACTS)
+    count = 0
+
+    def dies(_news: object) -> Content:
+        nonlocal count
+        count += 1
+        if (step, count) in {("first", 1), ("second", 2)}:
+            raise KeyboardInterrupt
+        return Content("subject", "text")
+
+    class Unplugged(LetterBook):
+        def unit(self):
+            made = super().unit()
+            if step == "message":
+                put = made.__enter__().put
+                del put
+                made.gen.throw(KeyboardInterrupt())
+            return made
+
+    with pytest.raises(KeyboardInterrupt):
+        write_letters(Unplugged(connect), OCTOBER + DAY, Writers(dies, dies, dies))
+    threads = [threading.Thread(target=write, args=(1,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(recipient for _, recipient, _ in outbox(idle_day)) == ["ada@example.org", "robots@example.org"]
+    assert idle_day.rows("SELECT count(*) FROM letter") == [(2,)]
+
+
+def test_leads_are_told_when_nobody_answers_and_only_once(idle_day, apply, write, findings) -> None:
+    """Two days after the letter, while it goes on; not for a team without leads."""
+    apply(CONTACTS)
+    write(1)
+    _go_on(idle_day, findings, 1, 4)
+    assert write(2.9).escalated == 0
+    assert write(3.1).escalated == 1
+    assert write(3.2).escalated == 0
+    (last,) = [one for one in outbox(idle_day) if one[1] == "lead@example.org" and one[0] == "idle"]
+    assert "ada@example.org was told on 2 Oct, 00:00 UTC" in last[2].replace("\n", " ")
+
+
+def _go_on(fleet: Fleet, findings, first: int, last: int) -> None:
+    for number in (1, 3):
+        minutes(fleet, number, first * DAY, last * DAY, 0.0, processes=1 if number == 1 else 0)
+    fleet.evidence(
+        [Held(number, number, hour * HOUR, hour * HOUR + HOUR) for hour in range(24 * first, 24 * last)
+         for number in (1, 3)]
+    )  # fmt: skip
+    find_idle(findings, OCTOBER + last * DAY)
+
+
+def test_it_is_meant_so_for_a_while(idle_day, apply, write, findings, dsn) -> None:
+    """Opening the link changes nothing, its button mutes for the days asked; after them it is told anew."""
+    apply(CONTACTS)
+    write(1)
+    ((link,),) = idle_day.rows("SELECT link FROM outbox WHERE recipient = 'ada@example.org'")
+    now = dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)
+    app = FastAPI()
+    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: now))
+    client = TestClient(app)
+    parts = urlsplit(str(link))
+    page = f"{parts.path}?{parts.query}"
+    assert "train-yolo" in client.get(page).text
+    assert idle_day.rows("SELECT count(*) FROM letter WHERE acked_ms IS NOT NULL") == [(0,)]
+    assert "2025-10-03" in client.post(f"{page}&days=1").text
+    assert client.post(page.replace("letter=", "letter=9")).status_code == 403
+    assert client.post(f"{page}&days=1000").status_code == 422
+    assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("letter",)]
+    _go_on(idle_day, findings, 1, 4)
+    assert (write(2).told, write(2).escalated) == (0, 0)
+    assert write(3).told == 1
+    assert [one[1] for one in outbox(idle_day)].count("ada@example.org") == 2
+    now = dt.datetime(2025, 10, 17, tzinfo=dt.UTC)
+    assert client.get(page).status_code == 410
+
+
+def test_what_works_again_is_no_news_and_the_next_rest_is(idle_day, apply, write, findings) -> None:
+    """The letter ends with its episode; another episode is another letter."""
+    apply(CONTACTS)
+    write(1)
+    minutes(idle_day, 1, DAY, DAY + 3 * HOUR, 0.8)
+    minutes(idle_day, 1, DAY + 3 * HOUR, DAY + 9 * HOUR, 0.0)
+    idle_day.evidence([Held(1, 1, hour * HOUR, hour * HOUR + HOUR) for hour in range(24, 33)])
+    find_idle(findings, OCTOBER + DAY + 9 * HOUR)
+    write(1 + 9 / 24)
+    assert [one[1] for one in outbox(idle_day)].count("ada@example.org") == 2
+
+
+def test_missing_data_is_never_told(idle_day, apply, write) -> None:
+    """Nobody has seen it for an hour: no letter, whatever the finding says."""
+    apply(CONTACTS)
+    assert write(1 + 1 / 24).told == 0
+
+
+def test_a_job_of_which_others_work_is_not_to_be_ended(idle_day, apply, write, connect) -> None:
+    """One of its two GPUs is idle: it is told, without a command that would end both."""
+    apply(CONTACTS)
+    idle_day.connection.execute(
+        "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms) "
+        "SELECT id, %s, 'held', (SELECT id FROM workload WHERE external_id = '1'), 3600000, 0, 0, 0 FROM accelerator "
+        "WHERE uuid IN ('GPU-0001', 'GPU-0002')",
+        (OCTOBER + 23 * HOUR,),
+    )
+    write(1)
+    ((text,),) = idle_day.rows("SELECT text FROM outbox WHERE recipient = 'ada@example.org'")
+    assert "1 of its 2 GPUs" in str(text)
+    assert "scancel" not in str(text)
+
+
+@pytest.mark.parametrize(
+    ("user", "tags", "found"),
+    [
+        ("ada", {}, "ada@example.org"),
+        ("grace", {}, "hopper@example.org"),
+        ("ada", {"mail": "boss@example.org"}, "boss@example.org"),
+        ("ada", {"mail": "boss@elsewhere.example"}, "ada@example.org"),
+        ("ada", {"mail": "x@example.org\r\nBcc: all@example.org"}, "ada@example.org"),
+        ("ada\r\nBcc: x", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_addresses_of_owners(user, tags, found, idle_day, connect) -> None:
+    """A tag of our own domains, else the user's contact, else that of any user; never what could break a header."""
+    idle_day.connection.execute(
+        "UPDATE workload SET user_name = %s, tags = %s WHERE external_id = '1'", (user, json.dumps(tags))
+    )
+    contacts = [
+        Contact("user *", user="*", address="{user}@example.org", tag="mail", domains=("example.org",)),
+        Contact("user grace", user="grace", address="hopper@example.org"),
+    ]
+    with connect() as connection:
+        holding = next(one for one in holdings(connection, OCTOBER + DAY) if one.external_id == "1")
+    assert address_of(holding, contacts) == found
+
+
+def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, write) -> None:
+    """One mail for an episode; a new look that finds it an hour earlier under another key tells nobody again."""
+    apply(CONTACTS)
+
+    def finding(since: int) -> None:
+        fleet.connection.execute("DELETE FROM finding")
+        fleet.connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
+            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
+            "'{}', %s, %s, %s, 0.9, 'USD', 1234567890, 9876543210, %s)",
+            (f"anomaly:{since}", OCTOBER + since, OCTOBER + since + HOUR, OCTOBER + DAY,
+             json.dumps({"days_before": 7, "price_micro": 0, "volume_micro": 1234567890, "mix_micro": 0, "rates": [],
+                         "drivers": [{"workload": "sweep", "model": "H100", "change_micro": 1234567890}]})),
+        )  # fmt: skip
+
+    finding(20 * HOUR)
+    assert write(1).anomalies == 1
+    finding(19 * HOUR)
+    assert write(1.01).anomalies == 0
+    ((kind, recipient, text),) = outbox(fleet)
+    assert (kind, recipient) == ("anomaly", "robots@example.org")
+    assert "robotics has spent USD 1,234.57 more" in text
+    assert "sweep (H100)" in text
+
+
+def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings) -> None:
+    """On the first round of a week, once; its GPU-hours are of that week alone, and priced exactly."""
+    apply(CONTACTS)
+    _go_on(idle_day, findings, 1, 6)
+    assert write(4.9).summaries == 0
+    assert write(5.2).summaries == 1  # Monday, 6 October
+    assert write(5.3).summaries == 0
+    ((recipient, text),) = idle_day.rows("SELECT recipient, text FROM outbox WHERE kind = 'summary'")
+    assert recipient == "lead@example.org"
+    assert "vision held 114.0 GPU-hours" in str(text)  # from Wednesday 06:00 to Sunday's end, not to the sixth day's
+    cost = 2.49 * (CHANGE - 6 * HOUR) / HOUR + 1.999999999 * (5 * DAY - CHANGE) / HOUR
+    assert f"USD {cost:.2f}" in str(text)
+
+
+def test_the_commands(idle_day, apply, run, connect) -> None:
+    """What was told is listed, can be said to be meant so, and a dry run writes to nobody."""
+    apply(CONTACTS)
+    write_letters(LetterBook(connect), OCTOBER + DAY, Writers(*(3 * [lambda _: Content("s", "t")])))
+    code, out, _ = run("letters", "list")
+    assert code == 0
+    assert "train-yolo  to ada@example.org" in out
+    assert run("letters", "ack", "1", "--why", "deadline")[0] == 0
+    assert "meant so to" in run("letters", "list")[1]
+    assert run("letters", "ack", "99")[0] == 2
+    assert "dry run: nobody is written to" in run("letters", "write", "--dry-run")[1]
