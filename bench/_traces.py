@@ -59,13 +59,26 @@ def dlrm(place: Path, step_s: int) -> dict[str, np.ndarray]:
 
 def openb(place: Path, step_s: int) -> np.ndarray:
     """GPUs of the short pods (under three days), 35 days."""
+    short = short_pods(place)
+    return mean_in_use(short.start, short.end, short.gpus, step_s, min(35 * DAY, float(short.end.max())))
+
+
+def short_pods(place: Path) -> pd.DataFrame:
+    """Pods that lived under three days: start and end in seconds, GPUs, and the class of service as the owner."""
     pods = pd.read_csv(place / "alibaba_openb_2023_pods.csv.gz")
     short = pods[(pods.deletion_time - pods.creation_time) < 3 * DAY]
     first = short.creation_time.quantile(0.05)
     short = short[short.creation_time >= first]
-    until = min(35 * DAY, float((short.deletion_time - first).max()))
-    return mean_in_use(short.creation_time - first, short.deletion_time - first,
-                       short.num_gpu * short.gpu_milli / 1000, step_s, until)  # fmt: skip
+    return pd.DataFrame({"start": short.creation_time - first, "end": short.deletion_time - first,
+                         "gpus": short.num_gpu * short.gpu_milli / 1000, "owner": short.qos})  # fmt: skip
+
+
+def workloads(place: Path) -> dict[str, pd.DataFrame]:
+    """The workloads behind the series of `hourly` that have any: start, end (NaN: goes on), gpus, owner."""
+    jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz").rename(columns={"end_s": "end", "team": "owner"})
+    jobs["start"] = jobs.start_s.fillna(0)
+    made = {f"dlrm/{team}": part for team, part in jobs.groupby("owner")}
+    return made | {"dlrm/all": jobs, "openb/short pods": short_pods(place)}
 
 
 def hourly(place: Path) -> dict[str, np.ndarray]:

@@ -2,14 +2,16 @@
 
 Each series is forecast by every model at a few earlier instants of its own past; a model counts by how small its
 quantile loss was there (a power of it, times a prior that favours the level-and-plateau analog). Quantiles are averaged
-quantile by quantile. The tails are then widened by one factor, learnt across all series of the run (a single series has
-too few independent days to calibrate by itself). Laws: quantiles do not cross, nothing is below zero, and nothing after
-the last instant given is ever looked at.
+quantile by quantile. Models that look at more than the series (boosted trees over all series, workloads) answer for the
+same instants beforehand, and count beside the series' own models together by their loss over theirs. The tails are then
+widened by one factor, learnt across all series of the run (a single series has too few independent days to calibrate by
+itself). Laws: quantiles do not cross, nothing is below zero, and nothing after the last instant given
+is ever looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,10 +25,18 @@ from gpuledger_collector.insight.forecast.analogs import (
     spread,
     weights_of,
 )
+from gpuledger_collector.insight.forecast.workloads import Workloads
+from gpuledger_collector.insight.forecast.workloads import answers as lived
 from gpuledger_collector.insight.series import Floats, Ints, Series
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
 WEEK_DAYS = 7
+SEASONS = (("day ago", 1), ("week ago", WEEK_DAYS))
+MODELS = (*(look.name for look in LOOKS), *(name for name, _ in SEASONS), "workloads", "boosted")
+"""Every model by name; boosted is not in the default mix, it did not earn its time (docs/forecasting.md)."""
+Answer = tuple[Floats, Floats]
+Answers = Mapping[str, Mapping[int, Answer]]
+"""Levels (H, Q) and means (H,) by model and by how much of the past was known."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,24 @@ class Settings:
     doubt: float = 1.0  # origins' worth of disbelief in the judgement
     prior: tuple[tuple[str, float], ...] = (
         ("analog", 4.0), ("recent", 1.0), ("rhythm", 1.0), ("persistence", 0.5), ("day ago", 0.25), ("week ago", 0.25),
+        ("workloads", 1.0),
     )  # fmt: skip
+    outsider: float = 2.0  # what a model beyond the series counts beside all its own, when its loss was the same
+    doubted: float = 5.0  # how sharply it counts less as its loss was larger
+    least: float = 0.2  # the share below which it does not count
     calibration_doubt: float = 200.0  # series' worth of disbelief in the common widening of the tails
+
+
+def settings_for(model: str) -> Settings:
+    """Settings of `auto` (the default mix), `all` (boosted trees too) or one model of MODELS alone. Raises KeyError."""
+    usual = Settings()
+    if model == "auto":
+        return usual
+    if model == "all":
+        return replace(usual, prior=(*usual.prior, ("boosted", 1.0)))
+    if model not in MODELS:
+        raise KeyError(model)
+    return replace(usual, prior=((model, 1.0),))
 
 
 @dataclass(frozen=True)
@@ -81,23 +107,50 @@ def forecast(
     quantiles: Sequence[float] = QUANTILES,
     settings: Settings | None = None,
     track: Callable[[Sequence[Series]], Iterable[Series]] = iter,
+    workloads: Mapping[str, Workloads] | None = None,
 ) -> list[Forecast]:
     """Forecast each series for `horizon` steps after its last instant (known or not); order is kept.
 
-    `track` wraps the walk over the series, for a progress bar. Raises ValueError for a horizon below one step,
-    quantiles outside (0, 1) or a series without any known value.
+    `track` wraps the walk over the series, for a progress bar; `workloads` are those of a series, by its name. Raises
+    ValueError for a horizon below one step, quantiles outside (0, 1) or a series without any known value.
     """
     settings = settings or Settings()
     wanted = np.asarray(sorted(quantiles), dtype=float)
     if horizon < 1 or not len(wanted) or wanted[0] <= 0 or wanted[-1] >= 1:
         raise ValueError("a forecast needs at least one step and quantiles between 0 and 1")
-    made = [_one(one, horizon, wanted, settings) for one in track(series)]
+    known = workloads or {}
+    trees: Sequence[Mapping[int, Answer]] = ()
+    if any(name == "boosted" for name, _ in settings.prior):
+        trees = _boosted([_asked(one, horizon, settings) for one in series], wanted)
+    made = [
+        _one(_asked(one, horizon, settings), wanted, settings, known.get(one.name), trees[number] if trees else {})
+        for number, one in enumerate(track(series))
+    ]
     factors = _widening([judged for _, judged in made if judged], wanted, settings)
     return [_finish(plain, factors) if judged else _finish(plain, np.ones(len(wanted))) for plain, judged in made]
 
 
-def _one(series: Series, horizon: int, quantiles: Floats, settings: Settings) -> tuple[Forecast, _Judged | None]:
-    """The uncalibrated forecast of one series and what its back-test said."""
+@dataclass(frozen=True)
+class _Asked:
+    """A series as it is forecast: its past, the instants to come, and the earlier origins at which it is judged."""
+
+    name: str
+    past: Past
+    at_ms: Ints
+    leads: Ints
+    judged_leads: Ints
+    origins: tuple[int, ...]  # how much of the past was known at each, latest first
+    known: int
+
+    @property
+    def plan(self) -> tuple[tuple[int, Ints], ...]:
+        """Every origin with its leads, now last."""
+        then = tuple((origin, self.judged_leads) for origin in self.origins[::-1])
+        return (*then, (len(self.past.values), self.leads))
+
+
+def _asked(series: Series, horizon: int, settings: Settings) -> _Asked:
+    """What is asked of a series. Raises ValueError for one without any known value."""
     if not series.known:
         raise ValueError(f"series {series.name!r} has no known value")
     cap = max(settings.history_steps, int(settings.history_days * 86_400_000 // series.step_ms))
@@ -107,32 +160,64 @@ def _one(series: Series, horizon: int, quantiles: Floats, settings: Settings) ->
         cut, values = 0, series.values
     past = past_of(values, series.start_ms + cut * series.step_ms, series.step_ms)
     at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
-    leads = (at_ms - past.at_ms[-1]) // series.step_ms
-    known = int(past.known.sum())
-    if known < max(24, min(3 * horizon // 2, 96)):
-        return _short(series.name, past, at_ms, leads, quantiles, known), None
-    judged = _judge(past, horizon, quantiles, settings)
-    models = _models(past, leads, quantiles, judged.weights)
+    judged = np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int))
+    return _Asked(series.name, past, at_ms, (at_ms - past.at_ms[-1]) // series.step_ms, judged,
+                  _origins(len(past.values), horizon, settings), int(past.known.sum()))  # fmt: skip
+
+
+def _origins(count: int, horizon: int, settings: Settings) -> tuple[int, ...]:
+    """Earlier instants at which the models are judged, latest first; none while the past is too short for one."""
+    room = count - horizon - max(48, horizon)
+    if room <= 0:
+        return ()
+    apart = max(1, min(horizon, room // settings.origins))
+    return tuple(count - horizon - back * apart for back in range(min(settings.origins, 1 + room // apart)))
+
+
+def _boosted(asked: Sequence[_Asked], quantiles: Floats) -> Sequence[Mapping[int, Answer]]:
+    """What trees over all series answer, for each series by origin."""
+    from gpuledger_collector.insight.forecast.boosted import Plan, answers
+
+    plans = [
+        Plan(one.past, tuple(origin for origin, _ in one.plan), tuple(leads for _, leads in one.plan)) for one in asked
+    ]
+    return answers(plans, quantiles)
+
+
+def _one(
+    asked: _Asked, quantiles: Floats, settings: Settings, workloads: Workloads | None, trees: Mapping[int, Answer]
+) -> tuple[Forecast, _Judged | None]:
+    """The uncalibrated forecast of one series and what its back-test said."""
+    past, horizon = asked.past, len(asked.at_ms)
+    if asked.known < max(24, min(3 * horizon // 2, 96)):
+        return _short(asked.name, past, asked.at_ms, asked.leads, quantiles, asked.known), None
+    prior = dict(settings.prior)
+    given: dict[str, Mapping[int, Answer]] = {"boosted": trees} if trees else {}
+    if workloads is not None and "workloads" in prior:
+        given["workloads"] = lived(workloads, past, asked.plan, quantiles)
+    judged = _judge(asked, quantiles, settings, given)
+    models = _models(past, asked.leads, quantiles, {*judged.weights}, given)
     values_, mean, used = _combine(models, judged.weights)
     naive = models["persistence"][0]
-    return Forecast(series.name, at_ms, mean, values_, tuple(quantiles), naive, used, judged.skill), judged
+    return Forecast(asked.name, asked.at_ms, mean, values_, tuple(quantiles), naive, used, judged.skill), judged
 
 
-def _models(
-    past: Past, leads: Ints, quantiles: Floats, weights: dict[str, float] | None
-) -> dict[str, tuple[Floats, Floats]]:
-    """Levels (H, Q) and mean (H,) of each model that counts (all when `weights` is None; persistence always)."""
+def _models(past: Past, leads: Ints, quantiles: Floats, wanted: set[str], given: Answers) -> dict[str, Answer]:
+    """Levels (H, Q) and mean (H,) of each wanted model, as far as it has an answer; persistence always."""
     changes = changes_of(past, leads)
     now = past.values[-1]
-    made: dict[str, tuple[Floats, Floats]] = {}
+    made: dict[str, Answer] = {}
     for look in LOOKS:
-        if weights is None or look.name == "persistence" or weights.get(look.name, 0) > 0.02:
+        if look.name == "persistence" or look.name in wanted:
             values, mean = spread(changes, weights_of(look, past, changes.origin), quantiles)
             made[look.name] = (now + values, now + mean)
-    for name, days in (("day ago", 1), ("week ago", WEEK_DAYS)):
+    for name, days in SEASONS:
         period = past.per_day * days
-        if period and len(past.values) >= 2 * period + 1 and (weights is None or weights.get(name, 0) > 0.02):
+        if name in wanted and period and len(past.values) >= 2 * period + 1:
             made[name] = seasonal(past, period, leads, quantiles)
+    for name, by_origin in given.items():
+        if name in wanted and len(past.values) in by_origin:
+            made[name] = by_origin[len(past.values)]
     return made
 
 
@@ -154,38 +239,61 @@ def _combine(
     return np.sort(joined, axis=1), (np.nan_to_num(mean) * have).sum(axis=0), used
 
 
-def _judge(past: Past, horizon: int, quantiles: Floats, settings: Settings) -> _Judged:
-    """Forecast from earlier instants of the past and weigh the models by their quantile loss there."""
-    count = len(past.values)
-    room = count - horizon - max(48, horizon)
-    prior = dict(settings.prior)
-    empty = np.empty((0, len(quantiles)))
-    if room <= 0:
-        return _Judged(prior, None, np.empty(0), empty)
-    apart = max(1, min(horizon, room // settings.origins))
-    leads = np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int))
+def _judge(asked: _Asked, quantiles: Floats, settings: Settings, given: Answers) -> _Judged:
+    """Forecast from earlier instants of the past and weigh the models by their quantile loss there.
+
+    A model that could not be judged at any of them does not count, unless none could; then the series' own models do.
+    """
+    past, leads, prior = asked.past, asked.judged_leads, dict(settings.prior)
     losses: list[dict[str, float]] = []
-    pairs: list[tuple[Floats, dict[str, tuple[Floats, Floats]]]] = []
-    for back in range(min(settings.origins, 1 + room // apart)):
-        origin = count - horizon - back * apart
+    pairs: list[tuple[Floats, dict[str, Answer]]] = []
+    for origin in asked.origins:
         actual = np.where(past.known[origin - 1 + leads], past.values[origin - 1 + leads], np.nan)
         if not np.isfinite(actual).any():
             continue
         # The arrays are cut, not recomputed: all of `Past` at an instant depends on what came before only.
         then = replace(past, values=past.values[:origin], known=past.known[:origin], at_ms=past.at_ms[:origin],
                        age=past.age[:origin])  # fmt: skip
-        models = _models(then, leads, quantiles, None)
+        models = _models(then, leads, quantiles, {*prior}, given)
         losses.append({name: pinball(actual, made[0], quantiles) for name, made in models.items()})
         pairs.append((actual, models))
     if not losses:
-        return _Judged(prior, None, np.empty(0), empty)
-    weights = _weigh(losses, prior, settings)
+        own = {name: weight for name, weight in prior.items() if name not in given} or {"persistence": 1.0}
+        return _Judged(own, None, np.empty(0), np.empty((0, len(quantiles))))
+    own = {name: weight for name, weight in prior.items() if name not in given}
+    weights = _weigh(losses, own or prior, settings)
+    if own:
+        weights = _beside(weights, pairs, losses, quantiles, settings, [name for name in prior if name in given])
     promised = [(actual, _combine(models, weights)[0]) for actual, models in pairs]
     ours = sum(pinball(actual, values, quantiles) for actual, values in promised)
     naive = sum(loss["persistence"] for loss in losses)
     skill = 1 - ours / naive if naive > 0 else 0.0
     return _Judged(weights, skill, np.concatenate([actual for actual, _ in promised]),
                    np.concatenate([values for _, values in promised]))  # fmt: skip
+
+
+def _beside(
+    own: dict[str, float], pairs: Sequence[tuple[Floats, dict[str, Answer]]], losses: list[dict[str, float]],
+    quantiles: Floats, settings: Settings, outsiders: Sequence[str],
+) -> dict[str, float]:  # fmt: skip
+    """The weights with the outsiders: each counts beside the own models together by a power of its loss over theirs.
+
+    One that had no answer at half of the origins, or that would count for little, does not count.
+    """
+    together = [pinball(actual, _combine(models, own)[0], quantiles) for actual, models in pairs]
+    added = {}
+    for name in outsiders:
+        have = [place for place, loss in enumerate(losses) if np.isfinite(loss.get(name, np.nan))]
+        if 2 * len(have) < len(losses) or not have:
+            continue
+        ours, theirs = (
+            sum(part) + 1e-9 for part in zip(*((together[at], losses[at][name]) for at in have), strict=True)
+        )
+        share = settings.outsider * (theirs / ours) ** -settings.doubted
+        if share >= settings.least * (1 + share):
+            added[name] = min(share, 3.0)
+    total = 1 + sum(added.values())
+    return {name: weight / total for name, weight in (own | added).items()}
 
 
 def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: Settings) -> dict[str, float]:
@@ -197,6 +305,8 @@ def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: Se
         # The ratio to persistence over the same origins: a model that only answered the last ones is not favoured.
         base = sum(loss["persistence"] for loss in have)
         relative[name] = (sum(loss[name] for loss in have) + 1e-9) / (base + 1e-9)
+    if not relative:
+        return {"persistence": 1.0}
     least = min(relative.values())
     power = settings.power * len(losses) / (len(losses) + settings.doubt)
     raw = {name: prior[name] * float((relative[name] / least) ** -power) for name in names}
