@@ -13,6 +13,8 @@ from gpuledger_collector.cli.common import LACKING, Config, Dsn, database, refus
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
+    from gpuledger_collector.export.config import Applied
+    from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
 
@@ -83,6 +85,54 @@ def _require_parquet(output: Path | None) -> None:
         parquet.arrow()
     except parquet.NoArrow as error:
         refuse(str(error), LACKING)
+
+
+@app.command(epilog="Example: gpuledger export config -o ledger.toml && gpuledger apply ledger.toml --dry-run")
+def config(
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    dsn: Dsn = None,
+    settings_file: Config = None,
+) -> None:
+    """Write what is applied as a TOML file: `gpuledger apply` takes it back unchanged, here or in another ledger.
+
+    Rules, prices, commitments, budgets, shared costs, carbon intensities, the billing zone, letters and pools are in
+    it. Rates of [[owned]] hardware are in it as the prices that they led to.
+    """
+    if output is not None and not output.parent.is_dir():
+        refuse(f"{output.parent} is no folder to write to")
+    with database(dsn, settings_file) as opened:
+        from gpuledger_collector.export.config import as_toml
+
+        text = as_toml(_applied(opened))
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+def _applied(opened: Database) -> Applied:
+    from gpuledger_collector.export.config import Applied
+    from gpuledger_collector.storage import budgets, commitments, declared, letter_rules, prices, rules, scaling, zones
+    from gpuledger_collector.storage.engine import open_connection
+
+    with opened.engine.connect() as reading:
+        pools = scaling.terms(reading)
+    with open_connection(opened.dsn) as connection:
+        return Applied(
+            zones.current(connection),
+            rules.current(connection),
+            prices.current(connection),
+            commitments.current(connection),
+            commitments.choices(connection),
+            commitments.exchange(connection),
+            budgets.current(connection),
+            declared.shared_costs(connection),
+            declared.carbon(connection),
+            letter_rules.recipients(connection),
+            letter_rules.contacts(connection),
+            letter_rules.actions(connection),
+            [pools[name] for name in sorted(pools)],
+        )
 
 
 def _period(start: str, end: str) -> Period:
