@@ -22,6 +22,7 @@ import uvicorn
 
 from gpuledger_collector import wiring
 from gpuledger_collector.api.auth.keys import Files
+from gpuledger_collector.api.limits import guarded
 from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings, SettingsError
 from gpuledger_collector.storage.embedded import EmbeddedServer
@@ -94,6 +95,7 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     made = uvicorn.Config(
         parts.app,
+        http=guarded(settings.most_connections),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -176,7 +176,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     return Collector(made, intake, remote, commit, metrics)
 
 
-def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int], Mapping[str, Any]]:
+def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int | None], Mapping[str, Any]]:
     """What GET /v1/scaling/{pool} says of a pool and a delay in seconds, HTTPException where it says no number."""
     from gpuledger_collector.api.reads import Fleet, guarded, scaling_of
 

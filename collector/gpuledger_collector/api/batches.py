@@ -21,17 +21,26 @@ from starlette.requests import ClientDisconnect
 
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.limits import OverQuota, Quotas
 from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.ingest.bounds import inflated_bytes
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
-from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES, Answer
+from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES, MAX_DECODED_BYTES, Answer
 from gpuledger_collector.ingest.validate import Accepted, accept
 
 RETRY_AFTER_SECONDS = 5
 BODY_SECONDS = 60.0
 """How long a body may take to arrive: a sender of one byte a second must not hold a place."""
+GRACE_SECONDS = 10.0
+LEAST_BYTES_PER_SECOND = 1024
+"""How fast a body must come after GRACE_SECONDS, on the whole."""
 INLINE_BYTES = 64 * 1024
 """Bodies up to here are decoded on the event loop; handing a small one to a thread costs more than decoding it."""
+INLINE_INFLATED_BYTES = 1024 * 1024
+"""Unless they become more than this."""
+DECODERS = 2
+"""Large bodies that are decoded at once: each may take many times its size while it is."""
 MAX_SKEW_MS = 10 * 365 * 86_400_000
 STATUS = {"committed": 200, "duplicate": 200, "partial": 422, "refused": 409}
 
@@ -48,8 +57,32 @@ class Intake:
     keys: Keys
     most_bytes: int = 256 * 1024 * 1024
     body_seconds: float = BODY_SECONDS
+    grace_seconds: float = GRACE_SECONDS
+    quotas: Quotas = field(default_factory=lambda: Quotas.of(0, 0))
     under_way: int = field(default=0, init=False)
     """Bytes of bodies that are being received or answered."""
+    decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS), init=False)
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes that one request holds of what may be under way; given back at the end of the block."""
+
+    intake: Intake
+    bytes: int = 0
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.intake.under_way -= self.bytes
+
+    def add(self, size: int) -> None:
+        """Hold more. Raises Unavailable when too much is under way."""
+        self.bytes += size
+        self.intake.under_way += size
+        if self.intake.under_way > self.intake.most_bytes:
+            raise Unavailable("too much is under way")
 
 
 def router(intake: Intake) -> APIRouter:
@@ -62,7 +95,7 @@ def router(intake: Intake) -> APIRouter:
 
         The batch counts once, however often it is sent. Records that cannot be kept are listed, the rest is kept.
         """
-        begun = time.perf_counter()
+        begun, wait_s = time.perf_counter(), RETRY_AFTER_SECONDS
         try:
             status, answer = await answer_to(request, intake)
         except ClientDisconnect:
@@ -74,6 +107,8 @@ def router(intake: Intake) -> APIRouter:
             intake.metrics.denied.labels(status=str(denial.status)).inc()
         except (Unavailable, KeysAway) as error:
             status, answer = 503, Answer("refused", detail=str(error))
+        except OverQuota as error:
+            status, answer, wait_s = 429, Answer("refused", detail=str(error)), error.retry_after
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             # Not 422: that would say that the rest of the batch is committed.
             status, answer = 400, Answer("refused", detail=f"the database refuses this batch: {first_line(error)}")
@@ -81,8 +116,9 @@ def router(intake: Intake) -> APIRouter:
             log.exception("a batch could not be handled")
             status, answer = 503, Answer("refused", detail="a fault in the collector; it is in its log")
         intake.metrics.answer_seconds.observe(time.perf_counter() - begun)
-        intake.metrics.batches.labels(status="unavailable" if status == 503 else answer.status).inc()
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
+        told = {503: "unavailable", 429: "throttled"}.get(status, answer.status)
+        intake.metrics.batches.labels(status=told).inc()
+        headers = {"Retry-After": str(wait_s)} if status in (429, 503) else {}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(msgspec.json.encode(answer), status, headers, media_type="application/json")
@@ -91,35 +127,50 @@ def router(intake: Intake) -> APIRouter:
 
 
 async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:
-    """HTTP status and answer for a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
+    """HTTP status and answer for a request. Raises Denied, OverQuota, Refused, Unavailable, or what writers raised."""
     who = await sender_of(request, intake.keys)
+    if who.node is not None:
+        intake.quotas.check(who.node)
     content_type, encoding = media_of(request)
     sent_at_ms = sent_at(request)
-    taken = 0
-    try:
-        body = bytearray()
-        async with asyncio.timeout(intake.body_seconds):
-            bounded_length(request)
-            async for chunk in request.stream():
-                taken += len(chunk)
-                intake.under_way += len(chunk)
-                if taken > MAX_BODY_BYTES:
-                    raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less in one batch")
-                if intake.under_way > intake.most_bytes:
-                    raise Unavailable("too much is under way")
-                body += chunk
-        intake.metrics.bytes.inc(taken)
-        return await commit(bytes(body), content_type, encoding, sent_at_ms, intake, who)
-    except TimeoutError as error:
-        raise Refused(408, f"the body took longer than {intake.body_seconds:.0f} s") from error
-    finally:
-        intake.under_way -= taken
+    with Held(intake) as held:
+        try:
+            body = await receive(request, held)
+        except TimeoutError as error:
+            raise Refused(408, too_slow(intake)) from error
+        return await commit(body, content_type, encoding, sent_at_ms, held, who)
+
+
+async def receive(request: Request, held: Held) -> bytes:
+    """The whole body. Raises Refused (413), Unavailable, and TimeoutError for one that comes too slowly."""
+    intake, loop = held.intake, asyncio.get_running_loop()
+    bounded_length(request)
+    begun, body = loop.time(), bytearray()
+    async with asyncio.timeout(min(intake.body_seconds, intake.grace_seconds)) as limit:
+        async for chunk in request.stream():
+            held.add(len(chunk))
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less at once")
+            seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / LEAST_BYTES_PER_SECOND)
+            limit.reschedule(begun + seconds)
+    intake.metrics.bytes.inc(len(body))
+    return bytes(body)
+
+
+def too_slow(intake: Intake) -> str:
+    """Why a body was let go."""
+    return (
+        f"the body took longer than {intake.body_seconds:.0f} s, or came at less than {LEAST_BYTES_PER_SECOND} bytes a "
+        f"second after {intake.grace_seconds:.0f} s"
+    )
 
 
 async def commit(
-    body: bytes, content_type: str, encoding: str, sent_at_ms: int | None, intake: Intake, who: Principal
+    body: bytes, content_type: str, encoding: str, sent_at_ms: int | None, held: Held, who: Principal
 ) -> tuple[int, Answer]:
     """Decode, judge and commit a body; status and answer. Raises Denied for a node that is not the sender's."""
+    intake = held.intake
 
     def read() -> Accepted:
         now_ms = int(intake.clock().timestamp() * 1000)
@@ -128,8 +179,15 @@ async def commit(
             return replace(accepted, heartbeat={**accepted.heartbeat, "clock_skew_ms": now_ms - sent_at_ms})
         return accepted
 
-    accepted = read() if len(body) <= INLINE_BYTES else await asyncio.to_thread(read)
+    size = inflated_bytes(body, encoding)
+    if len(body) <= INLINE_BYTES and size is not None and size <= INLINE_INFLATED_BYTES:
+        accepted = read()
+    else:
+        held.add(min(MAX_DECODED_BYTES, size or len(body)))
+        async with intake.decoders:
+            accepted = await asyncio.to_thread(read)
     who.may_report(accepted.node)
+    intake.quotas.take(accepted.node, accepted.samples + len(accepted.stretches), len(body))
     answer = await asyncio.wrap_future(intake.commit.submit(accepted))
     count(accepted, answer, intake.metrics)
     return STATUS[answer.status], answer
@@ -226,6 +284,7 @@ ANSWERS: dict[int | str, dict[str, object]] = {
     409: _answer("Other bytes are known under this batch's key."),
     413: _answer("The body is too large, as sent or decompressed: split the batch."),
     415: _answer("Content type or encoding is not understood."),
+    429: _answer("The node sends more than its quota: come back after Retry-After."),
     422: _answer("Some records are refused and listed; the others are committed. Again the same answer."),
     503: _answer("Not committed: come back after Retry-After."),
 }

@@ -1,0 +1,155 @@
+"""What one sender may take of the collector: samples and bytes by node, time for a request, connections.
+
+A quota is a bucket that fills at its rate: what a node sends is taken out of it, and while it owes, it is asked to come
+back when it no longer does. A single large batch is always taken, and a spool that is sent after an outage has the
+bucket of a quiet minute before it; so nothing is refused for ever, and nothing that is refused is lost.
+Slow senders are let go by `Guarded`: uvicorn itself waits for ever for a head that never ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+BURST_SECONDS = 60.0
+"""What a bucket holds, in seconds of its rate."""
+MOST_NAMES = 100_000
+"""Buckets that are kept; the one that was used least lately makes room."""
+JITTER = 0.2
+"""By how much of the wait at most nodes that were refused together are told to come apart."""
+HEAD_SECONDS = 15.0
+"""How long the head of a request may take, from the connection or from its first byte."""
+MOST_HEAD_BYTES = 64 * 1024
+BODY_SECONDS = 75.0
+"""How long a whole body may take on any route; batches are let go sooner, with an answer."""
+
+
+class OverQuota(Exception):
+    """A sender has used up its quota; `seconds` until it may come back."""
+
+    def __init__(self, sentence: str, seconds: float) -> None:
+        super().__init__(sentence)
+        self.seconds = seconds
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds for the header, a little different each time."""
+        return max(1, math.ceil(self.seconds * (1 + JITTER * random.random())))
+
+
+@dataclass(slots=True)
+class Quota:
+    """Buckets by name. `rate` is units a second, 0 for no quota; `unit` names them in the refusal."""
+
+    rate: float
+    unit: str
+    steady: Callable[[], float] = time.monotonic
+    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    """What is left, and when that was."""
+
+    def check(self, name: str) -> None:
+        """Raise OverQuota while this name owes."""
+        left = self._left(name)
+        if left < 0:
+            raise OverQuota(f"{name} sends more than {self.rate:.0f} {self.unit} a second", -left / self.rate)
+
+    def take(self, name: str, amount: float) -> None:
+        """Take what was sent out of the bucket, which may owe afterwards. Call `check` before."""
+        if not self.rate:
+            return
+        left = self._left(name) - amount
+        self._buckets.pop(name, None)
+        while len(self._buckets) >= MOST_NAMES:
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[name] = left, self.steady()
+
+    def _left(self, name: str) -> float:
+        full = self.rate * BURST_SECONDS
+        left, at = self._buckets.get(name, (full, 0.0))
+        return min(full, left + (self.steady() - at) * self.rate) if name in self._buckets else full
+
+
+@dataclass(slots=True)
+class Quotas:
+    """The quotas of nodes."""
+
+    samples: Quota
+    bytes: Quota
+
+    @classmethod
+    def of(cls, samples: float, bytes_: float) -> Quotas:
+        """Quotas of so many samples and bytes a second."""
+        return cls(Quota(samples, "samples"), Quota(bytes_, "bytes"))
+
+    def check(self, node: str) -> None:
+        """Raise OverQuota while this node owes."""
+        self.samples.check(node)
+        self.bytes.check(node)
+
+    def take(self, node: str, samples: int, size: int) -> None:
+        """Take a batch out of both. Raises OverQuota, and then nothing is taken."""
+        self.check(node)
+        self.samples.take(node, samples)
+        self.bytes.take(node, size)
+
+
+class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's HTTP protocol that lets go of senders that are too slow, too long-winded or too many."""
+
+    most_connections: int
+    head_seconds = HEAD_SECONDS
+    body_seconds = BODY_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+    _known: Any = None
+    """The request whose head came last."""
+    _head = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """A connection; its head is awaited from now on."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            transport.abort()
+        else:
+            self._within(self.head_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        """More of a head, of a body, or of the next request."""
+        super().data_received(data)
+        cycle: Any = self.cycle
+        if cycle is not None and cycle is not self._known:
+            self._known, self._head = cycle, 0
+            self._within(self.body_seconds if cycle.more_body else None)
+        elif cycle is None or (cycle.response_complete and not cycle.more_body):
+            self._more_head(len(data))
+        elif not cycle.more_body:
+            self._within(None)
+
+    def _more_head(self, size: int) -> None:
+        """Bytes of a head that is not whole yet, or of nothing."""
+        self._head += size
+        if self._head > MOST_HEAD_BYTES:
+            self.transport.abort()
+        elif self._deadline is None:
+            self._within(self.head_seconds)
+
+    def _within(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        self._within(None)
+        super().connection_lost(exc)
+
+
+def guarded(most_connections: int) -> type[asyncio.Protocol]:
+    """The protocol with this bound."""
+    return type("Guarded", (Guarded,), {"most_connections": most_connections})
