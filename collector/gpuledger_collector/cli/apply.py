@@ -60,7 +60,7 @@ def apply(
 
 def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[str, ImportOutcome]:
     """Put in force what the file declares, in this order; what it says nothing about stays as it is."""
-    from gpuledger_collector.storage import budgets, commitments, letter_rules, prices, rules, scaling, zones
+    from gpuledger_collector.storage import bills, budgets, commitments, letter_rules, prices, rules, scaling, zones
     from gpuledger_collector.storage import declared as stored
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
@@ -77,6 +77,7 @@ def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[s
         ("recipients", declared.recipients, letter_rules.replace_recipients),
         ("contacts", declared.contacts, letter_rules.replace_contacts),
         ("actions", declared.actions, letter_rules.replace_actions),
+        ("bill matches", declared.bill_matches, bills.replace_matches),
         ("pools", declared.pools, scaling.replace),
     )
     return {name: replace(connection, wanted, at) for name, wanted, replace in steps if wanted is not None}

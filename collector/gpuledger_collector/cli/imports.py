@@ -192,6 +192,41 @@ def samples(
         _carry_out(opened, "samples", lambda connection: imports.add_samples(connection, parsed.rows), dry_run)
 
 
+@app.command(epilog="Example: gpuledger import bill aws-2026-10.csv.gz")
+def bill(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="FOCUS 1.0 to 1.4: CSV, .csv.gz or .parquet.")],
+    provider: Annotated[
+        str | None, typer.Option("--provider", metavar="NAME", help="Whose bill it is, where the file does not say.")
+    ] = None,
+    dry_run: DryRun = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Bring in a provider's bill, to be held against the ledger by `gpuledger reconcile --period M --bill PROVIDER`.
+
+    A newer file of a billing period supersedes the one before, which is kept; the same file again changes nothing.
+    """
+    from gpuledger_collector.cli.common import LACKING
+    from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
+    from gpuledger_collector.ingest.files.usage import in_order
+
+    try:
+        found = read_bill(file, provider)
+    except NoArrow as error:
+        refuse(str(error), LACKING)
+    for problem in in_order(found.problems):
+        print(problem, file=sys.stderr)
+    if found.problems:
+        refuse(f"{file}: {_bad_rows(found.problems)}, nothing was imported")
+    with database(dsn, config) as opened:
+        from gpuledger_collector.accounting.period import Period
+        from gpuledger_collector.storage import bills
+        from gpuledger_collector.wiring import now
+
+        made = [(one.provider, Period(one.start_ms, one.end_ms), lines) for one, lines in found.bills.items()]
+        _carry_out(opened, "bills", lambda one: bills.add(one, made, file.name, found.sha256, now()), dry_run)
+
+
 def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     """Say every problem and note; end the command when there are problems and nobody asked to skip them."""
     from gpuledger_collector.ingest.files.usage import in_order

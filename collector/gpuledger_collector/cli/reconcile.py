@@ -11,14 +11,24 @@ import typer
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpuledger_collector.accounting.period import Period
 
 
 class Shape(enum.StrEnum):
-    """Forms of the proof."""
+    """Forms of the output; csv only of differences to a bill."""
 
     table = "table"
     json = "json"
+    csv = "csv"
+
+
+class Amount(enum.StrEnum):
+    """Costs of a bill: as invoiced, or with commitments amortised."""
+
+    billed = "billed"
+    effective = "effective"
 
 
 def register(root: typer.Typer) -> None:
@@ -30,14 +40,26 @@ def reconcile(
     period: Annotated[str | None, typer.Option("--period", metavar="YYYY-MM", help="A month.")] = None,
     start: Annotated[str | None, typer.Option("--from", metavar="DATE", help="Or: first day, included.")] = None,
     end: Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day, not included.")] = None,
+    bill: Annotated[
+        str | None, typer.Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the month.")
+    ] = None,
+    amount: Annotated[
+        Amount, typer.Option("--cost", help="For --bill: which cost of the bill counts.")
+    ] = Amount.billed,
     shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
     """Prove that owners + unallocated + unavailable + unobserved = capacity x rate, to the micro-unit.
 
-    Ends with 1 when it does not hold, or when some of it has no price.
+    Ends with 1 when it does not hold, or when some of it has no price. With --bill: hold the bill against what was
+    observed, every difference with its kind; ends with 1 when one of them is a question to somebody.
     """
+    if bill is not None:
+        _against_bill(period, bill, amount, shape, dsn, config)
+        return
+    if shape is Shape.csv:
+        refuse("--format csv is for --bill")
     asked = _asked(period, start, end)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
@@ -71,3 +93,36 @@ def _asked(period: str | None, start: str | None, end: str | None) -> Period:
     except ValueError as error:
         refuse(str(error))
     return refuse("say which days: --period 2026-10, or --from 2026-10-01 --to 2026-11-01")
+
+
+def _against_bill(
+    period: str | None, provider: str, amount: Amount, shape: Shape, dsn: str | None, config: Path | None
+) -> None:
+    if period is None:
+        refuse("--bill: say which month, by --period 2026-10")
+    with database(dsn, config) as opened:
+        from gpuledger_collector.cli.progress import bar
+        from gpuledger_collector.export import bill as forms
+        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.jobs.reconcile_bill import NoBill, reconcile_bill
+        from gpuledger_collector.storage.bills import Bills
+        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.wiring import now
+
+        ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            source = Bills(connection)
+            try:
+                asked = source.month(period)
+            except ValueError as error:
+                refuse(str(error))
+            with bar("rating") as on_day:
+                bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
+            try:
+                found = reconcile_bill(source, provider, asked, effective=amount is Amount.effective)
+            except NoBill as error:
+                refuse(str(error))
+    form = {Shape.table: forms.as_text, Shape.json: forms.as_json, Shape.csv: forms.as_csv}[shape]
+    sys.stdout.write(form(found))
+    if found.questions:
+        raise typer.Exit(FINDINGS)

@@ -36,6 +36,7 @@ from typing import Any
 from zoneinfo import available_timezones
 
 from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.bill import BillMatch
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.commitments import Commitment
@@ -45,7 +46,7 @@ from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.ingest.files import budgets, letters, money, prices, scaling, shared_costs
+from gpuledger_collector.ingest.files import bill_matches, budgets, letters, money, prices, scaling, shared_costs
 from gpuledger_collector.ingest.files.table import RowReader
 from gpuledger_collector.insight.letters import ActionRule, Contact
 from gpuledger_collector.insight.scaling.pools import Terms
@@ -65,6 +66,7 @@ TABLES = (
     "recipient",
     "contact",
     "action",
+    "bill_match",
     "pool",
 )
 _LINE = re.compile(r"at line (\d+), column (\d+)")
@@ -80,6 +82,7 @@ class Declared:
     billing_zone: str | None = None
     shared_costs: list[SharedCost] | None = None
     carbon: list[Intensity] | None = None
+    bill_matches: list[BillMatch] | None = None
     recipients: dict[str, Rules] | None = None
     contacts: list[Contact] | None = None
     actions: list[ActionRule] | None = None
@@ -139,6 +142,9 @@ def _read_shared(path: Path, text: str, content: Mapping[str, Any], declared: De
     if "shared_cost" in content:
         rows = _rows(path, text, content, "shared_cost", shared_costs.SHARED_KEYS, declared.problems)
         declared.shared_costs = shared_costs.read_shared_costs(rows)
+    if "bill_match" in content:
+        rows = _rows(path, text, content, "bill_match", bill_matches.KEYS, declared.problems)
+        declared.bill_matches = bill_matches.read_bill_matches(rows)
     if "carbon" in content:
         rows = _rows(path, text, content, "carbon", shared_costs.CARBON_KEYS, declared.problems)
         declared.carbon = shared_costs.read_carbon(rows)

@@ -1,0 +1,73 @@
+"""A provider's bill of a month against what the ledger observed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from gpuledger_collector.accounting.bill import BillLine, BillMatch, Comparison, Observed, Place, compare
+from gpuledger_collector.accounting.period import Period, format_date
+
+HALF_DAY_MS = 43_200_000
+"""Billing periods are months in the provider's zone: one that begins within half a day of ours is the same month."""
+
+
+class NoBill(Exception):
+    """There is no such bill; the sentence says which there are."""
+
+
+class Stored(Protocol):
+    """A bill that is in force."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+
+    @property
+    def provider(self) -> str:
+        """Whose it is."""
+
+    @property
+    def start_ms(self) -> int:
+        """Where its billing period begins."""
+
+
+class BillSource(Protocol):
+    """Where bills and the ledger are kept."""
+
+    def in_force(self) -> Sequence[Stored]:
+        """Every bill that no newer file superseded."""
+
+    def lines_of(self, ids: Sequence[int]) -> Sequence[BillLine]:
+        """The lines of some bills."""
+
+    def matches(self) -> Sequence[BillMatch]:
+        """The matches in force, in their order."""
+
+    def observed(self, period: Period) -> Sequence[Observed]:
+        """What the ledger observed in the period's days."""
+
+    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], Place]:
+        """Where each node stood on each day."""
+
+    def days(self, period: Period) -> Sequence[Period]:
+        """The days of a period, in the billing zone."""
+
+
+def reconcile_bill(source: BillSource, provider: str, period: Period, *, effective: bool = False) -> Comparison:
+    """Hold the bill of a month against the ledger; call `bring_up_to_date` before it. Raises NoBill."""
+    bills = source.in_force()
+    mine = [one for one in bills if one.provider.casefold() == provider.casefold()]
+    if not mine:
+        known = ", ".join(sorted({one.provider for one in bills})) or "none; gpuledger import bill FILE brings one"
+        raise NoBill(f"--bill: there is no bill of {provider!r}; known are {known}")
+    asked = [one for one in mine if abs(one.start_ms - period.start_ms) <= HALF_DAY_MS]
+    if not asked:
+        months = ", ".join(sorted({format_date(one.start_ms)[:7] for one in mine}))
+        raise NoBill(f"--bill: of {mine[0].provider} there are bills for {months} only")
+    days = source.days(period)
+    lines = source.lines_of([one.id for one in asked])
+    return compare(
+        asked[0].provider, lines, source.matches(), source.observed(period), source.places(days), days,
+        effective=effective,
+    )  # fmt: skip
