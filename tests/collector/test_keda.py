@@ -267,7 +267,7 @@ def test_the_value_is_never_below_the_demand_of_now():
 def test_defaults_of_a_trigger():
     """Only the pool is required."""
     wish = wish_of({"pool": "serve", "scalerAddress": "x:1"})
-    assert (wish.delay_s, wish.gpus_per_replica, wish.activation_gpus) == (600, 1.0, 0.0)
+    assert (wish.delay_s, wish.gpus_per_replica, wish.activation_gpus) == (None, 1.0, 0.0)
 
 
 def test_the_command_serves_until_it_is_told_to_stop(dsn):

@@ -1,6 +1,7 @@
 """KEDA's external scaler over gRPC: the advice of GET /v1/scaling/{pool} for a ScaledObject.
 
-Metadata of the trigger: `pool` (required), `delaySeconds` (from an order to the GPU that serves, 600), `gpusPerReplica`
+Metadata of the trigger: `pool` (required), `delaySeconds` (from an order to the GPU that serves; without it the pool's
+own lead time, 600 where none is declared), `gpusPerReplica`
 (the HPA's target, 1), `activationGpus` (active above so many GPUs, 0). Demand that is not known of late, or a database
 that is away, is UNAVAILABLE and never a number, so that KEDA's `fallback` and the HPA's refusal to scale down act.
 """
@@ -19,8 +20,8 @@ from fastapi import HTTPException
 
 from gpuledger_collector.api.keda_messages import CLASSES, PACKAGE
 
-Ask = Callable[[str, int], Mapping[str, Any]]
-"""Pool and delay in seconds -> the object of GET /v1/scaling/{pool}. Raises HTTPException; may block."""
+Ask = Callable[[str, int | None], Mapping[str, Any]]
+"""Pool and delay in s (None: its own) -> the object of GET /v1/scaling/{pool}; may block and raise HTTPException."""
 
 METRIC = "gpuledger-desired-gpus"
 FRESH_SECONDS = 15.0
@@ -39,7 +40,7 @@ class Wish:
     """What a trigger asks for. GPUs may be fractional."""
 
     pool: str
-    delay_s: int = 600
+    delay_s: int | None = None
     gpus_per_replica: float = 1.0
     activation_gpus: float = 0.0
 
@@ -49,12 +50,12 @@ def wish_of(metadata: Mapping[str, str]) -> Wish:
     pool = metadata.get("pool", "")
     if not pool or len(pool) > MOST_NAME:
         raise ValueError(f"pool: name a pool of the ledger in the trigger's metadata, {MOST_NAME} characters at most")
-    delay = number(metadata, "delaySeconds", 600, 1, 86_400)
+    delay = number(metadata, "delaySeconds", 0, 1, 86_400)
     if delay != int(delay):
         raise ValueError("delaySeconds: whole seconds are asked for")
     return Wish(
         pool,
-        int(delay),
+        int(delay) or None,
         number(metadata, "gpusPerReplica", 1.0, 0.001, 1e6),
         number(metadata, "activationGpus", 0.0, 0.0, 1e6),
     )
@@ -80,9 +81,9 @@ class Advised:
 
     ask: Ask
     steady: Callable[[], float] = time.monotonic
-    _told: dict[tuple[str, int], tuple[float, asyncio.Future[Mapping[str, Any]]]] = field(default_factory=dict)
+    _told: dict[tuple[str, int | None], tuple[float, asyncio.Future[Mapping[str, Any]]]] = field(default_factory=dict)
 
-    async def of(self, pool: str, delay_s: int) -> Mapping[str, Any]:
+    async def of(self, pool: str, delay_s: int | None) -> Mapping[str, Any]:
         """The object of GET /v1/scaling/{pool}. Raises HTTPException."""
         key, now = (pool, delay_s), self.steady()
         told = self._told.get(key)
@@ -127,7 +128,7 @@ class Scaler:
         return made
 
     async def get_metrics(self, request: Any, context: Any) -> Any:
-        """GPUs that the pool should hold now; never below the demand of now."""
+        """GPUs that the pool should hold now; below the demand of now only where a ceiling or the money says so."""
         if request.metricName not in {"", METRIC}:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"metricName: there is only {METRIC}")
         wish = await wished(request.scaledObjectRef, context)
@@ -144,6 +145,8 @@ class Scaler:
             advice = await self.advised.of(wish.pool, wish.delay_s)
         except HTTPException as error:
             await context.abort(CODES.get(error.status_code, grpc.StatusCode.INTERNAL), str(error.detail))
+        if advice.get("limited"):
+            return float(advice["desired_gpus"])  # the pool's ceiling or money, which people have set
         return max(float(advice["desired_gpus"]), float(advice["demand_gpus"]))
 
 

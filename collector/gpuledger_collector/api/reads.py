@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -27,6 +27,9 @@ from gpuledger_collector.storage.activity import activity
 from gpuledger_collector.storage.beside import beside
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledgers import Ledger
+
+if TYPE_CHECKING:
+    from gpuledger_collector.insight.scaling.pools import Decision
 
 RETRY_AFTER_SECONDS = "5"
 DEMAND_DAYS = 56
@@ -119,8 +122,10 @@ def router(reads: Reads) -> APIRouter:
         return guarded(lambda: budgets_of(reads, who))
 
     @made.get("/scaling/{pool}", dependencies=[fleet])
-    def scaling(pool: str, delay_s: Annotated[int, Query(ge=1, le=86_400)] = 600) -> dict[str, Any]:
-        """GPUs that the pool should hold now, as one flat object; 503 and no number when demand is not known."""
+    def scaling(pool: str, delay_s: Annotated[int | None, Query(ge=1, le=86_400)] = None) -> dict[str, Any]:
+        """GPUs that the pool should hold now, within its limits, as one flat object; 503 and no number when demand is
+        not known. `delay_s`: from an order to the GPU that serves; without it the pool's own lead time.
+        """
         return guarded(lambda: scaling_of(reads, pool, delay_s))
 
     return made
@@ -270,29 +275,57 @@ def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str,
     return {"items": items, "next": None}
 
 
+def decided(
+    reads: Seen, pool: str | None, delay_s: int | None, otherwise_s: int | None = None
+) -> dict[str, Decision | None]:
+    """What would be decided now for the pools, by their own limits and what was decided before; nothing is recorded.
+
+    The lead time is `delay_s`, else the pool's own, else `otherwise_s`. None for a pool whose demand is not known of
+    late. Raises 404 for a pool that the ledger does not know.
+    """
+    from gpuledger_collector.insight.scaling.pools import DEFAULT_LEAD_MS, Terms, decide
+    from gpuledger_collector.storage import scaling
+
+    demand = demand_of(reads, pool)
+    usual = Terms("", lead_ms=DEFAULT_LEAD_MS if otherwise_s is None else otherwise_s * 1000)
+    made: dict[str, Decision | None] = {}
+    with reads.engine().connect() as connection:
+        terms = scaling.terms(connection)
+        for series in demand:
+            own = terms.get(series.name) or replace(usual, pool=series.name)
+            own = own if delay_s is None else replace(own, lead_ms=delay_s * 1000)
+            rate = None if own.money_per_hour is None else scaling.rate(connection, series.name, reads.now_ms)
+            past = scaling.past(connection, series.name, reads.now_ms)
+            made[series.name] = decide(series, own, reads.now_ms, rate, past)
+    return made
+
+
 def desired_of(reads: Seen, delay_s: int) -> dict[str, float]:
-    """Desired GPUs of every pool by name, without those whose demand is not known of late."""
-    from gpuledger_collector.insight.scaling.advice import advise
+    """Desired GPUs of every pool by name, without those whose demand is not known of late.
 
-    now_ms = reads.now_ms
-    given = {one.name: advise(one, delay_s * 1000, now_ms) for one in demand_of(reads, None)}
-    return {pool: advice.desired_gpus for pool, advice in given.items() if advice is not None}
+    `delay_s` is for pools that declare no lead time of their own.
+    """
+    found = decided(reads, None, None, delay_s)
+    return {pool: made.advice.desired_gpus for pool, made in found.items() if made is not None}
 
 
-def scaling_of(reads: Seen, pool: str, delay_s: int) -> dict[str, Any]:
+def scaling_of(reads: Seen, pool: str, delay_s: int | None) -> dict[str, Any]:
     """Advice for one pool, flat, with numbers as numbers (KEDA's metrics-api scaler reads `desired_gpus`)."""
-    from gpuledger_collector.insight.scaling.advice import advise
-
-    (series,) = demand_of(reads, pool)
-    advice = advise(series, delay_s * 1000, reads.now_ms)
-    if advice is None:
+    (decision,) = decided(reads, pool, delay_s).values()
+    if decision is None:
         detail = "the demand of this pool is not known of late: no number, react to what you see"
         raise HTTPException(503, detail, {"Retry-After": RETRY_AFTER_SECONDS})
+    advice = decision.advice
     return {
         "pool": pool,
         "desired_gpus": advice.desired_gpus,
+        "desired_nodes": advice.desired_nodes,
         "demand_gpus": advice.demand_now,
+        "reactive_gpus": advice.reactive_gpus,
+        "limited": advice.desired_gpus < advice.demand_now,
         "mode": advice.mode,
+        "acting": decision.mode == "act",
+        "lead_s": decision.lead_ms // 1000,
         "reason": advice.reason,
         "as_of": format_instant(advice.as_of_ms),
         "valid_until": format_instant(advice.valid_until_ms),

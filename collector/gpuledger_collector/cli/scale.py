@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
+from gpuledger_collector.cli.scale_pools import pools as _pools
 
 if TYPE_CHECKING:
+    from gpuledger_collector.cli.scale_pools import Month
     from gpuledger_collector.insight.backtest import Backtest
     from gpuledger_collector.insight.scaling.advice import Advice
     from gpuledger_collector.insight.series import Series
@@ -29,12 +31,14 @@ COLUMNS = ("policy", "capacity", "demand", "wait", "wait_p95_s", "starts", "cold
 
 
 def register(root: typer.Typer) -> None:
-    """Add `gpuledger scale backtest`."""
-    group = typer.Typer(help="Capacity in time: back-test policies on a demand series.", no_args_is_help=True)
+    """Add `gpuledger scale`."""
+    group = typer.Typer(help="Capacity in time: what to hold now, and what policies would have brought.",
+                        no_args_is_help=True)  # fmt: skip
     example = "Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json"
     group.command(epilog=example)(backtest)
-    advice = "Example: gpuledger scale advise --delay 10m --format json"
+    advice = "Example: gpuledger scale advise --pool train --delay 10m --format json"
     group.command(epilog=advice)(advise)
+    group.command(epilog="Example: gpuledger scale history --pool train --days 28 --format csv")(history)
     group.callback()(_group)
     root.add_typer(group, name="scale")
 
@@ -44,40 +48,43 @@ def _group() -> None:
 
 
 def advise(
-    pool: str | None = typer.Option(None, "--pool", help="Only this pool of the ledger."),
-    delay: str = typer.Option("10m", "--delay", metavar="SPAN", help="From an order to the GPU that serves."),
-    floor: float = typer.Option(0.0, "--floor", min=0.0, help="GPUs to hold at least."),
-    ceiling: float | None = typer.Option(None, "--ceiling", min=0.0, help="GPUs to hold at most."),
-    node_gpus: float = typer.Option(1.0, "--node-gpus", min=0.01, help="GPUs of a node."),
+    pool: str | None = typer.Option(None, "--pool", help="Only this pool of the ledger, with its back-test."),
+    delay: str | None = typer.Option(
+        None, "--delay", metavar="SPAN", help="From an order to the GPU that serves [the pool's own, else 10m]."
+    ),
+    floor: float | None = typer.Option(None, "--floor", min=0.0, help="GPUs to hold at least [the pool's own]."),
+    ceiling: float | None = typer.Option(None, "--ceiling", min=0.0, help="GPUs to hold at most [the pool's own]."),
+    node_gpus: float | None = typer.Option(
+        None, "--node-gpus", min=0.01, help="GPUs of a node [the pool's own, or 1]."
+    ),
     shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """Say how many GPUs each pool should hold now, and why. Advice only: nothing is started or stopped.
+    """Say how many GPUs each pool should hold now, and why, within the limits of its [[pool]] table.
 
-    Never below the demand of now; a pool whose demand is not known of late gets no number, and the command ends with 1.
+    It covers the demand of now; a pool whose demand is not known of late gets no number, and the command ends with 1.
+    Advice by the pool's own limits is recorded; with other ones given here it is only shown.
     """
-    from gpuledger_collector.cli.ledger_demand import from_ledger
     from gpuledger_collector.cli.series_files import duration_ms
-    from gpuledger_collector.insight.scaling.advice import Limits
-    from gpuledger_collector.insight.scaling.advice import advise as compute
-    from gpuledger_collector.wiring import now
 
-    lead_ms = duration_ms(delay, "--delay")
-    limits = Limits(floor_gpus=floor, ceiling_gpus=ceiling, node_gpus=node_gpus)
-    read = from_ledger(dsn, config, "pool", pool)
-    now_ms = round(now().timestamp() * 1000)
-    given = {one.name: compute(one, lead_ms, now_ms, limits) for one in read.series}
-    emit_advice(given, shape)
-    raise typer.Exit(FINDINGS if None in given.values() else DONE)
+    given = {"floor_gpus": floor, "ceiling_gpus": ceiling, "node_gpus": node_gpus}
+    changes = {name: value for name, value in given.items() if value is not None}
+    lead_ms = None if delay is None else duration_ms(delay, "--delay")
+    with _pools(dsn, config, pool) as pools:
+        made = pools.recorded(pool) if not changes and lead_ms is None else pools.tried(pool, lead_ms, changes)
+        found = {name: None if one is None else one.advice for name, one in made.items()}
+        past = None if pool is None or made[pool] is None else pools.month(pool, lead_ms, changes)
+    emit_advice(found, shape, past)
+    raise typer.Exit(FINDINGS if None in found.values() else DONE)
 
 
 STALE = "demand is not known of late: no number, react to what you see"
 ADVICE = ("pool", "demand_now", "desired_gpus", "mode", "reason")
 
 
-def emit_advice(given: Mapping[str, Advice | None], shape: Shape) -> None:
-    """Print the advice; a pool without one has its reason and no number."""
+def emit_advice(given: Mapping[str, Advice | None], shape: Shape, past: Month | None = None) -> None:
+    """Print the advice; a pool without one has its reason and no number. `past` is the back-test of the one pool."""
     rows = [
         (name, None, None, "stale", STALE)
         if one is None
@@ -87,7 +94,8 @@ def emit_advice(given: Mapping[str, Advice | None], shape: Shape) -> None:
     if shape is Shape.json:
         import json
 
-        print(json.dumps([dict(zip(ADVICE, row, strict=True)) for row in rows], indent=2))
+        more: dict[str, object] = {} if past is None else {"backtest": past.facts()}
+        print(json.dumps([{**dict(zip(ADVICE, row, strict=True)), **more} for row in rows], indent=2))
         return
     if shape is Shape.csv:
         import csv
@@ -97,30 +105,81 @@ def emit_advice(given: Mapping[str, Advice | None], shape: Shape) -> None:
     for name, demand, desired, mode, reason in rows:
         print(f"{name}: hold {desired:g} GPUs (demand now {demand:g}, {mode}). {reason}" if desired is not None
               else f"{name}: {reason}")  # fmt: skip
+    if past is not None:
+        print()
+        past.show()
+
+
+def history(
+    pool: str | None = typer.Option(None, "--pool", help="Only this pool."),
+    days: int = typer.Option(28, "--days", min=1, max=400, help="How far back."),
+    most: int = typer.Option(1000, "--most", min=1, max=100_000, help="Most decisions, the newest ones."),
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Show what was decided for pools, and what came of it: demand, wait and waste had it been followed.
+
+    Wait is demand above what was desired, waste what was desired above demand: GPU-seconds while the decision served.
+    """
+    from gpuledger_collector.cli.common import database
+    from gpuledger_collector.export.scaling import emit_history
+    from gpuledger_collector.storage import scaling
+    from gpuledger_collector.wiring import now
+
+    since_ms = round(now().timestamp() * 1000) - days * 86_400_000
+    with database(dsn, config) as opened, opened.engine.connect() as connection:
+        found = scaling.history(connection, pool, since_ms, most)
+    sys.stdout.write(emit_history([one.facts for one in found], shape.value))
 
 
 def backtest(
-    file: str = typer.Argument(..., metavar="FILE", help="CSV with ts,demand, evenly spaced; - reads standard input."),
-    delay: str = typer.Option("10m", "--delay", metavar="SPAN", help="From an order to the GPU that serves."),
+    file: str | None = typer.Argument(
+        None, metavar="[FILE]", help="CSV with ts,demand, evenly spaced; - reads standard input."
+    ),
+    pool: str | None = typer.Option(None, "--pool", help="A pool of the ledger instead of a file: its last 28 days."),
+    delay: str | None = typer.Option(
+        None, "--delay", metavar="SPAN", help="From an order to the GPU that serves [10m, or the pool's own]."
+    ),
     step: str | None = typer.Option(None, "--step", metavar="SPAN", help="Step of the decisions [the file's own]."),
-    node_gpus: float = typer.Option(0.0, "--node-gpus", min=0.0, help="GPUs of a node; 0: GPUs may be fractional."),
-    cost_cap: float = typer.Option(
-        1.25, "--cost-cap", min=1.0, help="Most capacity, as a multiple of demand, over the judged part."
+    node_gpus: float | None = typer.Option(
+        None, "--node-gpus", min=0.0, help="GPUs of a node; 0: GPUs may be fractional [0, or the pool's own]."
+    ),
+    cost_cap: float | None = typer.Option(
+        None,
+        "--cost-cap",
+        min=1.0,
+        help="Most capacity, as a multiple of demand, over the judged part [1.25, or the pool's own].",
     ),
     shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
 ) -> None:
     """Compare capacity policies on one demand series: capacity, demand and wait in GPU-hours.
 
-    The first ten days are history, on which settings are chosen, and are not judged.
+    The first ten days are history, on which settings are chosen, and are not judged. With --pool: the pool's last 28
+    days, in money by the price book, beside the setting that turns prediction on.
     """
     from gpuledger_collector.cli.series_files import duration_ms, read_series
-    from gpuledger_collector.insight.backtest import Question, backtest_scaling
+    from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, Question, backtest_scaling
 
-    delay_ms = duration_ms(delay, "--delay")
+    if (file is None) == (pool is None):
+        refuse("name a FILE, or a pool with --pool" if pool is None else "--pool: name a FILE or a pool, not both")
+    delay_ms = None if delay is None else duration_ms(delay, "--delay")
     step_ms = duration_ms(step, "--step") if step else None
+    if pool is not None:
+        if step is not None:
+            refuse("--step: demand of the ledger has its own step")
+        changes = {"node_gpus": node_gpus, "cost_cap": cost_cap}
+        with _pools(dsn, config, pool) as pools:
+            past = pools.month(pool, delay_ms, {name: one for name, one in changes.items() if one is not None})
+        past.emit(shape)
+        return
+    assert file is not None
     series = on_step(read_series(file, "demand", named=False).series[0], step_ms)
     try:
-        done = backtest_scaling(series, Question(delay_ms, cost_cap, node_gpus))
+        question = Question(delay_ms or 600_000, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
+        done = backtest_scaling(series, question)
     except ValueError as error:
         refuse(f"{file}: {error}")
     emit(done, shape)
