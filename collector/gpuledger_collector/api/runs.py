@@ -22,8 +22,8 @@ from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.batches import sender_of
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.ingest import counters
+from gpuledger_collector.insight import run_report as made_of
 from gpuledger_collector.insight.bottlenecks import Gpu, judge
-from gpuledger_collector.jobs import run_report as made_of
 from gpuledger_collector.jobs.receipt import receipt
 from gpuledger_collector.storage import recommendations, runs
 

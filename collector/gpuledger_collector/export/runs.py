@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import neutral
 from gpuledger_collector.insight.bottlenecks import Gpu, Verdict, drawn
-from gpuledger_collector.jobs.run_report import RunReport, chief_of
+from gpuledger_collector.insight.run_report import RunReport, chief_of
 
 UNITS = {
     "inferences": "1,000 inferences", "requests": "1,000 requests", "prompt_tokens": "million prompt tokens",

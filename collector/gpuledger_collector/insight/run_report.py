@@ -6,15 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from statistics import median
+from typing import Any, Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, HourCost, UnitCost, hour_costs
 from gpuledger_collector.insight.bottlenecks import Gpu, Judgement
-from gpuledger_collector.jobs.receipt import Receipt
 
 CHIEF = ("total_tokens", "tokens", "generated_tokens", "steps", "inferences", "samples", "requests", "prompt_tokens")
 """Counters, the one by which runs are compared first."""
+
+
+class Receipt(Protocol):
+    """What it was charged by kind and rate, what of it was found as waste, and both by currency (jobs/receipt.py)."""
+
+    @property
+    def held(self) -> Sequence[Any]:
+        """Charges of one kind of accelerator at one rate each."""
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """Findings of waste."""
+
+    def totals(self) -> dict[str, tuple[int, int, int]]:
+        """By currency: charged, idle by the ledger, and found as waste (micro-units)."""
 
 
 @dataclass(frozen=True, slots=True)
