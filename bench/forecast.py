@@ -13,11 +13,12 @@ import re
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 
 from bench._traces import folder, hourly, workloads
-from gpuledger_collector.insight.forecast import GOES_ON, QUANTILES, Workloads, forecast, settings_for
+from gpuledger_collector.insight.forecast import GOES_ON, QUANTILES, Settings, Workloads, forecast, settings_for
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -31,13 +32,13 @@ def origins(count, horizon):
     return [origin for origin in found if origin >= max(192, 2 * horizon + 1)]
 
 
-def ours(model="auto", lives=None):
-    """Our forecast by one model or mix; `lives` are the workloads behind the series, by name."""
+def ours(settings=None, lives=None):
+    """Our forecast by these settings; `lives` are the workloads behind the series, by name."""
 
     def run(pasts, horizon, due):
         series = [Series(name, (at - len(past)) * HOUR, HOUR, past)
                   for past, (name, at) in zip(pasts, due, strict=True)]  # fmt: skip
-        return [one.values for one in forecast(series, horizon, settings=settings_for(model), workloads=lives)]
+        return [one.values for one in forecast(series, horizon, settings=settings, workloads=lives)]
 
     return run
 
@@ -82,9 +83,9 @@ def methods(quick, models):
     if models:
         known = {name: lives(frame) for name, frame in workloads(folder()).items()}
         found["gpuledger + workloads"] = ours(lives=known)
-        found["workloads alone"] = ours("workloads", known)
-        found["gpuledger + boosted"] = ours("all")
-        found["boosted alone"] = ours("boosted")
+        found["workloads alone"] = ours(settings_for("workloads"), known)
+        found["gpuledger + boosted"] = ours(replace(Settings(), prior=(*Settings().prior, ("boosted", 1.0))))
+        found["boosted alone"] = ours(settings_for("boosted"))
     if not quick:
         found["AutoETS (24)"] = classical(lambda _: AutoETS(season_length=24))
         found["AutoTheta (24)"] = classical(lambda _: AutoTheta(season_length=24))

@@ -1,41 +1,92 @@
-"""What demand is made from: held hours, capacity and imported usage, by pool or model."""
+"""What demand is made from: held time, capacity, imported usage and queues, by pool, model or level of the owner tree.
+
+Hours come from the hourly ledger. Shorter steps come from the stretches themselves, as far back as they are kept: time
+that two agents report of one accelerator is capped at the step there and not resolved as the ledger does it, which is
+good enough for a forecast and for nothing else.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from gpuledger_collector.insight.demand import HeldHour, Span
+from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.insight.demand import HOUR_MS, HeldHour, QueueReading, Span, owned, stepped, with_queue
+from gpuledger_collector.insight.forecast.workloads import GOES_ON, Workloads
+from gpuledger_collector.insight.series import Series
+from gpuledger_collector.storage import rules, workloads
 
-Group = Literal["pool", "model"]
+GROUPS = ("pool", "model", *LEVELS)
+"""What demand can be summed by."""
+STEPS_MS = (300_000, HOUR_MS)
 _MICRO = 1_000_000
+_QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
+"""Where a queue's items name the group; a scheduler knows no other level."""
 
 _STAYS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms, coalesce(c.out_ms, :end_ms) AS out_ms, a.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
     WHERE c.in_ms < :end_ms AND (c.out_ms IS NULL OR c.out_ms > :start_ms)"""
+_STRETCHES = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), :step_ms) AS held_ms FROM (
+        SELECT s.accelerator_id, s.workload_id, s.state, at,
+               (CASE WHEN s.state = 'held' THEN s.held_ms ELSE s.end_ms - s.start_ms END)::float
+               * (least(s.end_ms, at + :step_ms) - greatest(s.start_ms, at)) / (s.end_ms - s.start_ms) AS part
+        FROM stretch s, generate_series(greatest(s.start_ms, :start_ms) / :step_ms * :step_ms,
+                                        least(s.end_ms, :end_ms) - 1, :step_ms) AS at
+        WHERE s.start_ms >= :start_ms - 86400000 AND s.start_ms < :end_ms AND s.end_ms > :start_ms
+              AND s.end_ms > s.start_ms) AS parts GROUP BY 1, 2, 3, 4)"""
 _HELD = """WITH stay AS ({stays})
-    SELECT stay.grouped, u.hour_ms / 3600000 * 3600000 AS hour_ms,
+    SELECT stay.grouped, u.hour_ms / :step_ms * :step_ms AS hour_ms,
            sum(u.held_ms * stay.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
            sum(u.held_ms * stay.gpu_micro) AS seen
-    FROM usage_hour u JOIN stay ON stay.accelerator_id = u.accelerator_id
-         AND u.hour_ms + 3599999 >= stay.in_ms AND u.hour_ms < stay.out_ms
+    FROM {use} u JOIN stay ON stay.accelerator_id = u.accelerator_id
+         AND u.hour_ms + :step_ms - 1 >= stay.in_ms AND u.hour_ms < stay.out_ms
     WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms
     GROUP BY 1, 2"""
-_COUNTED = """SELECT {group} AS grouped, gpu_micro, start_ms, least(coalesce(end_ms, :end_ms), :end_ms) AS end_ms
+_BY_WORKLOAD = """WITH stay AS ({stays})
+    SELECT u.workload_id, stay.grouped AS pool, u.hour_ms / :step_ms * :step_ms AS hour_ms,
+           sum(u.held_ms * stay.gpu_micro) AS held
+    FROM {use} u JOIN stay ON stay.accelerator_id = u.accelerator_id
+         AND u.hour_ms + :step_ms - 1 >= stay.in_ms AND u.hour_ms < stay.out_ms
+    WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms AND u.state = 'held' AND u.workload_id IS NOT NULL
+    GROUP BY 1, 2, 3"""
+_COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
+        least(coalesce(end_ms, :end_ms), :end_ms) AS end_ms
     FROM imported_usage WHERE start_ms < :end_ms AND (end_ms IS NULL OR end_ms > :start_ms)"""
+_QUEUES = "SELECT source, at_ms, waiting FROM queue_reading WHERE at_ms >= :start_ms AND at_ms < :end_ms ORDER BY at_ms"
+_LIVES = """WITH stay AS ({stays}), used AS (
+        SELECT stay.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
+               sum(u.held_ms * stay.gpu_micro) / 3600000.0 AS held,
+               sum(stay.gpu_micro) AS there
+        FROM usage_hour u JOIN stay ON stay.accelerator_id = u.accelerator_id
+             AND u.hour_ms + 3599999 >= stay.in_ms AND u.hour_ms < stay.out_ms
+        WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms AND u.state = 'held' AND u.workload_id IS NOT NULL
+        GROUP BY 1, 2, 3)
+    SELECT used.grouped, coalesce(w.tags->>'team', w.account, w.user_name, '') AS owner, min(used.hour_ms) AS first_ms,
+           max(used.hour_ms) AS last_ms, max(used.held) AS most, max(used.there) AS there,
+           (array_agg(used.held ORDER BY used.hour_ms))[1] AS first_held,
+           (array_agg(used.held ORDER BY used.hour_ms DESC))[1] AS last_held
+    FROM used JOIN workload w ON w.id = used.workload_id GROUP BY used.grouped, used.workload_id, 2"""
+_IMPORTED_LIVES = """SELECT {group} AS grouped, coalesce(w.tags->>'team', w.account, w.user_name, '') AS owner,
+        u.start_ms, u.end_ms, u.gpu_micro
+    FROM imported_usage u JOIN workload w ON w.id = u.workload_id
+    WHERE u.start_ms < :end_ms AND (u.end_ms IS NULL OR u.end_ms > :start_ms)"""
 
 
 def evidence(
-    connection: Connection, start_ms: int, end_ms: int, group: Group
+    connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
 ) -> tuple[list[HeldHour], list[Span], list[Span]]:
-    """Held hours, capacity and imported usage of a period of whole hours, by pool or model."""
-    period = {"start_ms": start_ms, "end_ms": end_ms}
+    """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`."""
+    period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
     stays = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     held = [
         HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
-        for row in connection.execute(sa.text(_HELD.format(stays=stays)), period)
+        for row in connection.execute(sa.text(_HELD.format(stays=stays, use=_use(step_ms))), period)
     ]
     capacity = [
         Span(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
@@ -48,3 +99,98 @@ def evidence(
         )
     ]
     return held, capacity, counted
+
+
+def _use(step_ms: int) -> str:
+    return "usage_hour" if step_ms == HOUR_MS else _STRETCHES
+
+
+def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS) -> list[Series]:
+    """Held and queued GPUs per group of GROUPS over whole steps of STEPS_MS, by name. Raises KeyError for no group."""
+    if group in LEVELS:
+        held = _by_owner(connection, start_ms, end_ms, group, step_ms)
+    elif group in GROUPS:
+        held = stepped(start_ms, end_ms, step_ms, *evidence(connection, start_ms, end_ms, group, step_ms))
+    else:
+        raise KeyError(group)
+    return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
+
+
+def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int) -> list[Series]:
+    """Series by one level of the owner tree: workloads attributed by the rules in force at each step."""
+    period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
+    stays = _STAYS.format(group="c.pool")
+    used = connection.execute(sa.text(_BY_WORKLOAD.format(stays=stays, use=_use(step_ms))), period).all()
+    counted = connection.execute(sa.text(_COUNTED.format(group="pool")), period).all()
+    raw: Any = connection.connection.driver_connection
+    known = workloads.facts(raw, sorted({row.workload_id for row in [*used, *counted]}))
+    attribution = Attribution(rules.current(raw))
+    fleet, capacity, _ = evidence(connection, start_ms, end_ms, "pool", step_ms)
+    observed = {span.group for span in capacity}
+
+    def owner(workload_id: int, pool: str, at_ms: int) -> str:
+        facts: WorkloadFacts = replace(known[workload_id], pool=pool)
+        return attribution.owner_of(facts, at_ms).level(level)
+
+    held = [
+        HeldHour(owner(row.workload_id, row.pool, row.hour_ms), row.hour_ms, float(row.held) / _MICRO, 0.0)
+        for row in used
+    ]
+    spans = [
+        Span(owner(row.workload_id, row.pool, row.start_ms), row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
+        for row in counted
+        if row.pool not in observed
+    ]
+    return [one for one in owned(start_ms, end_ms, step_ms, held, fleet, capacity, spans) if one.name]
+
+
+def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[QueueReading]:
+    """Every reading of a queue in a period, summed by group; none for a level that schedulers do not know."""
+    name = _QUEUED.get(group)
+    if name is None:
+        return []
+    found = []
+    for row in connection.execute(sa.text(_QUEUES), {"start_ms": start_ms, "end_ms": end_ms}):
+        gpus: dict[str, float] = {}
+        for item in row.waiting:
+            gpus[item.get(name) or ""] = gpus.get(item.get(name) or "", 0.0) + item["gpu_micro"] / _MICRO
+        found.append(QueueReading(row.source, row.at_ms, gpus))
+    return found
+
+
+def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
+    """The workloads behind the demand of each pool or model, with what waits at the end; nothing for owners' levels.
+
+    From the hourly ledger the first and last hour of a workload say how much of them it held, which gives its start and
+    end to within that; imported usage says them exactly.
+    """
+    if group not in {"pool", "model"}:
+        return {}
+    period = {"start_ms": start_ms, "end_ms": end_ms}
+    stays = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
+    rows: dict[str, list[tuple[int, int, float, str]]] = {}
+    for row in connection.execute(sa.text(_LIVES.format(stays=stays)), period):
+        gpus = float(row.most if row.last_ms - row.first_ms >= 2 * HOUR_MS else row.there) / _MICRO
+        begun = row.first_ms + HOUR_MS - round(min(1.0, float(row.first_held) / _MICRO / gpus) * HOUR_MS)
+        if row.first_ms == row.last_ms:
+            begun = row.first_ms
+        ended = row.last_ms + round(min(1.0, float(row.last_held) / _MICRO / gpus) * HOUR_MS)
+        rows.setdefault(row.grouped, []).append((begun, GOES_ON if ended >= end_ms else ended, gpus, row.owner))
+    imported = _IMPORTED_LIVES.format(group="u.pool" if group == "pool" else "u.gpu_model")
+    observed = set(rows)
+    for row in connection.execute(sa.text(imported), period):
+        if row.grouped not in observed:
+            end = GOES_ON if row.end_ms is None else row.end_ms
+            rows.setdefault(row.grouped, []).append((row.start_ms, end, row.gpu_micro / _MICRO, row.owner))
+    return {name: _lives(mine, end_ms) for name, mine in rows.items()}
+
+
+def _lives(rows: list[tuple[int, int, float, str]], until_ms: int) -> Workloads:
+    owners = {owner: number for number, owner in enumerate(sorted({row[3] for row in rows}))}
+    return Workloads(
+        np.array([row[0] for row in rows], dtype=np.int64),
+        np.array([row[1] for row in rows], dtype=np.int64),
+        np.array([row[2] for row in rows]),
+        np.array([owners[row[3]] for row in rows], dtype=np.int64),
+        until_ms,
+    )

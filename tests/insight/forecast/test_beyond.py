@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.insight.forecast import GOES_ON, MODELS, Workloads, forecast, settings_for
 from gpuledger_collector.insight.forecast.analogs import past_of
-from gpuledger_collector.insight.forecast.boosted import Growth, Plan, answers
+from gpuledger_collector.insight.forecast.boosted import WIDTH, Growth, Plan, _features, answers
 from gpuledger_collector.insight.forecast.workloads import Lives, answer
 from gpuledger_collector.insight.series import Series
 
@@ -142,20 +142,17 @@ def test_trees_know_nothing_after_the_instants_they_are_asked_at():
     np.testing.assert_array_equal(*found)
 
 
-def test_trees_know_a_sites_holidays():
-    """A site's own holidays, quiet in the past, lower what is expected of the next one."""
-    days = [T0 // DAY + day for day in range(40)]
-    dates = [dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in days]
-    off = frozenset(date for number, date in enumerate(dates) if number % 5 == 4)
-    values = np.concatenate([np.full(24, 5.0 if date in off else 40.0) for date in dates])
-    values += np.random.default_rng(1).normal(0, 0.2, len(values))
-    origin, leads = 39 * 24, np.arange(1, 25)  # the fortieth day is a holiday
-    plan = Plan(past_of(values, T0, HOUR), (origin,), (leads,))
-    knowing, unknowing = (
-        answers([plan], Q, Growth(rows=6_000), holidays=given)[0][origin][0][:, 2].mean()
-        for given in (off, frozenset())
-    )
-    assert knowing < 0.75 * unknowing
+def test_a_day_is_known_by_its_place_in_the_calendar():
+    """Targets on New Year's Day and on a site's own holiday are holidays, the day after is none; months begin at 1."""
+    start = (dt.date(2026, 12, 30) - dt.date(1970, 1, 1)).days * DAY
+    past = past_of(np.arange(24 * 20, dtype=float), start - 19 * DAY, HOUR)
+    origin, leads = np.full(4, 19 * 24), np.array([12, 36, 60, 84])
+    site = frozenset({dt.date(2026, 12, 30)})
+    features = _features(past, origin, leads, 1.0, site)
+    assert features.shape[1] == WIDTH
+    assert features[:, -3].tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert features[:, -2].tolist() == [30.0, 31.0, 1.0, 2.0]
+    assert _features(past, origin, leads, 1.0, frozenset())[:, -3].tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -60,12 +60,10 @@ class Settings:
 
 
 def settings_for(model: str) -> Settings:
-    """Settings of `auto` (the default mix), `all` (boosted trees too) or one model of MODELS alone. Raises KeyError."""
+    """Settings of `auto` (the default mix) or of one model of MODELS alone. Raises KeyError."""
     usual = Settings()
     if model == "auto":
         return usual
-    if model == "all":
-        return replace(usual, prior=(*usual.prior, ("boosted", 1.0)))
     if model not in MODELS:
         raise KeyError(model)
     return replace(usual, prior=((model, 1.0),))
