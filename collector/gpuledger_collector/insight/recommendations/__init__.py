@@ -10,11 +10,11 @@ from gpuledger_collector.insight.recommendations.advice import KINDS, Advice, Es
 from gpuledger_collector.insight.recommendations.buying import reserve, spot
 from gpuledger_collector.insight.recommendations.evidence import Atom, Holding, Place, Reading, Window
 from gpuledger_collector.insight.recommendations.reclaim import reclaim_free, reclaim_held
-from gpuledger_collector.insight.recommendations.running import input_pipeline, off_hours, power_cap
+from gpuledger_collector.insight.recommendations.running import batch_size, input_pipeline, off_hours, power_cap
 from gpuledger_collector.insight.recommendations.sizing import mig_slice, pack, right_size
 
 SIGNATURES = (reclaim_held, reclaim_free, right_size, mig_slice, pack, spot, reserve, off_hours, power_cap,
-              input_pipeline)  # fmt: skip
+              input_pipeline, batch_size)  # fmt: skip
 
 __all__ = ["KINDS", "Advice", "Atom", "Estimate", "Holding", "NotEvaluated", "Place", "Reading", "Window", "advise"]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from gpuledger_collector.accounting.counterfactual import Change, Reservation
 
-KINDS = ("reclaim", "right_size", "mig_slice", "pack", "spot", "reserve", "off_hours", "power_cap", "input_pipeline")
+KINDS = ("reclaim", "right_size", "mig_slice", "pack", "spot", "reserve", "off_hours", "power_cap", "input_pipeline",
+         "batch_size")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from collections import defaultdict
 
 from gpuledger_collector.accounting.counterfactual import PERMILLE, Change
 from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.insight.bottlenecks import DRAM_LIGHT, INEFFECTIVE, RESIDENT, ROOM
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.idle.kinds import watts
+from gpuledger_collector.insight.idle.kinds import is_serving, watts
 from gpuledger_collector.insight.recommendations.advice import NOTHING, Advice, Estimate, Found, NotEvaluated
 from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Atom, Holding, Window
+from gpuledger_collector.insight.recommendations.models import GIB, card_of
 from gpuledger_collector.insight.recommendations.sizing import LEAST_MS, activity, known
 
 NIGHT, MORNING = 20, 6
@@ -19,6 +21,8 @@ MOST_BUSY, LEAST_DAYS = 0.05, 28
 CAP_SAVES = (0.0, 0.07, 0.15)
 """Energy that a power cap saves: nothing to 15 % (arXiv 2205.09646 measured up to 15 % for little more time)."""
 CAPPED_SHARE, NEAR_FULL = 0.5, 0.9
+EFFECTIVE = 0.8
+"""SM activity that effective use needs at least (DCGM user guide, profiling metrics)."""
 
 
 def off_hours(window: Window) -> Found:
@@ -162,6 +166,54 @@ def input_pipeline(window: Window) -> Found:
                 evidence={"activity_mean": round(work.mean, 4), "activity_p90": round(work.p90, 4),
                           "findings": sorted(finding.key for finding in findings), "gpu_hours": len(touched),
                           "guards": "high: always at its own p90; expected: half way there"},
+            )
+        )  # fmt: skip
+    return advice, gaps
+
+
+def batch_size(window: Window) -> Found:
+    """Workloads that always run and do little at once, with room in memory: a larger batch would take less time.
+
+    The rule is that of the bottleneck `batch` (insight.bottlenecks). At the 0.8 of SM activity that NVIDIA's DCGM guide
+    asks of effective use the same work would take mean / 0.8 of the time: that is the high estimate, half way there
+    the expected one, for no reading tells how a model's throughput grows with its batch.
+    """
+    advice: list[Advice] = []
+    gaps: list[NotEvaluated] = []
+    for one in window.holdings:
+        card = card_of(one.model)
+        busy, active = one.readings.get("utilization_ratio"), one.readings.get("sm_active_ratio")
+        if one.workload_id is None or one.held_ms < LEAST_MS or one.most_at_once != 1 or card is None or busy is None:
+            continue
+        if busy.mean < RESIDENT or is_serving(one.kind, one.name, one.tags) or one.protected_by is not None:
+            continue
+        read = [known(one, name) for name in ("sm_active_ratio", "dram_active_ratio", "memory_used_bytes")]
+        work, dram, memory = read
+        if work is None or dram is None or memory is None or one.known_share < LEAST_KNOWN:
+            if active is None or active.mean < INEFFECTIVE:
+                reason = f"activity of SMs and DRAM and memory are not read in {LEAST_KNOWN:.0%} of its minutes"
+                gaps.append(NotEvaluated("batch_size", one.key, reason))
+            continue
+        room = memory.p99 / (card.memory_gib * GIB)
+        if not (0 < work.mean < INEFFECTIVE and dram.mean < DRAM_LIGHT and room <= ROOM):
+            continue
+        spare = round(PERMILLE * (1 - work.mean / EFFECTIVE))
+        made = [Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, 0, permille) for a in one.atoms])
+                for permille in (spare // 2, spare)]  # fmt: skip
+        advice.append(
+            Advice(
+                kind="batch_size",
+                subject=one.key,
+                text=f"try a larger batch for {one.name}: {work.mean:.0%} of the SMs work, {room:.0%} of memory is in use",
+                low=NOTHING,
+                expected=made[0],
+                high=made[1],
+                owner=one.owner,
+                scope={"workload_id": one.workload_id},
+                evidence={"utilization_mean": round(busy.mean, 4), "sm_active_mean": round(work.mean, 4),
+                          "dram_active_mean": round(dram.mean, 4), "memory_p99_share": round(room, 4),
+                          "assumed": {"effective_sm_active": EFFECTIVE},
+                          "guards": "one GPU, no serving; throughput must be tried; never together with a slice of it"},
             )
         )  # fmt: skip
     return advice, gaps
