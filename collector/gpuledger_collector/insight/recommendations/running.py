@@ -204,7 +204,7 @@ def batch_size(window: Window) -> Found:
             Advice(
                 kind="batch_size",
                 subject=one.key,
-                text=f"try a larger batch for {one.name}: {work.mean:.0%} of the SMs work, {room:.0%} of memory is in use",
+                text=f"try a larger batch for {one.name}: {work.mean:.0%} of SMs work, {room:.0%} of memory is used",
                 low=NOTHING,
                 expected=made[0],
                 high=made[1],
