@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.messages import Content
-from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.letters import (
     LINK_MS,
@@ -100,7 +101,7 @@ def _block(section: Section, news: IdleNews, links: AckLinks | None) -> Block:
     rows = [
         ("Idle", f"{idle_cards}: {_places(holding.cards)}"),
         ("Since", f"{instant(holding.since_ms)}, for {lasting(holding.until_ms - holding.since_ms)}"),
-        ("It", "; ".join(sorted({STATES.get(card.finding.state, card.finding.state) for card in holding.cards}))),
+        ("Why", "; ".join(sorted({STATES.get(card.finding.state, card.finding.state) for card in holding.cards}))),
         ("Seen", _evidence(holding.cards)),
         ("Cost", f"{cost} so far, {more} for each day more"),
         ("How sure", f"{round(holding.confidence * 100)} % of such pauses last on"),
@@ -127,13 +128,15 @@ def _commands(holding: Holding) -> list[tuple[str, str]]:
 
 
 def _places(cards: Sequence[Card]) -> str:
-    said = []
-    for card in cards[:SHOWN_CARDS]:
-        number = "" if card.gpu_index is None else f" GPU {card.gpu_index}"
-        said.append(f"{named(card.node, 60)}{number}".strip() or card.finding.subject)
+    """`n07 GPU 0, 1, 2; n08 GPU 4 (NVIDIA H100)`."""
+    nodes: dict[str, list[str]] = {}
+    for card in sorted(cards, key=lambda one: (one.node, one.gpu_index or 0, one.finding.subject))[:SHOWN_CARDS]:
+        place = nodes.setdefault(named(card.node, 60), [])
+        place.append(card.finding.subject if card.gpu_index is None else str(card.gpu_index))
+    said = "; ".join(f"{node} GPU {', '.join(numbers)}".strip() for node, numbers in nodes.items())
     more = len(cards) - SHOWN_CARDS
     models = ", ".join(sorted({card.model for card in cards if card.model}))
-    return ", ".join(said) + (f" and {more} more" if more > 0 else "") + (f" ({models})" if models else "")
+    return said + (f" and {more} more" if more > 0 else "") + (f" ({models})" if models else "")
 
 
 def _evidence(cards: Sequence[Card]) -> str:
@@ -153,9 +156,11 @@ def _evidence(cards: Sequence[Card]) -> str:
 
 def _known(sections: Sequence[Section]) -> str:
     seen = instant(min(section.holding.until_ms for section in sections))
+    unpriced = sum(card.finding.cost_micro is None for section in sections for card in section.holding.cards)
+    less = f" {plural(unpriced, 'GPU')} without a price: in no amount here." if unpriced else ""
     return (
-        f"Seen up to {seen}. Cost is the idle time at the rates in force. Warm replicas of services, short pauses and "
-        "time without data are never told."
+        f"Seen up to {seen}.{less} Cost is the idle time at the rates in force. Warm replicas of services, short "
+        "pauses and time without data are never told."
     )
 
 
@@ -307,7 +312,8 @@ def summary(news: SummaryNews) -> Content:
         ("Goes on", plural(len(going), "workload")),
     ]
     rest = news.wasted[SHOWN_ROWS:]
-    top = [_week_row(one) for one in news.wasted[:SHOWN_ROWS]]
+    shown = _together(news.wasted)
+    top = [_week_row(one, shown[at]) for at, one in enumerate(news.wasted[:SHOWN_ROWS])]
     if rest:
         top.append((f"{len(rest)} others", f"{_hours(sum(one.gpu_ns for one in rest))} GPU-hours"))
     notes = []
@@ -322,15 +328,31 @@ def summary(news: SummaryNews) -> Content:
         blocks=[Block("The week", "", rows), Block("The dearest", "", top)],
         why="You lead the team, and get this on the first day of each week ([[contact]] summary = false ends it).",
         tone=CALM,
-        actions=[("See all of them", f"gpuledger idle --days 7 --team {team}" if news.team else "gpuledger idle")],
+        actions=[
+            (
+                "See all of them",
+                f"gpuledger idle --days 7 --team {shlex.quote(news.team)}" if news.team else "gpuledger idle",
+            )
+        ],
         notes=[*notes, "GPU-hours and cost are of this week alone, at the rates that were in force."],
     )
     return page.content()
 
 
-def _week_row(one: Wasted) -> tuple[str, str]:
+def _together(wasted: Sequence[Wasted]) -> list[str]:
+    """Amounts in minor units, rounded together for each currency: those shown add up to the sum that is shown."""
+    said = [NO_PRICE] * len(wasted)
+    for currency in {one.currency for one in wasted if one.currency is not None}:
+        digits = minor_digits(currency)
+        places = [at for at, one in enumerate(wasted) if one.currency == currency]
+        units = to_minor_units([wasted[at].cost_micro or 0 for at in places], digits)
+        for at, unit in zip(places, units, strict=True):
+            said[at] = money_text(unit * MICRO // 10**digits, currency)
+    return said
+
+
+def _week_row(one: Wasted, cost: str) -> tuple[str, str]:
     name = named(one.label, 40) + (f" ({named(one.user, 30)})" if one.user else "")
-    cost = NO_PRICE if one.currency is None or one.cost_micro is None else money_text(one.cost_micro, one.currency)
     return name, f"{_hours(one.gpu_ns)} GPU-hours, {cost}" + (", goes on" if one.goes_on else "")
 
 

@@ -209,7 +209,7 @@ def _change(action: Action, before: str | None, after: str, detail: str = "") ->
         return {"do": action.what, "target": dict(action.target), "letter": action.letter_id, "state": state}
 
     old = None if before is None else said(before)
-    return audit.Change("action", action.key, old, {**said(after), **({"detail": detail} if detail else {})})
+    return audit.Change("give_back", action.key, old, {**said(after), **({"detail": detail} if detail else {})})
 
 
 def _letter(row: Sequence[Any]) -> Letter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import threading
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, minutes
+from gpuledger_collector import storage
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.api import acks
 from gpuledger_collector.insight.letters import Contact, address_of
@@ -86,30 +88,26 @@ def test_nothing_is_told_without_a_contact(idle_day, write) -> None:
     assert outbox(idle_day) == []
 
 
-@pytest.mark.parametrize("step", ["first", "second", "message"])
-def test_a_writer_that_stops_anywhere_tells_once(step, idle_day, apply, connect, write) -> None:
-    """It dies while it writes; two at once follow: each episode is told once."""
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, connect, write, monkeypatch) -> None:
+    """It ends after its first letter's words, after the message, in the second letter; two at once follow."""
     apply(CONTACTS)
-    count = 0
+    steps = itertools.count(1)
 
-    def dies(_news: object) -> Content:
-        nonlocal count
-        count += 1
-        if (step, count) in {("first", 1), ("second", 2)}:
+    def dies() -> None:
+        if next(steps) == last:
             raise KeyboardInterrupt
+
+    def words(_news: object) -> Content:
+        dies()
         return Content("subject", "text")
 
-    class Unplugged(LetterBook):
-        def unit(self):
-            made = super().unit()
-            if step == "message":
-                put = made.__enter__().put
-                del put
-                made.gen.throw(KeyboardInterrupt())
-            return made
-
+    put = storage.outbox.put
+    monkeypatch.setattr(storage.outbox, "put", lambda *given: (put(*given), dies())[0])
     with pytest.raises(KeyboardInterrupt):
-        write_letters(Unplugged(connect), OCTOBER + DAY, Writers(dies, dies, dies))
+        write_letters(LetterBook(connect), OCTOBER + DAY, Writers(words, words, words))
+    monkeypatch.undo()
+    assert outbox(idle_day) == []
     threads = [threading.Thread(target=write, args=(1,)) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -1,0 +1,160 @@
+"""Letters as people get them: golden files, text and HTML that tell the same, and names that cannot break out."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuledger_collector.accounting.delivery import Digest, Told
+from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_date, parse_instant
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.letters import (
+    Action,
+    AnomalyNews,
+    Card,
+    Holding,
+    IdleNews,
+    Section,
+    SummaryNews,
+    Wasted,
+    give_back,
+)
+from gpuledger_collector.notify import digest_mail, letter_mail
+from gpuledger_collector.notify.links import AckLinks
+from gpuledger_collector.notify.mime import compose
+
+GOLDEN = Path(__file__).parent / "golden"
+LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
+SINCE = parse_instant("2026-11-21T03:10:00Z")
+NOW = parse_instant("2026-11-21T09:20:00Z")
+NO_BREAK = "\u00a0"
+EVIDENCE = {"node": "n07", "pool": "train", "utilization_ratio": 0.0, "sm_active_ratio": 0.0004,
+            "memory_used_bytes": 42.25 * 2**30, "power_watts": 68.4, "wasted_gpu_ns": {}}  # fmt: skip
+
+
+def card(index: int, state: str = "gone_idle", **more: object) -> Card:
+    facts = {"since_ms": SINCE + index * 60_000, "until_ms": NOW - 60_000, "confidence": 0.84, "currency": "USD",
+             "cost_micro": 15_354_166 + index, "per_day_micro": 59_760_000, "evidence": EVIDENCE, **more}  # fmt: skip
+    finding = Finding(f"idle:GPU-{index}:{state}:0", "idle", state, f"GPU-{index}", index, 1, "vision", {},
+                      opened_ms=SINCE, resolved_ms=None, **facts)  # fmt: skip
+    return Card(finding, "NVIDIA H100 80GB HBM3", index)
+
+
+JOB = Holding(1, "slurm", "48211", "train-yolo", "ada", {}, tuple(card(index) for index in range(4)), 4)
+POD = Holding(
+    2, "kubernetes", "1f0c", "vision/notebook-0", "", {"namespace": "vision", "pod": "notebook-0", "pod_uid": "1f0c"},
+    (card(6, "never_used", confidence=0.64, currency=None, cost_micro=None, per_day_micro=None),), 1,
+)  # fmt: skip
+PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", cards=JOB.cards[:1])
+ANOMALY = Finding(
+    "anomaly:vision:USD:0", "anomaly", "both", "vision", None, None, "vision", {"team": "vision"}, SINCE - DAY_MS,
+    SINCE, NOW, None, 0.92, "USD", 3_141_592_653, 2_500_000_000,
+    {"days_before": 7, "price_micro": 141_592_653, "volume_micro": 2_900_000_000, "mix_micro": 100_000_000,
+     "drivers": [{"workload": "sweep-a", "model": "H100", "change_micro": 3_000_000_000},
+                 {"workload": "3 others", "model": "", "change_micro": 141_592_653}],
+     "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}]},
+)  # fmt: skip
+WEEK = SummaryNews(
+    "vision", parse_date("2026-11-09"), parse_date("2026-11-16"), "UTC",
+    (Wasted("train-yolo", "ada", ("gone_idle",), 123 * GPU_NS_PER_HOUR, "USD", 306_270_000, True, 59_760_000),
+     Wasted("notebook-3", "grace", ("never_used",), 41 * GPU_NS_PER_HOUR // 2, "USD", 51_045_000, False, 0),
+     Wasted("old-card", "", ("gone_idle",), 9 * GPU_NS_PER_HOUR, None, None, False)),
+    5, 1, 3, ("grace",),
+)  # fmt: skip
+ACTION = Action(
+    7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW
+)  # fmt: skip
+TOLD = tuple(
+    Told(kind, NOW - ago * HOUR_MS, subject, text, link)
+    for kind, ago, subject, text, link in (
+        ("budget", 12, "[GPU budget] vision: 83 % of USD 40,000 on day 12 of 30", "vision has spent 83 %.\n\nAll.", ""),
+        ("idle", 3, "[GPU idle] train-yolo: 4 GPUs idle", "4 GPUs of train-yolo\nhave done nothing.\n\nCost",
+         LINKS.letter(17, NOW)),
+        ("idle", 2, "[GPU idle] notebook-0: 1 GPU idle", "1 GPU has done nothing.", LINKS.letter(18, NOW)),
+    )
+)  # fmt: skip
+CASES: dict[str, Content] = {
+    "idle-owner": letter_mail.idle(IdleNews((Section(17, JOB),), NOW, 3), LINKS),
+    "idle-several": letter_mail.idle(IdleNews((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0)),
+    "idle-team": letter_mail.idle(IdleNews((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
+    "idle-escalated": letter_mail.idle(
+        IdleNews((Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False), LINKS
+    ),
+    "anomaly": letter_mail.anomaly(AnomalyNews(21, ANOMALY, NOW), LINKS),
+    "summary": letter_mail.summary(WEEK),
+    "acted": letter_mail.acted(ACTION, JOB),
+    "digest": digest_mail.write(Digest("ada@example.org", NOW, "Europe/Berlin", TOLD)),
+}
+
+
+def mail(name: str) -> bytes:
+    made = Message(f"test/{name}", "test", "ada@example.org", CASES[name], NOW, NOW, "thread")
+    return bytes(compose(made, "ledger@example.com"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_letters_are_the_golden_ones(name: str) -> None:
+    """Byte for byte; GPULEDGER_GOLDEN=write writes them anew, for a person to look at."""
+    path = GOLDEN / f"{name}.eml"
+    if os.environ.get("GPULEDGER_GOLDEN") == "write":
+        path.write_bytes(mail(name))
+    assert mail(name) == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_and_html_tell_the_same(name: str) -> None:
+    """Every amount and command of the text stands in the HTML, which loads nothing; lines of text are short."""
+    content = CASES[name]
+    html = content.html.replace(NO_BREAK, " ").replace("&#39;", "'")
+    for said in re.findall(r"\d[\d,]*\.\d\d|\d+ %|(?:scancel|kubectl|gpuledger) .+", content.text):
+        assert said.strip() in html, said
+    assert not re.search(r"(src|url)\s*[=(]", content.html)
+    assert set(re.findall(r'href="([^?"]*)', content.html)) <= {"https://gpuledger.example.com/v1/letters/ack"}
+    lines = [line for line in content.text.splitlines() if "https://" not in line]
+    assert max(map(len, lines)) <= 88
+
+
+def test_the_cost_of_several_is_their_sum() -> None:
+    """What the first sentence says is what the sections add up to, to the cent."""
+    text = CASES["idle-several"].text
+    assert "6 GPUs of 3 workloads" in text
+    costs = [round(float(found) * 100) for found in re.findall(r"Cost\s+USD ([\d.]+) so far", text)]
+    (total,) = re.findall(r"USD ([\d.]+) so far, USD [\d.]+ a day", " ".join(text.split("\n\n")[0].split()))
+    assert abs(sum(costs) - round(float(total) * 100)) <= 1
+    assert "no price is known" in text
+
+
+def test_a_weeks_rows_add_up_to_its_sum() -> None:
+    """To the cent: amounts are rounded together."""
+    text = CASES["summary"].text
+    (total,) = re.findall(r"Cost\s+USD ([\d.]+)", text)
+    rows = re.findall(r"GPU-hours, USD ([\d.]+)", " ".join(text.split()))
+    assert sum(round(float(one) * 100) for one in rows) == round(float(total) * 100)
+
+
+def test_commands_quote_what_users_wrote() -> None:
+    """A name with a blank, a quote or an option stays one argument."""
+    evil = replace(POD, tags={"namespace": "a b", "pod": "x'; rm -rf /"})
+    assert give_back(evil) == "kubectl delete pod 'x'\"'\"'; rm -rf /' --namespace 'a b'"
+    assert give_back(replace(JOB, kind="process", external_id="ada:py:thon:4711:99")) == "kill 4711"
+    assert give_back(PARTLY) == ""
+
+
+def test_a_name_cannot_break_out() -> None:
+    """Newlines, tags and formulas in names stay text: in the subject, in the HTML and in the CSV."""
+    evil = replace(JOB, name="=x\r\nBcc: all@example.com\n<script>alert(1)</script>", user="<b>")
+    content = letter_mail.idle(IdleNews((Section(1, evil),), NOW, 3), LINKS)
+    made = compose(Message("k", "idle", "lead@example.com", content, 0, 0), "ledger@example.com")
+    read = email.message_from_bytes(bytes(made), policy=email.policy.default)
+    assert read["Bcc"] is None
+    assert "<script>" not in content.html
+    assert "\nBcc" not in content.text
+    assert "'=x" in content.attachments["idle.csv"]

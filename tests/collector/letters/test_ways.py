@@ -1,0 +1,246 @@
+"""Eviction as Kubernetes does it, and hooks that are signed, that wait as asked, and that reach no private network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import shutil
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fakes.apiserver import TOKEN, certificates
+from fakes.mail import message
+from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.insight.letters import Action
+from gpuledger_collector.notify import hooks
+from gpuledger_collector.notify.delivery import NotTaken
+from gpuledger_collector.notify.hooks import Hook, is_public
+from gpuledger_collector.notify.ways import Kubernetes, NotDone
+from gpuledger_collector.settings import SettingsError, read_hooks
+
+POD = {"namespace": "vision", "pod": "notebook-0", "uid": "uid-1", "user": "ada"}
+PATH = "/api/v1/namespaces/vision/pods/notebook-0"
+
+
+class Api(ThreadingHTTPServer):
+    """An API server as far as pods and evictions go: tokens, UID preconditions, a disruption budget."""
+
+    daemon_threads = True
+
+    def __init__(self, folder) -> None:
+        super().__init__(("127.0.0.1", 0), Evictions)
+        leaf, key = certificates(folder)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(leaf, key)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.pods = {PATH: {"metadata": {"name": "notebook-0", "namespace": "vision", "uid": "uid-1"}}}
+        self.evicted: list[str] = []
+        self.disrupted = False
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that does not trust us hangs up: no noise."""
+
+
+class Evictions(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Api
+
+    def do_GET(self) -> None:
+        pod = self.server.pods.get(self.path)
+        self._answer(404, _status(404, "pods not found")) if pod is None else self._answer(200, pod)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        path = self.path.removesuffix("/eviction")
+        pod = self.server.pods.get(path)
+        if body["apiVersion"] != "policy/v1" or body["kind"] != "Eviction" or path == self.path:
+            self._answer(400, _status(400, "no Eviction"))
+        elif pod is None:
+            self._answer(404, _status(404, "pods not found"))
+        elif body["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"]:
+            self._answer(409, _status(409, "Precondition failed: UID"))
+        elif self.server.disrupted:
+            self._answer(429, _status(429, "Cannot evict pod as it would violate the pod's disruption budget."))
+        else:
+            self.server.evicted.append(body["metadata"]["name"])
+            pod["metadata"]["deletionTimestamp"] = "2026-11-21T09:20:00Z"
+            self._answer(201, _status(201, ""))
+
+    def _answer(self, status: int, body: object) -> None:
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            status, body = 401, _status(401, "Unauthorized")
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+
+def _status(code: int, sentence: str) -> dict[str, object]:
+    return {"kind": "Status", "apiVersion": "v1", "code": code, "message": sentence}
+
+
+@pytest.fixture
+def api(tmp_path) -> Iterator[tuple[Api, Kubernetes]]:
+    """The server, and our way to it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates")
+    server = Api(tmp_path)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    address = f"https://127.0.0.1:{server.server_port}"
+    try:
+        yield server, Kubernetes(address, lambda: TOKEN, str(tmp_path / "ca.crt"))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def action(**more: str) -> Action:
+    return Action(1, "k", 1, "evict", {**POD, **more}, "vision", "doing", 0, 0)
+
+
+def test_a_pod_is_evicted_once(api) -> None:
+    """It is there; it is evicted; from then on it is gone, and nobody evicts it again."""
+    server, way = api
+    assert not way.gone(action())
+    assert way.act(action()) == "evicted vision/notebook-0"
+    assert way.gone(action())
+    assert server.evicted == ["notebook-0"]
+
+
+def test_a_pod_that_came_again_under_its_name_is_left_alone(api) -> None:
+    """A StatefulSet's next pod has another UID: it is not the one that was judged."""
+    server, way = api
+    server.pods[PATH]["metadata"]["uid"] = "uid-2"
+    assert way.gone(action())
+    with pytest.raises(NotDone, match="409") as caught:
+        way.act(action())
+    assert caught.value.permanent
+    assert server.evicted == []
+
+
+def test_a_disruption_budget_is_kept(api) -> None:
+    """429: not now; it is asked again later."""
+    server, way = api
+    server.disrupted = True
+    with pytest.raises(NotDone, match="disruption budget") as caught:
+        way.act(action())
+    assert not caught.value.permanent
+
+
+def test_a_server_that_we_cannot_trust_or_that_refuses_us_gets_nothing(api) -> None:
+    """A certificate of nobody, and a token that is refused."""
+    server, way = api
+    with pytest.raises(NotDone, match="certificate"):
+        Kubernetes(way.address, lambda: TOKEN).act(action())
+    with pytest.raises(NotDone, match="401"):
+        Kubernetes(way.address, lambda: "other", way.ca_file).gone(action())
+    with pytest.raises(NotDone, match="UID of the pod"):
+        way.act(action(uid=""))
+    assert server.evicted == []
+    assert TOKEN not in repr(way)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+     "255.255.255.255", "198.18.0.1", "192.0.2.1", "::1", "::", "fe80::1%eth0", "fd00::1", "ff02::1",
+     "::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a00:1", "2002:a00:1::", "2001:db8::1"],
+)  # fmt: skip
+def test_no_hook_reaches_a_private_address(address, monkeypatch) -> None:
+    """Whatever a name stands for: nothing is connected to, and nothing is tried again."""
+    assert not is_public(address)
+    monkeypatch.setattr(hooks.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (address, 443))])
+    monkeypatch.setattr(hooks.socket, "create_connection", lambda *_a, **_k: pytest.fail("connected"))
+    with pytest.raises(NotTaken, match="private network") as caught:
+        Hook("webhook", {"ops": "https://hooks.example.com/x"}).deliver(message(recipient="webhook:ops"), lambda: None)
+    assert caught.value.permanent
+
+
+def test_a_name_is_resolved_once(monkeypatch) -> None:
+    """What it stands for a moment later (rebinding) is not asked for: the judged address is connected to."""
+    answers = iter(["8.8.8.8", "10.0.0.1"])
+    connected = []
+    monkeypatch.setattr(hooks.socket, "getaddrinfo", lambda *_a, **_k: [(2, 1, 6, "", (next(answers), 443))])
+
+    def connect(place, _timeout):
+        connected.append(place)
+        raise OSError("unplugged")
+
+    monkeypatch.setattr(hooks.socket, "create_connection", connect)
+    with pytest.raises(NotTaken, match="unplugged"):
+        Hook("webhook", {"ops": "https://hooks.example.com/x"}).deliver(message(recipient="webhook:ops"), lambda: None)
+    assert connected == [("8.8.8.8", 443)]
+    assert is_public("2606:4700::1111")
+
+
+def test_a_webhook_is_signed_and_waits_as_asked() -> None:
+    """Standard Webhooks: anybody with the secret can check id, instant and body; 503 with Retry-After is kept."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if len(seen) == 1 else 503)
+            self.send_header("Retry-After", "1800")
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        hook = Hook("webhook", {"erp": f"http://127.0.0.1:{server.server_port}/"}, secrets={"erp": b"s" * 24},
+                    clock=lambda: 1_795_252_800)  # fmt: skip
+        hook.deliver(message(recipient="webhook:erp"), lambda: None)
+        with pytest.raises(NotTaken) as caught:
+            hook.deliver(message(recipient="webhook:erp"), lambda: None)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    headers, body = seen[0]
+    signed = f"{headers['Webhook-Id']}.1795252800.".encode() + body
+    mac = base64.b64encode(hmac.new(b"s" * 24, signed, hashlib.sha256).digest()).decode()
+    assert headers["Webhook-Signature"] == f"v1,{mac}"
+    assert headers["Webhook-Timestamp"] == "1795252800"
+    assert (caught.value.wait_s, caught.value.permanent) == (1800, False)
+    assert "ssss" not in repr(hook)
+
+
+def test_a_chat_shows_text_as_it_is() -> None:
+    """No mention of everybody, no link but ours, no end of the code block."""
+    content = Content("<!channel> a & b", "```<https://x|y>", link="https://gpuledger.example.com/ack?x=1")
+    text = json.loads(Hook("slack", {})._body(Message("k", "idle", "slack:ops", content, 0, 0)))["text"]
+    assert "<!channel>" not in text
+    assert text.count("```") == 2
+    assert text.endswith("<https://gpuledger.example.com/ack?x=1|Answer it>")
+
+
+def test_hooks_with_secrets_are_read(tmp_path) -> None:
+    """A secret lies in a file of its own, and a fault names neither it nor the address."""
+    (tmp_path / "secret").write_text("whsec_" + base64.b64encode(b"k" * 32).decode())
+    (tmp_path / "hooks.toml").write_text(
+        'ops = "https://hooks.example.com/T/1"\n[erp]\naddress = "https://erp.internal/x"\nprivate = true\n'
+        'secret_file = "secret"\n'
+    )
+    found = read_hooks(tmp_path / "hooks.toml")
+    assert (found["erp"].secret, found["erp"].private, found["ops"].private) == (b"k" * 32, True, False)
+    assert "erp.internal" not in repr(found)
+    (tmp_path / "secret").write_text("short")
+    with pytest.raises(SettingsError, match="24 characters") as caught:
+        read_hooks(tmp_path / "hooks.toml")
+    assert "short" not in str(caught.value)
