@@ -27,6 +27,8 @@ from gpuledger_collector.accounting.quantity import round_together
 RATED, MEASURED = "rated", "measured"
 ENERGY = (RATED, MEASURED)
 """Whether the power named makes up a part of the rate, or energy is left to the meters."""
+PARTS = ("depreciation", "opex", "energy")
+"""What a rate is made of, in the order in which people read it."""
 PER = ("gpu", "node")
 """What capex, salvage, watts and opex are given for."""
 

@@ -11,7 +11,8 @@ import typer
 from gpuledger_collector.cli.common import Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
-    from gpuledger_collector.accounting.pricing import Price
+    from gpuledger_collector.accounting.commitments import Commitment
+    from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 
 app = typer.Typer(name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True)
 COLUMNS = ("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from", "effective_to",
@@ -33,16 +34,23 @@ def register(root: typer.Typer) -> None:
 @app.command("list", epilog="Example: gpuledger prices list --format csv > prices.csv")
 def list_prices(
     shape: Annotated[Shape, typer.Option("--format", help="Form; csv can be imported again.")] = Shape.table,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say how derived rates were made, and list commitments and choices.")
+    ] = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """List the rates in force."""
+    """List the rates in force; with --explain what they were derived from and what is committed."""
+    if explain and shape is Shape.csv:
+        refuse("--explain goes with the table: csv holds what can be imported again")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import prices
+        from gpuledger_collector.storage import commitments, prices
         from gpuledger_collector.storage.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
-            rows = [_cells(price) for price in prices.current(connection)]
+            book = prices.current(connection)
+            committed, choices = commitments.current(connection), commitments.choices(connection)
+    rows = [_cells(price) for price in book]
     if shape is Shape.csv:
         import csv
 
@@ -52,6 +60,54 @@ def list_prices(
         writer.writerows([COLUMNS, *([neutral(cell) for cell in row] for row in rows)])
         return
     _print_table(rows)
+    if explain:
+        for sentence in (*_derived(book), *map(_committed, committed), *map(_chosen, choices)):
+            print(sentence)
+
+
+def _derived(book: list[Price]) -> list[str]:
+    """How each derived rate was made: its parts, which add up to it, and what they follow from."""
+    from gpuledger_collector.accounting.owned import PARTS
+
+    said = []
+    for price in book:
+        if price.basis is None:
+            continue
+        facts: dict[str, str] = price.basis["from"]  # type: ignore[assignment]
+        parts: dict[str, str] = price.basis["parts"]  # type: ignore[assignment]
+        rate, starts = _plain(str(price.rate)), _cells(price)[5]
+        made = " + ".join(f"{name} {_plain(part)}" for name in PARTS if (part := parts.get(name)))
+        of = f"{facts['gpus']} GPUs of a node" if facts["per"] == "node" else "a GPU"
+        energy = "energy is measured, and no part of it" if facts["energy"] == "measured" else (
+            f"{facts['watts']} W x PUE {facts['pue']} at {facts['price_per_kwh']} per kWh"
+        )  # fmt: skip
+        said.append(
+            f"{price.basis['name']}: {rate} {price.currency} per GPU-hour from {starts} = {made}\n"
+            f"  for {of}: {facts['capex']} paid, {facts['salvage']} salvage, {facts['months']} months = "
+            f"{facts['hours']} hours from {facts['in_service']} to {facts['written_off']}; "
+            f"opex {facts['opex_per_month']} a month; {energy}"
+        )
+    return said
+
+
+def _committed(one: Commitment) -> str:
+    from gpuledger_collector.accounting.money import format_minor
+    from gpuledger_collector.accounting.period import HOUR_MS, format_instant
+
+    hours = (one.ends_ms - one.starts_ms) // HOUR_MS
+    place = " ".join(name for name in (one.pool, one.gpu_model, one.node, one.region) if name) or "anything"
+    whole = format_minor(one.cost(one.term), 6)
+    return (
+        f"commitment {one.name}: {one.gpus} GPUs of {place} from {format_instant(one.starts_ms)} to "
+        f"{format_instant(one.ends_ms)}, {hours} hours; {format_minor(one.upfront_micro, 6)} {one.currency} upfront + "
+        f"{_plain(str(one.rate))} per GPU-hour = {whole} {one.currency} in all"
+    )
+
+
+def _chosen(one: PurchaseChoice) -> str:
+    tags = " ".join(f"{name}={value}" for name, value in one.tags.items())
+    place = " ".join(name for name in (one.pool, one.gpu_model, one.node, tags) if name) or "everything"
+    return f"{one.purchase} for {place}" + (f" ({one.name})" if one.name else "")
 
 
 def _print_table(rows: list[list[str]]) -> None:

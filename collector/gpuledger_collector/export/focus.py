@@ -1,6 +1,8 @@
 """FOCUS 1.2: charges as the FinOps Foundation's billing rows.
 
-A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it; finance wants cents, so
+A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it. What a commitment covers is
+billed at its amortised cost, beside what list and contracted prices would have made of it; what it left unused is a row
+of status Unused with nothing consumed (docs/decisions/0012-commitments.md). Finance wants cents, so
 each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
 of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
@@ -16,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from gpuledger_collector.accounting.closing import billed_to
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import LEVELS
@@ -35,7 +37,8 @@ COLUMNS = (
     "AvailabilityZone", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory", "ServiceName",
     "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceId", "SkuPriceDetails", "SubAccountId", "SubAccountName",
     "SubAccountType", "Tags", "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",
-    "PricingCurrencyListUnitPrice", "CommitmentDiscountStatus",
+    "PricingCurrencyListUnitPrice", "CommitmentDiscountCategory", "CommitmentDiscountId", "CommitmentDiscountName",
+    "CommitmentDiscountQuantity", "CommitmentDiscountStatus", "CommitmentDiscountType", "CommitmentDiscountUnit",
     "x_BusyGpuSeconds", "x_IdleGpuSeconds", "x_EnergyWh", "x_CostBasis", "x_GpuModel", "x_Pool", "x_IdleCost",
 )  # fmt: skip
 CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed", "owned": "Other"}
@@ -99,9 +102,9 @@ def usage_rows(
 ) -> Iterator[tuple[ExportedCharge, Row]]:
     """Each priced charge beside its Usage row; `book` counts what the rows of each invoice add up to."""
     for exported in charges:
-        price = exported.charge.price
-        if price is not None and exported.charge.gpu_ns:
-            yield exported, _usage(exported, price, level, issuer, book)
+        charge = exported.charge
+        if charge.currency is not None and (charge.gpu_ns or (charge.commitment is not None and charge.cost_micro)):
+            yield exported, _usage(exported, level, issuer, book)
 
 
 def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -> None:
@@ -112,47 +115,86 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
         writer.writerow([row.get(name, "") for name in columns])
 
 
-def _usage(exported: ExportedCharge, price: Price, level: str, issuer: Issuer, book: Book) -> Row:
+def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:
     charge = exported.charge
     hours = round_half_even_div(charge.gpu_ns * NANO, GPU_NS_PER_HOUR)
-    rate = rate_nano(price.rate)
-    listed = rate if price.list_rate is None else rate_nano(price.list_rate)
-    cost, list_cost = hours * rate, hours * listed
+    rate, listed = _unit_prices(charge)
+    cost = hours * rate if charge.commitment is None else (charge.cost_micro or 0) * 10**12
+    unused = charge.state == COMMITMENT_UNUSED
     owner = billed_to(charge, level)
     corrects = exported.booked_day_ms is not None
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
-    key = (book.calendar.month_of(booked_ms), price.currency, owner)
+    key = (book.calendar.month_of(booked_ms), charge.currency or "", owner)
     invoice = book.invoices.setdefault(key, Invoice(book.calendar.month(key[0])))
     invoice.micro += charge.cost_micro or 0
     invoice.written += cost
     return {
         **_common(key, invoice, level, issuer, book.closed),
-        **_costs(cost, list_cost),
+        **_costs(cost, hours * rate, hours * listed),
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if corrects else "",
         "ChargeDescription": neutral(_description(exported)),
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": format_instant(charge.start_ms - charge.start_ms % 1000),
         "ChargePeriodEnd": format_instant(-(-charge.end_ms // 1000) * 1000),
-        "ConsumedQuantity": fixed(charge.gpu_ns, 9),
-        "ConsumedUnit": "GPU-Seconds",
+        "ConsumedQuantity": "" if unused else fixed(charge.gpu_ns, 9),
+        "ConsumedUnit": "" if unused else "GPU-Seconds",
         "ContractedUnitPrice": fixed(rate, 9),
         "ListUnitPrice": fixed(listed, 9),
-        "PricingCategory": CATEGORIES[price.purchase],
         "PricingQuantity": fixed(hours, 9),
         "PricingUnit": "GPU-Hours",
-        "RegionId": neutral(price.region),
-        "RegionName": neutral(price.region),
-        **_resource(exported),
+        **_terms(charge, hours),
+        **({} if unused else _resource(exported)),
         "SkuId": neutral(charge.gpu_model or "GPU"),
         "SkuMeter": "GPU time",
-        "SkuPriceId": f"{charge.gpu_model or 'GPU'}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}",
         "SkuPriceDetails": flat_json({"x_GpuModel": charge.gpu_model, "x_Pool": charge.pool}),
         "Tags": flat_json(_tags(exported, level, owner)),
         "PricingCurrencyContractedUnitPrice": fixed(rate, 9),
         "PricingCurrencyListUnitPrice": fixed(listed, 9),
         **_measured(charge),
     }
+
+
+def _unit_prices(charge: Charge) -> tuple[int, int]:
+    """Contracted and list price of a GPU-hour in billionths; of what nobody used neither asks anything.
+
+    Where the price book has no rate for what a commitment covers, it is what the commitment costs on the average.
+    """
+    if charge.state == COMMITMENT_UNUSED:
+        return 0, 0
+    price, commitment = charge.price, charge.commitment
+    if price is None or price.currency != charge.currency:
+        assert commitment is not None  # nothing else has a cost without a price
+        mean = round_half_even_div(
+            commitment.cost(commitment.term) * GPU_NS_PER_HOUR * 1000, commitment.committed_ns(commitment.term)
+        )
+        return mean, mean
+    rate = rate_nano(price.rate)
+    return rate, rate if price.list_rate is None else rate_nano(price.list_rate)
+
+
+def _terms(charge: Charge, hours: int) -> Row:
+    """How it is priced and where: by a rate of the price book, or by a commitment."""
+    price, commitment = charge.price, charge.commitment
+    region = price.region if price is not None else commitment.region if commitment is not None else ""
+    terms = {"RegionId": neutral(region), "RegionName": neutral(region)}
+    model = charge.gpu_model or "GPU"
+    if price is not None and price.currency == charge.currency:
+        terms["PricingCategory"] = CATEGORIES[price.purchase]
+        terms["SkuPriceId"] = f"{model}/{price.purchase}/{format_date(price.effective_from_ms)}/{price.id}"
+    if commitment is not None:
+        terms["PricingCategory"] = "Committed"
+        terms.setdefault("SkuPriceId", neutral(f"{model}/committed/{commitment.name}"))
+        terms |= {
+            "CommitmentDiscountCategory": "Usage",
+            "CommitmentDiscountId": neutral(commitment.name),
+            "CommitmentDiscountName": neutral(commitment.name),
+            "CommitmentDiscountQuantity": fixed(hours, 9),
+            "CommitmentDiscountStatus": "Unused" if charge.state == COMMITMENT_UNUSED else "Used",
+            "CommitmentDiscountType": "Reserved GPUs",
+            "CommitmentDiscountUnit": "GPU-Hours",
+        }
+    return terms
 
 
 def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer, closed: Collection[str]) -> Row:
@@ -179,13 +221,13 @@ def _common(key: Key, invoice: Invoice, level: str, issuer: Issuer, closed: Coll
     }
 
 
-def _costs(cost: int, list_cost: int) -> Row:
+def _costs(cost: int, contracted: int, list_cost: int) -> Row:
     """The four costs and their twin, from units of 1e-18."""
     text = fixed(cost, 18)
     return {
         "BilledCost": text,
         "EffectiveCost": text,
-        "ContractedCost": text,
+        "ContractedCost": fixed(contracted, 18),
         "ListCost": fixed(list_cost, 18),
         "PricingCurrencyEffectiveCost": text,
     }
@@ -194,6 +236,8 @@ def _costs(cost: int, list_cost: int) -> Row:
 def _description(exported: ExportedCharge) -> str:
     charge = exported.charge
     model = charge.gpu_model or "GPU"
+    if charge.state == COMMITMENT_UNUSED and charge.commitment is not None:
+        return f"Unused part of commitment {charge.commitment.name}"
     if charge.state != HELD:
         return f"{charge.state.capitalize()} {model} time"
     return f"{model} time of {exported.workload_name or exported.workload_key or 'a workload without a name'}"
@@ -255,7 +299,7 @@ def adjustments(book: Book, level: str, issuer: Issuer) -> Iterator[Row]:
             rest = units * 10 ** (18 - digits) - invoice.written
             yield {
                 **_common(key, invoice, level, issuer, book.closed),
-                **_costs(rest, rest),
+                **_costs(rest, rest, rest),
                 "ChargeCategory": "Adjustment",
                 "ChargeDescription": "Rounding of the invoice to the currency's minor unit (largest remainder)",
                 "ChargeFrequency": "One-Time",

@@ -71,11 +71,12 @@ def _renamed(row: focus.Row) -> focus.Row:
 
 def _split(day: Sequence[Pair]) -> None:
     """Fill in the Allocated columns of a day's rows, device by device and rate by rate."""
-    origins: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    origins: dict[tuple[str, str, str], list[Pair]] = defaultdict(list)
     for exported, row in day:
         if exported.accelerator_uuid is not None:
-            origins[(exported.device_uuid or exported.accelerator_uuid, row["SkuPriceId"])].append((exported, row))
-    for (device, _), pairs in origins.items():
+            device = exported.device_uuid or exported.accelerator_uuid
+            origins[device, row["SkuPriceId"], row.get("CommitmentDiscountId", "")].append((exported, row))
+    for (device, *_), pairs in origins.items():
         if len(pairs) > 1 or pairs[0][0].accelerator_uuid != device:
             _allocate(device, pairs)
 
