@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials, guarded, may_read, page, period_of
 from gpuledger_collector.export.disputes import as_object
-from gpuledger_collector.storage import disputes
+from gpuledger_collector.storage import disputes, zones
 from gpuledger_collector.storage.disputes import Contest, NoDispute
 
 Number = Annotated[int, Path(ge=1, lt=2**62)]
@@ -182,8 +182,10 @@ def opened_of(reads: Reads, opening: Opening, who: Principal) -> dict[str, Any]:
     owner = levels_of(opening.owner)
     if not who.sees(owner):
         raise HTTPException(403, "this token sees another owner's part: contest your own lines")
-    contest = Contest(owner, period_of(opening.start, opening.end), opening.accelerator, opening.workload, opening.line)
+    asked = period_of(opening.start, opening.end)
     with reads.ledger.connect() as connection:
+        period = zones.in_zone(connection, asked)
+        contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
         return as_object(disputes.open_dispute(connection, contest, opening.reason, who.name, reads.now_ms))
 
 

@@ -234,7 +234,8 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
     """What a reader of the bill must know beside it."""
     from gpuledger_collector.accounting.period import format_instant
     from gpuledger_collector.export.chargeback import shared_notes
-    from gpuledger_collector.storage import reports
+    from gpuledger_collector.export.disputes import amounts, owner_text
+    from gpuledger_collector.storage import disputes, reports
 
     notes = []
     if not reports.has_capacity(connection, period):
@@ -246,6 +247,10 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
         f"pool {pool!r} has observed accelerators: the usage of {count} imported workloads in it is left out while "
         "they were there"
         for pool, count in reports.displaced_imports(connection, period)
+    ]
+    notes += [
+        f"{owner_text(one.owner)} contests {amounts(one.cost)} of it (dispute {one.id}, {one.state})"
+        for one in disputes.waiting(connection, period)
     ]
     if now_ms < period.end_ms:
         notes.append(f"the range is not over: rated up to {format_instant(now_ms - now_ms % 1000)}")

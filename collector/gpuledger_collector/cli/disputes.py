@@ -66,7 +66,7 @@ def lines(
         from gpuledger_collector.storage.dispute_evidence import line_id
         from gpuledger_collector.storage.ledgers import Ledger
 
-        _rated(opened.dsn, contest)
+        contest = _rated(opened.dsn, contest)
         with Ledger(opened.dsn).connect() as connection:
             try:
                 found = disputes.lines_of(connection, contest)
@@ -105,7 +105,7 @@ def open_(
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        _rated(opened.dsn, contest)
+        contest = _rated(opened.dsn, contest)
         with Ledger(opened.dsn).connect() as connection:
             try:
                 made = disputes.open_dispute(connection, contest, reason, audit.person(), int(now().timestamp() * 1000))
@@ -285,14 +285,22 @@ def _contest(
     return Contest(owner_levels(_named(owner)), period, accelerator, workload, line)
 
 
-def _rated(dsn: str, contest: Contest) -> None:
+def _rated(dsn: str, contest: Contest) -> Contest:
+    """The contest with its days in the billing zone, once they are rated."""
+    from dataclasses import replace
+
     from gpuledger_collector.cli.progress import bar
     from gpuledger_collector.jobs import bring_up_to_date
+    from gpuledger_collector.storage import zones
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
+    ledger = Ledger(dsn)
+    with ledger.connect() as connection:
+        contest = replace(contest, period=zones.in_zone(connection, contest.period))
     with bar("rating") as on_day:
-        bring_up_to_date(Ledger(dsn), contest.period, int(now().timestamp() * 1000), on_day)
+        bring_up_to_date(ledger, contest.period, int(now().timestamp() * 1000), on_day)
+    return contest
 
 
 def _step(dsn: str | None, config: Path | None, work: Any) -> Dispute:

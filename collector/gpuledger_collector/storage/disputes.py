@@ -216,6 +216,12 @@ def listed(connection: Connection, states: Sequence[str] = disputes.STATES) -> l
     return [_dispute(row) for row in rows]
 
 
+def waiting(connection: Connection, period: Period) -> list[Dispute]:
+    """Disputes about time in the period that are not decided yet, by number."""
+    found = listed(connection, [state for state in disputes.STATES if state not in disputes.RESOLVED])
+    return sorted((one for one in found if one.period.clip(period)), key=lambda one: one.id)
+
+
 def one(connection: Connection, number: int) -> Dispute:
     """A dispute with all that was said. Raises NoDispute."""
     row = connection.execute(f"SELECT {_COLUMNS} {_FROM} WHERE d.id = %s", (number,)).fetchone()
