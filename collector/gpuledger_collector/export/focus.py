@@ -2,7 +2,7 @@
 
 A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOCUS wants it. What a commitment covers is
 billed at its amortised cost, beside what list and contracted prices would have made of it; what it left unused is a row
-of status Unused with nothing consumed (docs/decisions/0012-commitments.md). Finance wants cents, so
+of status Unused with nothing consumed (docs/decisions/0014-commitments.md). Finance wants cents, so
 each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
 of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
