@@ -47,8 +47,8 @@ def _row(status: Status) -> dict[str, object]:
     values: tuple[object, ...] = (
         budget.name,
         budget.owner_label,
-        format_date(status.period.start_ms),
-        format_date(status.period.end_ms),
+        str(budget.calendar.date_of(status.period.start_ms)),
+        str(budget.calendar.date_of(status.period.end_ms)),
         budget.currency,
         money(budget.amount_micro),
         money(spend.cost_micro),
@@ -117,7 +117,7 @@ def _cells(status: Status) -> list[str]:
     fired = [one for one in status.alerts if one.fired_ms is not None]
     return [
         budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})",
-        format_date(status.period.end_ms),
+        str(budget.calendar.date_of(status.period.end_ms)),
         money_text(status.spend.cost_micro, budget.currency),
         money_text(budget.amount_micro, budget.currency).partition(" ")[2],
         str(percent_of(status.spend.cost_micro, budget.amount_micro)),

@@ -8,13 +8,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import psycopg
 
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, Zone
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage import audit, usage
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_HOUR_MS = 3_600_000
 
 
 def calendar(connection: Connection) -> Calendar:
@@ -79,24 +78,32 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
 
 
 def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
-    """Take open days off the ledger and mark them, and the hours that a midnight cuts, now or before; how many days.
+    """Take open days off the ledger and mark their UTC days, and the hours that a midnight cuts, now or before.
 
     Corrections that are booked in open days stay, on the day that now holds their instant.
     """
     hours = connection.execute(
         "SELECT DISTINCT hour_ms - hour_ms %% %s FROM usage_hour WHERE hour_ms >= %s AND hour_ms %% %s <> 0",
-        (_HOUR_MS, from_ms, _HOUR_MS),
+        (HOUR_MS, from_ms, HOUR_MS),
     )
     cut = {int(hour) for (hour,) in hours}
     bounds = connection.execute(
         "SELECT min(day_ms), max(until_ms) FROM day_proof WHERE day_ms >= %s", (from_ms,)
     ).fetchone()
     if bounds is not None and bounds[0] is not None:
-        cut |= {at - at % _HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * _HOUR_MS, bounds[1]))}
-    usage.mark_cut_hours(connection, sorted(hour for hour in cut if hour + _HOUR_MS > from_ms))
+        cut |= {at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))}
+    usage.mark_cut_hours(connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms))
     marked = connection.execute(
-        "INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof WHERE day_ms >= %s", (from_ms,)
+        """
+        INSERT INTO dirty_day (day_ms) SELECT DISTINCT at - at %% %(day)s FROM (
+            SELECT day_ms AS at FROM day_proof WHERE day_ms >= %(from)s
+            UNION ALL SELECT until_ms - 1 FROM day_proof WHERE day_ms >= %(from)s AND until_ms > day_ms
+            UNION ALL SELECT day_ms FROM dirty_day UNION ALL SELECT day_ms + %(day)s - 1 FROM dirty_day
+        ) AS touched
+        """,
+        {"day": DAY_MS, "from": from_ms},
     ).rowcount
+    connection.execute("DELETE FROM dirty_day WHERE day_ms %% %s <> 0", (DAY_MS,))
     for table in ("charge", "ledger_day", "day_proof"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms >= %s", (from_ms,))
     return marked
