@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from decimal import Decimal
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import HOUR_MS, Period
@@ -90,8 +90,9 @@ class UnitCost:
 
     @property
     def coverage(self) -> Decimal:
-        """Covered part of the charged time, 0 to 1."""
-        return Decimal(self.covered_ms) / self.held_ms if self.held_ms else Decimal(0)
+        """Covered part of the charged time, 0 to 1, to DIGITS places; 1 only where nothing is left out."""
+        share = self.covered_ms * 10**DIGITS // self.held_ms if self.held_ms else 0
+        return Decimal(share).scaleb(-DIGITS)
 
     @property
     def per(self) -> int:
@@ -113,10 +114,7 @@ def cost_per(micro: int, units: int, per: int) -> Decimal | None:
     """Major units for `per` units to DIGITS places; None for no units."""
     if not units:
         return None
-    with localcontext() as context:
-        context.prec = 60
-        exact = Decimal(micro * per) / (Decimal(units) * MICRO)
-        return exact.quantize(Decimal(1).scaleb(-DIGITS), ROUND_HALF_EVEN)
+    return Decimal(round_half_even_div(micro * per * 10**DIGITS, units * MICRO)).scaleb(-DIGITS)
 
 
 def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int, HourCost]:

@@ -120,12 +120,15 @@ def as_text(made: RunReport) -> str:
     lines += [f"  {unit_sentence(one)}" for one in made.units] or ["  nothing is counted"]
     lines += [f"    {_minute(one.bucket_ms)}  {unit_sentence(one)}" for one in made.by]
     if len(made.parts) > 1 or made.restarts:
-        lines += ["", f"Parts ({len(made.parts)}; what counts its output began anew {made.restarts} times)"]
+        lines += [
+            "",
+            f"Parts ({len(made.parts)}; what counts its output began anew {made.restarts} times)",
+        ]
         lines += [f"  {_minute(one.start_ms)} to {_minute(one.end_ms)}: {one.accelerators} GPUs, "
                   f"{one.held_ms / HOUR_MS:,.1f} GPU-hours, {amounts(one.cost_micro) or 'no price'}"
                   for one in made.parts]  # fmt: skip
     lines += ["", "What holds it back"]
-    lines += [f"  {one.kind}: {one.says}. {one.advice[0].upper()}{one.advice[1:]}." for one in made.judgement.verdicts]
+    lines += [f"  {one.kind}: {one.says}. {begun(one.advice)}." for one in made.judgement.verdicts]
     if made.judgement.fine:
         lines.append(f"  looked at and fine: {', '.join(made.judgement.fine)}")
     lines += [f"  {one.kind}: cannot be said: {one.missing}" for one in made.judgement.cannot_say]
@@ -134,7 +137,7 @@ def as_text(made: RunReport) -> str:
         lines += [f"  {_peer(one)}" for one in made.peers]
     if made.scaling:
         lines += ["", f"How it scales ({made.scaling[0].measure})"]
-        lines += [f"  {one.accelerators} GPUs: {one.per_gpu:,.3f}, efficiency {one.efficiency:.0%} ({one.runs} runs)"
+        lines += [f"  {one.accelerators} GPUs: {one.per_gpu:,.3f}, efficiency {one.efficiency:.0%} (runs: {one.runs})"
                   for one in made.scaling]  # fmt: skip
     lines += [""] * bool(made.notes) + [f"note: {note}" for note in made.notes]
     return "\n".join(lines) + "\n"
@@ -190,7 +193,8 @@ def as_html(made: RunReport) -> str:
         waste=[(one.state.replace("_", " "), one.accelerator, one.node, _minute(one.since_ms), _minute(one.until_ms),
                 "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}")
                for one in made.receipt.items[:20]],
-        verdicts=[(one, _readings(made.gpus, one), _shown(one)) for one in made.judgement.verdicts],
+        verdicts=[(one, begun(one.says), begun(one.advice), _readings(made.gpus, one), _shown(one))
+                  for one in made.judgement.verdicts],
         peers=[(one, _minute(one.start_ms), html.UNKNOWN if one.activity is None else f"{one.activity:.0%}",
                 "" if one.unit is None or not one.unit.units else
                 f"{plain(one.unit.cost)} per {UNITS[one.unit.counter]}") for one in made.peers],
@@ -231,7 +235,7 @@ def _readings(gpus: Sequence[Gpu], verdict: Verdict) -> list[Any]:
             values = thinned(drawn(group, name))
             known = [value for value in values if value is not None]
             if known:
-                whose = f" of GPU {group[0].uuid}" if verdict.kind == "imbalance" else ""
+                whose = f" of {group[0].uuid}" if verdict.kind == "imbalance" else ""
                 title = f"{READINGS.get(name, name)}{whose}"
                 about = f"mean {plots.short(sum(known) / len(known))}, from {plots.short(min(known))} to " \
                         f"{plots.short(max(known))}"  # fmt: skip
@@ -247,6 +251,11 @@ def thinned(values: Sequence[float | None]) -> list[float | None]:
         known = [value for value in values[at : at + step] if value is not None]
         found.append(sum(known) / len(known) if known else None)
     return found
+
+
+def begun(sentence: str) -> str:
+    """A sentence with a capital at its begin; names in it stay as they are."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _shown(verdict: Verdict) -> str:

@@ -271,7 +271,7 @@ def _imbalance(look: _Look) -> Verdict | None:
     )
     return Verdict(
         "imbalance",
-        f"GPU {worst} {what}: {means[worst]:.0%} active against {middle:.0%}",
+        f"{worst} {what}: {means[worst]:.0%} active against {middle:.0%}",
         advice,
         {"activity": means[worst], "median_activity": middle, "gpus": float(len(means))},
         (name,),
