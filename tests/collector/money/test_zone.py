@@ -19,7 +19,9 @@ billing_zone = "Europe/Berlin"
 
 [[budget]]
 name = "fleet"
-period = "month"
+period = "range"
+from = 2025-10-01
+to = 2025-11-01
 amount = 10000
 currency = "USD"
 """
@@ -79,11 +81,11 @@ def test_a_local_month_is_closed_and_exported(berlin, run, tmp_path) -> None:
     assert "as it was sealed" in run("periods", "--verify", "2025-10")[1]
 
 
-def test_a_budgets_month_is_the_zones(berlin, run) -> None:
+def test_a_budgets_days_are_the_zones(berlin, run) -> None:
     """What was spent counts from the local midnight on."""
     found = json.loads(run("budgets", "--format", "json")[1])
     (one,) = found["budgets"]
-    assert (one["period_from"], one["period_to"], one["spent"]) == ("2025-11-01", "2025-12-01", "98.00")
+    assert (one["period_from"], one["period_to"], one["spent"]) == ("2025-10-01", "2025-11-01", "1490.00")
 
 
 def test_there_and_back_is_the_same_ledger(berlin, run, written, ledger) -> None:
