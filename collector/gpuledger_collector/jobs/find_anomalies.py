@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.budgets import Driver, Held, drivers, top
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.pricing import Price, PriceBook
+from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
 from gpuledger_collector.insight.anomalies.detector import PRICE_RISE, Flags
@@ -43,6 +43,9 @@ class SpendingUnit(Protocol):
 
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
+
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
 
     def rules(self) -> Sequence[Rule]:
         """The attribution rules in force."""
@@ -139,7 +142,7 @@ def _unique(found: Iterable[Finding]) -> list[Finding]:
 
 def _teams(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[_Team]:
     """What each team spent, by currency; usage without a rate has no price that could stand out."""
-    book = PriceBook(unit.prices())
+    book = PriceBook(unit.prices(), unit.purchase_choices())
     facts = unit.workloads(sorted({use.workload_id for use in uses}))
     owners = Owners(unit.rules(), facts)
     teams: dict[tuple[str, str], _Team] = {}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.accounting.pricing import Price, PriceBook
+from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.tags import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.waste import MINUTE_MS, Place, atoms, price_waste
 from gpuledger_collector.insight.findings import Card, Finding, HeldSpan
@@ -42,6 +42,9 @@ class FindingsUnit(Protocol):
 
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
+
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
 
     def rules(self) -> Sequence[Rule]:
         """The attribution rules in force."""
@@ -113,7 +116,7 @@ class _Piece:
         self._unit = unit
         self._start, self._end = start_ms, end_ms
         self._from = start_ms - CONTEXT_MS
-        self._book = PriceBook(unit.prices())
+        self._book = PriceBook(unit.prices(), unit.purchase_choices())
         self._cuts = self._book.cuts(Period(self._from - 90 * DAY_MS, end_ms))
 
     def search(self) -> int:

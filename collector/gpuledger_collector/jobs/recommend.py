@@ -105,7 +105,7 @@ class _Look:
         end_ms = now_ms - now_ms % HOUR_MS
         period = Period((end_ms - WINDOW_DAYS * DAY_MS) // DAY_MS * DAY_MS, end_ms)
         capacity = ledger.capacity(period)
-        self.book = PriceBook(ledger.prices())
+        self.book = PriceBook(ledger.prices(), ledger.purchase_choices())
         self.window: Window | None = None
         self.days: list[DayUsage] = []
         begin = min((row.in_ms for row in capacity), default=end_ms)

@@ -14,9 +14,9 @@ import psycopg
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Card, Finding, HeldSpan, HourUse
-from gpuledger_collector.storage import minutes, prices, rules, workloads
+from gpuledger_collector.storage import commitments, minutes, prices, rules, workloads
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -116,6 +116,10 @@ class FindingUnit:
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
         return prices.current(self.connection)
+
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
+        return commitments.choices(self.connection)
 
     def rules(self) -> Sequence[Rule]:
         """The attribution rules in force."""
