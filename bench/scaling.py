@@ -3,7 +3,7 @@
 The same back-test as `gpuledger scale backtest`: ten days of history, the rest judged, GPUs fractional. Cut is how much
 less demand waited than under the rival. `tuned`: the best of 144 reactive settings on the history within the budget,
 fixed; `daily`: the same, chosen anew each day (what is left beyond it is the forecast's); `hindsight`: the best on the
-judged part itself. `--picture=FILE.svg` draws wait against cost for two traces.
+judged part itself. `--pictures=DIR` draws wait against cost, one picture per trace with a panel for each delay.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ MINUTE = 60_000
 CAPS = (1.1, 1.25)
 DELAYS = (5, 10)
 FRONTIER = (1.02, 1.05, 1.1, 1.15, 1.25, 1.4)
-DRAWN = ("helios_cluster", "taxi_diurnal")
-COLOURS = {"reactive-tuned": "#b25d00", "gpuledger": "#0b6e4f", "hpa-default": "#7a3e9d", "static-peak": "#555555",
-           "reactive-plain": "#b00020", "oracle": "#1f5fbf"}  # fmt: skip
+DRAWN = {
+    "helios_cluster": ("Training cluster", "scaling-cluster.svg"),
+    "taxi_diurnal": ("Seasonal pool", "scaling-seasonal.svg"),
+    "requests_diurnal": ("Requests, summed", "scaling-requests.svg"),
+}
+COLOURS = {"static-peak": "#555555", "hpa-default": "#7a3e9d", "reactive-plain": "#b00020",
+           "reactive-tuned": "#b25d00", "gpuledger": "#0b6e4f", "oracle": "#1f5fbf"}  # fmt: skip
+WORDS = {"static-peak": "static peak", "hpa-default": "HPA defaults", "reactive-plain": "no headroom",
+         "reactive-tuned": "tuned reactive", "gpuledger": "gpuledger", "oracle": "perfect knowledge"}  # fmt: skip
 
 
 def judged(demand, delay_minutes, cap):
@@ -62,7 +68,7 @@ def table(traces):
                       f"| {tuned.actions / days:.0f} | {shown} | {ahead} |")  # fmt: skip
                 cuts.setdefault(cap, []).append(each)
                 where = f"{name} {delay} min {cap}"
-                if ours.wait > 1.05 * tuned.wait + 0.1 or ours.capacity > max(1.02 * tuned.capacity, cap * ours.demand):
+                if ours.wait > 1.05 * tuned.wait + 0.1 or ours.capacity > 1.0205 * tuned.capacity:
                     harmful.append(where)
                 if ours.actions > 1.25 * tuned.actions + days:
                     busy.append(where)
@@ -74,7 +80,7 @@ def table(traces):
             f"\nmedian cut at {cap}: {medians[0]:.0f} % (tuned), {medians[1]:.0f} % (daily), "
             f"{medians[2]:.0f} % (hindsight)"
         )
-    print(f"\nharmful (wait > 1.05 x tuned): {', '.join(harmful) or 'none'}")
+    print(f"\nharmful (wait > 1.05 x tuned or cost > 1.02 x tuned): {', '.join(harmful) or 'none'}")
     print(f"busier (actions > 1.25 x tuned): {', '.join(busy) or 'none'}")
     print(f"median {statistics.median(seconds):.1f} s of CPU per back-test of {len(traces)} traces")
 
@@ -99,57 +105,77 @@ def against_defaults(traces):
     print(f"\nmedian cut against the defaults: {statistics.median(cuts):.0f} %")
 
 
-def picture(traces, path):
-    """Wait (log, GPU-hours per 1,000 of demand) against cost (x demand), one panel per trace, 10 min delay."""
-    head = 'xmlns="http://www.w3.org/2000/svg" width="960" height="420" font-family="sans-serif" font-size="12"'
-    parts = [f"<svg {head}>",
-             '<rect width="960" height="420" fill="#ffffff"/>']  # fmt: skip
-    for number, name in enumerate(DRAWN):
-        demand = traces[name][0]
+def picture(demand, title, path):
+    """Wait (log, GPU-hours per 1,000 of demand) against cost (x demand) of every policy, a panel per delay."""
+    words = ", ".join(WORDS.values())
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 450" width="960" height="450" role="img" '
+        f'aria-label="{title}: wait against cost" font-family="sans-serif" font-size="12">',
+        f"<title>{title}: wait against cost</title><desc>Each policy by what it cost and what waited: {words}.</desc>",
+        '<rect width="960" height="450" fill="#ffffff"/>',
+    ]
+    for number, delay in enumerate(DELAYS):
         points = {policy: [] for policy in COLOURS}
         for cap in FRONTIER:
-            found, _ = judged(demand, 10, cap)
+            found, _ = judged(demand, delay, cap)
             for policy, kept in points.items():
                 outcome = found[policy]
-                kept.append((outcome.capacity / outcome.demand, max(1000 * outcome.wait / outcome.demand, 0.005)))
-        parts += panel(60 + 470 * number, name, points)
+                point = (outcome.capacity / outcome.demand, 1000 * outcome.wait / outcome.demand)
+                if point not in kept:
+                    kept.append(point)
+        parts += panel(64 + 470 * number, f"{title}, {delay} min from order to GPU", points)
+    for place, (policy, word) in enumerate(WORDS.items()):
+        x = 70 + 145 * place
+        parts.append(f'<circle cx="{x}" cy="436" r="5" fill="{COLOURS[policy]}"/>')
+        parts.append(f'<text x="{x + 10}" y="440" fill="#333">{word}</text>')
     parts.append("</svg>")
     Path(path).write_text("\n".join(parts) + "\n")
 
 
-def panel(left, name, points):
+DEAREST, LEAST_WAIT, MOST_WAIT = 2.2, 0.005, 400.0
+
+
+def panel(left, title, points):
     def x(cost):
-        return left + 390 * (min(cost, 1.8) - 0.95) / 0.85
+        return left + 390 * (min(cost, DEAREST) - 0.9) / (DEAREST - 0.9)
 
     def y(wait):
-        return 360 - 310 * (np.log10(wait) + 2.5) / 5
+        span = np.log10(MOST_WAIT / LEAST_WAIT)
+        return 360 - 300 * np.log10(min(max(wait, LEAST_WAIT), MOST_WAIT) / LEAST_WAIT) / span
 
-    out = [f'<text x="{left}" y="24" font-size="15">{name}, 10 min delay</text>',
-           f'<rect x="{left}" y="40" width="390" height="320" fill="none" stroke="#999"/>',
-           f'<text x="{left + 130}" y="400">capacity / demand</text>']  # fmt: skip
-    for cost in (1.0, 1.2, 1.4, 1.6, 1.8):
-        out.append(f'<text x="{x(cost) - 9:.0f}" y="376">{cost}</text>')
-    for power in (-2, -1, 0, 1, 2):
-        out.append(
-            f'<line x1="{left}" x2="{left + 390}" y1="{y(10.0**power):.0f}" y2="{y(10.0**power):.0f}" stroke="#eee"/>'
-        )
-        out.append(f'<text x="{left - 36}" y="{y(10.0**power) + 4:.0f}">{10.0**power:g}</text>')
-    for row, (policy, kept) in enumerate(points.items()):
-        colour = COLOURS[policy]
-        if policy in ("gpuledger", "reactive-tuned"):
-            line = " ".join(f"{x(cost):.1f},{y(wait):.1f}" for cost, wait in sorted(kept))
+    out = [f'<text x="{left}" y="24" font-size="15" fill="#222">{title}</text>',
+           f'<rect x="{left}" y="50" width="390" height="320" fill="none" stroke="#999"/>',
+           f'<text x="{left + 195}" y="408" text-anchor="middle" fill="#444">cost: capacity / demand</text>',
+           f'<text x="{left}" y="44" fill="#444">wait, GPU-hours per 1,000 of demand</text>']  # fmt: skip
+    for cost in (1.0, 1.2, 1.4, 1.6, 1.8, 2.0):
+        out.append(f'<line x1="{x(cost):.0f}" x2="{x(cost):.0f}" y1="50" y2="370" stroke="#eee"/>')
+        out.append(f'<text x="{x(cost):.0f}" y="386" text-anchor="middle" fill="#444">{cost}</text>')
+    for wait in (LEAST_WAIT, 0.1, 1.0, 10.0, 100.0):
+        word = "none" if wait == LEAST_WAIT else f"{wait:g}"
+        out.append(f'<line x1="{left}" x2="{left + 390}" y1="{y(wait):.0f}" y2="{y(wait):.0f}" stroke="#eee"/>')
+        out.append(f'<text x="{left - 6}" y="{y(wait) + 4:.0f}" text-anchor="end" fill="#444">{word}</text>')
+    for policy, kept in points.items():
+        colour, ordered = COLOURS[policy], sorted(kept)
+        if len(ordered) > 1:
+            line = " ".join(f"{x(cost):.1f},{y(wait):.1f}" for cost, wait in ordered)
             out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        out += [f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{colour}"/>' for cost, wait in kept]
-        out.append(f'<text x="{left + 270}" y="{60 + 16 * row}" fill="{colour}">{policy}</text>')
-    out.append(f'<text x="{left + 6}" y="56" fill="#666">wait per 1,000 GPU-hours</text>')
+        for cost, wait in ordered:
+            said = f"{WORDS[policy]}: {cost:.3f} x demand, {wait:.3g} per 1,000 wait"
+            out.append(
+                f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{colour}"><title>{said}</title></circle>'
+            )
+            if cost > DEAREST:
+                out.append(f'<text x="{x(cost) - 8:.0f}" y="{y(wait) - 8:.0f}" text-anchor="end" '
+                           f'fill="{colour}">{cost:.1f} x &#8594;</text>')  # fmt: skip
     return out
 
 
 def main() -> int:
     traces = five_minutes(folder())
-    asked = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--picture=")]
+    asked = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--pictures=")]
     if asked:
-        picture(traces, asked[0])
+        for name, (title, file) in DRAWN.items():
+            picture(traces[name][0], title, Path(asked[0]) / file)
         return 0
     table(traces)
     against_defaults(traces)

@@ -1,0 +1,161 @@
+"""Limits of a pool, what its money pays for, what came of a decision, and the promise never to do harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger_collector.insight.backtest import Question, backtest_scaling
+from gpuledger_collector.insight.scaling import Limits, advise
+from gpuledger_collector.insight.scaling.advice import Told
+from gpuledger_collector.insight.scaling.choice import Rules, best, tally
+from gpuledger_collector.insight.scaling.policies import Setting
+from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, Rate, Terms, decide, inputs_hash, money_micro, served
+from gpuledger_collector.insight.series import Series
+
+STEP = 1_800_000
+PER_DAY = 48
+MINUTE = 60_000
+FLAT = Series("new", 0, STEP, np.full(PER_DAY, 20.0))  # young: 22 GPUs are wanted
+NOW = FLAT.end_ms
+DOLLARS = Rate(Decimal("2.50"), "USD")
+
+
+def desired(limits, *past, at=NOW):
+    got = advise(FLAT, STEP, at, limits, past=past)
+    assert got is not None
+    return got.desired_gpus, got.reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "past", "gpus", "said"),
+    [
+        (Limits(warm_gpus=8), (), 28, "the warm pool"),
+        (Limits(headroom=0.5), (), 30, "the headroom"),
+        (Limits(stabilise_ms=10 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 40, "the stabilisation window"),
+        (Limits(stabilise_ms=9 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 22, ""),
+        (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 40, "the cool-down"),
+        (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - 11 * MINUTE, 40), Told(NOW - MINUTE, 40)), 22, ""),
+        (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - MINUTE, 21),), 22, ""),
+        (Limits(step_down_gpus=4), (Told(NOW - MINUTE, 40),), 36, "the step limit down"),
+        (Limits(step_up_gpus=1), (Told(NOW - MINUTE, 12),), 20, "the step limit up"),
+        (Limits(money_gpus=12.5), (), 12, "the money limit"),
+        (Limits(ceiling_gpus=12, node_gpus=8), (), 8, "the ceiling"),
+        (Limits(ceiling_gpus=24, node_gpus=8), (), 24, ""),
+    ],
+)
+def test_each_limit_decides_where_it_binds_and_is_named(limits, past, gpus, said):
+    """The demand of now beats a step; ceiling and money beat everything, in whole nodes."""
+    got, reason = desired(limits, *past)
+    assert got == gpus
+    assert (f"{said} of the pool decides" in reason) if said else ("decides" not in reason)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    floor=st.integers(0, 30), room=st.integers(0, 60), node=st.sampled_from([1.0, 4.0, 8.0]), warm=st.integers(0, 40),
+    before=st.lists(st.integers(0, 80), max_size=3), calm=st.integers(0, 60),
+)  # fmt: skip
+def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, before, calm):
+    """Whatever the other limits and the past say: never above the ceiling, above the floor as far as nodes allow."""
+    ceiling = floor + room
+    limits = Limits(floor_gpus=floor, ceiling_gpus=ceiling, node_gpus=node, warm_gpus=warm,
+                    cooldown_ms=calm * MINUTE, stabilise_ms=calm * MINUTE)  # fmt: skip
+    past = [Told(NOW - (len(before) - at) * 5 * MINUTE, gpus) for at, gpus in enumerate(before)]
+    got, _ = desired(limits, *past)
+    assert got <= ceiling
+    assert got >= min(floor, ceiling // node * node)
+
+
+def test_money_buys_what_the_rate_says_and_a_missing_rate_stops_acting():
+    """30 USD an hour at 2.50 are twelve GPUs; without a rate, or in another currency, nobody acts, and it is said."""
+    terms = Terms("new", Limits(), STEP, ACT, Decimal(30), "USD", "hook")
+    acting = decide(FLAT, terms, NOW, DOLLARS)
+    assert acting is not None
+    assert (acting.advice.desired_gpus, acting.mode, acting.told) == (12.0, ACT, "hook")
+    for rate in (None, Rate(Decimal(2), "EUR")):
+        doubtful = decide(FLAT, terms, NOW, rate)
+        assert doubtful is not None
+        assert (doubtful.mode, doubtful.told) == (ADVICE, "")
+        assert "no one rate in USD" in doubtful.advice.reason
+
+
+def test_only_a_change_of_target_is_told():
+    """The same target again is no news; nor is a change of a pool that does not act."""
+    terms = Terms("new", Limits(), STEP, ACT, webhook="hook")
+    same = decide(FLAT, terms, NOW, past=[Told(NOW - MINUTE, 22.0)])
+    other = decide(FLAT, terms, NOW, past=[Told(NOW - MINUTE, 23.0)])
+    advice = decide(FLAT, replace(terms, mode=ADVICE), NOW, past=[Told(NOW - MINUTE, 23.0)])
+    assert [one.told for one in (same, other, advice) if one] == ["", "hook", ""]
+
+
+def test_the_hash_names_what_was_looked_at():
+    """One value more, other terms or another rate are other inputs; the same again is the same."""
+    terms = Terms("new")
+    longer = Series("new", 0, STEP, np.full(PER_DAY + 1, 20.0))
+    made = [inputs_hash(FLAT, terms, None), inputs_hash(longer, terms, None), inputs_hash(FLAT, terms, DOLLARS),
+            inputs_hash(FLAT, replace(terms, lead_ms=1), None)]  # fmt: skip
+    assert len(set(made)) == 4
+    assert inputs_hash(FLAT, Terms("new"), None) == made[0]
+
+
+@given(
+    values=st.lists(st.one_of(st.none(), st.integers(0, 50)), min_size=1, max_size=20),
+    start=st.integers(0, 20), length=st.integers(1, 40), gpus=st.integers(0, 50),
+)  # fmt: skip
+def test_what_came_adds_up(values, start, length, gpus):
+    """Over the known time: demand + waste = desired + wait, in GPU-seconds, whatever is missing."""
+    series = Series("pool", 0, STEP, np.array([np.nan if one is None else one for one in values], float))
+    begin = start * STEP // 2
+    came = served(series, begin, begin + length * STEP // 4, gpus, gpus)
+    assert came.known_ms <= length * STEP // 4
+    held = gpus * came.known_ms / 1000
+    assert came.demand_gpu_s + came.waste_gpu_s == pytest.approx(held + came.wait_gpu_s)
+    assert came.wait_gpu_s == came.reactive_wait_gpu_s
+
+
+def test_money_of_gpu_seconds():
+    """An hour of one GPU is its rate; without a rate there is no amount, not zero."""
+    assert money_micro(3600, DOLLARS) == 2_500_000
+    assert money_micro(3600, None) is None
+
+
+def wild(seed, days=24):
+    """A daily rhythm that is foreseeable, a level that wanders, and bursts that are not."""
+    rng = np.random.default_rng(seed)
+    at = np.arange(days * PER_DAY)
+    rhythm = rng.uniform(0, 30) * (1 + np.sin(2 * np.pi * at / PER_DAY))
+    level = 40 + np.cumsum(rng.normal(0, rng.uniform(0, 2), len(at)))
+    bursts = np.convolve(rng.random(len(at)) < 0.02, np.ones(6), "same") * rng.integers(5, 40)
+    return np.maximum(np.round(rhythm + level + bursts), 0)
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10_000), cap=st.sampled_from([1.1, 1.25]), delay=st.sampled_from([1, 2]))
+def test_ours_costs_no_more_than_the_tuned_reactive_and_a_little(seed, cap, delay):
+    """On any demand capacity stays within 1.02 x that of the reactive setting tuned on the history, or the budget."""
+    done = backtest_scaling(Series("pool", 0, STEP, wild(seed)), Question(delay * STEP, cap))
+    found = {verdict.policy: verdict.outcome for verdict in done.verdicts}
+    ours, tuned = found["gpuledger"], found["reactive-tuned"]
+    assert ours.capacity <= 1.025 * tuned.capacity
+    assert ours.capacity <= 1.002 * max(cap * ours.demand, tuned.capacity)
+
+
+def test_a_forecast_that_was_lucky_once_is_not_switched_on():
+    """All its gain on one day of many is less than its doubt; the same gain on every day is not."""
+    settings_ = (Setting("reactive"), Setting("drift", quantile=0.9))
+    days, steps = 20, 4
+    demand = np.full(days * steps, 10.0)
+    known = np.ones(len(demand), dtype=bool)
+    lucky, steady = (np.full((len(demand), 2), 9.0) for _ in range(2))
+    lucky[:steps, 1] = 11.0
+    lucky[steps : 2 * steps, 1] = 8.0
+    steady[:, 1] = 9.5
+    for capacity, chosen in ((lucky, 0), (steady, 1)):
+        seen = tally(demand, capacity, known, steps, 1.0)
+        assert best(seen, settings_, 0, 2.0, Rules(margin=1.0))[0] == chosen
