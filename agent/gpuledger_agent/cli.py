@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuledger_agent import __version__
 from gpuledger_agent.readings import AgentError, SourceUnavailable
 from gpuledger_agent.settings import SOURCES, Settings, SettingsError, load
+
+if TYPE_CHECKING:
+    from gpuledger_agent.queue import Waiting
 
 DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
 CONFIRM_TRIES = 300
@@ -52,6 +55,15 @@ def parser() -> argparse.ArgumentParser:
                   "gpuledger-agent release --for 10m")  # fmt: skip
     letting.add_argument("--for", dest="duration", default="10m", metavar="SPAN", help="how long (default: 10m)")
     add("resume", "Take the GPUs up again before the time is over.", "gpuledger-agent resume")
+    queue = add("queue", "Read what waits for GPUs in a scheduler's queue, and tell the collector.",
+                "gpuledger-agent queue --slurm --every 60")  # fmt: skip
+    which = queue.add_mutually_exclusive_group(required=True)
+    which.add_argument("--slurm", action="store_true", help="pending jobs, by squeue")
+    which.add_argument("--kubernetes", action="store_true", help="pending pods, by the API server")
+    queue.add_argument("--pool", default="", metavar="NAME", help="pool of all that waits (Slurm: else the partition)")
+    queue.add_argument("--name", default="", metavar="NAME", help="name of the cluster, when there are several")
+    queue.add_argument("--every", type=float, metavar="SECONDS", help="go on until told to stop; else once")
+    queue.add_argument("--print", dest="show", action="store_true", help="print the reading and send nothing")
     simulate = add(
         "simulate", "Send a simulated fleet's past through the real meter, spool and push.",
         "gpuledger-agent simulate --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m",
@@ -185,8 +197,58 @@ def simulate_command(given: argparse.Namespace) -> int:
     return simulate(settings, given.start, given.end, given.step, address, only=given.only, without=given.without)
 
 
+def queue_command(given: argparse.Namespace) -> int:
+    """`queue`: with --every a reading that fails is told and the next one tried; once, it is the command's failure."""
+    import time
+
+    from gpuledger_agent.queue import reading, send
+
+    settings = settings_of(given)
+    while True:
+        begun = time.monotonic()
+        try:
+            source, waiting = queue_of(given, settings)
+            body = reading(source, time.time(), waiting)
+            if given.show:
+                print(json.dumps(body, indent=2))
+            else:
+                said = send(body, settings.collector_url, settings.token_path, settings.ca_file)
+                print(
+                    f"{source}: {len(waiting)} wait for {sum(one.gpus for one in waiting):g} GPUs ({said})", flush=True
+                )
+        except AgentError as error:
+            if given.every is None:
+                raise
+            print(f"gpuledger-agent: {error}", file=sys.stderr, flush=True)
+        if given.every is None:
+            return DONE
+        time.sleep(max(1.0, given.every - (time.monotonic() - begun)))
+
+
+def queue_of(given: argparse.Namespace, settings: Settings) -> tuple[str, Sequence[Waiting]]:
+    """The source's name and what waits in it. Raises AgentError."""
+    from dataclasses import replace
+
+    if given.slurm:
+        from gpuledger_agent.queue import slurm
+
+        waiting = slurm.pending()
+        return ":".join(filter(None, ["slurm", given.name])), [
+            replace(one, pool=given.pool or one.pool) for one in waiting
+        ]
+    from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
+    from gpuledger_agent.queue import kubernetes
+
+    url, account = settings.kubernetes_api_url or in_cluster_url(), settings.kubernetes_account_dir
+    if not url or url == "off" or account is None:
+        raise SettingsError("kubernetes_api_url: there is no API server here; run this in the cluster or name one")
+    pods = kubernetes.pending(ApiServer(url, account, 10.0), given.pool or settings.pool or "default")
+    return ":".join(filter(None, ["kubernetes", given.name])), pods
+
+
 COMMANDS = {
     "run": run_command,
+    "queue": queue_command,
     "once": once_command,
     "check": check_command,
     "record": record_command,

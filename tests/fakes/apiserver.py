@@ -92,8 +92,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _page(items, query):
-    node = query.get("fieldSelector", "").removeprefix("spec.nodeName=")
-    mine = [item for item in items if not node or item["spec"]["nodeName"] == node]
+    name, _, value = query.get("fieldSelector", "").partition("=")
+    place, _, key = name.partition(".")
+    mine = [item for item in items if not name or item[place].get(key) == value]
     begin, limit = int(query.get("continue", 0)), int(query["limit"])
     more = {"continue": str(begin + limit)} if begin + limit < len(mine) else {}
     return json.dumps({"kind": "List", "metadata": more, "items": mine[begin : begin + limit]}).encode()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
@@ -92,14 +93,18 @@ class _Item(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-class _Page(msgspec.Struct):
-    class Continued(msgspec.Struct):
-        """The list's own metadata."""
+class _Continued(msgspec.Struct):
+    """The list's own metadata."""
 
-        next: str = msgspec.field(default="", name="continue")
+    next: str = msgspec.field(default="", name="continue")
 
-    items: list[_Item] | None = None
-    metadata: Continued = msgspec.field(default_factory=Continued)
+
+Item = TypeVar("Item")
+
+
+class _Page(msgspec.Struct, Generic[Item]):
+    items: list[Item] | None = None
+    metadata: _Continued = msgspec.field(default_factory=_Continued)
 
 
 def in_cluster_url() -> str | None:
@@ -122,20 +127,24 @@ class ApiServer:
             (item.metadata.namespace, item.metadata.name): PodFacts(
                 item.metadata.uid, item.metadata.labels or {}, item.status.phase in {"Succeeded", "Failed"}
             )
-            for item in self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
+            for item in self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item)
         }
 
     def namespaces(self) -> dict[str, Mapping[str, str]]:
         """Labels by namespace. Raises ApiFailed."""
-        return {item.metadata.name: item.metadata.labels or {} for item in self._list("/api/v1/namespaces", {})}
+        return {item.metadata.name: item.metadata.labels or {} for item in self._list("/api/v1/namespaces", {}, _Item)}
+
+    def pending(self, kind: type[Item]) -> list[Item]:
+        """Every pod of the cluster that has not begun, as far as `kind` reads it. Raises ApiFailed."""
+        return list(self._list("/api/v1/pods", {"fieldSelector": "status.phase=Pending"}, kind))
 
     def device_uuids(self, node: str) -> dict[tuple[str, str, str], str]:
         """UUIDs by (driver, pool, device) of what DRA drivers offer on a node. Raises ApiFailed."""
         selector = {"fieldSelector": f"spec.nodeName={node}"}
         try:
-            items = list(self._list("/apis/resource.k8s.io/v1/resourceslices", selector))
+            items = list(self._list("/apis/resource.k8s.io/v1/resourceslices", selector, _Item))
         except NoSuchResource:
-            items = list(self._list("/apis/resource.k8s.io/v1beta1/resourceslices", selector))
+            items = list(self._list("/apis/resource.k8s.io/v1beta1/resourceslices", selector, _Item))
         return {
             (item.spec.driver, item.spec.pool.name, device.name): device.uuid
             for item in items
@@ -143,18 +152,18 @@ class ApiServer:
             if device.uuid
         }
 
-    def _list(self, path: str, query: Mapping[str, str]) -> Iterator[_Item]:
+    def _list(self, path: str, query: Mapping[str, str], kind: type[Item]) -> Iterator[Item]:
         following, until = "", time.monotonic() + LIST_S
         for _ in range(MAX_PAGES):
             more = {"continue": following} if following else {}
-            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **more})}", until)
+            page = self._page(f"{path}?{urlencode({**query, 'limit': str(_PAGE), **more})}", until, kind)
             yield from page.items or ()
             following = page.metadata.next
             if not following:
                 return
         raise ApiFailed(f"{path}: more than {MAX_PAGES} pages")
 
-    def _page(self, target: str, until: float) -> _Page:
+    def _page(self, target: str, until: float, kind: type[Item]) -> _Page[Item]:
         path = target.partition("?")[0]
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
@@ -177,6 +186,7 @@ class ApiServer:
         if len(body) > MAX_PAGE_BYTES:
             raise ApiFailed(f"API server {self._url.netloc}{path}: the answer is larger than {MAX_PAGE_BYTES} bytes")
         try:
-            return msgspec.json.decode(body, type=_Page)
+            page: _Page[Item] = msgspec.json.decode(body, type=_Page[kind])  # type: ignore[valid-type]
+            return page
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiFailed(f"API server {self._url.netloc}{path}: {error}") from error

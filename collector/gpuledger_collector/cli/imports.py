@@ -227,6 +227,33 @@ def bill(
         _carry_out(opened, "bills", lambda one: bills.add(one, made, file.name, found.sha256, now()), dry_run)
 
 
+@app.command(epilog="Example: gpuledger import queue queue.csv --pool train")
+def queue(
+    file: File,
+    source: Annotated[str, typer.Option("--source", help="Scheduler of rows that name none.")] = "file",
+    pool: Annotated[str, typer.Option("--pool", help="Pool of rows that name none.")] = "",
+    skip_bad: SkipBad = False,
+    dry_run: DryRun = False,
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Bring in what waited for GPUs: at,workload_id,gpus and, if known, pool,gpu_model,team,user,account,submitted.
+
+    A column source may name the scheduler. All rows of a source and an instant are its whole queue then; a row without
+    workload_id says that nothing waited.
+    Demand and forecasts count what waits from the first reading on.
+    """
+    from gpuledger_collector.ingest.files.queue import read_queue
+
+    parsed = read_queue(file, source, pool)
+    _refuse_bad(file, parsed, skip_bad)
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import queues
+        from gpuledger_collector.wiring import now
+
+        _carry_out(opened, "readings", lambda connection: queues.add(connection, parsed.rows, now()), dry_run)
+
+
 def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     """Say every problem and note; end the command when there are problems and nobody asked to skip them."""
     from gpuledger_collector.ingest.files.usage import in_order

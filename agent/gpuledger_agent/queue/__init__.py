@@ -1,0 +1,60 @@
+"""What waits for GPUs: a scheduler's whole queue at an instant, read once for the cluster and sent to the collector.
+
+Only what more GPUs would let begin is a wait: a job that its user holds, that waits for another one, for its hour or
+for its quota is none.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuledger_agent.readings import AgentError
+
+PATH = "/v1/queue"
+TIMEOUT_S = 30.0
+
+
+class QueueUnread(AgentError):
+    """The queue could not be read or handed over; the sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One workload that waits: GPUs asked for (a MIG instance by its part), and since when (unix seconds)."""
+
+    workload_id: str
+    gpus: float
+    pool: str = ""
+    gpu_model: str = ""
+    team: str = ""
+    user: str = ""
+    account: str = ""
+    submitted: float | None = None
+
+
+def reading(source: str, at_s: float, waiting: Sequence[Waiting]) -> dict[str, object]:
+    """The body of POST /v1/queue."""
+    return {"source": source, "at": at_s, "waiting": [asdict(one) for one in waiting]}
+
+
+def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_file: Path | None = None) -> str:
+    """Hand a reading over; the collector's answer in words. Raises QueueUnread."""
+    headers = {"Content-Type": "application/json"}
+    try:
+        if token_file is not None:
+            headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+        request = urllib.request.Request(url.rstrip("/") + PATH, json.dumps(body).encode(), headers)  # noqa: S310
+        context = ssl.create_default_context(cafile=str(ca_file)) if ca_file is not None else None
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:  # noqa: S310
+            return str(json.loads(answer.read(65_536)).get("status", ""))
+    except urllib.error.HTTPError as error:
+        said = error.read(2_000).decode(errors="replace")
+        raise QueueUnread(f"{url}{PATH}: HTTP status {error.code}: {said}") from error
+    except (OSError, ValueError) as error:
+        raise QueueUnread(f"{url}{PATH}: {getattr(error, 'reason', None) or error}") from error

@@ -1,0 +1,141 @@
+"""POST /v1/queue: what waits for GPUs in a scheduler's queue, read once for a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Request
+
+from gpuledger_collector.accounting.period import HOUR_MS, parse_instant
+from gpuledger_collector.accounting.queue import QueueRow, WaitingRow
+from gpuledger_collector.api.auth.keys import Keys
+from gpuledger_collector.api.batches import BODY_SECONDS, sender_of
+from gpuledger_collector.api.reads import denials, guarded
+from gpuledger_collector.storage import queues
+from gpuledger_collector.storage.ledgers import Ledger
+
+MOST_BYTES = 64 * 1024 * 1024
+MOST_GPUS = 1_000_000
+MICRO = 1_000_000
+MOST_TEXT = 500
+REFUSALS: dict[int | str, dict[str, str]] = {
+    400: {"description": "The body is no reading of a queue; the detail says where."},
+    401: {"description": "No valid bearer token."},
+    403: {"description": "The token is not an agent's."},
+    413: {"description": "The body is too large."},
+    503: {"description": "Not kept: come back after Retry-After."},
+}
+
+
+class Waits(msgspec.Struct):
+    """A workload that waits; `submitted` in unix seconds."""
+
+    workload_id: str
+    gpus: float
+    pool: str = ""
+    gpu_model: str = ""
+    team: str = ""
+    user: str = ""
+    account: str = ""
+    submitted: float | None = None
+
+
+class Queue(msgspec.Struct):
+    """The whole queue of a source at an instant: unix seconds, or RFC 3339 with a zone."""
+
+    source: str
+    at: float | str
+    waiting: list[Waits]
+
+
+def router(keys: Keys, ledger: Ledger, clock: Callable[[], dt.datetime]) -> APIRouter:
+    """The route, bound to a ledger."""
+    made = APIRouter(tags=["agents"], responses=REFUSALS)
+
+    @made.post("/v1/queue", openapi_extra=DESCRIPTION)
+    async def queue(request: Request) -> dict[str, str]:
+        """Keep one reading of a queue; the answer comes after it is committed. The same again changes nothing."""
+        with denials():
+            await sender_of(request, keys)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        raise HTTPException(413, f"the body is over {MOST_BYTES} bytes")
+        except TimeoutError as error:
+            raise HTTPException(408, f"the body took longer than {BODY_SECONDS:.0f} s") from error
+        now = clock()
+        row = _row(bytes(body), round(now.timestamp() * 1000))
+        outcome = await asyncio.to_thread(guarded, lambda: _keep(ledger, row, now))
+        return {"status": outcome}
+
+    return made
+
+
+def _keep(ledger: Ledger, row: QueueRow, now: dt.datetime) -> str:
+    with ledger.connect() as connection:
+        kept = queues.add(connection, [row], now)
+    return "duplicate" if kept.unchanged else "committed"
+
+
+def _row(body: bytes, now_ms: int) -> QueueRow:
+    """The reading of a body. Raises HTTPException (400) with what is wrong with it."""
+    try:
+        read = msgspec.json.decode(body, type=Queue)
+        at_ms = parse_instant(read.at) if isinstance(read.at, str) else round(read.at * 1000)
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        raise HTTPException(400, f"the body is no reading of a queue: {error}") from error
+    if not read.source or len(read.source) > MOST_TEXT:
+        raise HTTPException(400, "source: a name of the scheduler is needed, such as slurm:NAME")
+    if not 0 <= at_ms <= now_ms + HOUR_MS:
+        raise HTTPException(400, "at: a queue cannot have been read before 1970 or in an hour from now")
+    seen = {}
+    for place, one in enumerate(read.waiting):
+        texts = (one.workload_id, one.pool, one.gpu_model, one.team, one.user, one.account)
+        if not one.workload_id or any(len(text) > MOST_TEXT or "\0" in text for text in texts):
+            raise HTTPException(400, f"waiting[{place}]: an id is needed, and texts of at most {MOST_TEXT} characters")
+        if not 0 < one.gpus <= MOST_GPUS:
+            raise HTTPException(400, f"waiting[{place}].gpus: must be more than 0 and at most {MOST_GPUS}")
+        since = None if one.submitted is None or not 0 <= one.submitted < 4e9 else round(one.submitted * 1000)
+        seen[one.workload_id] = WaitingRow(one.workload_id, round(one.gpus * MICRO), *texts[1:], submitted_ms=since)
+    return QueueRow(read.source, at_ms, tuple(seen.values()))
+
+
+DESCRIPTION = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["source", "at", "waiting"],
+                    "properties": {
+                        "source": {"type": "string"},
+                        "at": {"type": ["number", "string"], "description": "unix seconds, or RFC 3339 with a zone"},
+                        "waiting": {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "required": ["workload_id", "gpus"],
+                                "properties": {
+                                    "workload_id": {"type": "string"},
+                                    "gpus": {"type": "number"},
+                                    **{
+                                        name: {"type": "string"}
+                                        for name in ("pool", "gpu_model", "team", "user", "account")
+                                    },
+                                    "submitted": {"type": "number", "description": "unix seconds"},
+                                },
+                            },
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
