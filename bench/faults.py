@@ -93,6 +93,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=8.0, help="mean seconds between two disasters")
     parser.add_argument("--herd", type=int, default=2000)
     parser.add_argument("--progress", action="store_true", help="tell on standard error how far it is")
+    parser.add_argument("--peer-seconds", type=float, default=45, help="faults of each scenario of the comparison")
     parser.add_argument("--only", choices=("ours", "peer"))
     given = parser.parse_args()
     print(f"seed {given.seed}; {platform.processor() or platform.machine()}, {platform.system()}\n")
@@ -108,7 +109,7 @@ def main() -> int:
                 f"\nnot compared: {' and '.join(missing)} is missing (on Debian: apt-get install {' '.join(missing)})"
             )
         else:
-            _faults_peer.compare(given.seed, given.rate)
+            _faults_peer.compare(given.seed, given.rate, given.peer_seconds)
     return bad
 
 

@@ -20,7 +20,7 @@ from fakes.batches import NOON_MS, batch, free, held, samples, workload
 from gpuledger_agent.batches import pack
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.spool import DiskNearlyFull, Holds, Spool
-from gpuledger_collector.jobs.fold_usage import ALWAYS
+from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.storage import archive
 
 SPAN_MS, GPUS = 10_000, 2
@@ -231,7 +231,7 @@ def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
             "SELECT n.name, s.epoch::text, s.seq, count(*), count(DISTINCT s.record), sum(s.held_ms) FROM stretch s"
             " JOIN node n ON n.id = s.node_id GROUP BY 1, 2, 3"
         ).fetchall()
-        found = _samples(connection)
+        found = _samples(connection, max(truth.made.values(), default=0))
         billed = dict(
             connection.execute(
                 "SELECT a.uuid, sum(c.gpu_ns)::bigint FROM charge c JOIN accelerator a ON a.id = c.accelerator_id"
@@ -249,10 +249,11 @@ def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
     return verdict
 
 
-def _samples(connection: psycopg.Connection) -> list[tuple[str, int, float]]:
-    """Every sample, hot or packed by a job meanwhile."""
+def _samples(connection: psycopg.Connection, last: int) -> list[tuple[str, int, float]]:
+    """Every sample up to batch `last` and two days on, hot or packed by a job meanwhile."""
+    period = Period(NOON_MS - DAY_MS, NOON_MS + last * SPAN_MS + 2 * DAY_MS)
     names = dict(connection.execute("SELECT id, uuid FROM accelerator").fetchall())
-    found = archive.samples(connection, list(names), ALWAYS)
+    found = archive.samples(connection, list(names), period)
     column = found.columns.get("gpu_utilization_ratio")
     if column is None:
         return []
