@@ -164,7 +164,10 @@ def _lay(hours: dict[int, HourCost], charge: Charge, atoms: Sequence[HeldHour]) 
 
 
 def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
-    """These and, where an endpoint counts prompt and generated tokens, both together over the time that both cover."""
+    """These and, where an endpoint counts prompt and generated tokens, both together.
+
+    One page has both, so they cover the same time; an hour in which they do not is not known for the two together.
+    """
     both: dict[tuple[str, str, int], dict[str, CountedHour]] = defaultdict(dict)
     for one in counted:
         if one.counter in {"prompt_tokens", "generated_tokens"}:
@@ -173,9 +176,10 @@ def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
     for (via, source, hour_ms), parts in both.items():
         if len(parts) == 2:
             prompt, generated = parts["prompt_tokens"], parts["generated_tokens"]
+            same = prompt.covered_ms == generated.covered_ms
             totals.append(
-                CountedHour(via, source, TOTAL_TOKENS, hour_ms, prompt.units + generated.units,
-                            min(prompt.covered_ms, generated.covered_ms), max(prompt.restarts, generated.restarts))
+                CountedHour(via, source, TOTAL_TOKENS, hour_ms, prompt.units + generated.units if same else 0,
+                            prompt.covered_ms if same else 0, max(prompt.restarts, generated.restarts))
             )  # fmt: skip
     return [*counted, *totals]
 
