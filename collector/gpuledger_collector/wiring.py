@@ -120,7 +120,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
     import psycopg
 
-    from gpuledger_collector.api import acks, app, batches, reads, remote_write
+    from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
     from gpuledger_collector.api.limits import Quota, Quotas
@@ -171,6 +171,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
     made = app.create(intake, remote, metrics, lambda: lacking(opened), readers)
+    made.include_router(queue.router(keys, readers.ledger, clock))
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
     return Collector(made, intake, remote, commit, metrics)
