@@ -13,6 +13,9 @@ from fakes.collector import JSON, running
 from fakes.prometheus import STALE, WRITE, Point, headers, one, snappy, two
 from gpuledger_agent.push import split_batch
 from gpuledger_agent.wire import Count, Samples, encode
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.storage.ledgers import Ledger
 from gpuledger_collector.storage.tokens import Token, create
 
 NOW = int(time.time()) * 1000
@@ -207,3 +210,27 @@ def test_the_wire_of_a_body_with_counters_is_small(collector):
                   f"engine=0,finished_reason=r{place},model_name=meta-llama/Llama-3.1-8B-Instruct", "vllm")
             for place in range(10)]  # fmt: skip
     assert len(body_of(holding(counts=made))) - len(body_of(holding())) < 1_000
+
+
+def test_a_viewer_lists_the_runs_of_its_own_subtree(collector):
+    """Another team's run is not there; that of its own comes with the cost of a unit."""
+    mine, other = workload("a", tags={"team": "vision"}), workload("b", tags={"team": "nlp"})
+    collector.send(
+        batch(accelerators=2, samples=Samples(), workloads=[mine, other], counts=counts(range(11), "inferences"),
+              stretches=[held(0, T, T + 10 * MINUTE, 0), held(1, T, T + 10 * MINUTE, 1)])
+    )  # fmt: skip
+    with psycopg.connect(collector.dsn) as connection:
+        connection.execute(
+            "INSERT INTO price (purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
+            "VALUES ('on_demand', 6, 'USD', 0, now())"
+        )
+        secret = create(connection, Token(0, "lead", "viewer", None, {"team": "vision"}, "", NOW))[1]
+    bring_up_to_date(Ledger(collector.dsn), Period(T, NOW), NOW)
+    time.sleep(1.1)
+    days = f"from={at(T)[:10]}&to={at(NOW + 86_400_000)[:10]}"
+    status, _, answer = collector.request("GET", f"/v1/runs?{days}", headers={"Authorization": f"Bearer {secret}"})
+    assert (status, [one["id"] for one in answer["items"]]) == (200, ["a"])
+    found = answer["items"][0]["unit_cost"]
+    assert (found["counter"], found["units"], found["cost"], found["coverage"]) == (
+        "inferences", 1_000, "1.000000", "1.000000",
+    )  # fmt: skip
