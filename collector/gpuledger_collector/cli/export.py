@@ -112,7 +112,17 @@ def config(
 
 def _applied(opened: Database) -> Applied:
     from gpuledger_collector.export.config import Applied
-    from gpuledger_collector.storage import budgets, commitments, declared, letter_rules, prices, rules, scaling, zones
+    from gpuledger_collector.storage import (
+        bills,
+        budgets,
+        commitments,
+        declared,
+        letter_rules,
+        prices,
+        rules,
+        scaling,
+        zones,
+    )
     from gpuledger_collector.storage.engine import open_connection
 
     with opened.engine.connect() as reading:
@@ -132,6 +142,7 @@ def _applied(opened: Database) -> Applied:
             letter_rules.contacts(connection),
             letter_rules.actions(connection),
             [pools[name] for name in sorted(pools)],
+            bills.matches(connection),
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 
 from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.bill import BillMatch
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.commitments import Commitment
@@ -46,6 +47,7 @@ class Applied:
     contacts: Sequence[Contact] = ()
     actions: Sequence[ActionRule] = ()
     pools: Sequence[Terms] = ()
+    bill_matches: Sequence[BillMatch] = ()
 
 
 def as_toml(applied: Applied) -> str:
@@ -63,6 +65,7 @@ def as_toml(applied: Applied) -> str:
         ("contact", map(_contact, applied.contacts)),
         ("action", map(_action, applied.actions)),
         ("pool", map(_pool, applied.pools)),
+        ("bill_match", map(_bill_match, applied.bill_matches)),
     )
     made = [(name, list(tables)) for name, tables in lists]
     lines = [f"billing_zone = {_value(applied.billing_zone)}"]
@@ -207,6 +210,11 @@ def _contact(contact: Contact) -> Table:
 
 def _action(rule: ActionRule) -> Table:
     return {one.name: getattr(rule, one.name) for one in fields(rule)}
+
+
+def _bill_match(one: BillMatch) -> Table:
+    told = {field.name: getattr(one, field.name) for field in fields(one)}
+    return {**told, "leave_out": True if one.leave_out else None}
 
 
 def _pool(terms: Terms) -> Table:

@@ -200,6 +200,16 @@ def test_a_bad_bill_is_refused_with_its_line(run, tmp_path):
     assert "there is no bill" in run("reconcile", "--period", "2025-10", "--bill", "x")[2]
 
 
+def test_matches_come_back_as_they_were_applied(run, tmp_path):
+    """`export config` writes them, and applying that changes nothing."""
+    (tmp_path / "m.toml").write_text(MATCH + 'gpus = 7.5\n[[bill_match]]\nresource = "i-*"\nleave_out = true\n')
+    assert "bill matches: 2 added" in run("apply", tmp_path / "m.toml")[1]
+    assert run("export", "config", "-o", tmp_path / "out.toml")[0] == 0
+    code, told, wrong = run("apply", tmp_path / "out.toml")
+    assert code == 0, wrong
+    assert "bill matches: 0 added, 0 superseded, 2 unchanged" in told
+
+
 def test_bad_matches_are_refused_with_their_line(run, tmp_path):
     """All at once."""
     (tmp_path / "m.toml").write_text(
