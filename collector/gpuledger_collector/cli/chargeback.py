@@ -185,12 +185,14 @@ def _require_parquet(shape: Shape, output: Path | None) -> None:
 
 
 def _write_parquet(made: Report, output: Path | None) -> None:
-    from gpuledger_collector.export import parquet
-    from gpuledger_collector.export.cells import MEASURES, measures
+    import csv
+    import io
 
-    rows = (dict(zip((*made.by, *MEASURES), (*row.keys, *measures(row)), strict=True)) for row in made.rows)
+    from gpuledger_collector.export import chargeback, parquet
+
+    rows = csv.DictReader(io.StringIO(chargeback.as_csv(made), newline=""))
     assert output is not None
-    parquet.write(rows, output, parquet.chargeback_kinds(made.by))
+    parquet.write(rows, output, parquet.chargeback_kinds(rows.fieldnames or (), made.by))
 
 
 def _write_focus(
@@ -233,9 +235,10 @@ def _write_journal(connection: Connection, period: Period, names: tuple[str, ...
 def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:
     """What a reader of the bill must know beside it."""
     from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.export.chargeback import shared_notes
+    from gpuledger_collector.export.chargeback import shared_notes, stranded_notes
     from gpuledger_collector.export.disputes import amounts, owner_text
     from gpuledger_collector.storage import disputes, reports
+    from gpuledger_collector.storage.beside import stranded_of
 
     notes = []
     if not reports.has_capacity(connection, period):
@@ -254,7 +257,7 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
     ]
     if now_ms < period.end_ms:
         notes.append(f"the range is not over: rated up to {format_instant(now_ms - now_ms % 1000)}")
-    notes += shared_notes(made.shared)
+    notes += shared_notes(made.shared) + stranded_notes(stranded_of(connection, period, now_ms))
     for total in made.totals:
         if total.currency is None:
             notes.append(f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)")

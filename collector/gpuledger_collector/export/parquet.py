@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from gpuledger_collector.export.cells import MEASURES
+from gpuledger_collector.export.cells import EXCHANGE
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
 from gpuledger_collector.export.samples import Readings
 
@@ -56,9 +56,9 @@ def focus_kinds(columns: Sequence[str]) -> dict[str, Kind]:
     return kinds
 
 
-def chargeback_kinds(by: Sequence[str]) -> dict[str, Kind]:
-    """What each column of a chargeback holds; hours and money have six places, the currency's own cents within."""
-    return {name: "decimal(38, 6)" if name in MEASURES and name != "currency" else "text" for name in (*by, *MEASURES)}
+def chargeback_kinds(columns: Sequence[str], by: Sequence[str]) -> dict[str, Kind]:
+    """What each column of a chargeback's CSV holds: amounts of six places at most, and texts."""
+    return {name: "text" if name in {*by, "currency", EXCHANGE} else "decimal(38, 6)" for name in columns}
 
 
 def write(rows: Iterable[Mapping[str, str]], path: Path, kinds: Mapping[str, Kind]) -> int:
