@@ -11,6 +11,7 @@ import psycopg
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import CapacityRow, ImportOutcome, InventoryRow
+from gpuledger_collector.accounting.stranded import Instance
 from gpuledger_collector.storage import prices, usage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -27,6 +28,21 @@ def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
         (period.end_ms, period.start_ms),
     )
     return [CapacityRow(*row) for row in rows]
+
+
+def mig_instances(connection: Connection, period: Period) -> list[Instance]:
+    """What was there of each board that has ever had MIG instances, within the period; a whole board is one of 1."""
+    rows = connection.execute(
+        """
+        SELECT a.device_uuid, c.pool, a.model, coalesce(n.name, ''), a.gpu_micro, greatest(c.in_ms, %(start)s),
+            least(coalesce(c.out_ms, %(end)s), %(end)s)
+        FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+        WHERE a.device_uuid IN (SELECT device_uuid FROM accelerator WHERE mig_instance IS NOT NULL)
+            AND c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) ORDER BY a.device_uuid, c.in_ms, a.id
+        """,
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    return [Instance(row[0], row[1], row[2], row[3], row[4], Period(row[5], row[6])) for row in rows]
 
 
 def pools_observed(connection: Connection, period: Period) -> Mapping[str, Sequence[Period]]:
