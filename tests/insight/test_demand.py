@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.demand import HOUR_MS, HeldHour, Span, hourly
+from gpuledger_collector.insight.demand import HOUR_MS, HeldHour, QueueReading, Span, hourly, with_queue
+from gpuledger_collector.insight.series import Series
 
 T0 = 490_000 * HOUR_MS
 
@@ -52,3 +53,36 @@ def test_hours_add_up_to_the_spans(spans):
     inside = sum(max(0, min(start + length, 24 * HOUR_MS) - max(start, 0)) for start, length in spans)
     total = sum(one.values.sum() for one in made)
     assert abs(total - 2.0 * inside / HOUR_MS) < 1e-6
+
+
+def queued(readings, hours=8, now=None):
+    """Eight hours of ten held GPUs with these readings (hour, GPUs of `train`) of one source."""
+    series = Series("train", T0, HOUR_MS, np.full(hours, 10.0))
+    told = [
+        QueueReading("slurm", hour(0) + round(at * HOUR_MS), {"train": gpus} if gpus else {}) for at, gpus in readings
+    ]
+    (made,) = with_queue([series], told, hour(hours) if now is None else now)
+    return made.values
+
+
+def test_what_waits_is_added_from_its_first_reading_on():
+    """Mean of the readings in an hour; a reading is kept for an hour; an empty queue is zero and no gap."""
+    np.testing.assert_array_equal(queued([(2.0, 4), (2.5, 6), (3.2, 0), (4.1, 2), (5.1, 2), (6.1, 2), (7.1, 2)]),
+                                  [10, 10, 15, 10, 12, 12, 12, 12])  # fmt: skip
+
+
+def test_a_queue_that_is_not_read_makes_demand_unknown():
+    """Between two readings far apart nobody knows what waited: gaps, and neither zero nor the last value."""
+    np.testing.assert_array_equal(queued([(0.5, 4), (6.5, 4), (7.5, 4)]), [14, *[np.nan] * 5, 14, 14])
+
+
+def test_a_reader_that_was_taken_away_counts_no_more():
+    """After a day of silence demand is what is held again, from the last reading on."""
+    np.testing.assert_array_equal(queued([(0.5, 4), (1.5, 4)], now=hour(40)), [14, 14, *[10] * 6])
+
+
+def test_a_queue_of_others_changes_nothing():
+    """A pool that no reading names has no queue, and no gaps when that source is silent."""
+    series = Series("infer", T0, HOUR_MS, np.full(4, 3.0))
+    (made,) = with_queue([series], [QueueReading("slurm", hour(1), {"train": 5.0})], hour(4))
+    np.testing.assert_array_equal(made.values, series.values)
