@@ -104,6 +104,8 @@ def _held(one: Held) -> str:
 
     total, busy, idle, unknown = hours_decimal([one.gpu_ns, one.busy_ns, one.idle_ns, one.unknown_ns], 2)
     rate = f"at {one.rate} (rate {one.price_id})" if one.price_id is not None else "unpriced"
+    if one.commitment:
+        rate = f"covered by commitment {one.commitment}"
     cost = f"{money(one.cost_micro, one.currency)} {one.currency}" if one.currency else ""
     return (f"  {total} GPU-hours of {one.gpu_model} in {one.pool} {rate}: busy {busy}, idle {idle}, "
             f"unknown {unknown}  {cost}").rstrip()  # fmt: skip

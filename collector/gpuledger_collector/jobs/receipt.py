@@ -29,6 +29,8 @@ class Held:
     unknown_ns: int = 0
     cost_micro: int | None = None
     idle_cost_micro: int | None = None
+    commitment: str = ""
+    """The commitment that covers it, whose cost it then has; `rate` is what it would have cost without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,13 @@ def receipt(
     held: dict[object, Held] = {}
     for charge in charges:
         price = charge.price
-        key = (charge.pool, charge.gpu_model, None if price is None else price.id)
+        covering = "" if charge.commitment is None else charge.commitment.name
+        key = (charge.pool, charge.gpu_model, None if price is None else price.id, covering)
         entry = held.setdefault(
             key,
             Held(charge.pool, charge.gpu_model, None if price is None else price.id,
-                 "" if price is None else f"{price.rate.normalize():f}", charge.currency),
+                 "" if price is None else f"{price.rate.normalize():f}", charge.currency,
+                 commitment=covering),
         )  # fmt: skip
         entry.gpu_ns += charge.gpu_ns
         entry.busy_ns += charge.busy_ns

@@ -64,7 +64,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
     added = updated = 0
     for price in prices:
         old = known.get(_identity(price))
-        if old is not None and _amounts(old) == _amounts(price):
+        if old is not None and _says_the_same(old, price):
             continue
         if old is None:
             added += 1
@@ -127,8 +127,13 @@ def _identity(price: Price) -> tuple[object, ...]:
     return (price.pool, price.gpu_model, price.purchase, price.region, price.node, price.effective_from_ms)
 
 
+def _says_the_same(old: Price, new: Price) -> bool:
+    """Whether both ask the same; a rate that is written without its derivation does not say that it had none."""
+    return _amounts(old) == _amounts(new) and (new.basis is None or old.basis == new.basis)
+
+
 def _amounts(price: Price) -> tuple[object, ...]:
-    return (price.rate, price.currency, price.effective_to_ms, price.list_rate, price.basis)
+    return (price.rate, price.currency, price.effective_to_ms, price.list_rate)
 
 
 def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:

@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Reading
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent
-from gpuledger_collector.storage import audit, findings, minutes, prices
+from gpuledger_collector.storage import audit, commitments, findings, minutes, prices
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
@@ -261,7 +261,8 @@ def workloads_called(connection: Connection, name: str) -> list[tuple[int, str, 
 
 
 _CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, price_id, gpu_ns,
-    busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj"""
+    busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
+    commitment_id, contracted_cost_micro"""
 
 
 def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
@@ -273,7 +274,17 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
             (workload_id, workload_id),
         ).fetchall()
     book = prices.by_id(connection, {row["price_id"] for row in rows if row["price_id"] is not None})
-    return [Charge(owner=None, price=book.get(row.pop("price_id")), **row) for row in rows]
+    ids = {row["commitment_id"] for row in rows if row["commitment_id"] is not None}
+    covering = commitments.by_id(connection, ids)
+    return [
+        Charge(
+            owner=None,
+            price=book.get(row.pop("price_id")),
+            commitment=covering.get(row.pop("commitment_id")),
+            **row,
+        )
+        for row in rows
+    ]
 
 
 def findings_of(connection: Connection, workload_id: int) -> list[Finding]:
