@@ -95,19 +95,19 @@ def periods(
     A closed month never opens again; what is found later is a Correction row of an open one.
     """
     with database(dsn, config) as opened:
-        from gpuledger_collector.accounting.period import format_date
         from gpuledger_collector.export import focus, focus_split
         from gpuledger_collector.storage import periods as months
-        from gpuledger_collector.storage import reports
+        from gpuledger_collector.storage import reports, zones
         from gpuledger_collector.storage.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
+            calendar = zones.calendar(connection)
             closed = {one.name: one.closed_ms for one in months.closed(connection)}
             rated: dict[str, dt.datetime] = {}
             for day_ms, at in reports.proved(connection):
-                name = format_date(day_ms)[:7]
+                name = calendar.month_of(day_ms)
                 rated[name] = max(at, rated.get(name, at))
-        rows = focus_split.periods({*closed, *rated}, rated, closed, focus.Issuer())
+        rows = focus_split.periods({*closed, *rated}, rated, closed, focus.Issuer(), calendar)
         if output is None:
             focus.write(rows, sys.stdout, focus_split.PERIOD_COLUMNS)
             return

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant, month
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.usage import HELD
@@ -121,14 +121,18 @@ def _receiver(exported: ExportedCharge, device: str) -> Mapping[str, str]:
 
 
 def periods(
-    months: Iterable[str], rated: Mapping[str, datetime], closed: Mapping[str, int], issuer: focus.Issuer
+    months: Iterable[str],
+    rated: Mapping[str, datetime],
+    closed: Mapping[str, int],
+    issuer: focus.Issuer,
+    calendar: Calendar = UTC_DAYS,
 ) -> Iterator[focus.Row]:
     """FOCUS 1.4's billing periods: a row for each month, Open or Closed; a closed one never opens again.
 
     `rated` is when a month was rated last, `closed` when it was closed (unix ms).
     """
     for name in sorted(months):
-        span: Period = month(name)
+        span = calendar.month(name)
         updated_ms = closed.get(name)
         if updated_ms is None:
             updated_ms = int(rated[name].timestamp() * 1000) if name in rated else span.start_ms

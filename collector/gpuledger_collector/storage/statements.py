@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ClosedPeriod
 from gpuledger_collector.accounting.statement import Job, Part
+from gpuledger_collector.storage import zones
 from gpuledger_collector.storage.reports import LEVEL_COLUMNS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -49,11 +50,8 @@ def owners(connection: Connection, level: str, period: Period) -> list[str]:
 
 def months(connection: Connection) -> list[str]:
     """The months `YYYY-MM` that have a rated day, newest first."""
-    rows = connection.execute(
-        "SELECT DISTINCT to_char(to_timestamp(day_ms / 1000) AT TIME ZONE 'UTC', 'YYYY-MM') FROM day_proof "
-        "ORDER BY 1 DESC"
-    )
-    return [str(row[0]) for row in rows]
+    days = zones.calendar(connection)
+    return sorted({days.month_of(day_ms) for (day_ms,) in connection.execute("SELECT day_ms FROM day_proof")})[::-1]
 
 
 def parts(connection: Connection, level: str, owner: str, below: str | None, period: Period) -> list[Part]:

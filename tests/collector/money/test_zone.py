@@ -106,3 +106,10 @@ def test_there_and_back_is_the_same_ledger(berlin, run, written, ledger) -> None
         assert state() == first
     named = berlin.rows("SELECT subject FROM audit WHERE what = 'billing_zone' ORDER BY number")
     assert [one[0] for one in named] == ["Europe/Berlin", "Asia/Kathmandu", "America/New_York", "UTC"]
+
+
+def test_billing_periods_are_local_months(berlin, run) -> None:
+    """FOCUS 1.4's billing periods have the bounds of the zone, and each month of the ledger once."""
+    run("chargeback", "--from", "2025-10-01", "--to", "2025-11-02")
+    rows = list(csv.DictReader(io.StringIO(run("focus", "periods")[1])))
+    assert [row["BillingPeriodStart"] for row in rows] == [FIRST, LAST]
