@@ -260,7 +260,33 @@ def test_ten_thousand_spot_rates_are_imported_in_seconds(fleet, run, tmp_path):
     assert took < 20
     code, out, _ = run("import", "prices", path)
     assert "10000 unchanged" in out.replace(",", "")
-    _, out, _ = run("chargeback", *DAYS, "--format", "csv")
+    code, out, err = run("chargeback", *DAYS, "--format", "csv")
+    assert code == 0, err
     # Each rate holds for 53 minutes: the day is 27 of them and 9 minutes of the next.
     exact = sum(Fraction(1000 + number, 1000) * 53 / 60 for number in range(27)) + Fraction(1027, 1000) * 9 / 60
     assert Decimal(table(out)[0]["cost"]) == Decimal(round(exact * 100)) / 100
+
+
+def test_the_receipt_of_a_workload_names_what_covered_it(committed, run):
+    """Time that a commitment covers stands apart from time at a rate, and both add up to what was charged."""
+    run("chargeback", *DAYS)
+    code, out, err = run("receipt", "1")
+    assert code == 0, err
+    assert "covered by commitment =three days" in out
+    assert "28.00 USD" in out
+    assert "72.00 USD" in out
+
+
+def test_a_month_with_a_commitment_closes_and_its_seal_holds(committed, run):
+    """Invoices are the chargeback's rows, unused among them; the same export comes out again."""
+    whole = ("--from", "2025-10-01", "--to", "2025-11-01")
+    rows = table(run("chargeback", *whole, "--format", "csv")[1])
+    code, out, err = run("close", "--period", "2025-10")
+    assert code == 0, err
+    invoices = committed.connection.execute("SELECT owner, minor FROM invoice ORDER BY owner").fetchall()
+    assert dict(invoices) == {row["team"]: int(Decimal(row["cost"]) * 100) for row in rows}
+    first = run("chargeback", *whole, "--format", "focus")[1]
+    assert "2025-10/USD/(commitment_unused)" in first
+    assert run("chargeback", *whole, "--format", "focus")[1] == first
+    code, out, err = run("periods", "--verify", "2025-10")
+    assert code == 0, out + err
