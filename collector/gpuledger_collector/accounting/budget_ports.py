@@ -63,10 +63,22 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleNow:
+    """A workload of the owner that holds idle GPUs now: what they have cost, a day more, and what gives them back."""
+
+    label: str
+    gpus: int
+    cost_micro: int
+    per_day_micro: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class News:
     """What a message tells: the threshold, the standing, and what changed between two windows of equal length.
 
     `also`: other thresholds of the same rule that were crossed at once. `escalated`: it is told to those above.
+    `idle`: the dearest that could be given back now.
     """
 
     alert: Alert
@@ -77,6 +89,7 @@ class News:
     drivers: tuple[Driver, ...]
     since_mail: bool
     escalated: bool = False
+    idle: tuple[IdleNow, ...] = ()
 
 
 class BudgetUnit(Protocol):
@@ -99,6 +112,9 @@ class BudgetUnit(Protocol):
 
     def held(self, budget: Budget, period: Period) -> Sequence[Held]:
         """Who held what on the days of the period."""
+
+    def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
+        """Workloads of the owner that hold idle GPUs now, priced in the budget's currency, the dearest day first."""
 
     def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
         """The alerts of a period."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import html
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse
@@ -35,13 +35,18 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'",
 }
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    403: {"description": "The link is not one of ours."},
+    404: {"description": "What the link is for is no longer kept."},
+    410: {"description": "The link has expired."},
+}
 Number = Annotated[int, Query(ge=0, lt=2**62)]
 Mac = Annotated[str, Query(max_length=64)]
 
 
 def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> APIRouter:
     """The two routes."""
-    made = APIRouter(tags=["budgets"], responses={403: {"description": "The link is not one of ours."}})
+    made = APIRouter(tags=["budgets"], responses=REFUSALS)
 
     def name_of(budget: int, period: int, mac: str) -> str:
         if not links.holds(budget, period, mac):

@@ -28,6 +28,7 @@ from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out
 
 LATE_MS = 2 * DAY_MS
 SHOWN_DRIVERS = 5
+SHOWN_IDLE = 3
 BURN_HOURS = (1, 6)
 KIND = "budget"
 Write = Callable[[News], Content]
@@ -170,4 +171,5 @@ def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...
     after = Period(start_ms, end_ms)
     before = Period(days.days_before(start_ms, len(days.days(after))), start_ms)
     found = drivers(unit.held(status.budget, before), unit.held(status.budget, after))
-    return News(alert, also, status, before, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None)
+    idle = tuple(unit.idle(status.budget, status.at_ms))[:SHOWN_IDLE]
+    return News(alert, also, status, before, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None, idle=idle)

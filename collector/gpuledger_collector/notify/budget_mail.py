@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from gpuledger_collector.accounting.budget_ports import News, Status
+from gpuledger_collector.accounting.budget_ports import IdleNow, News, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FORECAST,
@@ -28,7 +28,7 @@ from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
 from gpuledger_collector.notify.links import AckLinks
-from gpuledger_collector.notify.texts import environment, plural
+from gpuledger_collector.notify.texts import environment, named, plural
 
 PARTS = ("price", "volume", "mix")
 BAR = 30
@@ -156,11 +156,17 @@ def _actions(news: News) -> list[tuple[str, str]]:
     if status.spend.idle_cost_micro:
         cost = money_text(status.spend.idle_cost_micro, budget.currency)
         said.append((f"Give back GPUs that are held and idle: they cost {cost} so far", "gpuledger idle"))
+    said += [(_idle_now(one, budget.currency), one.command) for one in news.idle]
     said.append(("See what each workload cost", f"gpuledger chargeback {days} --by {level}"))
     if news.alert.percent >= 100 or news.alert.rule == FORECAST:
         said.append(("Agree on a larger budget, or on what waits until the next period", ""))
     said.append(("Say that you know", f"gpuledger budgets ack {shlex.quote(budget.name)}"))
     return said
+
+
+def _idle_now(one: IdleNow, currency: str) -> str:
+    cost, day = money_text(one.cost_micro, currency), money_text(one.per_day_micro, currency)
+    return f"{named(one.label, 60)} holds {plural(one.gpus, 'idle GPU')}: {cost} so far, {day} a day"
 
 
 def _data(status: Status) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,12 +12,13 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.budget_ports import Spend
+from gpuledger_collector.accounting.budget_ports import IdleNow, Spend
 from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
-from gpuledger_collector.storage import audit, outbox, zones
+from gpuledger_collector.insight.letters import TOLD_STATES, give_back
+from gpuledger_collector.storage import audit, letters, outbox, zones
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -270,6 +272,21 @@ class WatchUnit:
             Held((name, user, project), model, int(gpu_ns), int(cost or 0))
             for name, user, project, model, gpu_ns, cost in rows
         ]
+
+    def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
+        """Workloads of the owner that hold idle GPUs now and could give them back, the dearest day first."""
+        found = []
+        for one in letters.holdings(self.connection, at_ms):
+            mine = tuple(
+                card for card in one.cards
+                if card.finding.state in TOLD_STATES
+                and budget.owner.items() <= {**card.finding.owner, "team": one.team}.items()
+            )  # fmt: skip
+            amounts = dataclasses.replace(one, cards=mine).money()
+            money = {currency: (cost, day) for currency, cost, day in amounts}
+            if budget.currency in money:
+                found.append(IdleNow(one.label, len(mine), *money[budget.currency], give_back(one)))
+        return found
 
     def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
         """The alerts of a period."""

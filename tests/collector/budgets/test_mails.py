@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.budget_ports import Ahead, News, Spend, Status
@@ -159,6 +159,7 @@ def test_a_name_cannot_break_out() -> None:
     assert "'=HYPERLINK(1)" in content.attachments["drivers.csv"]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300), st.text(max_size=80))
 def test_any_text_makes_a_mail_with_its_own_headers_only(subject: str, key: str) -> None:
     """Whatever a subject holds, the headers are ours, and the mail can be read back."""

@@ -15,12 +15,14 @@ from fastapi.testclient import TestClient
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, minutes
 from gpuledger_collector import storage
+from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.api import acks
 from gpuledger_collector.insight.letters import Contact, address_of
 from gpuledger_collector.jobs import find_idle
 from gpuledger_collector.jobs.write_letters import Writers, write_letters
 from gpuledger_collector.notify.links import AckLinks
+from gpuledger_collector.storage.budgets import WatchUnit
 from gpuledger_collector.storage.ledgers import Ledger
 from gpuledger_collector.storage.letters import LetterBook, holdings
 
@@ -260,6 +262,16 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings) -> None:
     assert "vision held 114.0 GPU-hours" in str(text)  # from Wednesday 06:00 to Sunday's end, not to the sixth day's
     cost = 2.49 * (CHANGE - 6 * HOUR) / HOUR + 1.999999999 * (5 * DAY - CHANGE) / HOUR
     assert f"USD {cost:.2f}" in str(text)
+
+
+def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> None:
+    """The workload of its owner with the command, and none of another team's."""
+    budgets = {team: Budget(1, team, {"team": team}, "month", None, 10**9, "USD") for team in ("vision", "nobody")}
+    with connect() as connection:
+        (one,) = WatchUnit(connection).idle(budgets["vision"], OCTOBER + DAY)
+        assert WatchUnit(connection).idle(budgets["nobody"], OCTOBER + DAY) == []
+    ((cost,),) = idle_day.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
+    assert (one.label, one.gpus, one.cost_micro, one.command) == ("train-yolo", 1, cost, "scancel 1")
 
 
 def test_the_commands(idle_day, apply, run, connect) -> None:

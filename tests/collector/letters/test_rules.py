@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.delivery import (
@@ -41,6 +41,7 @@ def is_quiet(quiet: tuple[int, int], minute: int) -> bool:
     return start <= minute < end if start < end else not end <= minute < start
 
 
+@settings(deadline=None)
 @given(INSTANTS, ZONES, MINUTES, MINUTES)
 def test_what_waits_goes_out_in_the_first_minute_that_is_not_quiet(at_ms, zone, start, end) -> None:
     """Never in quiet hours, never later than it must, and at once when it is not quiet: also where clocks change."""
@@ -69,6 +70,7 @@ def test_quiet_hours_when_clocks_change(at, fold, end, fold_of_end) -> None:
     assert end_of_quiet(rules, ms(at, "Europe/Berlin", fold)) == ms(end, "Europe/Berlin", fold_of_end)
 
 
+@settings(deadline=None)
 @given(INSTANTS, ZONES, MINUTES, st.sampled_from(["daily", "weekly"]), st.integers(0, 6))
 def test_a_digest_is_due_after_and_soon(at_ms, zone, minute, digest, weekday) -> None:
     """Within a day or a week and an hour of clock change; at its hour, or right after the gap that swallowed it."""

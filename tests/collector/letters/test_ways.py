@@ -213,10 +213,10 @@ def test_a_webhook_is_signed_and_waits_as_asked() -> None:
         thread.join()
         server.server_close()
     headers, body = seen[0]
-    signed = f"{headers['Webhook-Id']}.1795252800.".encode() + body
+    signed = f"{headers['webhook-id']}.1795252800.".encode() + body
     mac = base64.b64encode(hmac.new(b"s" * 24, signed, hashlib.sha256).digest()).decode()
-    assert headers["Webhook-Signature"] == f"v1,{mac}"
-    assert headers["Webhook-Timestamp"] == "1795252800"
+    assert headers["webhook-signature"] == f"v1,{mac}"
+    assert headers["webhook-timestamp"] == "1795252800"
     assert (caught.value.wait_s, caught.value.permanent) == (1800, False)
     assert "ssss" not in repr(hook)
 

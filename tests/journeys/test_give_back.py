@@ -1,0 +1,51 @@
+"""scancel against a real Slurm: the judged job is cancelled, another user's is left alone, one that ended is gone."""
+
+import shutil
+import time
+
+import pytest
+
+from fakes.postgres import open_folder
+from fakes.slurm import cluster, why_not
+from gpuledger_collector.insight.letters import Action
+from gpuledger_collector.notify.ways import NotDone, Slurm
+
+REASON = why_not()
+pytestmark = [pytest.mark.long, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    home = open_folder("gpuledger-slurm-")
+    try:
+        with cluster(home, "vision") as running:
+            yield running
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def action(job: str, user: str) -> Action:
+    return Action(1, "k", 1, "scancel", {"workload": job, "user": user}, "vision", "doing", 0, 0)
+
+
+def wait_for(true, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_job_is_cancelled_by_the_way_and_by_nobody_elses_name(slurm):
+    way = Slurm(environment=slurm.environment)
+    mine, other = (slurm.submit("vision", "gpu:h100:1", 300, user=user) for user in ("root", "nobody"))
+    wait_for(lambda: slurm.run("squeue", "-h", "-t", "R", "-o", "%i").split() == [mine, other])
+    assert not way.gone(action(mine, "root"))
+    with pytest.raises(NotDone, match="nobody's, not root's"):
+        way.gone(action(other, "root"))
+    assert way.act(action(mine, "root")) == f"scancel {mine}"
+    wait_for(lambda: way.gone(action(mine, "root")))
+    assert slurm.run("squeue", "-h", "-t", "R", "-o", "%i").split() == [other]
+    # Again: harmless, and a number that was never given is gone too.
+    assert way.act(action(mine, "root")) == f"scancel {mine}"
+    assert way.gone(action("999999", "root"))
+    wait_for(lambda: "CANCELLED" in slurm.run("sacct", "-n", "-X", "-P", "-o", "State", "-j", mine))
