@@ -135,7 +135,9 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     metrics = Metrics()
     if settings.scaling_gauge_delay_seconds:
         fleet, delay_s = reads.Fleet(lambda: opened.engine, clock), settings.scaling_gauge_delay_seconds
-        metrics.registry.register(ScalingGauge(lambda: reads.desired_of(fleet, delay_s)))
+        metrics.registry.register(
+            ScalingGauge(lambda: reads.desired_of(fleet, delay_s), outcomes=lambda: reads.outcomes_of(fleet))
+        )
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         keywords = engine.parameters(opened.current_dsn(), "gpuledger-ingest")

@@ -74,7 +74,7 @@ def steered():
     gauge = ScalingGauge(made, lambda: clock[0])
 
     def scrape():
-        (family,) = gauge.collect()
+        family, _ = gauge.collect()
         return {sample.labels["pool"]: sample.value for sample in family.samples}
 
     def settle():

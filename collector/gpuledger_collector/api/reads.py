@@ -310,6 +310,14 @@ def desired_of(reads: Seen, delay_s: int) -> dict[str, float]:
     return {pool: made.advice.desired_gpus for pool, made in found.items() if made is not None}
 
 
+def outcomes_of(reads: Seen) -> dict[tuple[str, str], float]:
+    """GPU-seconds of the last 28 days by pool and kind, had what was decided been followed."""
+    from gpuledger_collector.storage import scaling
+
+    with reads.engine().connect() as connection:
+        return scaling.sums(connection, reads.now_ms - 28 * 24 * HOUR_MS)
+
+
 def scaling_of(reads: Seen, pool: str, delay_s: int | None) -> dict[str, Any]:
     """Advice for one pool, flat, with numbers as numbers (KEDA's metrics-api scaler reads `desired_gpus`)."""
     (decision,) = decided(reads, pool, delay_s).values()

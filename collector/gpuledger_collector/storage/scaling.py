@@ -120,6 +120,17 @@ def history(connection: Connection, pool: str | None, since_ms: int, most: int) 
     return [Past(row["decision_id"], dict(row)) for row in rows]
 
 
+KINDS = ("demand", "wait", "waste", "reactive_wait", "reactive_waste")
+
+
+def sums(connection: Connection, since_ms: int) -> dict[tuple[str, str], float]:
+    """GPU-seconds by pool and kind of the outcomes whose time began at an instant or later."""
+    parts = ", ".join(f"sum(o.{kind}_gpu_s)" for kind in KINDS)
+    query = f"SELECT d.pool, {parts} FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id"
+    rows = connection.execute(sa.text(f"{query} WHERE o.from_ms >= :since GROUP BY d.pool"), {"since": since_ms})
+    return {(row[0], kind): float(value) for row in rows for kind, value in zip(KINDS, row[1:], strict=True)}
+
+
 @dataclass(frozen=True)
 class ScalingStore:
     """Where the job decides (jobs.advise_scaling.Scaling)."""

@@ -147,6 +147,10 @@ def test_an_outcome_is_what_came_while_the_decision_served(ledger, pool, store, 
     day = 24 * HOUR_MS
     assert found == [(day, day, (18 * 16 + 6 * 24) * 3600.0, 6 * 4 * 3600.0, 18 * 4 * 3600.0, "USD",
                       18 * 4 * 2 * 1_000_000)]  # fmt: skip
+    with database.engine.connect() as connection:
+        kinds = scaling.sums(connection, hour_ms - 28 * day)
+    assert kinds["train", "wait"] == sum(row[0] for row in rows(database, "SELECT wait_gpu_s FROM scaling_outcome"))
+    assert set(kinds) == {("train", kind) for kind in scaling.KINDS}
     code, out, _ = run("scale", "history", "--pool", "train", "--format", "json")
     oldest = json.loads(out)[-1]
     assert code == 0
