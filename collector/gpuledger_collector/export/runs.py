@@ -124,8 +124,8 @@ def as_text(made: RunReport) -> str:
             "",
             f"Parts ({len(made.parts)}; what counts its output began anew {made.restarts} times)",
         ]
-        lines += [f"  {_minute(one.start_ms)} to {_minute(one.end_ms)}: {one.accelerators} GPUs, "
-                  f"{one.held_ms / HOUR_MS:,.1f} GPU-hours, {amounts(one.cost_micro) or 'no price'}"
+        lines += [f"  {_minute(one.start_ms)} to {_minute(one.end_ms)}: {_gpus(one.accelerators)}, "
+                  f"{_held(one.held_ms)}, {amounts(one.cost_micro) or 'no price'}"
                   for one in made.parts]  # fmt: skip
     lines += ["", "What holds it back"]
     lines += [f"  {one.kind}: {one.says}. {begun(one.advice)}." for one in made.judgement.verdicts]
@@ -147,6 +147,15 @@ def _minute(at_ms: int) -> str:
     return f"{format_instant(at_ms)[:16]}Z"
 
 
+def _gpus(count: int) -> str:
+    """How many accelerators; a record of a scheduler counts GPUs and names none."""
+    return f"{count} GPU{'s' * (count != 1)}" if count else f"which GPUs is {html.UNKNOWN}"
+
+
+def _held(ms: int) -> str:
+    return f"{ms / HOUR_MS:,.1f} accelerator-hours" if ms else f"held time is {html.UNKNOWN} by the hour"
+
+
 def unit_sentence(one: UnitCost) -> str:
     """A unit cost in words."""
     if one.cost is None:
@@ -160,8 +169,8 @@ def _peer(one: Any) -> str:
     activity = "activity not known" if one.activity is None else f"{one.activity:.0%} active"
     unit = f", {plain(one.unit.cost)} per {UNITS[one.unit.counter]}" if one.unit is not None and one.unit.units else ""
     ended = f", {one.outcome}" if one.outcome else ""
-    return (f"{_minute(one.start_ms)}  {one.key}: {one.accelerators} GPUs, {html.hours(one.gpu_ns)} GPU-hours, {cost}, "
-            f"{activity}{unit}{ended}")  # fmt: skip
+    return (f"{_minute(one.start_ms)}  {one.key}: {_gpus(one.accelerators)}, {html.hours(one.gpu_ns)} GPU-hours, "
+            f"{cost}, {activity}{unit}{ended}")  # fmt: skip
 
 
 def as_html(made: RunReport) -> str:
@@ -188,8 +197,9 @@ def as_html(made: RunReport) -> str:
              f"{one.coverage:.1%}") for one in made.by],
         bars=_bars(made),
         unit_plot=_unit_plot(made),
-        parts_of_run=[(_minute(one.start_ms), _minute(one.end_ms), one.accelerators, f"{one.held_ms / HOUR_MS:,.1f}",
-                amounts(one.cost_micro) or html.UNKNOWN) for one in made.parts],
+        parts_of_run=[(_minute(one.start_ms), _minute(one.end_ms), one.accelerators or html.UNKNOWN,
+                       f"{one.held_ms / HOUR_MS:,.1f}" if one.held_ms else html.UNKNOWN,
+                       amounts(one.cost_micro) or html.UNKNOWN) for one in made.parts],
         waste=[(one.state.replace("_", " "), one.accelerator, one.node, _minute(one.since_ms), _minute(one.until_ms),
                 "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}")
                for one in made.receipt.items[:20]],

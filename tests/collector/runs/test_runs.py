@@ -250,3 +250,23 @@ def test_writers_that_meet_count_once(priced, dsn):
         other.commit()
     keep(priced, workload, "inferences", [(2, 25)])
     assert priced.rows("SELECT sum(units)::int FROM counter_hour") == [(25,)]
+
+
+def test_an_imported_run_has_an_outcome_and_no_activity(priced, run):
+    """A scheduler's record: cost and how it ended are known; which GPUs and what they did are not, and it is said."""
+    workload = priced.workload(9)
+    priced.connection.execute(
+        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, state) "
+        "VALUES (%s, %s, %s, 2000000, 'H100', 'slurm', 'FAILED')",
+        (workload, OCTOBER, OCTOBER + 2 * HOUR),
+    )
+    priced.connection.execute("UPDATE price SET pool = ''")
+    priced.connection.execute("INSERT INTO dirty_day (day_ms) VALUES (%s)", (OCTOBER,))
+    keep(priced, workload, "steps", [(0, 0), (120, 40)], "run", "reported")
+    told = shown(run, "9")
+    assert told["outcome"] == "FAILED"
+    assert (unit(told, "steps")["cost"], unit(told, "steps")["coverage"]) == ("0.360000", "1.000000")
+    code, out, _ = run("runs", "show", "9")
+    assert code == 0
+    assert "ended FAILED" in out
+    assert {one["kind"] for one in told["bottlenecks"]["cannot_say"]} >= {"input", "batch"}
