@@ -216,6 +216,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.ingest import counters
     from gpuledger_collector.jobs.act_on_idle import act_on_idle
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
+    from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
@@ -224,6 +225,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.schedule import Job, forget_old_runs
     from gpuledger_collector.storage import outbox
     from gpuledger_collector.storage.archive import Archive
+    from gpuledger_collector.storage.backtests import ForecastStore
     from gpuledger_collector.storage.budgets import BudgetBook
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger
@@ -292,6 +294,11 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             lambda: counted(len(advise_scaling(capacity, now_ms())), "pools advised"),
         ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
+        Job(
+            "keep_forecasts",
+            3_600,
+            lambda: counted(keep_forecasts(ForecastStore(lambda: opened.engine), now_ms()), "forecasts kept"),
+        ),
         Job("tidy", 86_400, tidy),
         Job("pack_samples", 86_400, lambda: pack_samples(Archive(opened.current_dsn()), retention(settings), now_ms())),
     ]

@@ -116,6 +116,11 @@ def router(reads: Reads) -> APIRouter:
         """Demand of each pool as quantiles, hour by hour."""
         return guarded(lambda: forecast_of(reads, horizon_hours, pool))
 
+    @made.get("/forecast/history", dependencies=[fleet])
+    def forecast_history(pool: str | None = None) -> dict[str, Any]:
+        """How good past forecasts of each pool were: hours in their band, loss beside that of the naive twin."""
+        return guarded(lambda: forecast_history_of(reads, pool))
+
     @made.get("/budgets")
     def budgets(who: Principal = reader) -> dict[str, Any]:
         """Every budget in its period of now: spent, forecast with its band, pace, run-out and alerts."""
@@ -245,13 +250,12 @@ def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
 
 def demand_of(reads: Seen, pool: str | None) -> Any:
     """Hourly demand of the pools over the last weeks. Raises 404 for a pool that the ledger does not know."""
-    from gpuledger_collector.insight.demand import hourly
-    from gpuledger_collector.storage.demand import evidence
+    from gpuledger_collector.storage.demand import demand
 
     end_ms = reads.now_ms // HOUR_MS * HOUR_MS
     start_ms = end_ms - DEMAND_DAYS * 24 * HOUR_MS
     with reads.engine().connect() as connection:
-        found = hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool"))
+        found = demand(connection, start_ms, end_ms, "pool")
     chosen = [one for one in found if pool in {None, one.name}]
     if pool is not None and not chosen:
         raise HTTPException(404, f"no pool {pool!r} held GPUs in the last {DEMAND_DAYS} days")
@@ -261,10 +265,14 @@ def demand_of(reads: Seen, pool: str | None) -> Any:
 def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str, Any]:
     """Quantiles of demand per pool."""
     from gpuledger_collector.insight.forecast import forecast as compute
+    from gpuledger_collector.storage.demand import lives
 
     usable = [one for one in demand_of(reads, pool) if one.known]
+    end_ms = reads.now_ms // HOUR_MS * HOUR_MS
+    with reads.engine().connect() as connection:
+        behind = lives(connection, end_ms - DEMAND_DAYS * 24 * HOUR_MS, end_ms, "pool")
     items = []
-    for entry in compute(usable, horizon_hours) if usable else []:
+    for entry in compute(usable, horizon_hours, workloads=behind) if usable else []:
         names = [f"q{quantile:g}" for quantile in entry.quantiles]
         points = [
             {"ts": format_instant(int(at)), "mean": mean, **dict(zip(names, row, strict=True))}
@@ -274,6 +282,14 @@ def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str,
         ]
         items.append({"pool": entry.series, "note": entry.note, "points": points})
     return {"items": items, "next": None}
+
+
+def forecast_history_of(reads: Reads, pool: str | None) -> dict[str, Any]:
+    """The record of each pool's kept forecasts, as `gpuledger forecast history --format json`."""
+    from gpuledger_collector.storage.backtests import records
+
+    with reads.engine().connect() as connection:
+        return {"items": [asdict(one) for one in records(connection, "pool", pool)], "next": None}
 
 
 def decided(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
-from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, owner_levels, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
-    from gpuledger_collector.insight.forecast import Forecast
+    from gpuledger_collector.insight.forecast import Forecast, Workloads
+    from gpuledger_collector.insight.kept import Record
     from gpuledger_collector.insight.series import Series
 
 MAX_STEPS = 5_000
 MANY = 200
+STEPS_MS = (300_000, 3_600_000)
 
 
 class Group(enum.StrEnum):
@@ -25,6 +27,12 @@ class Group(enum.StrEnum):
 
     pool = "pool"
     model = "model"
+    org = "org"
+    team = "team"
+    project = "project"
+    experiment = "experiment"
+    run = "run"
+    user = "user"
 
 
 class Shape(enum.StrEnum):
@@ -36,12 +44,16 @@ class Shape(enum.StrEnum):
 
 
 def register(root: typer.Typer) -> None:
-    """Add `gpuledger forecast`."""
+    """Add `gpuledger forecast`, and `history` below it."""
     example = "Example: gpuledger forecast --series demand.csv --horizon 24h --format csv"
-    root.command(epilog=example)(forecast)
+    app = typer.Typer(invoke_without_command=True)
+    app.callback(epilog=example)(forecast)
+    app.command(epilog="Example: gpuledger forecast history --pool train")(history)
+    root.add_typer(app, name="forecast")
 
 
 def forecast(
+    context: typer.Context,
     series: str | None = typer.Option(
         None,
         "--series",
@@ -50,29 +62,41 @@ def forecast(
         "Without it: the ledger's own demand, by pool and hour.",
     ),
     pool: str | None = typer.Option(None, "--pool", help="Only this pool of the ledger."),
-    by: Group = typer.Option(Group.pool, "--by", help="Series of the ledger: by pool or by GPU model."),
+    owner: str | None = typer.Option(None, "--owner", metavar="LEVEL=VALUE", help="Only this owner, as team=vision."),
+    model: str | None = typer.Option(None, "--model", help="Only this GPU model."),
+    by: Group = typer.Option(Group.pool, "--by", help="Series of the ledger: by pool, GPU model or level of owners."),
+    step: str = typer.Option("1h", "--step", metavar="5m|1h", help="Step of the ledger's series."),
+    method: str = typer.Option(
+        "auto", "--method", help="One model instead of the mix: analog, workloads, boosted... (docs/forecasting.md)."
+    ),
     horizon: str = typer.Option("24h", "--horizon", metavar="SPAN", help="How far ahead: 6h, 24h, 7d."),
     shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
     """Forecast demand as quantiles, for the horizon after each series' last instant."""
-    from gpuledger_collector.cli.ledger_demand import from_ledger
+    if context.invoked_subcommand is not None:
+        return
+    from gpuledger_collector.cli.ledger_demand import with_lives
     from gpuledger_collector.cli.series_files import duration_ms, read_series
 
     span = duration_ms(horizon, "--horizon")
-    if series is not None and pool is not None:
-        refuse("--series and --pool: give one of them, a file or a pool of the ledger")
-    read = (
-        read_series(series)
-        if series is not None
-        else from_ledger(dsn, config, "model" if by is Group.model else "pool", pool)
-    )
+    group, only = _asked(pool, owner, model, by)
+    if series is not None and only is not None:
+        refuse(f"--series and --{group}: give one of them, a file or a {group} of the ledger")
+    step_ms = duration_ms(step, "--step")
+    if step_ms not in STEPS_MS:
+        refuse(f"--step: {step!r} is neither 5m nor 1h")
+    lives: Mapping[str, Workloads] = {}
+    if series is not None:
+        read = read_series(series)
+    else:
+        read, lives = with_lives(dsn, config, group, only, step_ms)
     usable = [one for one in read.series if one.known]
     for one in read.series:
         if not one.known:
             print(f"gpuledger: series {one.name!r} has no known value: no forecast of it", file=sys.stderr)
-    made = forecasts(usable, span)
+    made = forecasts(usable, span, method, lives)
     for entry in made:
         if entry.note:
             print(f"gpuledger: {entry.note}", file=sys.stderr)
@@ -80,10 +104,99 @@ def forecast(
     raise typer.Exit(DONE if len(usable) == len(read.series) else FINDINGS)
 
 
-def forecasts(series: Sequence[Series], span_ms: int) -> list[Forecast]:
+def history(
+    pool: str | None = typer.Option(None, "--pool", help="Only this pool."),
+    team: str | None = typer.Option(None, "--team", help="Only this team; its forecasts instead of the pools'."),
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say how good past forecasts were: how often demand lay in their band, and their loss beside the naive twin's.
+
+    A forecast of the next day is kept every day. Days before the first run are replayed from what was known then, and
+    counted apart. Ends with 1 while nothing is known yet.
+    """
+    from gpuledger_collector.accounting.period import DAY_MS, Period
+    from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
+    from gpuledger_collector.jobs.keep_forecasts import DAYS, keep_forecasts
+    from gpuledger_collector.storage.backtests import ForecastStore, records
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import now
+
+    if pool is not None and team is not None:
+        refuse("--pool and --team: give one of them")
+    group, only = ("team", team) if team is not None else ("pool", pool)
+    now_ms = round(now().timestamp() * 1000)
+    with database(dsn, config) as opened:
+        bring_up_to_date(Ledger(opened.dsn), Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
+        keep_forecasts(ForecastStore(lambda: opened.engine), now_ms)
+        with opened.engine.connect() as connection:
+            found = records(connection, group, only)
+    if only is not None and not found:
+        refuse(f"--{group}: there is no forecast of {group} {only!r} yet")
+    emit_history(found, shape)
+    raise typer.Exit(DONE if any(one.hours for one in found) else FINDINGS)
+
+
+def emit_history(found: Sequence[Record], shape: Shape) -> None:
+    """Print the records."""
+    if shape is Shape.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(one) for one in found], indent=2))
+        return
+    header = ("series", "forecasts", "replayed", "hours", "in band", "under 0.9", "under 0.95", "wql", "naive", "skill")
+    rows = [
+        (one.series, one.forecasts, one.replayed, one.hours, *(_share(value) for value in (
+            one.inside, one.under.get("0.9"), one.under.get("0.95"), one.wql, one.naive_wql, one.skill)))
+        for one in found
+    ]  # fmt: skip
+    if shape is Shape.csv:
+        import csv
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print("in band: part of the hours between the 0.1 and 0.9 quantiles (0.8 is right); skill: 1 - wql / that of the "
+          "naive twin, 'it stays as it is'")  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _asked(pool: str | None, owner: str | None, model: str | None, by: Group) -> tuple[str, str | None]:
+    """What the ledger's demand is summed by, and the one name that is wanted of it."""
+    given = {"--pool": pool, "--owner": owner, "--model": model}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        refuse(f"{' and '.join(named)}: give one of them")
+    if owner is not None:
+        levels = owner_levels([owner])
+        return next(iter(levels.items()))
+    if model is not None:
+        return "model", model
+    return ("pool", pool) if pool is not None else (by.value, None)
+
+
+def forecasts(
+    series: Sequence[Series], span_ms: int, method: str = "auto", lives: Mapping[str, Workloads] | None = None
+) -> list[Forecast]:
     """Forecasts over `span_ms`, in the order of `series`; series of one step are forecast together."""
+    from gpuledger_collector.insight.forecast import MODELS, settings_for
     from gpuledger_collector.insight.forecast import forecast as compute
 
+    try:
+        settings = settings_for(method)
+    except KeyError:
+        refuse(f"--method: {method!r} is not one of auto, {', '.join(MODELS)}")
     made: dict[str, Forecast] = {}
     for step in sorted({one.step_ms for one in series}):
         steps = span_ms // step
@@ -91,7 +204,9 @@ def forecasts(series: Sequence[Series], span_ms: int) -> list[Forecast]:
             name = next(one.name for one in series if one.step_ms == step)
             refuse(f"--horizon: {steps} steps of {step / 1000:g} s for series {name!r}; 1 to {MAX_STEPS} can be done")
         group = [one for one in series if one.step_ms == step]
-        made |= {entry.series: entry for entry in compute(group, steps, track=progress)}
+        made |= {
+            entry.series: entry for entry in compute(group, steps, settings=settings, track=progress, workloads=lives)
+        }
     return [made[one.name] for one in series]
 
 

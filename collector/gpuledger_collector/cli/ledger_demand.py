@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gpuledger_collector.cli.common import database, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
+    from gpuledger_collector.insight.forecast import Workloads
     from gpuledger_collector.insight.series import Ints
 
 HOUR_MS = 3_600_000
 DAYS = 56
-"""How far back the ledger is read: as much as the estimators use."""
+"""How far back the ledger is read by the hour: as much as the estimators use."""
+FINE_DAYS = 14
+"""How far back stretches are read for shorter steps, as far as they are kept."""
 
 
-def from_ledger(dsn: str | None, config: Path | None, group: Literal["pool", "model"], only: str | None) -> Read:
-    """Hourly GPUs held per pool or model over the last weeks, up to the last full hour; `only` picks one by name."""
+def with_lives(
+    dsn: str | None, config: Path | None, group: str, only: str | None, step_ms: int = HOUR_MS
+) -> tuple[Read, Mapping[str, Workloads]]:
+    """GPUs held and queued per pool, model or owner over the last weeks, up to the last full step, and the workloads
+    behind it by the name of its series; `only` picks one by name.
+    """
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.series_files import Read
-    from gpuledger_collector.insight.demand import hourly
     from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
-    from gpuledger_collector.storage.demand import evidence
+    from gpuledger_collector.storage.demand import demand, lives
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
-    end_ms = now_ms // HOUR_MS * HOUR_MS
-    start_ms = end_ms - DAYS * 24 * HOUR_MS
+    days = DAYS if step_ms == HOUR_MS else FINE_DAYS
+    end_ms = now_ms // step_ms * step_ms
+    start_ms = end_ms - days * 24 * HOUR_MS
     with database(dsn, config) as opened:
-        bring_up_to_date(Ledger(opened.dsn), Period(start_ms, end_ms), now_ms)
+        bring_up_to_date(Ledger(opened.dsn), Period(start_ms // HOUR_MS * HOUR_MS, end_ms), now_ms)
         with opened.engine.connect() as connection:
-            found = hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, group))
+            found = demand(connection, start_ms, end_ms, group, step_ms)
+            behind = lives(connection, end_ms - DAYS * 24 * HOUR_MS, end_ms, group)
     names = [one.name for one in found]
     if only is not None and only not in names:
-        refuse(f"--pool: no pool {only!r} held GPUs in the last {DAYS} days; there are {', '.join(names) or 'none'}")
+        there = ", ".join(filter(None, names)) or "none"
+        refuse(f"--{group}: no {group} {only!r} held GPUs in the last {days} days; there are {there}")
     if not found:
-        refuse(f"the ledger has no usage in the last {DAYS} days: nothing to look ahead from", 1)
-    return Read([one for one in found if only in {None, one.name}], written)
+        refuse(f"the ledger has no usage in the last {days} days: nothing to look ahead from", 1)
+    return Read([one for one in found if only in {None, one.name}], written), behind
 
 
 def written(at_ms: Ints) -> list[str]:
