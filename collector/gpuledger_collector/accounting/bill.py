@@ -433,7 +433,7 @@ def _decimal(atto: int) -> Decimal:
 
 def _micro(atto: Fraction) -> int:
     """Rounded to micro-units, in units of 1e-18."""
-    return round(atto / MICRO) * MICRO
+    return round(atto * Fraction(1, MICRO)) * MICRO
 
 
 def _hours(gpu_ns: int) -> Decimal:
