@@ -58,7 +58,11 @@ def states(connect) -> list[str]:
         return [one.state for one in reversed(outbox.listing(connection))]
 
 
-@pytest.mark.parametrize("step", ["planned", "digest_put", "joined", "arranged", "claimed", "recorded"])
+@pytest.mark.parametrize(
+    "step",
+    ["digest_put", "joined", "arranged",
+     *(pytest.param(step, marks=pytest.mark.long) for step in ("planned", "claimed", "recorded"))],
+)  # fmt: skip
 def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect, apply) -> None:
     """SIGKILL at the step, then two senders at once: one digest, with each message in it once."""
     assert apply(RECIPIENT.format('digest = "daily"'))[0] == 0
