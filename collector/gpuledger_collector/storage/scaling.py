@@ -58,12 +58,13 @@ def past(connection: Connection, pool: str, now_ms: int) -> list[Told]:
     """What was desired of late, oldest first; the last decision is among it however old it is."""
     rows = connection.execute(
         sa.text(
-            "SELECT made_ms, desired_gpus FROM scaling_decision WHERE pool = :pool AND made_ms >= least(:since, "
-            "(SELECT max(made_ms) FROM scaling_decision WHERE pool = :pool)) ORDER BY made_ms, id"
+            "SELECT made_ms, desired_gpus, wanted_gpus FROM scaling_decision WHERE pool = :pool "
+            "AND made_ms >= least(:since, (SELECT max(made_ms) FROM scaling_decision WHERE pool = :pool)) "
+            "ORDER BY made_ms, id"
         ),
         {"pool": pool, "since": now_ms - PAST_MS},
     )
-    return [Told(row.made_ms, row.desired_gpus) for row in rows]
+    return [Told(row.made_ms, row.desired_gpus, row.wanted_gpus) for row in rows]
 
 
 _PLACES = """SELECT a.model, coalesce(n.name, '') AS node, sum(a.gpu_micro) AS gpu_micro

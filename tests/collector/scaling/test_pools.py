@@ -197,6 +197,16 @@ def test_the_money_limit_buys_so_many_gpus(ledger, pool, dsn):
     assert "the money limit of the pool decides" in told["reason"]
 
 
+def test_the_stabilisation_window_keeps_a_target_up_and_lets_it_go(ledger, pool, store, hour_ms):
+    """After the afternoon's rise the target stands for the window, and no longer: it does not keep itself up."""
+    ledger()
+    pool(stabilisation_s=3600, predict="false")
+    made = [advise_scaling(store, hour_ms - hours * HOUR_MS)["train"] for hours in (30, 29, 28)]
+    risen, kept, fallen = (one.advice.desired_gpus for one in made if one is not None)
+    assert risen == kept > fallen
+    assert "the stabilisation window of the pool decides" in made[1].advice.reason
+
+
 def test_stale_demand_is_never_decided_on(ledger, store, hour_ms, database, pool):
     """Hours after the last evidence there is no decision, and nobody is told."""
     ledger()

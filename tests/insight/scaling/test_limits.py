@@ -37,8 +37,14 @@ def desired(limits, *past, at=NOW):
     [
         (Limits(warm_gpus=8), (), 28, "the warm pool"),
         (Limits(headroom=0.5), (), 30, "the headroom"),
-        (Limits(stabilise_ms=10 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 40, "the stabilisation window"),
-        (Limits(stabilise_ms=9 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 22, ""),
+        (Limits(stabilise_ms=10 * MINUTE), (Told(NOW - 90 * MINUTE, 40, 40),), 40, "the stabilisation window"),
+        (
+            Limits(stabilise_ms=10 * MINUTE),
+            (Told(NOW - 90 * MINUTE, 40, 40), Told(NOW - 9 * MINUTE, 40, 22)),
+            40,
+            "the stabilisation window",
+        ),
+        (Limits(stabilise_ms=9 * MINUTE), (Told(NOW - 90 * MINUTE, 40, 40), Told(NOW - 9 * MINUTE, 40, 22)), 22, ""),
         (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 40, "the cool-down"),
         (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - 11 * MINUTE, 40), Told(NOW - MINUTE, 40)), 22, ""),
         (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - MINUTE, 21),), 22, ""),
@@ -66,7 +72,7 @@ def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, befor
     ceiling = floor + room
     limits = Limits(floor_gpus=floor, ceiling_gpus=ceiling, node_gpus=node, warm_gpus=warm,
                     cooldown_ms=calm * MINUTE, stabilise_ms=calm * MINUTE)  # fmt: skip
-    past = [Told(NOW - (len(before) - at) * 5 * MINUTE, gpus) for at, gpus in enumerate(before)]
+    past = [Told(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus) for at, gpus in enumerate(before)]
     got, _ = desired(limits, *past)
     assert got <= ceiling
     assert got >= min(floor, ceiling // node * node)

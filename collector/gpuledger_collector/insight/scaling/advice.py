@@ -33,8 +33,8 @@ class Limits:
     """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
 
     `warm_gpus` are kept free above the demand, `headroom` is the least part of demand kept above it. What is desired
-    does not fall for `cooldown_ms` after a change, nor below the highest of the last `stabilise_ms`. `money_gpus` is
-    what the money limit pays for.
+    does not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilise_ms`. `money_gpus`
+    is what the money limit pays for.
     """
 
     floor_gpus: float = 0.0
@@ -53,10 +53,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Told:
-    """What was desired at an earlier instant."""
+    """What was desired from an earlier instant until the next one that is told of, and the wish before the limits."""
 
     at_ms: int
     gpus: float
+    wanted: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,10 @@ class _Held:
     now_ms: int
 
     def highest(self, within_ms: int) -> float:
-        """The most that was desired within a time up to now; 0 for nothing."""
-        return max((one.gpus for one in self.past if self.now_ms - one.at_ms < within_ms), default=0.0)
+        """The most that was wished within a time up to now; 0 for nothing. What the window keeps up is no wish."""
+        ends = [one.at_ms for one in self.past[1:]] + [self.now_ms]
+        lasted = zip(self.past, ends, strict=True) if self.past else ()
+        return max((one.wanted for one, end_ms in lasted if self.now_ms - end_ms < within_ms), default=0.0)
 
     def changed_ms(self) -> int:
         """When what is desired now was first desired."""
