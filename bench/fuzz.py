@@ -123,7 +123,7 @@ class Fuzzer:
                 if self.chance.random() < 0.1:
                     del target[path[-1]]  # type: ignore[arg-type]
                 else:
-                    target[path[-1]] = self.chance.choice(ODD)  # type: ignore[index]
+                    target[path[-1]] = copy.deepcopy(self.chance.choice(ODD))  # type: ignore[index]
             except (KeyError, IndexError, TypeError):
                 continue
         return msgspec.msgpack.encode(changed)

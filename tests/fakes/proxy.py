@@ -142,13 +142,15 @@ class FaultProxy:
 
     async def _one(self, client: Lines, server: Lines | None) -> Lines | None:
         request = await client.message()
+        if server is not None and server.writer.is_closing():
+            server = None
         self._number += 1
         chance = random.Random(f"{self.seed}:{self._number}")
         before = chosen(chance, REQUEST_FAULTS, self.rate)
         after = chosen(chance, ANSWER_FAULTS, self.rate)
         if before is not None:
             server = await self._break_request(before, request, client, server, chance)
-        if server is None or server.writer.is_closing():
+        if server is None:
             server = await self._connect()
         try:
             await self._forward(request, server)

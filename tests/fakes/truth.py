@@ -153,7 +153,7 @@ class Node:
             self.faults["agent restarted"] += 1
         elif what == "flood":
             before = self.spool.counts().dropped
-            for _ in range(300):
+            for _ in range(700):
                 self.make()
             self.faults["batch dropped: spool full"] += self.spool.counts().dropped - before
         elif what == "fill":

@@ -118,12 +118,17 @@ def router(intake: Intake) -> APIRouter:
         intake.metrics.answer_seconds.observe(time.perf_counter() - begun)
         told = {503: "unavailable", 429: "throttled"}.get(status, answer.status)
         intake.metrics.batches.labels(status=told).inc()
-        headers = {"Retry-After": str(wait_s)} if status in (429, 503) else {}
-        if status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
+        headers = headers_of(status, wait_s)
         return Response(msgspec.json.encode(answer), status, headers, media_type="application/json")
 
     return made
+
+
+def headers_of(status: int, wait_s: int) -> dict[str, str]:
+    """What a status says in headers; a sender that was too slow does not keep its connection."""
+    if status in (429, 503):
+        return {"Retry-After": str(wait_s)}
+    return {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(status, {})
 
 
 async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:

@@ -79,6 +79,11 @@ class Outcome:
     written: int = 0
     text: str = ""
     wait_s: int = RETRY_AFTER_SECONDS
+    close: bool = False
+
+
+class TooSlow(Unavailable):
+    """A body that came too slowly; its sender may try again on another connection."""
 
 
 def router(remote: RemoteIntake) -> APIRouter:
@@ -100,6 +105,8 @@ def router(remote: RemoteIntake) -> APIRouter:
         except Denied as denial:
             outcome = Outcome(denial.status, text=str(denial))
             remote.intake.metrics.denied.labels(status=str(denial.status)).inc()
+        except TooSlow as error:
+            outcome = Outcome(503, text=str(error), close=True)
         except (Unavailable, KeysAway) as error:
             outcome = Outcome(503, text=str(error))
         except OverQuota as error:
@@ -123,6 +130,8 @@ def _response(outcome: Outcome) -> Response:
     }
     if outcome.status == 503:
         headers["Retry-After"] = str(outcome.wait_s)
+    if outcome.close:
+        headers["Connection"] = "close"
     if outcome.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if outcome.status == 204:
@@ -143,7 +152,7 @@ async def outcome_of(request: Request, remote: RemoteIntake) -> Outcome:
         try:
             body = await receive(request, held)
         except TimeoutError as error:
-            raise Unavailable(too_slow(intake)) from error
+            raise TooSlow(too_slow(intake)) from error
         size = inflated_size(body[:5])
         held.add(size)
         return await commit(body, size, version, remote, who.name)
