@@ -14,6 +14,7 @@ from fakes.postgres import open_folder
 from fakes.processes import BIN, collector_process, environment
 from fakes.slurm import GPUS, cluster, why_not
 from gpuledger_agent.owners.slurm import SlurmOwners
+from gpuledger_agent.queue.slurm import pending
 from gpuledger_agent.readings import Accelerator
 
 REASON = why_not()
@@ -97,6 +98,25 @@ def test_a_prolog_that_cannot_write_drains_no_node(slurm):
     finally:
         slurm.jobs.unlink()
         (slurm.home / "aside").rename(slurm.jobs)
+
+
+def test_what_waits_in_the_queue_is_read(slurm):
+    """While one job has every GPU the next ones wait, an array's tasks one by one; a held job waits for nobody."""
+    jobs = [slurm.submit("vision", f"gpu:h100:{GPUS}", 60)]
+    wait_for(lambda: slurm.run("squeue", "-h", "-t", "R").strip())
+    try:
+        asked = (("gpu:h100:2", "--comment=team=seg;x=y|z"), ("gpu:1", "--array=0-2"), ("gpu:1", "--hold"))
+        jobs += [slurm.submit("nlp", gres, 1, option) for gres, option in asked]
+        wait_for(lambda: len(pending(slurm.environment)) == 4)
+        found = {one.workload_id: one for one in pending(slurm.environment)}
+        assert set(found) == {jobs[1], *(f"{jobs[2]}_{task}" for task in range(3))}
+        assert [found[one].gpus for one in sorted(found)] == [2.0, 1.0, 1.0, 1.0]
+        first = found[jobs[1]]
+        assert (first.pool, first.gpu_model, first.team, first.account) == ("gpu", "h100", "seg", "nlp")
+        assert abs(first.submitted - time.time()) < 120
+    finally:
+        slurm.run("scancel", *jobs)
+        wait_for(lambda: finished(slurm))
 
 
 def test_the_bill_is_what_sacct_says(slurm, home):
