@@ -41,16 +41,18 @@ def emit_history(found: Sequence[Mapping[str, Any]], shape: str) -> str:
     if shape in {"json", "csv"}:
         return rows_as(shape, COLUMNS, [[one[name] for name in COLUMNS] for one in rows])
     lines = [
-        f"{'made':<21}{'pool':<16}{'demand':>8}{'reactive':>10}{'desired':>9}{'wait GPU-h':>12}{'waste GPU-h':>13}  why"
+        f"{'made':<26}{'pool':<16}{'demand':>8}{'reactive':>10}{'desired':>9}{'wait GPU-h':>12}{'waste GPU-h':>13}  why"
     ]
     for one in rows:
         hours = [_hours(one[name]) for name in ("wait_gpu_s", "waste_gpu_s")]
         told = f" [{one['told']}: {one['told_state'] or 'put out'}]" if one["told"] else ""
         lines.append(
-            f"{one['made_at']!s:<21}{one['pool']!s:<16}{one['demand_gpus']:>8.1f}{one['reactive_gpus']:>10.1f}"
+            f"{one['made_at']!s:<26}{one['pool']!s:<16}{one['demand_gpus']:>8.1f}{one['reactive_gpus']:>10.1f}"
             f"{one['desired_gpus']:>9.1f}{hours[0]:>12}{hours[1]:>13}  {one['reason']}{told}"
         )
-    lines.append(f"{len(rows)} decisions; wait and waste while a decision served, had it been followed")
+    lines.append(
+        f"{len(rows)} decision{'' if len(rows) == 1 else 's'}; wait and waste while a decision served, had it been followed"
+    )
     return "\n".join(lines) + "\n"
 
 
