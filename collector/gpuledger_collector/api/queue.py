@@ -90,7 +90,7 @@ def _row(body: bytes, now_ms: int) -> QueueRow:
         at_ms = parse_instant(read.at) if isinstance(read.at, str) else round(read.at * 1000)
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         raise HTTPException(400, f"the body is no reading of a queue: {error}") from error
-    if not read.source or len(read.source) > MOST_TEXT:
+    if not read.source or len(read.source) > MOST_TEXT or "\0" in read.source:
         raise HTTPException(400, "source: a name of the scheduler is needed, such as slurm:NAME")
     if not 0 <= at_ms <= now_ms + HOUR_MS:
         raise HTTPException(400, "at: a queue cannot have been read before 1970 or in an hour from now")

@@ -17,7 +17,16 @@ from sqlalchemy.engine import Connection
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.insight.demand import HOUR_MS, HeldHour, QueueReading, Span, owned, stepped, with_queue
+from gpuledger_collector.insight.demand import (
+    HOUR_MS,
+    QUEUE_KEPT_MS,
+    HeldHour,
+    QueueReading,
+    Span,
+    owned,
+    stepped,
+    with_queue,
+)
 from gpuledger_collector.insight.forecast.workloads import GOES_ON, Workloads
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage import rules, workloads
@@ -182,15 +191,30 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
         if row.grouped not in observed:
             end = GOES_ON if row.end_ms is None else row.end_ms
             rows.setdefault(row.grouped, []).append((row.start_ms, end, row.gpu_micro / _MICRO, row.owner))
-    return {name: _lives(mine, end_ms) for name, mine in rows.items()}
+    waits = _waiting(connection, end_ms, _QUEUED[group])
+    return {name: _lives(mine, end_ms, waits.get(name, {})) for name, mine in rows.items()}
 
 
-def _lives(rows: list[tuple[int, int, float, str]], until_ms: int) -> Workloads:
-    owners = {owner: number for number, owner in enumerate(sorted({row[3] for row in rows}))}
+def _waiting(connection: Connection, now_ms: int, name: str) -> dict[str, dict[str, float]]:
+    """GPUs that wait now by group and owner: the last reading of each source, while it is kept."""
+    latest: dict[str, list[dict[str, Any]]] = {}
+    for row in connection.execute(sa.text(_QUEUES), {"start_ms": now_ms - QUEUE_KEPT_MS, "end_ms": now_ms}):
+        latest[row.source] = row.waiting
+    found: dict[str, dict[str, float]] = {}
+    for item in (item for waiting in latest.values() for item in waiting):
+        mine = found.setdefault(item[name], {})
+        owner = item["team"] or item["account"] or item["user"]
+        mine[owner] = mine.get(owner, 0.0) + item["gpu_micro"] / _MICRO
+    return found
+
+
+def _lives(rows: list[tuple[int, int, float, str]], until_ms: int, waits: Mapping[str, float]) -> Workloads:
+    owners = {owner: number for number, owner in enumerate(sorted({row[3] for row in rows} | waits.keys()))}
     return Workloads(
         np.array([row[0] for row in rows], dtype=np.int64),
         np.array([row[1] for row in rows], dtype=np.int64),
         np.array([row[2] for row in rows]),
         np.array([owners[row[3]] for row in rows], dtype=np.int64),
         until_ms,
+        tuple((owners[owner], gpus) for owner, gpus in waits.items()),
     )

@@ -139,6 +139,11 @@ def test_what_waits_is_demand_from_its_first_reading_on(held, database, run, tmp
     np.testing.assert_allclose(values_of(database, "pool", 3)["train"].values, [2.0, 1.5 + 3, 1.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-2"].values, [1.0, 0.5 + 2, 0.0])
     np.testing.assert_allclose(values_of(database, "team", 3)["team-1"].values, [1.0, 1.0 + 1, 1.0])
+    with database.engine.connect() as connection:
+        behind = demand.lives(connection, OCTOBER, OCTOBER + 2 * HOUR, "pool")["train"]
+        later = demand.lives(connection, OCTOBER, OCTOBER + 3 * HOUR, "pool")["train"]
+    assert sorted(gpus for _, gpus in behind.waiting) == [1.0, 2.0]
+    assert later.waiting == ()
 
 
 def test_lives_of_workloads_come_from_the_hours(held, database):
