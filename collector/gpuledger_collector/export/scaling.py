@@ -50,9 +50,8 @@ def emit_history(found: Sequence[Mapping[str, Any]], shape: str) -> str:
             f"{one['made_at']!s:<26}{one['pool']!s:<16}{one['demand_gpus']:>8.1f}{one['reactive_gpus']:>10.1f}"
             f"{one['desired_gpus']:>9.1f}{hours[0]:>12}{hours[1]:>13}  {one['reason']}{told}"
         )
-    lines.append(
-        f"{len(rows)} decision{'' if len(rows) == 1 else 's'}; wait and waste while a decision served, had it been followed"
-    )
+    count = f"{len(rows)} decision{'' if len(rows) == 1 else 's'}"
+    lines.append(f"{count}; wait and waste while a decision served, had it been followed")
     return "\n".join(lines) + "\n"
 
 
