@@ -62,19 +62,15 @@ class Owned:
         """The instant at which its depreciation ends: the same day of the month, so many months later."""
         return add_months(self.starts_ms, self.months)
 
-    @property
-    def life_hours(self) -> Fraction:
-        """Hours over which it is depreciated."""
-        return Fraction(self.written_off_ms - self.starts_ms, HOUR_MS)
-
     def parts(self, *, written_off: bool = False) -> dict[str, Fraction]:
         """The parts of the rate per GPU-hour, exact."""
-        life = self.gpus * self.life_hours
-        kilowatts = Fraction(self.watts) / 1000 * Fraction(self.pue)
+        each = Fraction(1, self.gpus)
+        each_hour = each * Fraction(HOUR_MS, self.written_off_ms - self.starts_ms)
+        kilowatts = Fraction(self.watts) * Fraction(1, 1000) * Fraction(self.pue)
         return {
-            "depreciation": Fraction(0) if written_off else Fraction(self.capex - self.salvage) / life,
-            "opex": Fraction(self.opex_per_month) * self.months / life,
-            "energy": Fraction(0) if self.energy == MEASURED else kilowatts * Fraction(self.price_per_kwh) / self.gpus,
+            "depreciation": Fraction(0) if written_off else Fraction(self.capex - self.salvage) * each_hour,
+            "opex": Fraction(self.opex_per_month) * self.months * each_hour,
+            "energy": Fraction(0) if self.energy == MEASURED else kilowatts * Fraction(self.price_per_kwh) * each,
         }
 
     def prices(self) -> list[Price]:
