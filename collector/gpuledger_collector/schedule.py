@@ -94,6 +94,7 @@ class Schedule:
         self._metrics = metrics
         self._leadership = Leadership(connect)
         self._running = threading.Lock()
+        self._stopping = threading.Event()
         self._scheduler = BackgroundScheduler(
             timezone=dt.UTC, executors={"default": ThreadPoolExecutor(len(jobs) or 1)}
         )
@@ -117,15 +118,20 @@ class Schedule:
 
     def stop(self, seconds: float) -> None:
         """Start no more runs, wait for the one under way for at most `seconds`, and give the leadership back."""
+        # Runs that wait for the one under way would otherwise follow it, and take the leadership back.
+        self._stopping.set()
         self._scheduler.shutdown(wait=False)
-        deadline = time.monotonic() + seconds
-        if self._running.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if self._running.acquire(timeout=seconds):
+            self._leadership.close()
             self._running.release()
-        self._leadership.close()
+        else:
+            log.warning("a job is still under way: this replica leads until the process ends")
 
     def run(self, job: Job) -> None:
         """Run a job if this replica leads; whatever happens to it is recorded, logged, and does not stop the rest."""
         with self._running:
+            if self._stopping.is_set():
+                return
             leads = self._leadership.holds()
             self._metrics.leader.set(leads)
             if leads:

@@ -1,8 +1,9 @@
 """gpuledger serve: the collector as a process.
 
 Signals: INT and TERM stop accepting, answer what is under way, commit what waits, stop the jobs and the embedded
-database, and end with 0. HUP reads the agents' tokens again. KILL loses nothing that was acknowledged: what was not
-committed was not answered.
+database, and end with 0. Before that, a replica that gets TERM leaves: for `leave_seconds` it serves on while /readyz
+says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the agents' tokens
+again. KILL loses nothing that was acknowledged: what was not committed was not answered.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 
 import structlog
 import uvicorn
@@ -30,6 +33,7 @@ from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.wiring import Collector
 
 WATCH_SECONDS = 0.5
+CLOSE = (b"connection", b"close")
 KEEP_ALIVE_SECONDS = 130
 """Longer than two pushes of an agent, so that a push need not connect anew."""
 
@@ -52,7 +56,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             schedule.start()
         stopping = watch(opened.server)
         try:
-            run_http(settings, parts, listener, say)
+            # Beside the bundled database nobody takes over, so that leaving would only be waiting.
+            leave_s = settings.leave_seconds if opened.server is None else 0
+            run_http(settings, parts, listener, say, leave_s)
         finally:
             stopping()
             stop(settings, parts, schedule)
@@ -76,9 +82,39 @@ def listen(settings: Settings) -> socket.socket:
         ) from error
 
 
-def run_http(settings: Settings, parts: Collector, listener: socket.socket, say: Callable[[str], None]) -> None:
-    """Answer requests until a signal; those under way are answered before this returns."""
-    server = uvicorn.Server(configuration(settings, parts))
+class Replica(uvicorn.Server):
+    """A server that leaves before it stops. `leaving` is set at the signal, `seconds` before the listener closes."""
+
+    def __init__(self, config: uvicorn.Config, leaving: threading.Event, seconds: float) -> None:
+        super().__init__(config)
+        self._leaving = leaving
+        self._seconds = seconds
+        self._until = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """TERM begins to leave; INT, and a second TERM, stop at once."""
+        if sig == signal.SIGTERM and self._seconds and not self._leaving.is_set():
+            self._until = time.monotonic() + self._seconds
+            self._leaving.set()
+        else:
+            self._leaving.set()
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop now."""
+        ended: bool = await super().on_tick(counter)
+        if not self._leaving.is_set():
+            return ended
+        if CLOSE not in self.server_state.default_headers:
+            self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        return ended or time.monotonic() >= self._until
+
+
+def run_http(
+    settings: Settings, parts: Collector, listener: socket.socket, say: Callable[[str], None], leave_s: float
+) -> None:
+    """Answer requests until a signal and `leave_s` more; those under way are answered before this returns."""
+    server = Replica(configuration(settings, parts), parts.leaving, leave_s)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"gpuledger listens on {'http' if settings.tls_certificate_file is None else 'https'}://{host}:{address[1]}")
@@ -115,9 +151,10 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
 
 
 def stop(settings: Settings, parts: Collector, schedule: Schedule) -> None:
-    """Commit what waits and stop the jobs."""
+    """Commit what waits and stop the jobs, each within `drain_seconds`."""
+    deadline = time.monotonic() + settings.drain_seconds
     parts.commit.close(settings.drain_seconds)
-    parts.remote.close(settings.drain_seconds)
+    parts.remote.close(max(0.0, deadline - time.monotonic()))
     if settings.jobs:
         schedule.stop(settings.drain_seconds)
 

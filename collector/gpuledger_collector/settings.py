@@ -131,6 +131,10 @@ class Settings:
     link_secret_file: Path | None = field(
         default=None, metadata={"help": "secret of 32 characters or more that signs links in mails; empty: no links"}
     )
+    leave_seconds: int = field(
+        default=3,
+        metadata={"help": "how long SIGTERM has /readyz say 503 before it stops; 0 with the bundled database, always"},
+    )
     drain_seconds: int = field(default=20, metadata={"help": "how long SIGTERM waits for requests under way"})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
     log_format: str = field(default="console", metadata={"help": "console or json"})

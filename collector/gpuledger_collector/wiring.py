@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -114,6 +115,8 @@ class Collector:
     remote: RemoteIntake
     commit: GroupCommit[Accepted, Answer]
     metrics: Metrics
+    leaving: threading.Event
+    """Set once the process has been told to stop."""
 
 
 def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
@@ -172,11 +175,12 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     quota = Quota(settings.remote_write_samples_per_second, "samples")
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
-    made = app.create(intake, remote, metrics, lambda: lacking(opened), readers)
+    leaving = threading.Event()
+    made = app.create(intake, remote, metrics, lambda: lacking(opened), readers, leaving.is_set)
     made.include_router(queue.router(keys, readers.ledger, clock))
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
-    return Collector(made, intake, remote, commit, metrics)
+    return Collector(made, intake, remote, commit, metrics, leaving)
 
 
 def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int | None], Mapping[str, Any]]:

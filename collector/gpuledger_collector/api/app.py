@@ -33,8 +33,12 @@ def create(
     metrics: Metrics,
     lacking: Callable[[], str | None],
     ledger: reads.Reads,
+    leaving: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
-    """The app. `lacking` says in a sentence what keeps this collector from serving, or None; it may block."""
+    """The app. `lacking` says in a sentence what keeps this collector from serving, or None; it may block.
+
+    `leaving`: whether this collector stops soon. It serves on, and /readyz sends new requests elsewhere.
+    """
     app = FastAPI(
         title="GPU Ledger collector",
         version=__version__,
@@ -60,9 +64,10 @@ def create(
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
     def readyz(response: Response) -> dict[str, str]:
-        """The database is reachable and migrated, so that batches can be committed."""
-        reason = lacking()
-        metrics.database_up.set(reason is None)
+        """The database is reachable and migrated, so that batches can be committed, and this collector stays."""
+        reason = "this collector is stopping" if leaving() else lacking()
+        if not leaving():
+            metrics.database_up.set(reason is None)
         if reason is None:
             return {"status": "ready"}
         response.status_code = 503

@@ -13,7 +13,11 @@ from gpuledger_collector.storage.errors import ServerUnavailable
 
 SUPPORTED = range(15, 19)
 """Major versions of Postgres that are tested."""
-SESSION = "-c timezone=UTC -c statement_timeout=600000 -c idle_in_transaction_session_timeout=600000"
+SESSION = (
+    "-c timezone=UTC -c statement_timeout=600000 -c idle_in_transaction_session_timeout=600000"
+    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+)
+"""The server notices within 25 s that a client's machine is gone, and gives its locks (the leadership) to others."""
 
 
 def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
