@@ -62,6 +62,11 @@ class Owned:
         """The instant at which its depreciation ends: the same day of the month, so many months later."""
         return add_months(self.starts_ms, self.months)
 
+    @property
+    def life_hours(self) -> Fraction:
+        """Hours over which it is depreciated."""
+        return Fraction(self.written_off_ms - self.starts_ms, HOUR_MS)
+
     def parts(self, *, written_off: bool = False) -> dict[str, Fraction]:
         """The parts of the rate per GPU-hour, exact."""
         each = Fraction(1, self.gpus)
