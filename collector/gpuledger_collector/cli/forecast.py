@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.insight.forecast import Forecast, Workloads
     from gpuledger_collector.insight.kept import Record
     from gpuledger_collector.insight.series import Series
+    from gpuledger_collector.storage.spend import Ahead
 
 MAX_STEPS = 5_000
 MANY = 200
@@ -44,11 +45,12 @@ class Shape(enum.StrEnum):
 
 
 def register(root: typer.Typer) -> None:
-    """Add `gpuledger forecast`, and `history` below it."""
+    """Add `gpuledger forecast`, `history` and `spend` below it."""
     example = "Example: gpuledger forecast --series demand.csv --horizon 24h --format csv"
     app = typer.Typer(invoke_without_command=True)
     app.callback(epilog=example)(forecast)
     app.command(epilog="Example: gpuledger forecast history --pool train")(history)
+    app.command(epilog="Example: gpuledger forecast spend --by team")(spend)
     root.add_typer(app, name="forecast")
 
 
@@ -166,6 +168,72 @@ def emit_history(found: Sequence[Record], shape: Shape) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     print("in band: part of the hours between the 0.1 and 0.9 quantiles (0.8 is right); skill: 1 - wql / that of the "
           "naive twin, 'it stays as it is'")  # fmt: skip
+
+
+def spend(
+    by: Group = typer.Option(Group.team, "--by", help="Level of owners."),
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Say what each owner will have spent at the end of this month, with a band that holds eight times in ten.
+
+    From the rated days of the last eight weeks; an owner with fewer than five whole days gets what is spent and no
+    estimate. Estimates never reach a bill.
+    """
+    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.spend import ahead, rated_period
+    from gpuledger_collector.wiring import now
+
+    if by.value not in LEVELS:
+        refuse(f"--by: {by.value!r} is no level of owners; there are {', '.join(LEVELS)}")
+    now_ms = round(now().timestamp() * 1000)
+    with database(dsn, config) as opened:
+        ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            period = rated_period(connection, now_ms)
+        bring_up_to_date(ledger, period, now_ms)
+        with ledger.connect() as connection:
+            found = ahead(connection, by.value, now_ms)
+    emit_spend(by.value, found, shape)
+    raise typer.Exit(DONE if found and all(one.outlook is not None for one in found) else FINDINGS)
+
+
+def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
+    """Print what will have been spent; without an estimate the cells of the forecast are empty."""
+    from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
+
+    def text(micro: int, currency: str) -> str:
+        digits = minor_digits(currency)
+        return format_minor(to_minor_units([micro], digits)[0], digits)
+
+    header = (level, "currency", "spent", "forecast", "low", "high", "days of history")
+    rows = []
+    for one in found:
+        ends = ("", "", "") if one.outlook is None else tuple(
+            text(path[-1], one.currency) for path in (one.outlook.middle, one.outlook.low, one.outlook.high)
+        )  # fmt: skip
+        rows.append((one.owner or "(unattributed)", one.currency, text(one.spent, one.currency), *ends, one.days))
+    if shape is Shape.json:
+        import json
+
+        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
+    elif shape is Shape.csv:
+        import csv
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*header, box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(*map(str, row))
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        if any(one.outlook is None for one in found):
+            print("without a forecast: fewer than five whole days are rated")
 
 
 def _share(value: float | None) -> str:

@@ -127,3 +127,25 @@ def test_forecasts_start_before_midnight():
     assert found[-1] == 20_000 * DAY_MS - HOUR_MS
     assert len(found) == REPLAYED_DAYS + 1
     assert set(np.diff(found).tolist()) == {DAY_MS}
+
+
+def test_spend_of_a_month_is_looked_ahead_from_rated_days(used, run, tmp_path):
+    """Thirty even days: what is spent plus what is left of the month at the daily cost; without a price no estimate."""
+    assert run("forecast", "spend")[0] == 1
+    prices = tmp_path / "prices.csv"
+    prices.write_text(
+        "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n,,on_demand,2,USD,2025-01-01\n"
+    )
+    assert run("import", "prices", prices)[0] == 0
+    code, told, _ = run("forecast", "spend", "--by", "team", "--format", "json")
+    assert code == 0
+    (made,) = json.loads(told)
+    assert (made["team"], made["currency"]) == ("vision", "USD")
+    spent, forecast, low, high = (float(made[name]) for name in ("spent", "forecast", "low", "high"))
+    assert spent <= low <= forecast <= high
+    now = dt.datetime.now(dt.UTC)
+    next_month = (now.replace(day=1) + dt.timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    daily = 2.0 * (24 + 3 * 9)
+    left = (next_month - now) / dt.timedelta(days=1)
+    assert forecast == pytest.approx(spent + daily * left, abs=1.5 * daily)
+    assert run("forecast", "spend", "--by", "pool")[0] == 2
