@@ -15,7 +15,7 @@ from gpuledger_agent import cli as agent_cli
 from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_collector.cli import build
 from gpuledger_collector.ingest.files.declared import TABLES, read_declared
-from gpuledger_collector.settings import Settings
+from gpuledger_collector.settings import Settings, read_hooks
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md"),
@@ -138,10 +138,14 @@ def test_every_file_that_is_shown_can_be_read(page, tmp_path):
     for language, text in blocks(page):
         if language == "toml":
             content = tomllib.loads(text)
-            if set(content) & set(TABLES):
+            if any(isinstance(content.get(table), list) for table in TABLES) or "billing_zone" in content:
                 path = tmp_path / "shown.toml"
                 path.write_text(text)
                 assert read_declared(path).problems == []
+            elif any(isinstance(one, dict) and "address" in one for one in content.values()):
+                (tmp_path / "hooks.toml").write_text(text)
+                (tmp_path / "erp.secret").write_text("a-secret-of-over-24-characters\n")
+                assert set(read_hooks(tmp_path / "hooks.toml")) == set(content)
             else:
                 flat = content.get("gpuledger", content)
                 known = {*Settings.__dataclass_fields__, *AgentSettings.__dataclass_fields__}
