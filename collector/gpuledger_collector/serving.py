@@ -96,6 +96,7 @@ class Replica(uvicorn.Server):
         if sig == signal.SIGTERM and self._seconds and not self._leaving.is_set():
             self._until = time.monotonic() + self._seconds
             self._leaving.set()
+            self._close_after_answers()
         else:
             self._leaving.set()
             super().handle_exit(sig, frame)
@@ -105,9 +106,13 @@ class Replica(uvicorn.Server):
         ended: bool = await super().on_tick(counter)
         if not self._leaving.is_set():
             return ended
+        self._close_after_answers()
+        return ended or time.monotonic() >= self._until
+
+    def _close_after_answers(self) -> None:
+        """uvicorn makes these headers anew every second; this is called in its thread, right after."""
         if CLOSE not in self.server_state.default_headers:
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
-        return ended or time.monotonic() >= self._until
 
 
 def run_http(
