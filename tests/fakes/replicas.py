@@ -81,11 +81,9 @@ def replicas(folder: Path, dsn: str, count: int = 2, **settings: str) -> Iterato
             one.wait_ready()
         yield made
     finally:
-        ended = [one for one in made if one.process is not None and one.process.poll() is None]
-        for one in ended:
-            one.process.terminate()
-        for one in ended:
-            one.process.wait(60)
+        for one in made:
+            if one.process is not None and one.process.poll() is None:
+                one.kill()
 
 
 def until(what, seconds: float = 10) -> float:

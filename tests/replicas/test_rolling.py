@@ -1,4 +1,4 @@
-"""Collectors are stopped and started in turn while agents push: nothing lost, nothing doubled, every request answered."""
+"""Collectors are stopped and started in turn while agents push: nothing lost or doubled, every request answered."""
 
 import contextlib
 import http.client
