@@ -37,7 +37,7 @@ def shown(page):
 
 @pytest.mark.parametrize("name", MAILS)
 def test_both_parts_tell_the_same_numbers(name):
-    """Neither says a number that the other leaves out, so that it does not matter which one a reader's program shows."""
+    """Neither says a number that the other leaves out, whichever of them is shown."""
     text, page = parts(name)
     assert numbers(text) == numbers(shown(page))
     assert len(numbers(text)) > 5
