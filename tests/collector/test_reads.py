@@ -114,7 +114,8 @@ def test_forecast_and_scaling_speak_of_pools(collector):
     assert status == 200
     assert isinstance(advice["desired_gpus"], float)
     assert advice["desired_gpus"] >= advice["demand_gpus"]
-    assert all(isinstance(value, str | float) for value in advice.values())
+    assert all(isinstance(value, str | float | int) for value in advice.values())
+    assert {name for name, value in advice.items() if isinstance(value, bool)} == {"limited", "acting"}
     assert get(collector, "/v1/scaling/none")[0] == 404
 
 
