@@ -11,6 +11,7 @@ from sqlalchemy import Connection, create_engine, text
 
 from gpuledger_collector.storage.migrate import own_objects
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.viewer_wall import lower
 
 MIGRATION_LOCK = 0x67707501
 LOCK_TIMEOUT = "10s"
@@ -32,6 +33,7 @@ def run(connection: Connection) -> None:
             compare_server_default=True,
         )
         with context.begin_transaction():
+            lower(connection.connection.driver_connection)
             context.run_migrations()
     finally:
         connection.rollback()

@@ -9,6 +9,8 @@ import msgspec
 from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuledger_collector import __version__
 from gpuledger_collector.api import (
@@ -46,6 +48,7 @@ def create(
         docs_url=None,
         redoc_url=None,
     )
+    app.add_middleware(NoNul)
     app.include_router(batches.router(intake))
     app.include_router(remote_write.router(remote))
     app.include_router(reads.router(ledger))
@@ -81,6 +84,20 @@ def create(
 
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
+
+
+class NoNul:
+    """Refuses a path or a query with a NUL: no text of the ledger holds one, and Postgres takes none."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer of the app behind, or 422."""
+        if scope["type"] == "http" and ("\0" in scope["path"] or b"%00" in scope["query_string"]):
+            await JSONResponse({"detail": "a path or a query holds no NUL"}, 422)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

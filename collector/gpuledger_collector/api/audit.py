@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Limit, Reads, denials, guarded, may_read, page
 from gpuledger_collector.storage import audit
+from gpuledger_collector.storage.viewer_wall import behind
 
 MOST_NUMBER = 2**63 - 1
 
@@ -29,14 +30,14 @@ def router(reads: Reads) -> APIRouter:
         """The audit log from its first row on: who changed which price, rule, budget, token or month, and how."""
         with denials():
             who.may_administer()
-        return guarded(lambda: entries_of(reads, limit, after))
+        return guarded(lambda: entries_of(reads, limit, after, who))
 
     return made
 
 
-def entries_of(reads: Reads, limit: int, after: int) -> dict[str, Any]:
+def entries_of(reads: Reads, limit: int, after: int, who: Principal) -> dict[str, Any]:
     """One page of the log, by number."""
-    with reads.ledger.connect() as connection:
+    with reads.ledger.connect() as connection, behind(connection, who.owner):
         found = [asdict(entry) for entry in audit.entries(connection, after, limit + 1)]
     for entry in found:
         entry |= {name: None if entry[name] is None else json.loads(entry[name]) for name in ("before", "after")}

@@ -22,6 +22,7 @@ from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials
 from gpuledger_collector.export.disputes import as_object
 from gpuledger_collector.storage import disputes, zones
 from gpuledger_collector.storage.disputes import Contest, NoDispute
+from gpuledger_collector.storage.viewer_wall import behind
 
 Number = Annotated[int, Path(ge=1, lt=2**62)]
 Words = Annotated[str, Field(min_length=1, max_length=MOST_WORDS)]
@@ -152,7 +153,7 @@ def listed_of(reads: Reads, everything: bool, limit: int, after: str, who: Princ
     if after and not after.isdecimal():
         raise ValueError("after: is not the `next` of an answer")
     states = [state for state in STATES if everything or state not in RESOLVED]
-    with reads.ledger.connect() as connection:
+    with reads.ledger.connect() as connection, behind(connection, who.owner):
         found = [one for one in disputes.listed(connection, states) if who.sees(one.owner)]
     first = int(after or 0)
     items = [as_object(one) for one in sorted(found, key=lambda one: one.id) if one.id > first]
@@ -164,7 +165,8 @@ def shown_of(reads: Reads, number: int, who: Principal) -> dict[str, Any]:
     """One dispute with its evidence."""
     with reads.ledger.connect() as connection:
         try:
-            one = seen(disputes.one(connection, number), who)
+            with behind(connection, who.owner):
+                one, sealed = seen(disputes.one(connection, number), who), disputes.evidence(connection, number)
         except NoDispute as error:
             raise HTTPException(404, str(error)) from error
         billed, rated = disputes.billed_now(connection, one)
@@ -173,7 +175,7 @@ def shown_of(reads: Reads, number: int, who: Principal) -> dict[str, Any]:
             "seal_holds": disputes.seal_holds(connection, one),
             "billed_now": billed,
             "rated": rated,
-            "evidence": json.loads(disputes.evidence(connection, number)),
+            "evidence": json.loads(sealed),
         }
 
 
@@ -192,7 +194,8 @@ def opened_of(reads: Reads, opening: Opening, who: Principal) -> dict[str, Any]:
 def answered_of(reads: Reads, number: int, saying: Saying, who: Principal) -> dict[str, Any]:
     """The dispute after something was said."""
     with reads.ledger.connect() as connection:
-        seen(disputes.one(connection, number), who)
+        with behind(connection, who.owner):
+            seen(disputes.one(connection, number), who)
         from_owner = who.owner is not None
         return as_object(
             disputes.answer(connection, number, saying.note, who.name, reads.now_ms, from_owner=from_owner)

@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
 from gpuledger_collector.storage.findings import mark, named
+from gpuledger_collector.storage.viewer_wall import behind
 
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back, from now.")]
 Open = Annotated[bool, Query(description="Only what goes on now.")]
@@ -47,7 +48,8 @@ def findings_of(
     """One page of findings, and up to when everything was looked at (None: never yet)."""
     now_ms = reads.now_ms
     with reads.ledger.connect() as connection:
-        rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), who)
+        with behind(connection, who.owner):
+            rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), who)
         looked = mark(connection, kind)
     items = [item_of(row) for row in rows if not open_only or row["resolved_ms"] is None]
     ordered = sorted((item for item in items if item["key"] > after), key=lambda item: item["key"])

@@ -34,6 +34,7 @@ from gpuledger_collector.storage import findings, overview, periods, reports, zo
 from gpuledger_collector.storage import statements as stored
 from gpuledger_collector.storage.budgets import Rehearsal
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.viewer_wall import behind
 
 SILENT_MS = 15 * 60_000
 """As the alert GpuLedgerNodeSilent."""
@@ -161,7 +162,9 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
         raise Denied(403, "this token sees another owner's part of the ledger only")
     with reads.ledger.connect() as connection:
         gathered.snapshot(connection)
-        return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms))
+        lines = gathered.lines_of(connection, level, month)
+        with behind(connection, who.owner):
+            return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms, lines))
 
 
 def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
@@ -171,7 +174,8 @@ def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
     with reads.ledger.connect() as connection:
         gathered.snapshot(connection)
         period = zones.in_zone(connection, nominal)
-        owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
+        with behind(connection, who.owner):
+            owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
         made = report(reports.charged_lines(connection, period, (level,)), (level,))
     return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], made)
 
@@ -197,7 +201,8 @@ def billed(connection: gathered.Connection, month: Period, who: Principal) -> Re
     Of a smaller subtree it is the report of that alone.
     """
     if who.owner is not None and set(who.owner) != {"team"}:
-        return report(lines_of(connection, month, ("team",), who), ("team",))
+        with behind(connection, who.owner):
+            return report(lines_of(connection, month, ("team",), who), ("team",))
     made = report(reports.charged_lines(connection, month, ("team",)), ("team",))
     if who.owner is None:
         return made
@@ -215,15 +220,16 @@ def overview_of(reads: Reads, outlook: Outlook, address: str, who: Principal) ->
         month = calendar.month(name)
         fleet = overview.fleet(connection, now_ms - SILENT_MS)
         proofs = reports.proofs(connection, month)
-        made = billed(connection, month, who)
         today_ms = calendar.day_of(now_ms).start_ms
         trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
-        daily = overview.daily_by_team(connection, trend, who.owner or {})
-        seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
+        made = billed(connection, month, who)
+        with behind(connection, who.owner):
+            daily = overview.daily_by_team(connection, trend, who.owner or {})
+            seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
+            odd = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), who)
+            standing = [one for one in statuses(Rehearsal(connection), now_ms) if who.sees(one.budget.owner)]
         idle = sorted((one for one in seen if one["resolved_ms"] is None), key=lambda one: -(one["per_day_micro"] or 0))
-        odd = visible(findings.named(connection, "anomaly", now_ms - ANOMALY_DAYS * DAY_MS, now_ms + 1), who)
-        standing = [one for one in statuses(Rehearsal(connection), now_ms) if who.sees(one.budget.owner)]
-        nodes = overview.nodes(connection)
+        nodes = overview.nodes(connection) if who.owner is None else []
         closed = periods.closed(connection)
         months = stored.months(connection)
         priced = overview.has_prices(connection)

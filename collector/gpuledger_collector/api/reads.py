@@ -7,7 +7,7 @@ on loopback while no reader token was ever made; else whoever bears one. A viewe
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from sqlalchemy.engine import Engine
 
-from gpuledger_collector.accounting.chargeback import report
+from gpuledger_collector.accounting.chargeback import Beside, report, shown_keys
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.storage import reports, zones
+from gpuledger_collector.storage import reports, viewer_wall, zones
 from gpuledger_collector.storage.activity import activity
 from gpuledger_collector.storage.beside import beside, stranded_of
 from gpuledger_collector.storage.errors import StorageError
@@ -52,6 +52,20 @@ class Reads:
     def now_ms(self) -> int:
         """The instant of the request."""
         return round(self.clock().timestamp() * 1000)
+
+    def behind(self, who: Principal) -> Reads:
+        """The same for what no viewer is to read: should a viewer come so far, the wall stands before its engine."""
+        if (owner := who.owner) is None:
+            return self
+
+        def opened() -> psycopg.Connection[tuple[Any, ...]]:
+            connection = self.ledger.connect()
+            viewer_wall.enter(connection, owner)
+            connection.commit()
+            return connection
+
+        made = sa.create_engine("postgresql+psycopg://", creator=opened, poolclass=sa.NullPool)
+        return replace(self, engine=lambda: made)
 
 
 class Seen(Protocol):
@@ -101,37 +115,43 @@ def router(reads: Reads) -> APIRouter:
         """Who bears what, by the dimensions of `by` (comma-separated), as `gpuledger chargeback --format json`."""
         return guarded(lambda: Response(chargeback_of(reads, start, end, by, who), media_type="application/json"))
 
-    @made.get("/accelerators", dependencies=[fleet])
-    def accelerators(start: First, end: Last, limit: Limit = 100, after: After = "") -> dict[str, Any]:
+    @made.get("/accelerators")
+    def accelerators(
+        start: First, end: Last, limit: Limit = 100, after: After = "", who: Principal = fleet
+    ) -> dict[str, Any]:
         """What each accelerator did: held, busy, idle, unknown, unallocated and unavailable milliseconds, by UUID."""
-        return guarded(lambda: accelerators_of(reads, start, end, limit, after))
+        return guarded(lambda: accelerators_of(reads.behind(who), start, end, limit, after))
 
-    @made.get("/nodes", dependencies=[fleet])
-    def nodes(limit: Limit = 100, after: After = "") -> dict[str, Any]:
+    @made.get("/nodes")
+    def nodes(limit: Limit = 100, after: After = "", who: Principal = fleet) -> dict[str, Any]:
         """Every node with its agent's last sign of life, by name."""
-        return guarded(lambda: nodes_of(reads, limit, after))
+        return guarded(lambda: nodes_of(reads.behind(who), limit, after))
 
-    @made.get("/forecast", dependencies=[fleet])
-    def forecast(horizon_hours: Annotated[int, Query(ge=1, le=168)] = 24, pool: str | None = None) -> dict[str, Any]:
+    @made.get("/forecast")
+    def forecast(
+        horizon_hours: Annotated[int, Query(ge=1, le=168)] = 24, pool: str | None = None, who: Principal = fleet
+    ) -> dict[str, Any]:
         """Demand of each pool as quantiles, hour by hour."""
-        return guarded(lambda: forecast_of(reads, horizon_hours, pool))
+        return guarded(lambda: forecast_of(reads.behind(who), horizon_hours, pool))
 
-    @made.get("/forecast/history", dependencies=[fleet])
-    def forecast_history(pool: str | None = None) -> dict[str, Any]:
+    @made.get("/forecast/history")
+    def forecast_history(pool: str | None = None, who: Principal = fleet) -> dict[str, Any]:
         """How good past forecasts of each pool were: hours in their band, loss beside that of the naive twin."""
-        return guarded(lambda: forecast_history_of(reads, pool))
+        return guarded(lambda: forecast_history_of(reads.behind(who), pool))
 
     @made.get("/budgets")
     def budgets(who: Principal = reader) -> dict[str, Any]:
         """Every budget in its period of now: spent, forecast with its band, pace, run-out and alerts."""
         return guarded(lambda: budgets_of(reads, who))
 
-    @made.get("/scaling/{pool}", dependencies=[fleet])
-    def scaling(pool: str, delay_s: Annotated[int | None, Query(ge=1, le=86_400)] = None) -> dict[str, Any]:
+    @made.get("/scaling/{pool}")
+    def scaling(
+        pool: str, delay_s: Annotated[int | None, Query(ge=1, le=86_400)] = None, who: Principal = fleet
+    ) -> dict[str, Any]:
         """GPUs that the pool should hold now, within its limits, as one flat object; 503 and no number when demand is
         not known. `delay_s`: from an order to the GPU that serves; without it the pool's own lead time.
         """
-        return guarded(lambda: scaling_of(reads, pool, delay_s))
+        return guarded(lambda: scaling_of(reads.behind(who), pool, delay_s))
 
     return made
 
@@ -167,6 +187,10 @@ def guarded(read: Callable[[], Answer]) -> Answer:
         return read()
     except ValueError as error:
         raise HTTPException(422, str(error)) from error
+    except (sa.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:
+        if not isinstance(getattr(error, "orig", error), psycopg.errors.InsufficientPrivilege):
+            raise
+        raise HTTPException(403, "this token sees one owner's part only, and this answer is of more") from error
     except (StorageError, sa.exc.OperationalError, psycopg.OperationalError) as error:
         detail = "the database is away: come back later"
         raise HTTPException(503, detail, {"Retry-After": RETRY_AFTER_SECONDS}) from error
@@ -189,8 +213,10 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     period = period_of(start, end)
     with reads.ledger.connect() as connection:
         period = zones.in_zone(connection, period)
+        with viewer_wall.behind(connection, who.owner):
+            lines = lines_of(connection, period, names, who)
         aside = beside(connection, period, names, reads.now_ms, who.owner)
-        made = report(lines_of(connection, period, names, who), names, aside)
+        made = report(lines, names, aside if who.owner is None else borne(aside, lines, names))
         wasted = stranded_of(connection, period, reads.now_ms) if who.owner is None else []
         proofs = reports.proofs(connection, period)
         capacity = reports.has_capacity(connection, period)
@@ -199,6 +225,13 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     if not capacity:
         notes.append("there is no inventory for these days: unallocated and unobserved time is not known")
     return as_json(made, period, notes + shared_notes(made.shared) + stranded_notes(wasted))
+
+
+def borne(aside: Beside, lines: Sequence[ChargedLine], names: Sequence[str]) -> Beside:
+    """What stands beside these lines alone: shares are worked out of the whole, and lines come from behind the wall."""
+    seen = {shown_keys(line, names) for line in lines}
+    shared = {key: value for key, value in aside.shared.items() if key[1] in seen}
+    return Beside(shared, {key: value for key, value in aside.emitted.items() if key[1] in seen})
 
 
 def lines_of(
@@ -236,10 +269,11 @@ def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     """The standing of every budget of the reader's, as `gpuledger budgets --format json`."""
     from gpuledger_collector.export.budgets import rows
     from gpuledger_collector.jobs.watch_budgets import statuses
-    from gpuledger_collector.storage.budgets import BudgetBook
+    from gpuledger_collector.storage.budgets import Rehearsal
 
-    book = BudgetBook(lambda: reads.ledger.connect(autocommit=True))
-    return {"budgets": rows([one for one in statuses(book, reads.now_ms) if who.sees(one.budget.owner)])}
+    with reads.ledger.connect() as connection, viewer_wall.behind(connection, who.owner):
+        found = statuses(Rehearsal(connection), reads.now_ms)
+    return {"budgets": rows([one for one in found if who.sees(one.budget.owner)])}
 
 
 def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
 from gpuledger_collector.storage.recommendations import last_run, listed
+from gpuledger_collector.storage.viewer_wall import behind
 
 STATES = ("open", "accepted", "rejected", "done", "expired")
 State = Annotated[str, Query(description=f"Which, separated by commas: {', '.join(STATES)}.")]
@@ -44,7 +45,8 @@ def recommendations_of(reads: Reads, state: str, limit: int, after: str, who: Pr
     if unknown := [name for name in states if name not in STATES]:
         raise ValueError(f"state: {unknown[0]!r} is none of {', '.join(STATES)}")
     with reads.ledger.connect() as connection:
-        rows = visible(listed(connection, states), who)
+        with behind(connection, who.owner):
+            rows = visible(listed(connection, states), who)
         run = last_run(connection)
     items = sorted((item_of(row) for row in rows if row["key"] > after), key=lambda item: str(item["key"]))
     told = {**page(items, limit, "key"), "looked_until": None if run is None else format_instant(run["made_ms"])}

@@ -26,6 +26,7 @@ from gpuledger_collector.insight import run_report as made_of
 from gpuledger_collector.insight.bottlenecks import Gpu, judge
 from gpuledger_collector.jobs.receipt import receipt
 from gpuledger_collector.storage import recommendations, runs
+from gpuledger_collector.storage.viewer_wall import behind
 
 PEER_DAYS = 365
 MOST_PEERS = 10
@@ -99,7 +100,8 @@ def _listed(reads: Reads, start: str, end: str, limit: int, who: Principal) -> d
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
     with reads.ledger.connect() as connection:
-        rows = runs.listed(connection, period, who.owner or {})
+        with behind(connection, who.owner):
+            rows = runs.listed(connection, period, who.owner or {})
         rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
         units = units_of(connection, rows[:limit], period)
     return {"items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],

@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.budget_ports import Ahead, Status
 from gpuledger_collector.accounting.budgets import MONTH, Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, report
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.jobs.watch_budgets import status_of
@@ -43,14 +44,24 @@ def level_of(level: str) -> str:
     return level
 
 
-def statement_of(connection: Connection, level: str, owner: str, month: str, now_ms: int) -> Statement:
-    """The statement. Raises ValueError (NoStatement: that owner was billed nothing in that month) with a sentence."""
+def lines_of(connection: Connection, level: str, month: str) -> Sequence[ChargedLine]:
+    """What the month bills by this level, of everybody: the cents of one owner are settled with those of all others."""
+    return reports.charged_lines(connection, zones.calendar(connection).month(month), (level_of(level),))
+
+
+def statement_of(
+    connection: Connection, level: str, owner: str, month: str, now_ms: int, lines: Sequence[ChargedLine] | None = None
+) -> Statement:
+    """The statement. Raises ValueError (NoStatement: that owner was billed nothing in that month) with a sentence.
+
+    `lines`: those of `lines_of`, for a connection that sees one owner's part only.
+    """
     level_of(level)
     calendar = zones.calendar(connection)
     period = calendar.month(month)
     if "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
-    made = report(reports.charged_lines(connection, period, (level,)), (level,))
+    made = report(lines_of(connection, level, month) if lines is None else lines, (level,))
     rows = [row for row in made.rows if row.keys == (owner,) and row.currency is not None]
     below = next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
     parts = statements.parts(connection, level, owner, below, period)

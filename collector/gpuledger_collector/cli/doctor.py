@@ -59,15 +59,19 @@ def doctor(
     code = DONE
     try:
         with database(dsn, config) as opened:
+            from gpuledger_collector.storage import viewer_wall
             from gpuledger_collector.storage.diagnosis import signs
+            from gpuledger_collector.storage.engine import open_connection
             from gpuledger_collector.wiring import now
 
             now_ms = round(now().timestamp() * 1000)
             with opened.engine.connect() as connection:
                 version = str(connection.exec_driver_sql("SHOW server_version").scalar())
                 seen = signs(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
+            with open_connection(opened.dsn) as plain:
+                cure = "" if viewer_wall.stands(plain) else viewer_wall.advice(plain)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
-        found += ledger_findings(seen, now_ms)
+        found += [*ledger_findings(seen, now_ms), wall(cure)]
     except Exception as error:
         sentence, _ = explain(error)
         found.append(Finding("bad", "database", sentence, "see the sentence; `gpuledger db check` looks closer"))
@@ -128,6 +132,13 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
     if seen.conflicts:
         yield Finding("bad", "integrity", f"{seen.conflicts} batches came with other bytes under a known number",
                       "two agents share a spool, or somebody forges: look into table ingest_conflict")  # fmt: skip
+
+
+def wall(cure: str) -> Finding:
+    """Whether row-level security stands before viewers over HTTP; `cure`: what is to be run where it does not."""
+    if not cure:
+        return Finding("ok", "viewers", "row-level security stands before viewers over HTTP")
+    return Finding("note", "viewers", "the collector's own filters alone hold viewers over HTTP to their rows", cure)
 
 
 def agents(seen: Signs) -> Iterator[Finding]:

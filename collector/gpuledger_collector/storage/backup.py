@@ -8,8 +8,10 @@ whole or not at all.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -17,6 +19,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gpuledger_collector.storage.binaries import installed
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+
+_ROLES = re.compile(r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY) ")
+"""Entries that name roles of the server that the backup came from: they are set up anew, not restored."""
 
 
 class NotEmpty(StorageError):
@@ -60,19 +65,25 @@ def restore(dsn: str, source: Path) -> None:
         row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
     if row is not None and row[0]:
         raise NotEmpty(f"the database holds {row[0]} tables already: restore into an empty one")
-    _run("pg_restore", dsn, "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error", str(source))
+    with tempfile.NamedTemporaryFile("w+", suffix=".list") as chosen:
+        listed = _run("pg_restore", None, "--list", str(source), stdout=subprocess.PIPE)
+        chosen.writelines(line for line in listed.splitlines(keepends=True) if not _ROLES.search(line))
+        chosen.flush()
+        given = ("--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error", "--use-list", chosen.name)
+        _run("pg_restore", dsn, *given, str(source))
 
 
-def _run(name: str, dsn: str, *arguments: str, stdout: object = subprocess.DEVNULL) -> None:
-    """Runs a client program; the password goes by the environment, where other users cannot read it."""
-    parts = conninfo_to_dict(dsn)
+def _run(name: str, dsn: str | None, *arguments: str, stdout: object = subprocess.DEVNULL) -> str:
+    """What a client program wrote; the password goes by the environment, where other users cannot read it."""
+    parts = conninfo_to_dict(dsn or "")
     password = parts.pop("password", None)
     environment = {**os.environ, **({} if password is None else {"PGPASSWORD": str(password)})}
     address = make_conninfo("", **parts)
     done = subprocess.run(
-        [program(name), "--dbname", address, *arguments],
+        [program(name), *(() if dsn is None else ("--dbname", address)), *arguments],
         env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
     )  # type: ignore[call-overload]  # fmt: skip
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         raise StorageError(f"{name}: {said[-1] if len(said) == 1 else said[0]}")
+    return str(done.stdout or "")

@@ -24,6 +24,8 @@ class Lock(enum.IntEnum):
     ACTIONS = 0x67707512
     """The upper half of a key whose lower half is an action."""
     SCALING = 0x67707514
+    VIEWER_WALL = 0x67707515
+    SERIES = 0x67707516
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

@@ -1,12 +1,20 @@
-"""The schema's version: what the database has, what this installation brings, and the way from one to the other."""
+"""The schema's version: what the database has, what this installation brings, and the way from one to the other.
+
+A migration is of one of two phases. `pre` only adds: collectors of the version before go on beside it. `post` takes
+away what they use: it runs once none of them is alive (docs/decisions/0015-old-and-new-together.md). The database
+keeps the phase of each in `schema_step`, for collectors that do not know the migration itself.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
@@ -14,7 +22,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage import engine
+from gpuledger_collector.storage import engine, viewer_wall
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable
 
 _PARTITION = re.compile(r"_p\d{8}$")
@@ -85,7 +93,10 @@ def status(dsn: str) -> SchemaStatus:
 
 
 def upgrade(dsn: str) -> SchemaStatus:
-    """Bring the database to the newest revision; what was pending before is in the answer's `pending`."""
+    """Bring the database to the newest revision; what was pending before is in the answer's `pending`.
+
+    The wall before viewers is raised after it, where this user may.
+    """
     before = status(dsn)
     if not before.supported:
         raise EnvironmentLacks(
@@ -97,6 +108,8 @@ def upgrade(dsn: str) -> SchemaStatus:
         with connected(dsn) as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+    with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
+        viewer_wall.lift(opened)
     return before
 
 

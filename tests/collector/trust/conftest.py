@@ -8,7 +8,9 @@ from gpuledger_collector.cli import build
 
 @pytest.fixture
 def command(dsn):
-    def run(*arguments):
+    own = dsn
+
+    def run(*arguments, dsn=own):
         return CliRunner().invoke(build(), [*map(str, arguments), "--dsn", dsn])
 
     return run
