@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("ts", "series", "value", "expected", "lower", "upper", "score", "flag")
 EPISODE = ("team", "from", "to", "state", "cause", "more_than_before", "by_price", "by_volume", "by_mix", "currency",
-           "days_before", "moved_most", "rates")  # fmt: skip
+           "days_before", "moved_most", "rates", "nature", "sentence", "workloads")  # fmt: skip
+SHOWN = ("team", "from", "to", "state", "nature", "more_than_before", "by_price", "by_volume", "by_mix", "sentence")
 
 
 def register(root: typer.Typer) -> None:
@@ -103,6 +104,9 @@ def episode_of(one: Mapping[str, Any]) -> dict[str, str]:
         "days_before": str(evidence["days_before"]),
         "moved_most": "" if first is None else str(first["workload"]),
         "rates": "; ".join(rates),
+        "nature": evidence.get("nature", ""),
+        "sentence": evidence.get("sentence", ""),
+        "workloads": "; ".join(evidence.get("workloads", [])),
     }
 
 
@@ -128,24 +132,13 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = (
-        "team",
-        "from",
-        "to",
-        "state",
-        "cause",
-        "more_than_before",
-        "by_price",
-        "by_volume",
-        "by_mix",
-        "moved_most",
-    )
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name in shown:
-        table.add_column(name.replace("_", " "), justify="right" if name[:2] in {"mo", "by"} else "left")
+    for name in SHOWN:
+        title = "what it is" if name == "sentence" else name.replace("_", " ")
+        table.add_column(title, justify="right" if name[:2] in {"mo", "by"} else "left", no_wrap=name != "sentence")
     for row in made:
-        table.add_row(*(row[name][:16] + "Z" if name in {"from", "to"} else row[name] for name in shown))
-    Console(width=None if sys.stdout.isatty() else 170).print(table)
+        table.add_row(*(row[name][:16] + "Z" if name in {"from", "to"} else row[name] for name in SHOWN))
+    Console(width=None if sys.stdout.isatty() else 190, markup=False).print(table)
     print(f"{len(made)} episodes; amounts are the difference to the same hours a week (or days) before, exact")
 
 

@@ -156,9 +156,11 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     job = row["workload_name"] or row["workload"]
     what = row["subject"] if odd else f"{row['model'] or 'GPU'}, {str(row['subject'])[:SHOWN_UUID]}"
     per_day = None if odd or currency is None else row["per_day_micro"]
+    evidence = row["evidence"] or {}
     return {
-        "state": str(row["state"]).replace("_", " "),
+        "state": str(row["state"]).replace("_", " ") if not odd else evidence.get("nature") or row["state"],
         "what": what,
+        "sentence": evidence.get("sentence", "") if odd else "",
         "who": " · ".join(part for part in (row["team"], None if odd else job) if part) or "nobody",
         "user": row["user_name"] or "",
         "since": format_instant(row["since_ms"])[:16].replace("T", " "),

@@ -65,3 +65,9 @@ class HourUse:
     gpu_model: str
     node: str
     gpu_ns: int
+    longest_ms: int = 0
+    """The most that one accelerator was held by it in the atom."""
+    gpu_micro: int = 0
+    """Of the accelerators that it held in the atom, together."""
+    busy_ms: int = 0
+    idle_ms: int = 0

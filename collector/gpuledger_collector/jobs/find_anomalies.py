@@ -3,7 +3,9 @@
 Each team's hours are priced three times: at the first rates, which leaves usage alone and is judged by the estimator;
 at those in force; and at those of three days before, which says from the price book alone how much dearer the same
 usage has become. The money at stake is exact: what the episode's hours cost, less what the same hours cost a week (or
-days) before, in price, volume and mix. An hour that nobody saw is unknown: neither a saving nor an anomaly.
+days) before, in price, volume and mix. What stands behind it is told from the runs themselves (natures.py); a storm of
+short runs is found by them alone, however little it costs, as an episode of the state `storm`. An hour that nobody saw
+is unknown: neither a saving nor an anomaly.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseCho
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
 from gpuledger_collector.insight.anomalies.detector import PRICE_RISE, Flags
+from gpuledger_collector.insight.anomalies.natures import Case, Nature, RateChange, Run, Storm, nature_of, storms
 from gpuledger_collector.insight.findings import Finding, HourUse
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.jobs.rate_usage import Owners
@@ -36,6 +39,10 @@ COVERED = 0.9
 LEAST_OF_DAY = 0.1
 """An episode that costs less than this part of a usual day of its owner is not worth a person's time."""
 SHOWN_DRIVERS = 5
+STORM = "storm"
+STORM_OVER_MS = 2 * HOUR_MS
+STORM_CONFIDENCE = 0.8
+"""Not measured: no open trace says which rows of short runs are retries. Printed as the guess that it is."""
 
 
 class SpendingUnit(Protocol):
@@ -68,6 +75,9 @@ class SpendingUnit(Protocol):
     def drop(self, keys: Sequence[str]) -> None:
         """Remove findings that a new look no longer sees."""
 
+    def set_mark(self, kind: str, until_ms: int) -> None:
+        """The search of this kind has come so far."""
+
 
 class Spending(Protocol):
     """Where usage and findings are kept."""
@@ -96,7 +106,14 @@ class _Team:
     name: str
     currency: str
     spent: list[Spent] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    """By begin; filled when all of `spent` is known."""
     pools: set[str] = field(default_factory=set)
+
+    @property
+    def said(self) -> str:
+        """The team as people read it."""
+        return self.name or "(unattributed)"
 
     def series(self, end_ms: int, coverage: Mapping[tuple[str, int], float]) -> tuple[Series, Flags]:
         """Hourly spend at first rates, NaN where nobody saw enough; and where rates have risen."""
@@ -128,11 +145,16 @@ def find_anomalies(store: Spending, now_ms: int) -> int:
         for team in _teams(unit, uses):
             judged = judge(*team.series(end, coverage))
             made = [_finding(team, judged, episode, list(before.values())) for episode in episodes(judged)]
-            found += [one for one in made if (one.cost_micro or 0) > LEAST_OF_DAY * _usual_day(judged)]
+            made = [one for one in made if (one.cost_micro or 0) > LEAST_OF_DAY * _usual_day(judged)]
+            found += made
+            found += [
+                _storm(team, one, start, end) for one in storms(team.said, team.runs, start) if not _told(one, made)
+            ]
         keys = {one.key for one in found}
         # What began before the hours that are still read is history; what a new look no longer sees was none.
         settled = start + 15 * DAY_MS
         unit.drop([key for key, one in before.items() if key not in keys and one.since_ms >= settled])
+        unit.set_mark(KIND, end)
         return unit.put(_unique(found))
 
 
@@ -168,7 +190,48 @@ def _teams(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[_Team]:
             )
         )
         team.pools.add(use.pool)
+    for team in teams.values():
+        team.runs = runs_of(team.spent, max(use.atom_ms for use in uses))
     return [teams[key] for key in sorted(teams)]
+
+
+def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
+    """Workloads as they were held, by begin; those that held up to the end of the last hour go on.
+
+    The ledger says how long a workload held in each atom, not from when: in its first it held to the end, in its last
+    from the begin, as those do that go over an edge. Runs of one name within a single atom are put one after the other.
+    """
+    of: dict[int, list[Spent]] = defaultdict(list)
+    for one in spent:
+        of[one.use.workload_id].append(one)
+    made = []
+    taken: dict[tuple[str, int], int] = defaultdict(int)
+    for ones in of.values():
+        longest: dict[int, int] = defaultdict(int)
+        gpus: dict[int, int] = defaultdict(int)
+        for one in ones:
+            longest[one.use.atom_ms] = max(longest[one.use.atom_ms], one.use.longest_ms)
+            gpus[one.use.atom_ms] += one.use.gpu_micro
+        name, first, last = ones[0].label[0], min(longest), max(longest)
+        begin, end = max(first, first + HOUR_MS - longest[first]), last + longest[last]
+        if first == last:
+            begin = first + min(taken[name, first], HOUR_MS - longest[first])
+            end = begin + longest[first]
+            taken[name, first] = end - first
+        made.append(
+            Run(
+                name=name,
+                start_ms=begin,
+                end_ms=end,
+                gpu_micro=max(gpus.values()),
+                gpu_ns=sum(one.use.gpu_ns for one in ones),
+                busy_ms=sum(one.use.busy_ms for one in ones),
+                idle_ms=sum(one.use.idle_ms for one in ones),
+                cost_micro=sum(one.cost_micro for one in ones),
+                going_on=end >= last_ms // HOUR_MS * HOUR_MS + HOUR_MS,
+            )
+        )
+    return sorted(made, key=lambda run: (run.start_ms, run.name))
 
 
 def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[Finding]) -> Finding:
@@ -176,9 +239,9 @@ def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[F
     begin = series.start_ms + episode.first * HOUR_MS
     until = series.start_ms + (episode.last + 1) * HOUR_MS
     last = series.start_ms + len(series.values) * HOUR_MS
-    subject = team.name or "(unattributed)"
+    subject = team.said
     same = next(
-        (one for one in known if one.subject == subject and one.currency == team.currency
+        (one for one in known if one.subject == subject and one.currency == team.currency and one.state != STORM
          and one.since_ms < until and one.until_ms > begin), None,
     )  # fmt: skip
     price = judged.price[episode.first : episode.last + 1]
@@ -186,6 +249,8 @@ def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[F
     back = _week_or_days(begin - series.start_ms, until - begin)
     why = _drivers(team, begin, until, back)
     change = sum(driver.change_micro for driver in why)
+    rates = _rates(team, begin, until, back)
+    nature = _nature(team, judged, episode, begin, until, why, rates)
     return Finding(
         key=same.key if same else f"{KIND}:{subject}:{team.currency}:{begin}",
         kind=KIND,
@@ -209,8 +274,81 @@ def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[F
             "volume_micro": sum(driver.volume_micro for driver in why),
             "mix_micro": sum(driver.mix_micro for driver in why),
             "drivers": [_said(driver) for driver in top(why, SHOWN_DRIVERS)],
-            "rates": _rates(team, begin, until, back),
+            "rates": rates,
+            **told_as(nature),
             "highest_score": round(float(np.nanmax(judged.score[episode.first : episode.last + 1])), 2),
+        },
+    )
+
+
+def told_as(nature: Nature) -> dict[str, object]:
+    """A nature as evidence keeps it."""
+    return {"nature": nature.kind, "sentence": nature.sentence, "workloads": list(nature.workloads)}
+
+
+def _nature(
+    team: _Team,
+    judged: Judgement,
+    episode: Episode,
+    begin_ms: int,
+    until_ms: int,
+    why: Sequence[Driver],
+    rates: Sequence[Mapping[str, str]],
+) -> Nature:
+    moved: dict[str, int] = defaultdict(int)
+    for driver in why:
+        moved[driver.label[0]] += driver.change_micro
+    hours = judged.series.values[max(0, episode.first - 48) : episode.last + 1]
+    daily = [
+        float(np.nanmean(part)) for at in range(0, len(hours), 24) if np.isfinite(part := hours[at : at + 24]).any()
+    ]
+    case = Case(
+        team.said, begin_ms, until_ms, team.runs, moved, sum(driver.price_micro for driver in why), team.currency,
+        [RateChange(**rate) for rate in rates], daily,
+    )  # fmt: skip
+    return nature_of(case)
+
+
+def _told(storm: Storm, made: Iterable[Finding]) -> bool:
+    """Whether an episode of spending is about this storm already."""
+    return any(
+        storm.name in one.evidence["workloads"] and one.since_ms < storm.until_ms and one.until_ms > storm.begin_ms
+        for one in made
+    )
+
+
+def _storm(team: _Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
+    """A storm as an episode of its own; its money is what the name cost more than in the same hours before."""
+    begin, until = storm.begin_ms // HOUR_MS * HOUR_MS, -(-storm.until_ms // HOUR_MS) * HOUR_MS
+    back = _week_or_days(begin - start_ms, until - begin)
+    why = [driver for driver in _drivers(team, begin, until, back) if driver.label == (storm.name,)]
+    change = sum(driver.change_micro for driver in why)
+    return Finding(
+        key=f"{KIND}:{STORM}:{team.said}:{team.currency}:{storm.name}:{storm.begin_ms}",
+        kind=KIND,
+        state=STORM,
+        subject=team.said,
+        accelerator_id=None,
+        workload_id=None,
+        team=team.name,
+        owner={"team": team.name} if team.name else {},
+        since_ms=storm.begin_ms,
+        opened_ms=storm.opened_ms,
+        until_ms=storm.until_ms,
+        resolved_ms=storm.until_ms if end_ms - storm.until_ms > STORM_OVER_MS else None,
+        confidence=STORM_CONFIDENCE,
+        currency=team.currency,
+        cost_micro=change,
+        per_day_micro=change * DAY_MS // max(HOUR_MS, storm.until_ms - storm.begin_ms),
+        evidence={
+            "days_before": back // DAY_MS,
+            "price_micro": sum(driver.price_micro for driver in why),
+            "volume_micro": sum(driver.volume_micro for driver in why),
+            "mix_micro": sum(driver.mix_micro for driver in why),
+            "drivers": [_said(driver) for driver in top(why, SHOWN_DRIVERS)],
+            "rates": [],
+            **told_as(storm.nature),
+            "runs": len(storm.runs),
         },
     )
 

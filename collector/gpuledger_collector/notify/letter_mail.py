@@ -230,9 +230,14 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
     more = (one.cost_micro or 0) >= 0
     who = named(one.subject, 80)
     since = instant(one.since_ms)
-    why = {"price": "a rate changed", "usage": "it uses more", "both": "it uses more, and a rate changed"}
+    why = {
+        "price": "a rate changed", "usage": "it uses more", "both": "it uses more, and a rate changed",
+        "storm": "one job is started again and again",
+    }  # fmt: skip
     cause = why.get(one.state, one.state) if more or one.state != "usage" else "it uses less"
     verdict = f"{who} has spent {change} {'more' if more else ''} than {_before(evidence)} since {since}: {cause}."
+    if evidence.get("nature"):
+        verdict += f" It looks like {_nature_text(evidence)}."
     rows = [
         ("Since", since), ("Seen up to", instant(one.until_ms)), ("Change", change),
         *((name.capitalize(), money_text(int(evidence[f"{name}_micro"]), currency))
@@ -261,6 +266,13 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
         notes=["Amounts are exact; that it stands out is an estimate. Time without data is never counted as a saving."],
     )
     return page.content()
+
+
+def _nature_text(evidence: Mapping[str, Any]) -> str:
+    """`a runaway: train has gone on for 44 hours ...`."""
+    article = {"many small": "many small things", "price": "a price", "scale-up": "a scale-up"}
+    kind = str(evidence["nature"])
+    return f"{article.get(kind, 'a ' + kind)}: {named(str(evidence.get('sentence', '')), 400)}"
 
 
 def _before(evidence: Mapping[str, Any]) -> str:

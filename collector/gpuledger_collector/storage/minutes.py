@@ -82,14 +82,15 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourU
             WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
             ORDER BY c.accelerator_id, c.in_ms DESC
         )
-        SELECT u.hour_ms, u.workload_id, s.pool, s.model, s.node, sum(u.held_ms * s.gpu_micro)
+        SELECT u.hour_ms, u.workload_id, s.pool, s.model, s.node, sum(u.held_ms * s.gpu_micro),
+            max(u.held_ms), sum(s.gpu_micro), sum(u.busy_ms), sum(u.idle_ms)
         FROM usage_hour u JOIN stay s USING (accelerator_id)
         WHERE u.state = 'held' AND u.workload_id IS NOT NULL AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
         GROUP BY 1, 2, 3, 4, 5 ORDER BY 1
         """,
         {"start": start_ms, "end": end_ms},
     )
-    return [HourUse(row[0], row[1], row[2], row[3], row[4], int(row[5])) for row in rows]
+    return [HourUse(*row[:5], *map(int, row[5:])) for row in rows]
 
 
 def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:

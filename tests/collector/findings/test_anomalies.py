@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from decimal import Decimal
 
@@ -62,6 +64,8 @@ def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
     assert cost == cost_micro(gpu_ns(4_000_000, until - since), Decimal("2.5"))
     assert (evidence["price_micro"], evidence["volume_micro"] + evidence["mix_micro"]) == (0, cost)
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
+    assert (evidence["nature"], evidence["workloads"]) == ("new workload", ["2"])
+    assert evidence["sentence"] == "2 is new since Sunday 06:00 UTC, 1 run on up to 4 GPUs each: 100 % of the rise"
 
     usage(fleet, range(RUNAWAY[0] + 6, DAYS * 24))
     fold_usage(ledger)
@@ -113,3 +117,18 @@ def test_usage_without_a_rate_is_left_alone(fleet, findings, ledger):
     usage(fleet, range(3 * 24))
     fold_usage(ledger)
     assert find_anomalies(findings, OCTOBER + 3 * DAY) == 0
+
+
+def test_the_command_says_what_it_is(fleet, findings, ledger, run):
+    """Nature and sentence in every form; exit 1 while an episode goes on."""
+    furnish(fleet)
+    usage(fleet, range(RUNAWAY[0] + 6))
+    fold_usage(ledger)
+    find_anomalies(findings, OCTOBER + (RUNAWAY[0] + 6) * HOUR)
+    with_days = ("anomalies", "--days", "36500")
+    code, out, err = run(*with_days, "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert (code, row["nature"], row["workloads"]) == (1, "new workload", "2"), err
+    assert row["sentence"].startswith("2 is new since Sunday")
+    assert json.loads(run(*with_days, "--format", "json")[1])[0]["sentence"] == row["sentence"]
+    assert "new workload" in run(*with_days)[1]
