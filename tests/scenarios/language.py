@@ -194,7 +194,7 @@ class Story:
     def do_shared(self, text: str) -> None:
         given = match(
             r"(?P<name>\S+): (?:(?P<amount>[\d.]+) (?P<currency>[A-Z]{3}) a month"
-            r"|(?P<state>unallocated|unavailable|unobserved)(?: of pool (?P<pool>\S+))?) "
+            r"|(?P<state>unallocated|unavailable|unobserved|commitment_unused)(?: of pool (?P<pool>\S+))?) "
             rf"by (?P<key>cost|gpu_hours|even|weights (?P<weights>\S+))(?: per (?P<level>\w+))?"
             rf"(?: in (?P<scope>\S+))?(?: from (?P<start>{_DATE}))?(?: to (?P<end>{_DATE}))?",
             text,
@@ -312,6 +312,25 @@ class Story:
                 close_period(unit, name, unit.calendar().month(name), "team", "a scenario", self.now_ms)
         except CannotClose as error:
             raise Wrong(str(error)) from error
+        made = self._report(f"in {name}")[0]
+        rows = {(row.currency, row.keys[0]): row.total_minor for row in made.rows if row.currency is not None}
+        booked = {key: total for key, (total, _) in self._invoices(name).items()}
+        check(
+            {key: units for key, units in booked.items() if units}
+            == {key: units for key, units in rows.items() if units},
+            f"the invoices are {booked}, not the chargeback's {rows}",
+        )
+
+    def _invoices(self, name: str) -> dict[tuple[str, str], tuple[int, int]]:
+        """The invoices of a closed month: minor units, and how much of them is shared, by currency and owner."""
+        booked = self.connection.execute(
+            "SELECT i.currency, i.owner, i.minor FROM invoice i JOIN billing_period p ON p.start_ms = period_start_ms "
+            "WHERE p.name = %s",
+            (name,),
+        ).fetchall()
+        (receipt,) = self.connection.execute("SELECT receipt FROM billing_period WHERE name = %s", (name,)).fetchone()
+        shared = {(one["currency"], one["owner"]): one["shared"].replace(".", "") for one in receipt["invoices"]}
+        return {(currency, owner): (minor, int(shared[currency, owner])) for currency, owner, minor in booked}
 
     # what must be so
 
@@ -331,8 +350,24 @@ class Story:
             wanted = {name.strip() for name in names.split(",")}
             found = {row.keys[0] for row in self._report(where)[0].rows}
             check(found == wanted, f"rows are {', '.join(sorted(found))}")
+        elif kind in {"invoice", "invoices"}:
+            self._expect_invoice(text)
         else:
             self._expect_row(text)
+
+    def _expect_invoice(self, text: str) -> None:
+        money = r"(?P<amount>[-\d.]+) (?P<currency>[A-Z]{3})(?:, shared (?P<shared>[-\d.]+) [A-Z]{3})?"
+        given = match(rf"(?:invoice (?P<owner>\S+)|invoices) in (?P<month>\S+): {money}", text)
+        found = self._invoices(given["month"])
+        mine = [
+            amounts for (currency, owner), amounts in found.items()
+            if currency == given["currency"] and given["owner"] in (None, owner)
+        ]  # fmt: skip
+        check(bool(mine), f"invoices are {found}")
+        digits = minor_digits(given["currency"])
+        for at, name in enumerate(("amount", "shared")):
+            said = Decimal(format_minor(sum(amounts[at] for amounts in mine), digits))
+            check(given[name] is None or said == Decimal(given[name]), f"{name} is {said}, not {given[name]}")
 
     def _refused(self, words: str, line: str) -> None:
         try:

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import minor_digits, to_minor_units
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal, round_together
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
@@ -106,13 +107,28 @@ class SharedOut:
     micro: int
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """What one row bears of a shared cost for a stretch of a month, in micro-units; negative: what was moved away."""
+
+    cost: SharedCost
+    period: Period
+    currency: str
+    keys: tuple[str, ...]
+    micro: int
+
+
 @dataclass(slots=True)
 class Beside:
-    """What stands beside the direct cost, by currency and cells of a row: shares in micro-units, CO2e in micrograms."""
+    """What stands beside the direct cost, by currency and cells of a row: shares in micro-units, CO2e in micrograms.
+
+    `parts` are the shares again, cost by cost: they add up to `shared`.
+    """
 
     shared: dict[tuple[str | None, tuple[str, ...]], int] = field(default_factory=dict)
     emitted: dict[tuple[str | None, tuple[str, ...]], int | None] = field(default_factory=dict)
     costs: list[SharedOut] = field(default_factory=list)
+    parts: list[SharedPart] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge, Invoice
@@ -17,27 +17,44 @@ from gpuledger_collector.accounting.usage import HELD
 
 def billed_to(charge: Charge, level: str) -> str:
     """The owner at a level of the tree, as the chargeback names it; what nobody held is billed under its state."""
-    if charge.state != HELD or charge.owner is None:
+    if charge.state != HELD:
         return f"({charge.state})"
-    return charge.owner.level(level) or UNATTRIBUTED
+    return (charge.owner.level(level) if charge.owner is not None else "") or UNATTRIBUTED
 
 
-def invoices(lines: Iterable[ExportedCharge], level: str) -> list[Invoice]:
-    """An invoice per owner and currency, dearest first; minor units by largest remainder, so that they add up."""
+def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[SharedPart] = ()) -> list[Invoice]:
+    """An invoice per owner and currency, by direct cost, dearest first: direct cost and shares of common costs.
+
+    Direct costs are rounded together by largest remainder, and so are shares, as in the chargeback: an invoice is its
+    row's `cost_total`, and the invoices add up to all that was charged and shared.
+    """
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    borne: dict[tuple[str, str], int] = defaultdict(int)
     for line in lines:
         if line.charge.currency is not None:
             sums[line.charge.currency][billed_to(line.charge, level)] += line.charge.cost_micro or 0
+    for part in shares:
+        sums[part.currency][part.keys[0]] += 0
+        borne[part.currency, part.keys[0]] += part.micro
     made: list[Invoice] = []
     for currency, owners in sorted(sums.items()):
         ordered = sorted(owners.items(), key=lambda item: (-item[1], item[0]))
-        booked = to_minor_units([micro for _, micro in ordered], minor_digits(currency))
-        made += [Invoice(currency, owner, micro, minor) for (owner, micro), minor in zip(ordered, booked, strict=True)]
+        digits, shared = minor_digits(currency), [borne[currency, owner] for owner, _ in ordered]
+        booked = to_minor_units([micro for _, micro in ordered], digits)
+        for (owner, micro), minor, more, units in zip(
+            ordered, booked, shared, to_minor_units(shared, digits), strict=True
+        ):
+            made.append(Invoice(currency, owner, micro + more, minor + units, more, units))
     return made
 
 
 def receipt(
-    done: ClosedPeriod, level: str, billed: Sequence[Invoice], lines: Sequence[ExportedCharge], proof: Reconciliation
+    done: ClosedPeriod,
+    level: str,
+    billed: Sequence[Invoice],
+    lines: Sequence[ExportedCharge],
+    proof: Reconciliation,
+    shares: Sequence[SharedPart] = (),
 ) -> Mapping[str, object]:
     """What a close leaves behind for people: who is billed what, the proof, and the seal over every line."""
     corrections = [line.charge for line in lines if line.booked_day_ms is not None]
@@ -61,8 +78,14 @@ def receipt(
         "unpriced_gpu_ns": proof.unpriced_ns,
         "invoices": [
             {"owner": one.owner, "currency": one.currency, "amount": _amount(one.minor, one.currency),
-             "micro": one.micro}
+             "micro": one.micro, "shared": _amount(one.shared_minor, one.currency), "shared_micro": one.shared_micro}
             for one in billed
+        ],
+        "shares": [
+            {"name": part.cost.name, "source": part.cost.source, "key": part.cost.key, "from":
+             format_instant(part.period.start_ms), "to": format_instant(part.period.end_ms), "owner": part.keys[0],
+             "currency": part.currency, "micro": part.micro}
+            for part in shares
         ],
         "totals": {
             currency: _amount(sum(one.minor for one in billed if one.currency == currency), currency)

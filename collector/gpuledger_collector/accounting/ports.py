@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -185,12 +186,18 @@ class ClosedPeriod:
 
 @dataclass(frozen=True, slots=True)
 class Invoice:
-    """What one owner is billed for a closed month: the exact amount and the minor units that were booked."""
+    """What one owner is billed for a closed month: the exact amount and the minor units that were booked.
+
+    Both hold the direct cost and the shares of common costs; `shared_micro` and `shared_minor` say how much of them
+    are shares.
+    """
 
     currency: str
     owner: str
     micro: int
     minor: int
+    shared_micro: int = 0
+    shared_minor: int = 0
 
 
 class Unit(Protocol):
@@ -276,6 +283,9 @@ class Unit(Protocol):
 
     def exported(self, period: Period) -> Iterable[ExportedCharge]:
         """The lines that a period bills: its days' charges and the corrections booked in it, in a fixed order."""
+
+    def shares(self, period: Period, level: str, at_ms: int) -> Sequence[SharedPart]:
+        """What each owner of a level bears of shared costs in a period, as they were in force at an instant."""
 
     def close(
         self, closed: ClosedPeriod, invoices: Sequence[Invoice], level: str, receipt: Mapping[str, object]

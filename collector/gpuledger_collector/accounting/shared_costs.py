@@ -1,9 +1,10 @@
 """Shared costs: what no owner caused alone is split over owners by a key that is stated, beside their direct cost.
 
 A shared cost is an amount of every month (support, network, licences), or the cost of a state (unallocated,
-unavailable, unobserved) that is moved to those who held something. It is split in a fixed order: over the owners of a
-level by the key, then over each owner's lines by what they cost; both times by largest remainder. Law: direct + shared
-is, to the micro-unit, the direct total + the amounts; a moved cost leaves its row as it comes to the others.
+unavailable, unobserved, commitment_unused) that is moved to those who held something. It is split in a fixed order:
+over the owners of a level by the key, then over each owner's lines by what they cost; both times by largest remainder.
+Law: direct + shared is, to the micro-unit, the direct total + the amounts; a moved cost leaves its row as it comes to
+the others.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD, STATES
 
 AMOUNT = "amount"
-SOURCES = (AMOUNT, *(state for state in STATES if state != HELD))
-"""Where a shared cost comes from: an amount a month, or the cost of time that nobody held."""
+SOURCES = (AMOUNT, *(state for state in STATES if state != HELD), COMMITMENT_UNUSED)
+"""Where a shared cost comes from: an amount a month, or the cost of time that nobody held, or of unused commitments."""
 KEYS = ("cost", "gpu_hours", "even", "weights")
 """What it is split by."""
 UNSHARED = "(unshared)"

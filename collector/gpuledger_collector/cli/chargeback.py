@@ -41,8 +41,8 @@ def register(root: typer.Typer) -> None:
 
 
 def chargeback(
-    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (UTC), included.")],
-    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (UTC), not included.")],
+    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (of the billing zone), included.")],
+    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (of the billing zone), not included.")],
     by: Annotated[str, typer.Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node.")] = (
         "team"
     ),
@@ -101,9 +101,9 @@ def chargeback(
             if currency:
                 made = _in_currency(connection, period, names, currency, now_ms, notes)
             if shape is Shape.focus:
-                _write_focus(connection, period, names, focus_version, output)
+                _write_focus(connection, period, names, now_ms, focus_version, output)
             elif shape is Shape.beancount:
-                _write_journal(connection, period, names, output)
+                _write_journal(connection, period, names, now_ms, output)
             elif shape is Shape.parquet:
                 _write_parquet(made, output)
             else:
@@ -196,11 +196,17 @@ def _write_parquet(made: Report, output: Path | None) -> None:
 
 
 def _write_focus(
-    connection: Connection, period: Period, names: tuple[str, ...], version: FocusVersion, output: Path | None
+    connection: Connection,
+    period: Period,
+    names: tuple[str, ...],
+    now_ms: int,
+    version: FocusVersion,
+    output: Path | None,
 ) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import focus, focus_split, parquet
     from gpuledger_collector.storage import periods, reports, zones
+    from gpuledger_collector.storage.beside import shares
 
     level = next((name for name in names if name in LEVELS), "team")
     closed = {one.name for one in periods.closed(connection)}
@@ -208,7 +214,8 @@ def _write_focus(
         (focus.lines, focus.COLUMNS) if version is FocusVersion.v1_2 else (focus_split.lines, focus_split.COLUMNS)
     )
     days = zones.calendar(connection)
-    lines = form(reports.charges(connection, period), level, focus.Issuer(), closed, days)
+    borne = shares(connection, period, level, now_ms)
+    lines = form(reports.charges(connection, period), level, focus.Issuer(), closed, days, borne)
     if output is None:
         focus.write(lines, sys.stdout, columns)
     elif output.suffix == ".parquet":
@@ -218,18 +225,23 @@ def _write_focus(
             focus.write(lines, file, columns)
 
 
-def _write_journal(connection: Connection, period: Period, names: tuple[str, ...], output: Path | None) -> None:
+def _write_journal(
+    connection: Connection, period: Period, names: tuple[str, ...], now_ms: int, output: Path | None
+) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import beancount
     from gpuledger_collector.storage import reports, zones
+    from gpuledger_collector.storage.beside import shares
 
     level = next((name for name in names if name in LEVELS), "team")
-    days = [(day, reports.charged_lines(connection, day, (level,))) for day in zones.calendar(connection).days(period)]
+    calendar = zones.calendar(connection)
+    days = [(day, reports.charged_lines(connection, day, (level,))) for day in calendar.days(period)]
+    borne = shares(connection, period, level, now_ms)
     if output is None:
-        beancount.write(days, level, sys.stdout)
+        beancount.write(days, level, sys.stdout, calendar, borne)
         return
     with output.open("w", encoding="utf-8", newline="") as file:
-        beancount.write(days, level, file)
+        beancount.write(days, level, file, calendar, borne)
 
 
 def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:

@@ -183,6 +183,11 @@ def _said(row: Mapping[str, object]) -> str:
     return ": every line is as it was sealed" if row["intact"] else ": the lines are NOT those that were sealed"
 
 
+def _shared(invoice: Mapping[str, Any]) -> str:
+    """How much of an invoice are shares of common costs, where it has any."""
+    return f"  of it shared {invoice['shared']}" if invoice["shared_micro"] else ""
+
+
 def _month(name: str) -> Period:
     from gpuledger_collector.accounting.period import month
 
@@ -212,7 +217,7 @@ def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
         f"{receipt['gpu_hours']} GPU-hours in {receipt['lines']} lines; "
         + (f"{receipt['coverage_percent']} % observed" if receipt["coverage_percent"] else "no inventory"),
         "",
-        *(f"{one['owner']:{width}}  {one['amount']:>{money}} {one['currency']}" for one in invoices),
+        *(f"{one['owner']:{width}}  {one['amount']:>{money}} {one['currency']}{_shared(one)}" for one in invoices),
         *(f"{'total':{width}}  {total:>{money}} {currency}" for currency, total in receipt["totals"].items()),
         "",
     ]

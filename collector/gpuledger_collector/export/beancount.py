@@ -1,7 +1,9 @@
 """A journal in beancount's plain text: a second, independent program can prove that the bill adds up.
 
 One transaction a day and currency: what each owner bears against the capacity that was there, in micro-units (six
-places), and a balance assertion at the end. `bean-check FILE` fails when a posting was changed.
+places); then one transaction for each stretch of a shared cost, on its last day, and balance assertions at the end. A
+moved cost goes from its account to those who bear it, an amount comes from INCOME_SHARED. Dates are the billing zone's.
+`bean-check FILE` fails when a posting was changed.
 """
 
 from __future__ import annotations
@@ -11,37 +13,59 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-from gpuledger_collector.accounting.chargeback import shown_keys
-from gpuledger_collector.accounting.period import Period, format_date
+from gpuledger_collector.accounting.chargeback import SharedPart, shown_keys
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.ports import ChargedLine
 
 INCOME = "Income:Capacity"
+INCOME_SHARED = "Income:Shared"
 _WORD = re.compile(r"[^A-Za-z0-9]+")
 
 
-def write(days: Iterable[tuple[Period, Sequence[ChargedLine]]], level: str, file: TextIO) -> None:
+def write(
+    days: Iterable[tuple[Period, Sequence[ChargedLine]]],
+    level: str,
+    file: TextIO,
+    calendar: Calendar = UTC_DAYS,
+    shares: Sequence[SharedPart] = (),
+) -> None:
     """The journal of some days, each with its lines by `level`; usage without a rate has no money and is left out."""
     sums = [(day, _sums(lines, level)) for day, lines in days]
-    names = sorted({owner for _, amounts in sums for owner, _ in amounts})
-    currencies = sorted({currency for _, amounts in sums for _, currency in amounts})
+    borne = [part for part in shares if part.micro]
+    names = sorted({owner for _, amounts in sums for owner, _ in amounts} | {part.keys[0] for part in borne})
+    currencies = sorted({of for _, amounts in sums for _, of in amounts} | {part.currency for part in borne})
     if not sums or not currencies:
         file.write('option "title" "GPU Ledger"\n')
         return
     accounts = account_names(names)
-    first, last = sums[0][0], sums[-1][0]
+    first, end = calendar.date_of(sums[0][0].start_ms), calendar.date_of(sums[-1][0].end_ms)
     file.write(f'option "title" "GPU Ledger by {level}"\n')
     file.writelines(f'option "operating_currency" "{currency}"\n' for currency in currencies)
-    file.write(f"\n{format_date(first.start_ms)} open {INCOME}\n")
+    file.write(f"\n{first} open {INCOME}\n")
+    if borne:
+        file.write(f"{first} open {INCOME_SHARED}\n")
     for name in names:
-        file.write(f'{format_date(first.start_ms)} open {accounts[name]}\n  owner: "{_text(name)}"\n')
-    totals: dict[str, int] = defaultdict(int)
+        file.write(f'{first} open {accounts[name]}\n  owner: "{_text(name)}"\n')
+    totals: dict[tuple[str, str], int] = defaultdict(int)
     for day, amounts in sums:
         for currency in currencies:
             mine = [(owner, micro) for (owner, of), micro in sorted(amounts.items()) if of == currency and micro]
             if mine:
-                totals[currency] += _transaction(day, currency, mine, accounts, file)
-    for currency, micro in sorted(totals.items()):
-        file.write(f"\n{format_date(last.end_ms)} balance {INCOME} {_amount(-micro)} {currency}\n")
+                said = f'{calendar.date_of(day.start_ms)} * "GPU Ledger" "GPU time of the day"'
+                totals[INCOME, currency] += _transaction(said, INCOME, currency, mine, accounts, file)
+    for (until_ms, cost, currency), mine in _stretches(borne).items():
+        said = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
+        totals[INCOME_SHARED, currency] += _transaction(said, INCOME_SHARED, currency, mine, accounts, file)
+    for (account, currency), micro in sorted(totals.items()):
+        file.write(f"\n{end} balance {account} {_amount(-micro)} {currency}\n")
+
+
+def _stretches(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
+    """Who bears what of each stretch of a shared cost, by its end, name and currency."""
+    found: dict[tuple[int, str, str], list[tuple[str, int]]] = defaultdict(list)
+    for part in shares:
+        found[part.period.end_ms, part.cost.name, part.currency].append((part.keys[0], part.micro))
+    return {key: sorted(found[key]) for key in sorted(found)}
 
 
 def _sums(lines: Sequence[ChargedLine], level: str) -> dict[tuple[str, str], int]:
@@ -53,13 +77,18 @@ def _sums(lines: Sequence[ChargedLine], level: str) -> dict[tuple[str, str], int
 
 
 def _transaction(
-    day: Period, currency: str, mine: Sequence[tuple[str, int]], accounts: Mapping[str, str], file: TextIO
+    said: str,
+    income: str,
+    currency: str,
+    mine: Sequence[tuple[str, int]],
+    accounts: Mapping[str, str],
+    file: TextIO,
 ) -> int:
-    width = max(len(accounts[owner]) for owner, _ in mine)
-    file.write(f'\n{format_date(day.start_ms)} * "GPU Ledger" "GPU time of the day"\n')
-    file.writelines(f"  {accounts[owner]:{width}}  {_amount(micro)} {currency}\n" for owner, micro in mine)
     whole = sum(micro for _, micro in mine)
-    file.write(f"  {INCOME:{width}}  {_amount(-whole)} {currency}\n")
+    width = max(len(accounts[owner]) for owner, _ in mine)
+    file.write(f"\n{said}\n")
+    file.writelines(f"  {accounts[owner]:{width}}  {_amount(micro)} {currency}\n" for owner, micro in mine)
+    file.write(f"  {income:{width}}  {_amount(-whole)} {currency}\n")
     return whole
 
 

@@ -4,7 +4,9 @@ A charge becomes one Usage row whose cost is price x quantity, unrounded, as FOC
 billed at its amortised cost, beside what list and contracted prices would have made of it; what it left unused is a row
 of status Unused with nothing consumed (docs/decisions/0014-commitments.md). Finance wants cents, so
 each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
-of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month.
+of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month. What
+an invoice bears of shared costs is an Adjustment row for each of them, negative where a cost was moved away
+(docs/decisions/0013-shared-costs-beside.md): those of a moved cost add up to zero.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
 """
 
@@ -17,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
@@ -62,6 +65,8 @@ class Invoice:
     period: Period
     micro: int = 0
     """The ledger's exact amount."""
+    shared: int = 0
+    """Its shares of common costs, in micro-units."""
     written: int = 0
     """The sum of its rows' BilledCost, in units of 1e-18."""
 
@@ -85,16 +90,18 @@ def lines(
     issuer: Issuer,
     closed: Collection[str] = (),
     calendar: Calendar = UTC_DAYS,
+    shares: Iterable[SharedPart] = (),
 ) -> Iterator[Row]:
-    """Usage rows in the order of the charges, then one Adjustment row per invoice; unpriced charges have no row.
+    """Usage rows in the order of the charges, shares, then one rounding row per invoice; unpriced charges have no row.
 
-    `level` is the level of the owner tree that is invoiced (a sub-account each). `closed` names the closed months: only
-    their invoices have a number. A correction is billed in the month in which it is booked, for the day that it amends.
+    `level` is the level of the owner tree that is invoiced (a sub-account each), and at which `shares` are. `closed`
+    names the closed months: only their invoices have a number. A correction is billed in the month in which it is
+    booked, for the day that it amends.
     """
     book = Book(closed, calendar)
     for _, row in usage_rows(charges, level, issuer, book):
         yield row
-    yield from adjustments(book, level, issuer)
+    yield from adjustments(book, level, issuer, shares)
 
 
 def usage_rows(
@@ -286,8 +293,11 @@ def _measured(charge: Charge) -> Row:
     }
 
 
-def adjustments(book: Book, level: str, issuer: Issuer) -> Iterator[Row]:
-    """One row per invoice that brings it to the minor units booked."""
+def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedPart] = ()) -> Iterator[Row]:
+    """A row for each share of a common cost, then one per invoice that brings it to the minor units booked."""
+    for part in shares:
+        if part.micro:
+            yield _share(part, level, issuer, book)
     groups: dict[tuple[str, str], list[tuple[Key, Invoice]]] = defaultdict(list)
     for key, invoice in book.invoices.items():
         groups[key[:2]].append((key, invoice))
@@ -295,18 +305,37 @@ def adjustments(book: Book, level: str, issuer: Issuer) -> Iterator[Row]:
         group.sort(key=lambda item: (-item[1].micro, item[0]))
         digits = minor_digits(currency)
         booked = to_minor_units([invoice.micro for _, invoice in group], digits)
-        for (key, invoice), units in zip(group, booked, strict=True):
-            rest = units * 10 ** (18 - digits) - invoice.written
-            yield {
-                **_common(key, invoice, level, issuer, book.closed),
-                **_costs(rest, rest, rest),
-                "ChargeCategory": "Adjustment",
-                "ChargeDescription": "Rounding of the invoice to the currency's minor unit (largest remainder)",
-                "ChargeFrequency": "One-Time",
-                "ChargePeriodStart": format_instant(invoice.period.start_ms),
-                "ChargePeriodEnd": format_instant(invoice.period.end_ms),
-                "Tags": flat_json({level: key[2]}),
-            }
+        shared = to_minor_units([invoice.shared for _, invoice in group], digits)
+        for (key, invoice), units, more in zip(group, booked, shared, strict=True):
+            rest = (units + more) * 10 ** (18 - digits) - invoice.written
+            said = "Rounding of the invoice to the currency's minor unit (largest remainder)"
+            yield _common(key, invoice, level, issuer, book.closed) | _adjusted(
+                said, invoice.period, rest, level, key[2]
+            )
+
+
+def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
+    """What an invoice bears of a shared cost."""
+    month, owner = book.calendar.month_of(part.period.start_ms), part.keys[0]
+    invoice = book.invoices.setdefault((month, part.currency, owner), Invoice(book.calendar.month(month)))
+    invoice.shared += part.micro
+    invoice.written += part.micro * 10**12
+    said = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")
+    row = _common((month, part.currency, owner), invoice, level, issuer, book.closed)
+    return row | _adjusted(said, part.period, part.micro * 10**12, level, owner) | {"x_CostBasis": "shared"}
+
+
+def _adjusted(said: str, period: Period, cost: int, level: str, owner: str) -> Row:
+    """An Adjustment of a cost in units of 1e-18."""
+    return {
+        **_costs(cost, cost, cost),
+        "ChargeCategory": "Adjustment",
+        "ChargeDescription": said,
+        "ChargeFrequency": "One-Time",
+        "ChargePeriodStart": format_instant(period.start_ms - period.start_ms % 1000),
+        "ChargePeriodEnd": format_instant(-(-period.end_ms // 1000) * 1000),
+        "Tags": flat_json({level: owner}),
+    }
 
 
 def fixed(units: int, digits: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 
+from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import split
@@ -48,6 +49,7 @@ def lines(
     issuer: focus.Issuer,
     closed: Collection[str] = (),
     calendar: Calendar = UTC_DAYS,
+    shares: Iterable[SharedPart] = (),
 ) -> Iterator[focus.Row]:
     """The rows of `focus.lines` as FOCUS 1.4 has them; `charges` come day by day, as `Unit.exported` gives them."""
     book = focus.Book(closed, calendar)
@@ -58,7 +60,7 @@ def lines(
             _split(mine)
         for _, row in mine:
             yield _renamed(row)
-    for row in focus.adjustments(book, level, issuer):
+    for row in focus.adjustments(book, level, issuer, shares):
         yield _renamed(row)
 
 

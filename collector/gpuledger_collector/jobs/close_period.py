@@ -63,8 +63,9 @@ def close_period(
     if not lines:
         raise CannotClose(f"nothing was charged in {name}: there is nothing to close")
     done = ClosedPeriod(name, period, now_ms, by, len(lines), seal_of(lines))
-    billed = invoices(lines, level)
-    content = receipt(done, level, billed, lines, found)
+    shares = unit.shares(period, level, now_ms)
+    billed = invoices(lines, level, shares)
+    content = receipt(done, level, billed, lines, found, shares)
     if not dry:
         unit.close(done, billed, level, content)
     return Closing(done, content)

@@ -10,10 +10,11 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 
 from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micrograms
-from gpuledger_collector.accounting.chargeback import Beside, SharedOut, shown_keys
+from gpuledger_collector.accounting.chargeback import Beside, SharedOut, SharedPart, shown_keys
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.pricing import PriceBook
@@ -28,6 +29,7 @@ from gpuledger_collector.accounting.shared_costs import (
 )
 from gpuledger_collector.accounting.stranded import Stranded, stranded
 from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage import commitments, declared, inventory, periods, prices, reports, zones
 from gpuledger_collector.storage.reports import Connection
 
@@ -38,15 +40,7 @@ def beside(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
 ) -> Beside:
     """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it bears itself."""
-    calendar = zones.calendar(connection)
-    cache: dict[Period, Sequence[ChargedLine]] = {}
-
-    def lines(part: Period) -> Sequence[ChargedLine]:
-        if part not in cache:
-            cache[part] = reports.charged_lines(connection, part, (*DIMENSIONS, *by))
-        return cache[part]
-
-    made = Beside()
+    calendar, lines, made = zones.calendar(connection), _lines(connection, by), Beside()
     for month, part, at in _months(connection, calendar, period):
         for cost in declared.shared_costs(connection, at):
             _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, by, owner)
@@ -54,6 +48,28 @@ def beside(
         if known:
             _emit(made, known, calendar, part, lines, by, owner)
     return made
+
+
+def shares(
+    connection: Connection, period: Period, level: str, now_ms: int, at_ms: int | None = None
+) -> list[SharedPart]:
+    """What each owner of a level bears of shared costs in a period up to now. `at_ms`: when an open month is closed."""
+    calendar, lines, made = zones.calendar(connection), _lines(connection, (level,)), Beside()
+    closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
+    for month, part, at in _months(connection, calendar, period):
+        for cost in declared.shared_costs(connection, at or closing):
+            _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, (level,), None)
+    return made.parts
+
+
+def _lines(connection: Connection, by: Sequence[str]) -> Lines:
+    """The lines of a stretch of time, read once."""
+
+    @cache
+    def lines(part: Period) -> Sequence[ChargedLine]:
+        return reports.charged_lines(connection, part, (*DIMENSIONS, *by))
+
+    return lines
 
 
 def stranded_of(connection: Connection, period: Period, now_ms: int) -> list[Stranded]:
@@ -104,11 +120,15 @@ def _share(
         assert cost.amount_micro is not None
         amount = month_part(cost.amount_micro, month.ms, part.start_ms - month.start_ms, part.end_ms - month.start_ms)
     moved: dict[str, int] = defaultdict(int)
+    borne: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
     for one in share(cost, lines(part), amount):
-        moved[one.currency] += max(one.micro, 0)
+        moved[one.currency] += one.micro if one.line is None or one.line.state == HELD else 0
         keys = _keys(one, by, owner)
         if keys is not None:
-            made.shared[one.currency, keys] = made.shared.get((one.currency, keys), 0) + one.micro
+            borne[one.currency, keys] += one.micro
+    for (currency, cells), micro in borne.items():
+        made.shared[currency, cells] = made.shared.get((currency, cells), 0) + micro
+        made.parts.append(SharedPart(cost, part, currency, cells, micro))
     if not owner:
         made.costs.extend(SharedOut(cost, currency, micro) for currency, micro in moved.items() if micro)
 

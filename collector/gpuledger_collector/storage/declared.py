@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import audit
+from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _SHARED = ("name", "source", "amount_micro", "currency", "pool", "key", "level", "weights", "scope", "from_on", "to_on")
@@ -31,7 +32,7 @@ def shared_costs(connection: Connection, at: dt.datetime | None = None) -> list[
 def replace_shared_costs(connection: Connection, wanted: Sequence[SharedCost], now: dt.datetime) -> ImportOutcome:
     """The shared costs in force become these. Charges stay as they are: a report shares what it shows."""
     rows = [{name: getattr(cost, name) for name in _SHARED} for cost in wanted]
-    return replace_rows(connection, "shared_cost", _SHARED, rows, now)
+    return replace_rows(connection, "shared_cost", _SHARED, rows, after_closes(connection, now))
 
 
 def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intensity]:
@@ -46,7 +47,19 @@ def carbon(connection: Connection, at: dt.datetime | None = None) -> list[Intens
 def replace_carbon(connection: Connection, wanted: Sequence[Intensity], now: dt.datetime) -> ImportOutcome:
     """The carbon intensities in force become these."""
     rows = [{name: getattr(one, name) for name in _CARBON} for one in wanted]
-    return replace_rows(connection, "carbon_intensity", _CARBON, rows, now)
+    return replace_rows(connection, "carbon_intensity", _CARBON, rows, after_closes(connection, now))
+
+
+def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
+    """Now, or just after the last close: what is declared while a month is being closed is not of that month.
+
+    Until the transaction ends no month is closed, so that a close knows of it or comes before it.
+    """
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+    row = connection.execute("SELECT max(closed_ms) FROM billing_period").fetchone()
+    if row is None or row[0] is None:
+        return now
+    return max(now, dt.datetime.fromtimestamp((row[0] + 1) / 1000, dt.UTC))
 
 
 def replace_rows(

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
@@ -34,6 +35,7 @@ from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
 from gpuledger_collector.storage import (
+    beside,
     commitments,
     inventory,
     partitions,
@@ -274,6 +276,10 @@ class LedgerUnit:
     def exported(self, period: Period) -> Iterable[ExportedCharge]:
         """The lines that a period bills: its days' charges and the corrections booked in it, in a fixed order."""
         return reports.charges(self.connection, period)
+
+    def shares(self, period: Period, level: str, at_ms: int) -> Sequence[SharedPart]:
+        """What each owner of a level bears of shared costs in a period, as they were in force at an instant."""
+        return beside.shares(self.connection, period, level, at_ms, at_ms)
 
     def close(
         self, closed: ClosedPeriod, invoices: Sequence[Invoice], level: str, receipt: Mapping[str, object]
