@@ -1,7 +1,9 @@
 """How Alembic reaches the database: through the connection that the caller hands over, else by GPULEDGER_DSN.
 
 One migration runs at a time, whichever replica starts it: an advisory lock is held on the connection. Locks on tables
-are waited for briefly (a migration must never queue up every reader behind itself), and no statement runs for ever.
+are waited for briefly (a migration must never queue up every reader and writer behind itself), and no statement runs
+for ever. Each migration is a transaction, with the record of its phase; storage/migrate.py tries again when it gets no
+lock.
 """
 
 import os
@@ -9,18 +11,18 @@ import os
 from alembic import context
 from sqlalchemy import Connection, create_engine, text
 
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.migrate import own_objects
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.viewer_wall import lower
 
-MIGRATION_LOCK = 0x67707501
-LOCK_TIMEOUT = "10s"
+LOCK_TIMEOUT = "2s"
 STATEMENT_TIMEOUT = "30min"
 
 
 def run(connection: Connection) -> None:
-    """Run what is asked on this connection, in one transaction."""
-    connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+    """Run what is asked on this connection."""
+    connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": Lock.MIGRATIONS.value})
     try:
         connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
         connection.execute(text(f"SET statement_timeout = '{STATEMENT_TIMEOUT}'"))
@@ -31,14 +33,39 @@ def run(connection: Connection) -> None:
             include_object=own_objects,
             compare_type=True,
             compare_server_default=True,
+            transaction_per_migration=True,
+            on_version_apply=record,
         )
         with context.begin_transaction():
+            # In the transaction of the first migration: without one, nothing is lowered.
             lower(connection.connection.driver_connection)
             context.run_migrations()
     finally:
         connection.rollback()
-        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": MIGRATION_LOCK})
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": Lock.MIGRATIONS.value})
         connection.commit()
+
+
+def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN201 - Alembic's own types
+    """Keep the phase of what ran, in its transaction; what ran before there was a table for it is not kept."""
+    if not ctx.connection.scalar(text("SELECT to_regclass('schema_step')")):
+        return
+    if step.is_upgrade:
+        ctx.connection.execute(
+            text(
+                "INSERT INTO schema_step (revision, follows, phase, applied_at) VALUES (:revision, :follows, :phase,"
+                " now())"
+            ),
+            {
+                "revision": step.up_revision_id,
+                "follows": step.up_revision.down_revision or "",
+                "phase": getattr(step.up_revision.module, "phase", "pre"),
+            },
+        )
+    else:
+        ctx.connection.execute(
+            text("DELETE FROM schema_step WHERE revision = :revision"), {"revision": step.up_revision_id}
+        )
 
 
 def offline() -> None:

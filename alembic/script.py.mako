@@ -11,6 +11,7 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+phase = "pre"
 
 
 def upgrade() -> None:

@@ -51,6 +51,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         parts = wiring.collector(settings, opened)
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
+        presence = wiring.presence(opened)
+        presence.start()
         schedule = wiring.schedule(settings, opened, parts.metrics)
         if settings.jobs:
             schedule.start()
@@ -62,6 +64,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             stopping()
             stop(settings, parts, schedule)
+            presence.stop()
 
 
 def allow_many_files() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.notify.ways import Way
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
+    from gpuledger_collector.storage.replicas import Presence
 
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=30000"
 """An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
@@ -189,6 +190,17 @@ def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable
 
     fleet = Fleet(lambda: opened.engine, clock)
     return lambda pool, delay_s: guarded(lambda: scaling_of(fleet, pool, delay_s))
+
+
+def presence(opened: Database) -> Presence:
+    """The heartbeat of this process in the database. Nothing is started."""
+    from gpuledger_collector.storage import engine, migrate
+    from gpuledger_collector.storage.replicas import Presence
+
+    def connect() -> psycopg.Connection[tuple[Any, ...]]:
+        return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-heartbeat")
+
+    return Presence(connect, migrate.head())
 
 
 def lacking(opened: Database) -> str | None:

@@ -63,8 +63,8 @@ def test_an_empty_database_is_behind_until_upgraded(empty_dsn):
     assert before.supported
     with pytest.raises(SchemaBehind, match="gpuledger db upgrade"):
         migrate.require_current(empty_dsn)
-    assert migrate.upgrade(empty_dsn).pending == before.pending != ()
-    assert migrate.upgrade(empty_dsn).pending == ()
+    assert migrate.upgrade(empty_dsn).done == before.pending != ()
+    assert migrate.upgrade(empty_dsn).done == ()
     migrate.require_current(empty_dsn)
 
 

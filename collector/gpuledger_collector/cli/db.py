@@ -20,25 +20,40 @@ def register(root: typer.Typer) -> None:
 
 @app.command(epilog="Example: gpuledger db upgrade --dsn postgresql://gpuledger@db.example/gpuledger")
 def upgrade(
+    post: bool = typer.Option(
+        False, "--post", help="Also take away what older collectors use, once none of them is alive."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be migrated, and migrate nothing."),
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """Bring the schema to this version; what is there is kept."""
+    """Bring the schema to this version while older collectors go on; what is there is kept.
+
+    What they could not go on with is left, and named: run `--post` when every collector is of this version. That ends
+    with 1, and migrates nothing more, while one of them is alive.
+    """
     with database(dsn, config, migrated=False) as opened:
         from gpuledger_collector.storage import migrate
 
         if dry_run:
             found = migrate.status(opened.dsn)
             for line in found.pending:
-                print(f"would migrate to {line}")
+                print(f"would migrate to {line} ({line.phase})")
             print(f"{len(found.pending)} migrations pending; newest {found.head}")
             return
-        before = migrate.upgrade(opened.dsn)
-    for line in before.pending:
+        made = migrate.upgrade(opened.dsn, post=post)
+    for line in made.done:
         print(f"migrated to {line}")
-    if not before.pending:
-        print(f"up to date at {before.head}")
+    for line in made.left:
+        print(f"left        {line}")
+    if made.older:
+        print(f"older collectors are alive: {', '.join(made.older)}; run it again when they have ended")
+    elif made.left:
+        print("run `gpuledger db upgrade --post` when every collector is of this version")
+    elif not made.done:
+        print(f"up to date at {made.head}")
+    if post and made.left:
+        raise typer.Exit(FINDINGS)
 
 
 @app.command(epilog="Example: gpuledger db check && gpuledger serve")
@@ -53,7 +68,9 @@ def check(dsn: Dsn = None, config: Config = None) -> None:
     print(f"server    PostgreSQL {found.server_major}.{found.server_version % 10_000} ({verdict})")
     print(f"schema    {found.current or 'empty'} (newest {found.head})")
     for line in found.pending:
-        print(f"pending   {line}")
+        print(f"pending   {line}" + (" (post: when no older collector is alive)" if line.phase == "post" else ""))
+    for name in found.ahead:
+        print(f"ahead     {name} (of a newer version, which lets this one go on)")
     if found.pending or not found.supported:
         raise typer.Exit(FINDINGS)
 
@@ -156,7 +173,7 @@ def restore(
             bring(opened.dsn, file)
         except NotEmpty as error:
             refuse(str(error))
-        migrated = migrate.upgrade(opened.dsn).pending
+        migrated = migrate.upgrade(opened.dsn).done
         broken = broken_seals(opened.dsn)
     print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
     for name in broken:

@@ -19,6 +19,10 @@ class EnvironmentLacks(StorageError):
     permanent = True
 
 
+class TablesLocked(StorageError):
+    """A migration did not get its locks in all of its tries."""
+
+
 class SchemaBehind(StorageError):
     """The database's schema is not the one that this version reads and writes."""
 

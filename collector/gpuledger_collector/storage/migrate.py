@@ -22,10 +22,28 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage import engine, viewer_wall
-from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable
+from gpuledger_collector.storage import engine, replicas, viewer_wall
+from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
 
+PHASES = ("pre", "post")
+LOCK_TRIES = 60
+LOCK_PAUSE_SECONDS = 2.0
+"""Between two tries of a migration that did not get its locks: whoever queued up behind it goes first."""
 _PARTITION = re.compile(r"_p\d{8}$")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A migration: its number, what it brings in a line, its phase."""
+
+    revision: str
+    says: str
+    phase: str
+
+    def __str__(self) -> str:
+        return f"{self.revision} {self.says}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +52,11 @@ class SchemaStatus:
 
     current: str | None
     head: str
-    pending: tuple[str, ...]
+    pending: tuple[Step, ...]
     server_version: int
     """As Postgres numbers it: 180004 is 18.4."""
+    ahead: tuple[str, ...] = ()
+    """Revisions of the database that this installation does not know, each of phase `pre`."""
 
     @property
     def server_major(self) -> int:
@@ -51,7 +71,24 @@ class SchemaStatus:
     @property
     def up_to_date(self) -> bool:
         """Whether nothing is left to migrate."""
-        return self.current == self.head
+        return not self.pending
+
+    @property
+    def serves(self) -> bool:
+        """Whether this version can read and write the database as it is: only `post` migrations may be pending."""
+        return self.current is not None and all(step.phase == "post" for step in self.pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """What an upgrade did."""
+
+    head: str
+    done: tuple[Step, ...]
+    left: tuple[Step, ...]
+    """From the first `post` migration on that was not asked for, or that `older` stand against."""
+    older: tuple[str, ...]
+    """Collectors that are alive and would not survive it, as `version on host`."""
 
 
 def own_objects(_entry: Any, name: str | None, kind: str, _reflected: bool, _compared: Any) -> bool:
@@ -77,25 +114,56 @@ def configuration() -> Config:
 
 def status(dsn: str) -> SchemaStatus:
     """What the database has and lacks. Raises ServerUnavailable, or SchemaBehind for a revision unknown here."""
-    directory = ScriptDirectory.from_config(configuration())
-    head = directory.get_current_head() or ""
+    known = steps()
+    head = next(reversed(known), "")
     with connected(dsn) as connection:
         current = MigrationContext.configure(connection).get_current_revision()
         version = int(connection.scalar(sa.text("SHOW server_version_num")) or 0)
-    known = {script.revision: f"{script.revision} {script.doc}" for script in directory.walk_revisions()}
-    if current is not None and current not in known:
-        raise SchemaBehind(
-            f"the database is at revision {current!r}, which this version of gpuledger does not know: "
-            "it was migrated by a newer one; install that one here too"
-        )
-    pending = [known[script.revision] for script in directory.iterate_revisions(head, current or "base")]
-    return SchemaStatus(current, head, tuple(reversed(pending)), version)
+        if current is not None and current not in known:
+            return SchemaStatus(current, head, (), version, _ahead(connection, current, head))
+    revisions = list(known)
+    begin = 0 if current is None else revisions.index(current) + 1
+    return SchemaStatus(current, head, tuple(known[name] for name in revisions[begin:]), version)
 
 
-def upgrade(dsn: str) -> SchemaStatus:
-    """Bring the database to the newest revision; what was pending before is in the answer's `pending`.
+def steps() -> dict[str, Step]:
+    """Every migration of this installation by its number, the oldest first."""
+    scripts_known = list(ScriptDirectory.from_config(configuration()).walk_revisions())
+    return {
+        script.revision: Step(script.revision, script.doc, getattr(script.module, "phase", "pre"))
+        for script in reversed(scripts_known)
+    }
 
-    The wall before viewers is raised after it, where this user may.
+
+def head() -> str:
+    """The newest migration of this installation."""
+    return next(reversed(steps()), "")
+
+
+def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...]:
+    """The unknown revisions between `head` and the database's. Raises SchemaBehind unless each is a `pre` one."""
+    table = connection.scalar(sa.text("SELECT to_regclass('schema_step')"))
+    rows = connection.execute(sa.text("SELECT revision, follows, phase FROM schema_step")) if table else ()
+    recorded = {revision: (follows, phase) for revision, follows, phase in rows}
+    found: list[str] = []
+    at = current
+    while at != head:
+        follows, phase = recorded.get(at, ("", ""))
+        if phase != "pre" or at in found:
+            raise SchemaBehind(
+                f"the database is at revision {current!r}, which this version of gpuledger does not know: "
+                "it was migrated by a newer one; install that one here too"
+            )
+        found.append(at)
+        at = follows
+    return tuple(reversed(found))
+
+
+def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
+    """Bring the database to the newest revision.
+
+    Before a `post` migration it stops where `post` is False, unless the database is new, and where an older collector
+    is alive. The wall before viewers is raised after it, where this user may. Raises StorageError.
     """
     before = status(dsn)
     if not before.supported:
@@ -103,20 +171,62 @@ def upgrade(dsn: str) -> SchemaStatus:
             f"the server is PostgreSQL {before.server_major}; gpuledger works with {engine.SUPPORTED[0]} to "
             f"{engine.SUPPORTED[-1]}"
         )
-    if not before.up_to_date:
+    if before.ahead:
+        return Upgraded(before.head, (), (), ())
+    try:
+        return _run(dsn, before, post=post)
+    finally:
+        with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
+            viewer_wall.lift(opened)
+
+
+def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
+    done: list[Step] = []
+    for place, step in enumerate(before.pending):
+        older: tuple[str, ...] = ()
+        if step.phase == "post" and before.current is not None:
+            older = _older(dsn, step.revision)
+            if older or not post:
+                return Upgraded(before.head, tuple(done), before.pending[place:], older)
+        done.append(step)
+        following = before.pending[place + 1 : place + 2]
+        if not following or following[0].phase == "post" or step.phase == "post":
+            _migrate(dsn, step.revision)
+    return Upgraded(before.head, tuple(done), (), ())
+
+
+def _older(dsn: str, revision: str) -> tuple[str, ...]:
+    """Collectors that are alive and do not know this revision."""
+    known = list(steps())
+    with engine.open_connection(dsn, autocommit=True, application="gpuledger-migrate") as connection:
+        return tuple(replicas.alive_at(connection, known[: known.index(revision)]))
+
+
+def _migrate(dsn: str, revision: str) -> None:
+    """Migrate up to this revision, each step in a transaction of its own, again and again while tables are locked."""
+    for tried in range(1, LOCK_TRIES + 1):
         config = configuration()
         with connected(dsn) as connection:
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-    with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
-        viewer_wall.lift(opened)
-    return before
+            try:
+                command.upgrade(config, revision)
+                return
+            except (DBAPIError, psycopg.errors.LockNotAvailable) as error:
+                if not isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable):
+                    raise
+        log.info("a table is locked by others; try %d of %d", tried, LOCK_TRIES)
+        time.sleep(LOCK_PAUSE_SECONDS)
+    raise TablesLocked(
+        f"a table that the migration to {revision} changes was locked by others at each of {LOCK_TRIES} tries: end the "
+        "long transaction that pg_stat_activity shows, and run it again; what was migrated before stays"
+    )
 
 
 def require_current(dsn: str) -> None:
-    """Raise SchemaBehind unless the database is at this installation's revision."""
+    """Raise SchemaBehind unless this version can read and write the database: at most `pre` migrations ahead of it,
+    and none but `post` ones behind."""
     found = status(dsn)
-    if not found.up_to_date:
+    if not found.serves:
         raise SchemaBehind(f"the database lacks {len(found.pending)} migration(s): run `gpuledger db upgrade`")
 
 

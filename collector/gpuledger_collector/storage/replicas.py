@@ -1,0 +1,81 @@
+"""Which collectors are alive, by a heartbeat in the database, and which of them a migration would break.
+
+A row rather than a lock or a name in pg_stat_activity: it survives a restart of the database and a pooler before it.
+Instants are the database's, so that clocks of replicas need not agree.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector import __version__
+from gpuledger_collector.storage.errors import StorageError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+BEAT_SECONDS = 10.0
+ALIVE_SECONDS = 60
+"""How long after its last heartbeat a collector counts as alive."""
+
+log = logging.getLogger(__name__)
+
+
+class Presence:
+    """The heartbeat of this process. `connect` opens an autocommit connection, `revision` is the newest it knows."""
+
+    def __init__(self, connect: Callable[[], Connection], revision: str) -> None:
+        self.id = uuid.uuid4()
+        self._connect = connect
+        self._revision = revision
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Be seen from now on; a database that is away is tried again at the next beat."""
+        self.beat()
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Say once that this process is alive, and forget those that have long been silent."""
+        self._run(
+            "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day')"
+            " INSERT INTO replica (id, host, version, revision, started_at, seen_at)"
+            " VALUES (%s, %s, %s, %s, now(), now()) ON CONFLICT (id) DO UPDATE SET seen_at = now()",
+            (self.id, socket.gethostname(), __version__, self._revision),
+        )
+
+    def stop(self) -> None:
+        """Be gone."""
+        self._ended.set()
+        self._thread.join(BEAT_SECONDS)
+        self._run("DELETE FROM replica WHERE id = %s", (self.id,))
+
+    def _go_on(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self.beat()
+
+    def _run(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            with self._connect() as connection:
+                connection.execute(statement, values)
+        except (psycopg.Error, StorageError) as error:
+            log.info("no heartbeat now: %s", str(error).partition("\n")[0])
+
+
+def alive_at(connection: psycopg.Connection[Any], revisions: Collection[str]) -> list[str]:
+    """Collectors that are alive and know no newer migration than one of these, as `version on host`."""
+    found = connection.execute("SELECT to_regclass('replica') IS NOT NULL").fetchone()
+    if found is None or not found[0]:
+        return []
+    rows = connection.execute(
+        "SELECT version, host FROM replica WHERE revision = ANY(%s) AND seen_at > now() - make_interval(secs => %s)"
+        " ORDER BY host, version",
+        (list(revisions), ALIVE_SECONDS),
+    )
+    return [f"{version} on {host}" for version, host in rows]
