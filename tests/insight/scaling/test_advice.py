@@ -76,3 +76,22 @@ def test_the_limits_of_the_pool_decide_and_are_named(limits, held, gpus, said):
     assert got is not None
     assert got.desired_gpus == gpus
     assert said in got.reason
+
+
+@pytest.mark.parametrize("now_gpus", [0.0, 30.0, 400.0])
+def test_what_is_known_since_the_last_step_is_covered_too(now_gpus):
+    """A queue that was read since counts as demand of now; less than the last step does not lower it."""
+    series = pool()
+    got = advise(series, STEP, series.end_ms, now_gpus=now_gpus)
+    assert got is not None
+    assert got.demand_now == max(series.values[-1], now_gpus)
+    assert got.desired_gpus >= got.demand_now
+
+
+def test_the_setting_stands_for_a_day():
+    """Two steps of a day run the same setting, chosen by the days before it; the next day's may be another."""
+    series = pool(seed=3)
+    chosen = [advise(one, STEP, one.end_ms) for one in (series, series.until(len(series.values) - 5))]
+    assert chosen[0] is not None
+    assert chosen[1] is not None
+    assert chosen[0].setting == chosen[1].setting

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpuledger_collector.cli import main
 from gpuledger_collector.insight.backtest import Question, TooShort, backtest_scaling
 from gpuledger_collector.insight.scaling.lookahead import climate, drift, rises
+from gpuledger_collector.insight.scaling.policies import joined, predictive, reactive, wish
 from gpuledger_collector.insight.scaling.simulation import measure, rolling_max, simulate, simulate_utilisation
 from gpuledger_collector.insight.series import Series
 
@@ -230,3 +231,16 @@ def test_bad_demand_is_refused_with_its_line(call, tmp_path):
     code, _, err = call("scale", "backtest", path)
     assert code == 2
     assert "demand.csv:3:demand: 'x' is no number" in err
+
+
+@pytest.mark.parametrize("today", [0, 1, 17])
+def test_what_is_asked_now_is_what_was_replayed(today):
+    """Of every candidate the wish of the last step is that of its replay, wherever in the day the step lies."""
+    per_day, step, warm = 48, 1_800_000, 3 * 48
+    at = np.arange(12 * per_day + today)
+    demand = np.maximum(np.round(30 + 20 * np.sin(2 * np.pi * at / per_day) + np.random.default_rng(1).normal(0, 4,
+                        len(at))), 0.0)  # fmt: skip
+    replayed = joined(reactive(demand, 2.0, step), predictive(demand, 2.0, 2, step, warm))
+    asked = np.maximum(replayed.target[-1], replayed.keep[-1])
+    for column in range(0, len(asked), 7):
+        assert wish(replayed.settings[column], demand, 2, step, len(demand) - today) == pytest.approx(asked[column])

@@ -1,21 +1,25 @@
 """What a pool should hold now, in a number and a sentence.
 
-The pool's own last four weeks are replayed with every candidate, as in the back-test; the safest one within the money
-is asked about now. What it says is never below the demand of now, is then held to the pool's limits, and there is no
-answer at all when the demand is stale: a caller without an answer falls back to reacting.
+At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as in the back-test,
+and the safest one within the money is asked all day. What it says is never below the demand of now, is then held to the
+pool's limits, and there is no answer at all when the demand is stale: a caller without an answer falls back to
+reacting.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.insight.scaling.choice import Rules, affordable, best, surprise, tally, tuned
+from gpuledger_collector.insight.scaling.choice import Rules, Tally, affordable, best, surprise, tally, tuned
 from gpuledger_collector.insight.scaling.lookahead import climate
-from gpuledger_collector.insight.scaling.policies import Candidates, Setting, joined, predictive, reactive, unit_of
+from gpuledger_collector.insight.scaling.policies import Setting, by_family, reactive, unit_of, wish
 from gpuledger_collector.insight.scaling.simulation import simulate
 from gpuledger_collector.insight.series import Floats, Series
 
@@ -86,12 +90,13 @@ def advise(
     limits: Limits | None = None,
     held_gpus: float | None = None,
     past: Sequence[Told] = (),
+    now_gpus: float = 0.0,
 ) -> Advice | None:
     """Advice for a pool with this demand; None when its last known value is older than three steps.
 
     `held_gpus` is what the pool holds now, needed for the limits of a step; where it is not given, what was desired
-    last. `past` is what was desired before, oldest first. Raises ValueError for a step that does not divide the day
-    into 24 or more.
+    last. `past` is what was desired before, oldest first; `now_gpus` what is known to be wanted since the last step
+    ended. Raises ValueError for a step that does not divide the day into 24 or more.
     """
     limits = limits or Limits()
     if held_gpus is None and past:
@@ -106,13 +111,14 @@ def advise(
     as_of = series.start_ms + last * series.step_ms
     if now_ms - as_of > STALE_STEPS * series.step_ms:
         return None
-    first = max(0, last + 1 - PAST_DAYS * per_day)
+    first = max(0, last + 1 - (PAST_DAYS + 1) * per_day)
     demand, known = series.values[first : last + 1], known[first : last + 1]
     seen = np.maximum.accumulate(np.where(known, np.arange(len(demand)), -1))
     demand = np.where(seen >= 0, demand[np.maximum(seen, 0)], 0.0)
     delay = max(1, round(lead_ms / series.step_ms))
-    setting, wanted, reacting, mode = _choose(demand, known, delay, series.step_ms, limits)
-    now = float(demand[-1])
+    today = (as_of + series.step_ms) % DAY_MS // series.step_ms
+    setting, wanted, reacting, mode = _choose(demand, known, delay, series.step_ms, limits, today)
+    now = max(float(demand[-1]), now_gpus)
     rise = np.zeros(len(SHOWN))
     if len(demand) > 2 * per_day:
         rise = climate(demand, delay, per_day, np.asarray(SHOWN), len(demand) - 1)[-1]
@@ -127,33 +133,49 @@ def advise(
 
 
 def _choose(
-    demand: Floats, known: npt.NDArray[np.bool_], delay: int, step_ms: int, limits: Limits
+    demand: Floats, known: npt.NDArray[np.bool_], delay: int, step_ms: int, limits: Limits, today: int
 ) -> tuple[Setting, float, float, str]:
-    """The setting to run, the GPUs it wants now (its hold included), those of the best reactive one, and the mode."""
+    """The setting to run, the GPUs it wants now (its hold included), those of the best reactive one, and the mode.
+
+    `today`: how many of the last steps are of the day that is not over.
+    """
     per_day = DAY_MS // step_ms
     if len(demand) < LEAST_DAYS * per_day:
         setting = Setting("reactive", headroom=YOUNG_HEADROOM)
         wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
         return setting, wanted, wanted, "young"
-    # Whole days up to now: the part of a day stands at the beginning, where it is not looked at.
-    cut = len(demand) % per_day
-    demand, known = demand[cut:], known[cut:]
-    unit = unit_of(demand, limits.node_gpus)
-    warm = SETTLE_DAYS * per_day
-    candidates: Candidates = reactive(demand, unit, step_ms)
-    if limits.predict:
-        candidates = joined(candidates, predictive(demand, unit, delay, step_ms, warm))
-    run = simulate(demand, candidates.target, candidates.keep, delay, warm, limits.node_gpus)
-    days = len(demand) // per_day
-    spread = surprise(demand, delay)
-    seen = tally(demand, run.capacity, known, per_day, spread).between(SETTLE_DAYS, days)
-    anchor, rules = tuned(seen, candidates.settings, limits.cost_cap), Rules()
-    column, base = best(seen, candidates.settings, anchor, affordable(seen, anchor, limits.cost_cap, rules), rules)
-    wanted, reacting = (
-        max(float(candidates.target[-1, one]), float(candidates.keep[-1, one])) for one in (column, base)
-    )
-    setting = candidates.settings[column]
-    return setting, wanted, reacting, "predictive" if setting.predictive else "reactive"
+    begun = len(demand) - today
+    days = slice(begun - min(begun // per_day, PAST_DAYS) * per_day, begun)
+    question = (delay, step_ms, limits.node_gpus, limits.cost_cap, limits.predict)
+    with _ONE_AT_A_TIME:
+        chosen = _settings_of_a_day(demand[days].tobytes(), known[days].tobytes(), *question)
+    wanted, reacting = (wish(one, demand, delay, step_ms, begun) for one in chosen)
+    return chosen[0], wanted, reacting, "predictive" if chosen[0].predictive else "reactive"
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Choosing takes seconds and much memory; whoever asks for the same meanwhile gets the same answer."""
+
+
+@lru_cache(maxsize=256)
+def _settings_of_a_day(
+    demand_bytes: bytes, known_bytes: bytes, delay: int, step_ms: int, node_gpus: float, cost_cap: float, predict: bool
+) -> tuple[Setting, Setting]:
+    """The setting that whole days recommend for the next one, and the best reactive one."""
+    demand, known = np.frombuffer(demand_bytes), np.frombuffer(known_bytes, dtype=np.bool_)
+    per_day = DAY_MS // step_ms
+    unit, spread, warm = unit_of(demand, node_gpus), surprise(demand, delay), SETTLE_DAYS * per_day
+    settings: list[Setting] = []
+    tallies: list[Tally] = []
+    families = by_family(demand, unit, delay, step_ms, warm) if predict else ()
+    for candidates in itertools.chain([reactive(demand, unit, step_ms)], families):
+        run = simulate(demand, candidates.target, candidates.keep, delay, warm, node_gpus)
+        settings += candidates.settings
+        tallies.append(tally(demand, run.capacity, known, per_day, spread))
+    seen = Tally.joined(*tallies).between(SETTLE_DAYS, len(demand) // per_day)
+    anchor, rules = tuned(seen, settings, cost_cap), Rules()
+    column, base = best(seen, settings, anchor, affordable(seen, anchor, cost_cap, rules), rules)
+    return settings[column], settings[base]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,14 @@ class Tally:
         return Tally(*(table[first:last] for table in
                        (self.capacity, self.wait, self.risk, self.actions, self.demand)))  # fmt: skip
 
+    @classmethod
+    def joined(cls, *parts: Tally) -> Tally:
+        """The candidates of all parts side by side, over the same days."""
+        capacity, wait, risk, actions = (
+            np.hstack([getattr(part, name) for part in parts]) for name in ("capacity", "wait", "risk", "actions")
+        )
+        return cls(capacity, wait, risk, actions, parts[0].demand)
+
     def of(self, columns: Ints) -> Tally:
         """The same for some of the candidates."""
         return Tally(self.capacity[:, columns], self.wait[:, columns], self.risk[:, columns],

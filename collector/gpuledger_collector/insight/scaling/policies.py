@@ -6,6 +6,7 @@ Each candidate is a column of two tables: what it wants at the end of each step,
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ HOLD_MINUTES = (0, 15, 30, 60, 120, 240)
 RISE_QUANTILES = (0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99, 0.995, 0.998)
 PREDICTIVE_HOLDS = (0, 15, 30, 60, 120)
 PREDICTIVE_EXTRA = (0.0, 0.5, 1.0, 2.0)
+FAMILIES = ("climate", "drift", "blend")
+DAY_MS = 86_400_000
 LOTS_PER_UNIT = (4.0, 2.0)
 """A forecast moves a little with every step: capacity ordered in lots stands still meanwhile."""
 UTILISATION = (0.5, 0.6, 0.65, 0.7, 0.8, 0.9)
@@ -35,6 +38,7 @@ class Setting:
     extra_gpus: float = 0.0
     hold_minutes: int = 0
     quantile: float | None = None
+    lot_gpus: float = 0.0
 
     @property
     def predictive(self) -> bool:
@@ -85,19 +89,45 @@ def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
 
 def predictive(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Candidates:
     """Demand now plus a quantile of the rise until what is ordered now serves, in whole lots, held for a while."""
-    per_day = max(1, 86_400_000 // step_ms)
+    return joined(*by_family(demand, unit, delay, step_ms, start))
+
+
+def by_family(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Iterator[Candidates]:
+    """The same, one family at a time: all of a month's five minutes at once are half a gigabyte."""
     quantiles = np.asarray(RISE_QUANTILES)
-    settings, target, keep = [], [], []
-    made = {"climate": climate(demand, delay, per_day, quantiles, start),
-            "drift": drift(demand, delay, per_day, quantiles, start)}  # fmt: skip
-    made["blend"] = (made["climate"] + made["drift"]) / 2
-    for (family, rise), extra, lot in itertools.product(made.items(), PREDICTIVE_EXTRA, lots(unit)):
-        wanted = whole_nodes(demand[:, None] + rise + extra * unit, lot)
-        for hold in PREDICTIVE_HOLDS:
-            settings += [Setting(family, 0.0, extra * unit, hold, quantile) for quantile in RISE_QUANTILES]
-            target.append(wanted)
-            keep.append(rolling_max(wanted, steps_of(hold, step_ms)))
-    return Candidates(tuple(settings), np.hstack(target), np.hstack(keep))
+    for family in FAMILIES:
+        rise = _rise(family, demand, delay, step_ms, quantiles, start)
+        settings, target, keep = [], [], []
+        for extra, lot in itertools.product(PREDICTIVE_EXTRA, lots(unit)):
+            wanted = whole_nodes(demand[:, None] + rise + extra * unit, lot)
+            for hold in PREDICTIVE_HOLDS:
+                settings += [Setting(family, 0.0, extra * unit, hold, quantile, lot) for quantile in RISE_QUANTILES]
+                target.append(wanted)
+                keep.append(rolling_max(wanted, steps_of(hold, step_ms)))
+        yield Candidates(tuple(settings), np.hstack(target), np.hstack(keep))
+
+
+def _rise(family: str, demand: Floats, delay: int, step_ms: int, quantiles: Floats, start: int) -> Floats:
+    """GPUs by which demand may rise (n, Q), from the step `start` on."""
+    per_day = max(1, DAY_MS // step_ms)
+    if family == "climate":
+        return climate(demand, delay, per_day, quantiles, start)
+    if family == "drift":
+        return drift(demand, delay, per_day, quantiles, start)
+    both = (_rise(one, demand, delay, step_ms, quantiles, start) for one in ("climate", "drift"))
+    return np.asarray(sum(both) / 2)
+
+
+def wish(setting: Setting, demand: Floats, delay: int, step_ms: int, day: int) -> float:
+    """What one setting asks for at the end of the last step, its hold included; `day`: the step that began today."""
+    recent = steps_of(setting.hold_minutes, step_ms)
+    if setting.quantile is None:
+        return float(demand[-recent:].max()) * (1 + setting.headroom) + setting.extra_gpus
+    per_day = max(1, DAY_MS // step_ms)
+    while day > per_day and day > len(demand) - recent:
+        day -= per_day  # the hold reaches back to yesterday, whose forecast was fitted then
+    rise = _rise(setting.family, demand, delay, step_ms, np.asarray([setting.quantile]), day)[-recent:, 0]
+    return float(whole_nodes(demand[-recent:] + rise + setting.extra_gpus, setting.lot_gpus).max())
 
 
 def lots(unit: float) -> list[float]:
