@@ -101,6 +101,13 @@ class Settings:
     keep_stretch_days: int = field(
         default=0, metadata={"help": "days that evidence of closed periods is kept, 39 or more; 0: for ever"}
     )
+    keep_batches_days: int = field(
+        default=37, metadata={"help": "days that keys of batches are kept, 37 or more: agents may send for 35"}
+    )
+    keep_series_days: int = field(
+        default=400, metadata={"help": "days that five-minute series of owners are kept; 0: for ever"}
+    )
+    series_seconds: int = field(default=300, metadata={"help": "how often changed days are drawn as series again"})
     budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
     send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
     mail_server: str = field(default="", metadata={"help": "HOST:PORT of the SMTP server for mails"})
@@ -298,9 +305,13 @@ _POSITIVE = (
     "scaling_seconds",
     "send_seconds",
     "pack_after_days",
+    "series_seconds",
 )
 LEAST_STRETCH_DAYS = 39
 """An agent may hold 35 days; two more as for the batch ledger, one whole day, and one that stretches reach into."""
+
+LEAST_BATCH_DAYS = 37
+"""An agent may hold a batch for 35 days, rollups included; two more, so that what it sends again is known."""
 
 
 def check(settings: Settings) -> None:
@@ -336,6 +347,12 @@ def _retention_faults(settings: Settings) -> list[str]:
         faults.append(
             f"keep_stretch_days: must be 0 (for ever) or {LEAST_STRETCH_DAYS} and more, as agents may still hold them"
         )
+    if settings.keep_batches_days < LEAST_BATCH_DAYS:
+        faults.append(
+            f"keep_batches_days: must be {LEAST_BATCH_DAYS} or more, or a batch that an agent sends again counts twice"
+        )
+    if settings.keep_series_days < 0:
+        faults.append("keep_series_days: must be 0 (for ever) or more")
     return faults
 
 

@@ -124,7 +124,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
     import psycopg
 
-    from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write
+    from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write, samples, series
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
     from gpuledger_collector.api.limits import Quota, Quotas
@@ -179,6 +179,8 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     leaving = threading.Event()
     made = app.create(intake, remote, metrics, lambda: lacking(opened), readers, leaving.is_set)
     made.include_router(queue.router(keys, readers.ledger, clock))
+    made.include_router(series.router(readers))
+    made.include_router(samples.router(readers))
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
     return Collector(made, intake, remote, commit, metrics, leaving)
@@ -235,6 +237,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
+    from gpuledger_collector.jobs.roll_series import roll_series
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.jobs.write_letters import write_letters
     from gpuledger_collector.notify import budget_mail, letter_mail
@@ -248,6 +251,7 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
     from gpuledger_collector.storage.letters import LetterBook
     from gpuledger_collector.storage.recommendations import RecommendationStore
     from gpuledger_collector.storage.scaling import ScalingStore
+    from gpuledger_collector.storage.series import SeriesStore
 
     ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
@@ -314,6 +318,13 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             "keep_forecasts",
             3_600,
             lambda: counted(keep_forecasts(ForecastStore(lambda: opened.engine), now_ms()), "forecasts kept"),
+        ),
+        Job(
+            "roll_series",
+            settings.series_seconds,
+            lambda: counted(
+                roll_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms()), "days drawn"
+            ),
         ),
         Job("tidy", 86_400, tidy),
         Job("pack_samples", 86_400, lambda: pack_samples(Archive(opened.current_dsn()), retention(settings), now_ms())),

@@ -19,6 +19,7 @@ from gpuledger_collector.storage.schema import (
     replicas,
     runs,
     scaling,
+    series,
     trust,
 )
 from gpuledger_collector.storage.schema.columns import STATES, metadata
@@ -38,5 +39,6 @@ __all__ = [
     "replicas",
     "runs",
     "scaling",
+    "series",
     "trust",
 ]
