@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
+from gpuledger_collector.cli.forecast import Shape
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome
     from gpuledger_collector.ingest.files.declared import Declared
     from gpuledger_collector.storage.ledgers import Connection
+
+COLUMNS = ("what", "added", "superseded", "unchanged", "days_to_rate_again", "dry_run")
 
 
 def register(root: typer.Typer) -> None:
@@ -25,7 +28,8 @@ def register(root: typer.Typer) -> None:
 
 def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="[[rule]], [[price]] and [[budget]] tables.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")] = False,
+    shape: Annotated[Shape, typer.Option("--format", help="Form of what is said.")] = Shape.table,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -51,10 +55,16 @@ def apply(
             done = _done(connection, declared, now())
             if dry_run:
                 connection.rollback()
+    if shape is not Shape.table:
+        from gpuledger_collector.export.cells import rows_as
+
+        rows = [(name, one.added, one.updated, one.unchanged, one.dirty_days, dry_run) for name, one in done.items()]
+        sys.stdout.write(rows_as(shape.value, COLUMNS, rows))
+        return
     for name, outcome in done.items():
         print(
             f"{name}: {outcome.added} added, {outcome.updated} superseded, {outcome.unchanged} unchanged; "
-            f"{outcome.dirty_days} days to rate again" + (" (dry run: nothing was changed)" if dry_run else "")
+            f"{outcome.dirty_days} days to rate again" + untouched(dry_run)
         )
 
 

@@ -1,4 +1,4 @@
-"""gpuledger budgets and outbox: how far budgets are spent, and what was told of it."""
+"""gpuledger budgets: how far they are spent, and what was told of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse, settings
+from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, refuse, settings, untouched
 
 if TYPE_CHECKING:
     import psycopg
@@ -32,16 +32,12 @@ Form = Annotated[Shape, typer.Option("--format", help="Form of the output.")]
 
 
 def register(root: typer.Typer) -> None:
-    """Add `gpuledger budgets` and `gpuledger outbox`."""
+    """Add `gpuledger budgets`."""
     budgets = typer.Typer(help="How far budgets are spent, and when they will be.")
     budgets.callback(invoke_without_command=True, epilog="Example: gpuledger budgets --format json")(show)
     budgets.command(epilog='Example: gpuledger budgets ack "vision" --by ada')(ack)
     budgets.command(epilog="Example: gpuledger budgets replay --from 2026-10-01 --to 2026-11-01 --dry-run")(replay)
     root.add_typer(budgets, name="budgets")
-    outbox = typer.Typer(help="Messages that wait, were sent, or could not be.", no_args_is_help=True)
-    outbox.command("list", epilog="Example: gpuledger outbox list --state dead")(list_messages)
-    outbox.command("send", epilog="Example: gpuledger outbox send")(send)
-    root.add_typer(outbox, name="outbox")
 
 
 def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
@@ -87,6 +83,7 @@ def _text(found: list[Status], shape: Shape) -> str:
 def ack(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the budget.")],
     who: Annotated[str, typer.Option("--by", metavar="NAME", help="Who knows of it.")] = "",
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -97,12 +94,12 @@ def ack(
         from gpuledger_collector.storage import budgets
         from gpuledger_collector.wiring import now
 
-        with _connect(opened)() as connection:
+        with _connect(opened)() as connection, connection.transaction(force_rollback=dry_run):
             names = [budget.name for budget in budgets.current(connection)]
             if name not in names:
                 refuse(f"{name!r} is no budget in force; there are {', '.join(names) or 'none'}")
             count = budgets.acknowledge(connection, name, who or getpass.getuser(), int(now().timestamp() * 1000))
-    print(f"{count} alerts acknowledged")
+    print(f"{count} alerts acknowledged" + untouched(dry_run))
 
 
 def replay(
@@ -162,45 +159,6 @@ def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -
     for at_ms in instants:
         watch_budgets(store, at_ms, write)
     return told
-
-
-def list_messages(
-    state: Annotated[
-        str, typer.Option("--state", help="Only waiting, held, joined, handing_over, sent, unconfirmed or dead ones.")
-    ] = "",
-    dsn: Dsn = None,
-    config: Config = None,
-) -> None:
-    """List messages, newest first. Ends with 1 when one of them was given up or is unconfirmed."""
-    from gpuledger_collector.accounting.period import format_instant
-
-    states = ("waiting", "held", "joined", "handing_over", "sent", "unconfirmed", "dead")
-    if state and state not in states:
-        refuse(f"--state: {state!r} is none of {', '.join(states)}")
-    with database(dsn, config) as opened:
-        from gpuledger_collector.storage import outbox
-
-        with _connect(opened)() as connection:
-            found = outbox.listing(connection, [state] if state else None)
-    for one in found:
-        error = f"  ({one.error})" if one.error else ""
-        print(f"{format_instant(one.made_ms)}  {one.state:12}  {one.recipient}  {one.subject}{error}")
-    if any(one.state in {"unconfirmed", "dead"} for one in found):
-        raise typer.Exit(FINDINGS)
-
-
-def send(dsn: Dsn = None, config: Config = None) -> None:
-    """Send what waits now, as the collector does on its schedule. Ends with 1 when something could not be sent."""
-    chosen = settings(config, dsn)
-    if not (chosen.mail_server or chosen.mail_dir or chosen.hooks_file):
-        refuse("no way to send is configured: set mail_server, mail_dir or hooks_file")
-    with database(dsn, config) as opened:
-        from gpuledger_collector import wiring
-
-        done = wiring.sender(chosen, _connect(opened)).send_due()
-    print(done)
-    if done.again or done.unconfirmed or done.dead:
-        raise typer.Exit(FINDINGS)
 
 
 def _connect(opened: Database) -> Callable[[], psycopg.Connection[tuple[Any, ...]]]:

@@ -29,6 +29,7 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", help="TOML file with settings.", metavar="FILE"),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
 
 
 class Refusal(Exception):
@@ -42,6 +43,11 @@ class Refusal(Exception):
 def refuse(sentence: str, code: int = BAD_INPUT) -> NoReturn:
     """End the command with one sentence on standard error."""
     raise Refusal(sentence, code)
+
+
+def untouched(dry_run: bool) -> str:
+    """What is said after a sentence that tells of a change, where it was only tried."""
+    return " (dry run: nothing was changed)" if dry_run else ""
 
 
 def settings(config: Path | None = None, dsn: str | None = None) -> Settings:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
+
+if TYPE_CHECKING:
+    from gpuledger_collector.storage.migrate import SchemaStatus
 
 app = typer.Typer(name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True)
 
@@ -57,13 +61,20 @@ def upgrade(
 
 
 @app.command(epilog="Example: gpuledger db check && gpuledger serve")
-def check(dsn: Dsn = None, config: Config = None) -> None:
+def check(
+    shape: Shape = typer.Option(Shape.table, "--format", help="Form of the output."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
     with database(dsn, config, migrated=False) as opened:
         from gpuledger_collector.storage import migrate
         from gpuledger_collector.storage.engine import SUPPORTED
 
         found = migrate.status(opened.dsn)
+    if shape is not Shape.table:
+        _emit_versions(found, shape)
+        return
     verdict = "supported" if found.supported else f"not supported: {SUPPORTED[0]} to {SUPPORTED[-1]} are"
     print(f"server    PostgreSQL {found.server_major}.{found.server_version % 10_000} ({verdict})")
     print(f"schema    {found.current or 'empty'} (newest {found.head})")
@@ -71,6 +82,18 @@ def check(dsn: Dsn = None, config: Config = None) -> None:
         print(f"pending   {line}" + (" (post: when no older collector is alive)" if line.phase == "post" else ""))
     for name in found.ahead:
         print(f"ahead     {name} (of a newer version, which lets this one go on)")
+    if found.pending or not found.supported:
+        raise typer.Exit(FINDINGS)
+
+
+def _emit_versions(found: SchemaStatus, shape: Shape) -> None:
+    """The versions as one row for a program; ends as the text does."""
+    from gpuledger_collector.export.cells import rows_as
+
+    server = f"{found.server_major}.{found.server_version % 10_000}"
+    row = (server, found.supported, found.current or "", found.head, len(found.pending))
+    columns = ("server", "supported", "schema", "newest", "pending")
+    sys.stdout.write(rows_as(shape.value, columns, [row]))
     if found.pending or not found.supported:
         raise typer.Exit(FINDINGS)
 

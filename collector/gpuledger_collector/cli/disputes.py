@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse
+from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, owner_levels, refuse, untouched
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
@@ -92,6 +92,7 @@ def open_(
     accelerator: Accelerator = None,
     workload: Workload = None,
     line: Line = None,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -111,7 +112,10 @@ def open_(
                 made = disputes.open_dispute(connection, contest, reason, audit.person(), int(now().timestamp() * 1000))
             except ValueError as error:
                 refuse(f"--{error}" if str(error).partition(":")[0] in _OPTIONS else str(error))
-    print(f"dispute {made.id} is open: {_amounts(made.cost)} contested; seal of the evidence {made.seal}")
+            if dry_run:
+                connection.rollback()
+    called = "a dispute" if dry_run else f"dispute {made.id}"
+    print(f"{called} is open: {_amounts(made.cost)} contested; seal of the evidence {made.seal}" + untouched(dry_run))
 
 
 _OPTIONS = ("owner", "accelerator", "workload", "line", "reason", "note")
@@ -186,6 +190,7 @@ def answer(
     from_owner: Annotated[
         bool, typer.Option("--from-owner", help="The owner says it: the dispute waits for an answer again.")
     ] = False,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -196,8 +201,8 @@ def answer(
 
         return disputes.answer(connection, number, note, who, now_ms, from_owner=from_owner)
 
-    made = _step(dsn, config, work)
-    print(f"dispute {number} is {made.state}")
+    made = _step(dsn, config, work, dry_run=dry_run)
+    print(f"dispute {number} is {made.state}" + untouched(dry_run))
 
 
 @app.command(epilog='Example: gpuledger disputes resolve 3 --accept --to team=speech --note "borrowed, see ticket 9"')
@@ -214,6 +219,7 @@ def resolve(
     unavailable: Annotated[
         bool, typer.Option("--unavailable", help="With --accept: the accelerator could not be used.")
     ] = False,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -231,9 +237,12 @@ def resolve(
         made, days = disputes.resolve(connection, number, remedy, note, who, now_ms)
         return made
 
-    made = _step(dsn, config, work)
-    print(f"dispute {number} is {made.state}")
+    made = _step(dsn, config, work, dry_run=dry_run)
+    print(f"dispute {number} is {made.state}" + untouched(dry_run))
     if remedy is None:
+        return
+    if dry_run:
+        print(f"{days} days to rate again")
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
@@ -303,8 +312,8 @@ def _rated(dsn: str, contest: Contest) -> Contest:
     return contest
 
 
-def _step(dsn: str | None, config: Path | None, work: Any) -> Dispute:
-    """A step of a dispute in one transaction; what is not possible is refused with its sentence."""
+def _step(dsn: str | None, config: Path | None, work: Any, *, dry_run: bool) -> Dispute:
+    """A step of a dispute in one transaction, undone in a dry run; what is not possible is refused."""
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.disputes import BadStep
         from gpuledger_collector.storage import audit
@@ -317,6 +326,8 @@ def _step(dsn: str | None, config: Path | None, work: Any) -> Dispute:
                 made: Dispute = work(connection, audit.person(), int(now().timestamp() * 1000))
             except (BadStep, NoDispute, ValueError) as error:
                 refuse(f"--{error}" if str(error).partition(":")[0] in _OPTIONS else str(error))
+            if dry_run:
+                connection.rollback()
     return made
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,7 +23,6 @@ app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV; .gz is read as well.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Import the good rows and leave out the bad ones.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
 
 
 def register(root: typer.Typer) -> None:
@@ -289,5 +288,5 @@ def _carry_out(
             connection.rollback()
     print(
         f"{what}: {done.added} added, {done.updated} updated, {done.unchanged} unchanged; "
-        f"{done.dirty_days} days to rate again" + (" (dry run: nothing was changed)" if dry_run else "")
+        f"{done.dirty_days} days to rate again" + untouched(dry_run)
     )

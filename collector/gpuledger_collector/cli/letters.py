@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse, settings
+from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, refuse, settings, untouched
+from gpuledger_collector.cli.forecast import Shape
 
 if TYPE_CHECKING:
     import psycopg
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from gpuledger_collector.insight.letters import Letter
 
 SHOWN = 200
+LETTER_COLUMNS = ("id", "told_at", "kind", "standing", "team", "subject", "recipients")
+ACTION_COLUMNS = ("at", "state", "what", "team", "workload", "detail")
+REHEARSED_COLUMNS = ("verdict", "what", "team", "workload", "label", "since", "due", "why")
+Form = Annotated[Shape, typer.Option("--format", help="Form of the output.")]
 Connect = Callable[[], "psycopg.Connection[tuple[Any, ...]]"]
 
 
@@ -44,16 +49,29 @@ def _opened(dsn: Dsn, config: Config) -> Iterator[tuple[Connect, int]]:
         yield lambda: Ledger(opened.dsn).connect(autocommit=True), int(now().timestamp() * 1000)
 
 
-def list_letters(dsn: Dsn = None, config: Config = None) -> None:
+def list_letters(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """List the last letters, newest first: of what, since when, to whom, and what came of it."""
     from gpuledger_collector.accounting.period import format_instant
     from gpuledger_collector.storage import letters
 
     with _opened(dsn, config) as (connect, now_ms), connect() as connection:
-        for one in letters.newest(connection, SHOWN):
-            name = letters.subject_of(connection, one)
-            print(f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
-                  f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}")  # fmt: skip
+        found = [(one, letters.subject_of(connection, one)) for one in letters.newest(connection, SHOWN)]
+    if shape is not Shape.table:
+        _emit(shape, LETTER_COLUMNS, [
+            (one.id, format_instant(one.told_ms), one.kind, _standing(one, now_ms), one.team, name,
+             ", ".join(one.recipients))
+            for one, name in found
+        ])  # fmt: skip
+        return
+    for one, name in found:
+        print(f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
+              f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}")  # fmt: skip
+
+
+def _emit(shape: Shape, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    from gpuledger_collector.export.cells import rows_as
+
+    sys.stdout.write(rows_as(shape.value, columns, rows))
 
 
 def _standing(one: Letter, now_ms: int) -> str:
@@ -93,6 +111,7 @@ def ack(
     number: Annotated[int, typer.Argument(metavar="LETTER", help="Number of the letter (gpuledger letters list).")],
     days: Annotated[int, typer.Option("--days", min=1, max=90, help="For how long it is meant so.")] = 7,
     why: Annotated[str, typer.Option("--why", help="The reason, kept in the audit log.")] = "",
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -100,30 +119,37 @@ def ack(
     from gpuledger_collector.accounting.period import DAY_MS, format_instant
     from gpuledger_collector.storage import audit, letters
 
-    with _opened(dsn, config) as (connect, now_ms), connect() as connection, connection.transaction():
+    with (
+        _opened(dsn, config) as (connect, now_ms),
+        connect() as connection,
+        connection.transaction(force_rollback=dry_run),
+    ):
         until_ms = now_ms + days * DAY_MS
         found = letters.acknowledge(connection, number, audit.person(), until_ms, why[:500], now_ms)
     if found is None:
         refuse(f"{number} is the number of no letter; gpuledger letters list shows them")
-    print(f"noted until {format_instant(until_ms)}")
+    print(f"noted until {format_instant(until_ms)}" + untouched(dry_run))
 
 
-def list_actions(dsn: Dsn = None, config: Config = None) -> None:
+def list_actions(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """List the last actions, newest first. Ends with 1 when one of them failed or was begun and not ended."""
     from gpuledger_collector.accounting.period import format_instant
     from gpuledger_collector.storage import letters
 
     with _opened(dsn, config) as (connect, _), connect() as connection:
         found = letters.actions(connection, SHOWN)
-    for one in found:
-        at_ms = one.done_ms or one.acted_ms or one.last_shown_ms
-        said = f"  ({one.detail})" if one.detail else ""
-        print(f"{format_instant(at_ms)}  {one.state:7}  {one.what}  {one.team}  {one.target.get('workload')}{said}")
+    rows = [(format_instant(one.done_ms or one.acted_ms or one.last_shown_ms), one.state, one.what, one.team,
+             one.target.get("workload"), one.detail) for one in found]  # fmt: skip
+    if shape is not Shape.table:
+        _emit(shape, ACTION_COLUMNS, rows)
+    else:
+        for at, state, what, team, workload, detail in rows:
+            print(f"{at}  {state:7}  {what}  {team}  {workload}" + (f"  ({detail})" if detail else ""))
     if any(one.state in {"failed", "doing"} for one in found):
         raise typer.Exit(FINDINGS)
 
 
-def dry_run(dsn: Dsn = None, config: Config = None) -> None:
+def dry_run(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """Show what would be given back, and since when that is shown; and what is spared, and why. Changes nothing."""
     from gpuledger_collector.accounting.period import HOUR_MS, format_instant
     from gpuledger_collector.jobs.act_on_idle import candidates
@@ -132,14 +158,19 @@ def dry_run(dsn: Dsn = None, config: Config = None) -> None:
     enabled = settings(config, dsn).actions
     with _opened(dsn, config) as (connect, now_ms), LetterBook(connect).unit() as unit:
         found, shown = candidates(unit, now_ms), {one.key: one for one in unit.shown()}
+    rows = []
     for one in found:
-        name = f"{one.rule.do}  {one.holding.team}  {one.holding.external_id}  {one.holding.label}"
-        if one.spared:
-            print(f"spared  {name}  ({one.spared})")
-            continue
         since_ms = shown[one.key].first_shown_ms if one.key in shown else now_ms
-        print(f"shown   {name}  (since {format_instant(since_ms)}, "
-              f"done from {format_instant(since_ms + one.rule.dry_run_hours * HOUR_MS)} on)")  # fmt: skip
+        due_ms = since_ms + one.rule.dry_run_hours * HOUR_MS
+        when = (None, None) if one.spared else (format_instant(since_ms), format_instant(due_ms))
+        rows.append(("spared" if one.spared else "shown", one.rule.do, one.holding.team, one.holding.external_id,
+                     one.holding.label, *when, one.spared))  # fmt: skip
+    if shape is not Shape.table:
+        _emit(shape, REHEARSED_COLUMNS, rows)
+    else:
+        for verdict, do, team, workload, label, since, due, why in rows:
+            said = why or f"since {since}, done from {due} on"
+            print(f"{verdict:6}  {do}  {team}  {workload}  {label}  ({said})")
     if not enabled:
         print("actions are off: nothing is ever done, only shown (actions = true in the settings)", file=sys.stderr)
 

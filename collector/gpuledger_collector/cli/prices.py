@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.commitments import Commitment
@@ -24,6 +24,7 @@ class Shape(enum.StrEnum):
 
     table = "table"
     csv = "csv"
+    json = "json"
 
 
 def register(root: typer.Typer) -> None:
@@ -41,8 +42,8 @@ def list_prices(
     config: Config = None,
 ) -> None:
     """List the rates in force; with --explain what they were derived from and what is committed."""
-    if explain and shape is Shape.csv:
-        refuse("--explain goes with the table: csv holds what can be imported again")
+    if explain and shape is not Shape.table:
+        refuse("--explain goes with the table: csv and json hold what can be imported again")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import commitments, prices
         from gpuledger_collector.storage.ledgers import Ledger
@@ -51,13 +52,10 @@ def list_prices(
             book = prices.current(connection)
             committed, choices = commitments.current(connection), commitments.choices(connection)
     rows = [_cells(price) for price in book]
-    if shape is Shape.csv:
-        import csv
+    if shape is not Shape.table:
+        from gpuledger_collector.export.cells import rows_as
 
-        from gpuledger_collector.export.cells import neutral
-
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([COLUMNS, *([neutral(cell) for cell in row] for row in rows)])
+        sys.stdout.write(rows_as(shape.value, COLUMNS, rows))
         return
     _print_table(rows)
     if explain:
@@ -149,6 +147,7 @@ def set_price(
     list_rate: Annotated[str, typer.Option("--list-rate", help="List price per GPU-hour.")] = "",
     region: Annotated[str, typer.Option("--region", help="Only in this region.")] = "",
     node: Annotated[str, typer.Option("--node", help="Only on this node.")] = "",
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -169,5 +168,7 @@ def set_price(
 
         with Ledger(opened.dsn).connect() as connection:
             done = prices.add(connection, [price], now())
+            if dry_run:
+                connection.rollback()
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"
-    print(f"the rate {said}; {done.dirty_days} days to rate again")
+    print(f"the rate {said}; {done.dirty_days} days to rate again" + untouched(dry_run))

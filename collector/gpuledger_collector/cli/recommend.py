@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import BAD_INPUT, DONE, FINDINGS, Config, Dsn, database, refuse, settings
+from gpuledger_collector.cli.common import (
+    BAD_INPUT,
+    DONE,
+    FINDINGS,
+    Config,
+    DryRun,
+    Dsn,
+    database,
+    refuse,
+    settings,
+    untouched,
+)
 from gpuledger_collector.cli.what_if import Shape
 
 MONTH_DAYS = 30
@@ -100,11 +111,12 @@ def accept(
     number: Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="What was decided.")] = "",
     at: Annotated[str | None, typer.Option("--at", help="When it was decided. Default: now.")] = None,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
     """Say that a recommendation is followed: from then on its realised saving is measured by the ledger."""
-    decided(number, "accepted", reason, past("--at", at), dsn, config)
+    decided(number, "accepted", reason, past("--at", at), dsn, config, dry_run=dry_run)
 
 
 @app.command(epilog="Example: gpuledger recommend reject 12 --reason 'kept for the deadline'")
@@ -112,14 +124,17 @@ def reject(
     number: Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="Why not.")] = "",
     at: Annotated[str | None, typer.Option("--at", help="When it was decided. Default: now.")] = None,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
     """Say that a recommendation is not followed: it is not made again before it would have expired."""
-    decided(number, "rejected", reason, past("--at", at), dsn, config)
+    decided(number, "rejected", reason, past("--at", at), dsn, config, dry_run=dry_run)
 
 
-def decided(number: int, state: str, reason: str, at_ms: int, dsn: str | None, config: Path | None) -> None:
+def decided(
+    number: int, state: str, reason: str, at_ms: int, dsn: str | None, config: Path | None, *, dry_run: bool = False
+) -> None:
     """Write a decision under the name of whoever runs the command."""
     from gpuledger_collector.storage.audit import person
     from gpuledger_collector.storage.ledgers import Ledger
@@ -127,11 +142,13 @@ def decided(number: int, state: str, reason: str, at_ms: int, dsn: str | None, c
 
     with database(dsn, config) as opened, Ledger(opened.dsn).connect() as connection:
         before = decide(connection, number, state, person(), reason, at_ms)
+        if dry_run:
+            connection.rollback()
     if before is None:
         refuse(f"there is no recommendation {number}; `gpuledger recommend` lists them", BAD_INPUT)
     if before != "open":
         refuse(f"recommendation {number} is {before} already: only what is open is decided on", BAD_INPUT)
-    print(f"recommendation {number} is {state}")
+    print(f"recommendation {number} is {state}" + untouched(dry_run))
 
 
 def row_of(one: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, owner_levels, refuse
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
@@ -262,6 +262,7 @@ def report(
     tokens: Annotated[int | None, typer.Option("--tokens", min=0, help="Tokens since it began.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=0, help="Samples since it began.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="INSTANT", help="RFC 3339 with zone; default: now.")] = None,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -285,4 +286,7 @@ def report(
                 kept(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
             except ValueError as error:
                 refuse(str(error))
-    print(f"{key}: {', '.join(f'{value} {name}' for name, value in told.items() if value is not None)}")
+            if dry_run:
+                connection.rollback()
+    said = ", ".join(f"{value} {name}" for name, value in told.items() if value is not None)
+    print(f"{key}: {said}" + untouched(dry_run))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database, owner_levels, refuse
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.tokens import Token
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="token", help="Tokens of agents and of people who read.", no_args_is_help=True)
 HOUR_MS = 3_600_000
 ANY_NODE = "*"
+COLUMNS = ("id", "name", "role", "node", "owner", "made_ms", "expires_ms", "revoked_ms", "last_used_ms", "live")
 Which = Annotated[str, typer.Argument(metavar="NAME", help="Name or number of the token.")]
 
 
@@ -33,6 +34,7 @@ class Shape(enum.StrEnum):
     """Forms of the list."""
 
     table = "table"
+    csv = "csv"
     json = "json"
 
 
@@ -50,6 +52,7 @@ def create(
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the token; default: its node, owner or role.")] = "",
     days: Annotated[int, typer.Option("--days", min=0, help="Days until it expires; 0: never.")] = 0,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -76,13 +79,18 @@ def create(
         try:
             with Ledger(opened.dsn).connect() as connection:
                 made, secret = tokens.create(connection, wanted)
+                if dry_run:
+                    connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
-    _hand_over(made, secret)
+    _hand_over(made, secret, dry_run)
 
 
-def _hand_over(made: Token, secret: str) -> None:
+def _hand_over(made: Token, secret: str, dry_run: bool) -> None:
     """The secret alone on standard output, so that it can be written to a file; what it is, on standard error."""
+    if dry_run:  # its number and its secret are those of no token
+        print(f"a token {made.name!r}, {made.role}: {_reach(made)}{untouched(dry_run)}", file=sys.stderr)
+        return
     print(f"token {made.id} {made.name!r}, {made.role}: {_reach(made)}; it is shown this once:", file=sys.stderr)
     print(secret)
 
@@ -110,9 +118,15 @@ def list_tokens(
         with Ledger(opened.dsn).connect() as connection:
             found = tokens.every(connection)
         at_ms = round(now().timestamp() * 1000)
+    rows = [{**one.facts(), "last_used_ms": one.last_used_ms, "live": one.live(at_ms)} for one in found]
     if shape is Shape.json:
-        rows = [{**one.facts(), "last_used_ms": one.last_used_ms, "live": one.live(at_ms)} for one in found]
         print(json.dumps(rows, indent=2))
+        return
+    if shape is Shape.csv:
+        from gpuledger_collector.export.cells import rows_as
+
+        cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
+        sys.stdout.write(rows_as("csv", COLUMNS, cells))
         return
     for one in found:
         state = "live" if one.live(at_ms) else "revoked" if one.revoked_ms is not None else "expired"
@@ -122,6 +136,11 @@ def list_tokens(
     print(f"{sum(one.live(at_ms) for one in found)} of {len(found)} tokens live")
 
 
+def _cell(value: object) -> object:
+    """What of a token goes into one cell of CSV: an owner's levels as `level=value`."""
+    return " ".join(f"{level}={name}" for level, name in value.items()) if isinstance(value, dict) else value
+
+
 def _instant(at_ms: int) -> str:
     from gpuledger_collector.accounting.period import format_instant
 
@@ -129,7 +148,7 @@ def _instant(at_ms: int) -> str:
 
 
 @app.command(epilog="Example: gpuledger token revoke gpu-07")
-def revoke(which: Which, dsn: Dsn = None, config: Config = None) -> None:
+def revoke(which: Which, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None) -> None:
     """Revoke a token; a running collector refuses it within seconds."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
@@ -139,15 +158,18 @@ def revoke(which: Which, dsn: Dsn = None, config: Config = None) -> None:
         try:
             with Ledger(opened.dsn).connect() as connection:
                 gone = tokens.revoke(connection, which, round(now().timestamp() * 1000))
+                if dry_run:
+                    connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
-    print(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}")
+    print(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}" + untouched(dry_run))
 
 
 @app.command(epilog="Example: gpuledger token rotate gpu-07 --grace-hours 48 > gpu-07.token")
 def rotate(
     which: Which,
     grace_hours: Annotated[int, typer.Option("--grace-hours", min=0, help="How long the old one lives on.")] = 24,
+    dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
@@ -161,6 +183,8 @@ def rotate(
         try:
             with Ledger(opened.dsn).connect() as connection:
                 made, secret = tokens.rotate(connection, which, at_ms, at_ms + grace_hours * HOUR_MS)
+                if dry_run:
+                    connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
-    _hand_over(made, secret)
+    _hand_over(made, secret, dry_run)

@@ -65,25 +65,14 @@ class Box:
     def arrange(self, now_ms: int, write: WriteDigest, on_step: OnStep = lambda _: None) -> int:
         """Plan what is new, and make the digests that are due; how many digests were made."""
         with self.connect() as connection, connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.OUTBOX_PLAN,))
-            rules = letter_rules.recipients(connection)
-            _plan(connection, rules, now_ms)
-            on_step("planned")
-            made = _digests(connection, rules, now_ms, write, on_step)
+            made = _arrange(connection, now_ms, write, on_step)
         on_step("arranged")
         return made
 
     def due(self, now_ms: int, limit: int, channels: Sequence[str]) -> list[int]:
         """Ids of planned messages of these channels whose time has come, oldest first."""
         with self.connect() as connection:
-            rows = connection.execute(
-                "SELECT id FROM outbox WHERE state IN ('waiting', 'handing_over') AND not_before_ms <= %s "
-                "AND (planned_ms IS NOT NULL OR state = 'handing_over') "
-                "AND CASE WHEN recipient ~ '^(slack|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END "
-                "= ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
-                (now_ms, list(channels), limit),
-            ).fetchall()
-        return [row[0] for row in rows]
+            return [row[0] for row in _due(connection, now_ms, limit, channels)]
 
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[RowClaim | None]:
@@ -102,6 +91,33 @@ class Box:
             yield (
                 None if row is None else RowClaim(connection, message_id, _message(row), row[-2], row[-1] != "waiting")
             )
+
+
+def rehearse(
+    connection: Connection, now_ms: int, write: WriteDigest, channels: Sequence[str], limit: int = 1000
+) -> list[tuple[str, str]]:
+    """Recipient and subject of what a round would send now, digests too; the caller's transaction is to be undone."""
+    _arrange(connection, now_ms, write, lambda _: None)
+    return [(row[1], row[2]) for row in _due(connection, now_ms, limit, channels)]
+
+
+def _arrange(connection: Connection, now_ms: int, write: WriteDigest, on_step: OnStep) -> int:
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.OUTBOX_PLAN,))
+    rules = letter_rules.recipients(connection)
+    _plan(connection, rules, now_ms)
+    on_step("planned")
+    return _digests(connection, rules, now_ms, write, on_step)
+
+
+def _due(connection: Connection, now_ms: int, limit: int, channels: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Id, recipient and subject of planned messages of these channels whose time has come, oldest first."""
+    return connection.execute(
+        "SELECT id, recipient, subject FROM outbox WHERE state IN ('waiting', 'handing_over') AND not_before_ms <= %s "
+        "AND (planned_ms IS NOT NULL OR state = 'handing_over') "
+        "AND CASE WHEN recipient ~ '^(slack|webhook):' THEN split_part(recipient, ':', 1) ELSE 'mail' END "
+        "= ANY(%s) ORDER BY not_before_ms, id LIMIT %s",
+        (now_ms, list(channels), limit),
+    ).fetchall()
 
 
 def _message(row: Sequence[Any]) -> Message:

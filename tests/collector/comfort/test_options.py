@@ -1,0 +1,77 @@
+"""What every command owes its user: a dry run where it changes something, and a form for programs where it lists.
+
+A new command stands in none of these lists, and fails the first test until somebody has decided what it is.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from gpuledger_collector.cli import build
+
+CHANGES = {
+    "apply", "budgets ack", "budgets replay", "close", "db grant-reader", "db pack", "db upgrade", "disputes answer",
+    "disputes open", "disputes resolve", "import bill", "import inventory", "import prices", "import queue",
+    "import sacct", "import samples", "import usage", "letters ack", "letters write", "outbox send", "prices set",
+    "privacy erase", "recommend accept", "recommend reject", "runs report", "token create", "token revoke",
+    "token rotate",
+}  # fmt: skip
+"""They change the ledger, or write to people."""
+TELLS = {
+    "accelerators", "actions dry-run", "actions list", "anomalies", "apply", "audit list", "budgets", "chargeback",
+    "close", "corrections", "db check", "db partitions", "disputes lines", "disputes list", "disputes show", "doctor",
+    "export samples", "focus check", "forecast", "forecast history", "forecast spend", "idle", "letters list",
+    "outbox list", "periods", "plan memory", "plan network", "plan storage", "plan training", "prices list",
+    "privacy show", "receipt", "recommend", "reconcile", "runs", "runs show", "scale advise", "scale backtest",
+    "scale history", "tags check", "token list", "what-if",
+}  # fmt: skip
+"""They list or report."""
+NEITHER = {
+    "actions run": "its dry run is a command: gpuledger actions dry-run",
+    "audit verify": "a verdict by its exit code, and one head to be noted by hand",
+    "completion": "prints a script for a shell",
+    "db backup": "writes one new file, and replaces none without --force",
+    "db restore": "fills an empty database only: there is nothing to be changed by mistake",
+    "demo": "a ledger of its own in a folder of its own",
+    "export config": "TOML, for `gpuledger apply`",
+    "focus periods": "CSV, as FOCUS wants it",
+    "keda serve": "a server",
+    "serve": "a server; --check-config is its dry run",
+    "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",
+}
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[str, set[str]]]:
+    """Every command that does something by itself, and its options; a group that can be called alone is one, too."""
+    if hasattr(group, "commands"):
+        if path and group.invoke_without_command:
+            yield " ".join(path), {option for parameter in group.params for option in parameter.opts}
+        for name, one in sorted(group.commands.items()):
+            yield from commands(one, *path, name)
+    else:
+        yield " ".join(path), {option for parameter in group.params for option in parameter.opts}
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """Options of each command."""
+    return dict(commands(typer.main.get_command(build())))
+
+
+def test_every_command_is_decided_on(options):
+    """What changes something, what lists, and what does neither for a reason: together these are all commands."""
+    assert set(options) == CHANGES | TELLS | set(NEITHER)
+    assert not set(NEITHER) & (CHANGES | TELLS)
+
+
+def test_what_changes_something_can_be_tried_first(options):
+    """--dry-run, everywhere."""
+    assert {name for name in CHANGES if "--dry-run" not in options[name]} == set()
+    assert {name for name, given in options.items() if "--dry-run" in given} <= CHANGES
+
+
+def test_what_lists_speaks_to_programs(options):
+    """--format, everywhere."""
+    assert {name for name in TELLS if "--format" not in options[name]} == set()
