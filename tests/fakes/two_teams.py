@@ -79,7 +79,9 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
     """A collector over both teams, and a token of each role by its name; the viewer's is for the first team."""
     from typer.testing import CliRunner
 
-    with running(dsn) as collector:
+    (folder / "link").write_text("a secret that signs the links of mails\n")
+    links = {"link_secret_file": folder / "link", "public_url": "https://ledger.example"}
+    with running(dsn, **links) as collector:
         for number, team in enumerate((OWN, FOREIGN), start=1):
             status, answer = collector.post(_batch(team, number), {"Content-Type": "application/json"})
             assert status == 200, answer

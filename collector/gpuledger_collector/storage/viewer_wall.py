@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ OWNED = {
     "charge": _BORNE,
     "ledger_day": _BORNE,
     "correction": _BORNE,
+    "owner_5min": _BORNE,
     "finding": _TEAMED,
     "recommendation": _TEAMED,
     "dispute": f"owner @> {_OWNER}",
@@ -60,21 +61,21 @@ OWNED = {
 }
 """Tables of which a viewer sees its own rows, and which those are. Tables within a condition are held by their own."""
 COMMON = {
-    "day_proof": "", "corrected_day": "", "finding_mark": "", "billing_zone": "",
+    "day_proof": "", "corrected_day": "", "finding_mark": "", "billing_zone": "", "series_day": "",
     "billing_period": "start_ms, end_ms, name, closed_ms, closed_by, lines, seal",
 }  # fmt: skip
 """Tables of days and months, that name no owner, and which columns of them (empty: all)."""
 
 
-def statements(schema: str) -> Iterator[sql.Composed]:
-    """What raises the wall, in one transaction, by the owner of the tables; the role is there."""
+def statements(schema: str, tables: Container[str]) -> Iterator[sql.Composed]:
+    """What raises the wall over these tables, in one transaction, by their owner; the role is there."""
     role, place = sql.Identifier(ROLE), sql.Identifier(schema)
     yield sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, role)
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}").format(place, role)
-    for table, columns in COMMON.items():
+    for table, columns in ((name, some) for name, some in COMMON.items() if name in tables):
         some = sql.SQL(f" ({columns})" if columns else "")
         yield sql.SQL("GRANT SELECT{} ON {} TO {}").format(some, sql.Identifier(schema, table), role)
-    for table, condition in OWNED.items():
+    for table, condition in ((name, own) for name, own in OWNED.items() if name in tables):
         target, own, everybody = sql.Identifier(schema, table), sql.Identifier(POLICY), sql.Identifier(EVERYBODY)
         yield sql.SQL("DROP POLICY IF EXISTS {} ON {}").format(everybody, target)
         yield sql.SQL("CREATE POLICY {} ON {} USING (true) WITH CHECK (true)").format(everybody, target)
@@ -158,7 +159,8 @@ def lift(connection: Connection) -> str:
             _role(connection)
             row = connection.execute("SELECT current_schema()").fetchone()
             assert row is not None
-            for statement in statements(row[0]):
+            found = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
+            for statement in statements(row[0], {name for (name,) in found}):
                 connection.execute(statement)
     except psycopg.Error as error:
         said = str(error).strip().partition("\n")[0]

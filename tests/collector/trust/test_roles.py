@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
+from fakes.two_teams import FOREIGN, NOW_MS, ROLES, day, token, two_teams
+from fakes.two_teams import OWN as OWN_TEAM
 
 DAYS = f"from={day(-4)}&to={day(-1)}"
 OWNED = (
@@ -44,7 +45,7 @@ def test_a_viewer_sees_its_own_part_of_what_finance_sees(fleet, path):
     assert FOREIGN not in json.dumps(own)
     if "by=org" not in path:
         assert FOREIGN in json.dumps(everything)
-        assert OWN in json.dumps(own)
+        assert OWN_TEAM in json.dumps(own)
     rows = next(own[key] for key in ("rows", "budgets", "items") if key in own)
     all_rows = next(everything[key] for key in ("rows", "budgets", "items") if key in everything)
     assert rows
@@ -59,7 +60,7 @@ def test_the_total_of_a_viewer_is_that_of_its_rows(fleet):
     """Totals do not tell what others bear."""
     _, own = get(fleet, OWNED[0], "viewer")
     (row,) = own["rows"]
-    assert (row["team"], row["gpu_hours"], row["cost"]) == (OWN, "72.000000", "144.00")
+    assert (row["team"], row["gpu_hours"], row["cost"]) == (OWN_TEAM, "72.000000", "144.00")
     assert "288" not in json.dumps(own)
 
 
@@ -77,9 +78,9 @@ def test_what_is_about_the_whole_fleet_is_not_for_a_viewer(fleet, path):
 @pytest.mark.parametrize(
     ("owner", "sees"),
     [
-        ({"team": OWN, "project": f"{OWN}-project"}, True),
-        ({"team": OWN, "project": f"{FOREIGN}-project"}, False),
-        ({"team": OWN, "org": "acme"}, False),
+        ({"team": OWN_TEAM, "project": f"{OWN_TEAM}-project"}, True),
+        ({"team": OWN_TEAM, "project": f"{FOREIGN}-project"}, False),
+        ({"team": OWN_TEAM, "org": "acme"}, False),
         ({"team": "' OR true --"}, False),
         ({"user": "nobody"}, False),
     ],
@@ -116,17 +117,49 @@ def test_only_an_admin_reads_the_audit_log(fleet):
     assert all(item["at_ms"] <= NOW_MS + 3_600_000 for item in answer["items"])
 
 
+OPEN, SIGNED, REPORTING, OWN, FLEET, ADMIN = "open", "signed", "reporting", "own part", "whole fleet", "admin"
+ANY_NODE = "reporting of any node"
+RULES = {
+    "GET /healthz": OPEN, "GET /readyz": OPEN, "GET /metrics": OPEN,
+    "GET /v1/budgets/ack": SIGNED, "POST /v1/budgets/ack": SIGNED,
+    "GET /v1/letters/ack": SIGNED, "POST /v1/letters/ack": SIGNED,
+    "POST /v1/batches": REPORTING, "POST /api/v1/write": ANY_NODE, "POST /v1/queue": REPORTING,
+    "POST /v1/runs/{workload}/progress": REPORTING,
+    "GET /v1/chargeback": OWN, "GET /v1/budgets": OWN, "GET /v1/idle": OWN, "GET /v1/anomalies": OWN,
+    "GET /v1/recommendations": OWN, "GET /v1/runs": OWN, "GET /v1/series": OWN,
+    "GET /v1/disputes": OWN, "POST /v1/disputes": OWN, "GET /v1/disputes/{number}": OWN,
+    "POST /v1/disputes/{number}/answers": OWN, "POST /v1/disputes/{number}/resolution": FLEET,
+    "GET /v1/accelerators": FLEET, "GET /v1/nodes": FLEET, "GET /v1/forecast": FLEET,
+    "GET /v1/forecast/history": FLEET, "GET /v1/scaling/{pool}": FLEET, "GET /v1/samples": FLEET,
+    "GET /v1/audit": ADMIN,
+}  # fmt: skip
+"""Who may use each operation. A new one stands here before it is served."""
+REFUSED = {
+    OPEN: set(), SIGNED: {None, *ROLES}, REPORTING: {None, "viewer", "finance", "admin"}, OWN: {None, "agent"},
+    ANY_NODE: {None, *ROLES}, FLEET: {None, "agent", "viewer"}, ADMIN: {None, "agent", "viewer", "finance"},
+}  # fmt: skip
+BODIES = {
+    "/v1/disputes": {"owner": {"team": OWN_TEAM}, "from": day(-9), "to": day(-8), "reason": "x"},
+    "/v1/disputes/{number}/answers": {"note": "x"},
+    "/v1/disputes/{number}/resolution": {"note": "x", "accept": False},
+    "/v1/runs/{workload}/progress": {"steps": 1},
+}
+
+
 def test_every_route_has_a_rule(fleet):
-    """A route that nobody put under a rule is not there: without a token all but the open ones are 401."""
-    collector, _ = fleet
+    """Each operation of the description as nobody and as each role: refused by its rule, and by nothing else."""
+    collector, secrets = fleet
     described = collector.request("GET", "/openapi.json")[2]["paths"]
-    ruled = {path.partition("?")[0] for path in (*OWNED, *OF_THE_FLEET)}
-    ruled = {path.replace(f"{FOREIGN}-pool", "{pool}") for path in ruled} | {"/v1/audit", "/v1/recommendations"}
-    open_to_all = {"/healthz", "/readyz", "/metrics"}
-    writing = {"/v1/batches", "/api/v1/write"}
-    assert set(described) <= ruled | open_to_all | writing
-    for path, methods in described.items():
-        for method in methods:
-            body = b"\x00" if method == "post" else None
-            status = collector.request(method.upper(), path.replace("{pool}", "x") + f"?{DAYS}", body)[0]
-            assert status == 200 if path in open_to_all else status == 401, path
+    operations = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    assert operations <= set(RULES)
+    assert len(operations) >= 24
+    for operation in sorted(operations):
+        method, _, path = operation.partition(" ")
+        query = DAYS + "&budget=1&period=1&letter=1&expires=9999999999999&mac=x"
+        where = path.replace("{pool}", "x").replace("{number}", "99").replace("{workload}", "x") + f"?{query}"
+        body = None if method == "GET" else json.dumps(BODIES.get(path, {})).encode()
+        for role in (None, *ROLES):
+            headers = {"Content-Type": "application/json"}
+            headers |= {"Authorization": f"Bearer {secrets[role]}"} if role else {}
+            status = collector.request(method, where, body, headers)[0]
+            assert (status in {401, 403}) == (role in REFUSED[RULES[operation]]), (operation, role, status)
