@@ -328,26 +328,28 @@ def forecast_history_of(reads: Reads, pool: str | None) -> dict[str, Any]:
 
 def decided(
     reads: Seen, pool: str | None, delay_s: int | None, otherwise_s: int | None = None
-) -> dict[str, Decision | None]:
+) -> dict[str, Decision | str]:
     """What would be decided now for the pools, by their own limits and what was decided before; nothing is recorded.
 
-    The lead time is `delay_s`, else the pool's own, else `otherwise_s`. None for a pool whose demand is not known of
-    late. Raises 404 for a pool that the ledger does not know.
+    The lead time is `delay_s`, else the pool's own, else `otherwise_s`. A sentence instead where the demand is not
+    known of late. Raises 404 for a pool that the ledger does not know.
     """
-    from gpuledger_collector.insight.scaling.pools import DEFAULT_LEAD_MS, Terms, decide
+    from gpuledger_collector.insight.scaling.pools import DEFAULT_LEAD_MS, Terms, decide, why_not
     from gpuledger_collector.storage import scaling
 
-    demand = demand_of(reads, pool)
     usual = Terms("", lead_ms=DEFAULT_LEAD_MS if otherwise_s is None else otherwise_s * 1000)
-    made: dict[str, Decision | None] = {}
+    made: dict[str, Decision | str] = {}
     with reads.engine().connect() as connection:
+        demand = scaling.demand(connection, reads.now_ms, pool)
+        if pool is not None and not demand:
+            raise HTTPException(404, f"no pool {pool!r} held GPUs in the last {scaling.DEMAND_DAYS} days")
         terms = scaling.terms(connection)
-        for series in demand:
-            own = terms.get(series.name) or replace(usual, pool=series.name)
+        for one in demand:
+            own = terms.get(one.pool) or replace(usual, pool=one.pool)
             own = own if delay_s is None else replace(own, lead_ms=delay_s * 1000)
-            rate = None if own.money_per_hour is None else scaling.rate(connection, series.name, reads.now_ms)
-            past = scaling.past(connection, series.name, reads.now_ms)
-            made[series.name] = decide(series, own, reads.now_ms, rate, past)
+            rate = None if own.money_per_hour is None else scaling.rate(connection, one.pool, reads.now_ms)
+            past = scaling.past(connection, one.pool, reads.now_ms)
+            made[one.pool] = decide(one, own, reads.now_ms, rate, past) or why_not(one)
     return made
 
 
@@ -357,7 +359,7 @@ def desired_of(reads: Seen, delay_s: int) -> dict[str, float]:
     `delay_s` is for pools that declare no lead time of their own.
     """
     found = decided(reads, None, None, delay_s)
-    return {pool: made.advice.desired_gpus for pool, made in found.items() if made is not None}
+    return {pool: made.advice.desired_gpus for pool, made in found.items() if not isinstance(made, str)}
 
 
 def outcomes_of(reads: Seen) -> dict[tuple[str, str], float]:
@@ -371,9 +373,8 @@ def outcomes_of(reads: Seen) -> dict[tuple[str, str], float]:
 def scaling_of(reads: Seen, pool: str, delay_s: int | None) -> dict[str, Any]:
     """Advice for one pool, flat, with numbers as numbers (KEDA's metrics-api scaler reads `desired_gpus`)."""
     (decision,) = decided(reads, pool, delay_s).values()
-    if decision is None:
-        detail = "the demand of this pool is not known of late: no number, react to what you see"
-        raise HTTPException(503, detail, {"Retry-After": RETRY_AFTER_SECONDS})
+    if isinstance(decision, str):
+        raise HTTPException(503, decision, {"Retry-After": RETRY_AFTER_SECONDS})
     advice = decision.advice
     return {
         "pool": pool,

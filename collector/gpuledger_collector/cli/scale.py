@@ -67,27 +67,27 @@ def advise(
     Advice by the pool's own limits is recorded; with other ones given here it is only shown.
     """
     from gpuledger_collector.cli.series_files import duration_ms
+    from gpuledger_collector.insight.scaling.pools import why_not
 
     given = {"floor_gpus": floor, "ceiling_gpus": ceiling, "node_gpus": node_gpus}
     changes = {name: value for name, value in given.items() if value is not None}
     lead_ms = None if delay is None else duration_ms(delay, "--delay")
     with _pools(dsn, config, pool) as pools:
         made = pools.recorded(pool) if not changes and lead_ms is None else pools.tried(pool, lead_ms, changes)
-        found = {name: None if one is None else one.advice for name, one in made.items()}
+        found = {name: why_not(pools.demand[name]) if one is None else one.advice for name, one in made.items()}
         past = None if pool is None or made[pool] is None else pools.month(pool, lead_ms, changes)
     emit_advice(found, shape, past)
-    raise typer.Exit(FINDINGS if None in found.values() else DONE)
+    raise typer.Exit(FINDINGS if None in made.values() else DONE)
 
 
-STALE = "demand is not known of late: no number, react to what you see"
 ADVICE = ("pool", "demand_now", "desired_gpus", "mode", "reason")
 
 
-def emit_advice(given: Mapping[str, Advice | None], shape: Shape, past: Month | None = None) -> None:
+def emit_advice(given: Mapping[str, Advice | str], shape: Shape, past: Month | None = None) -> None:
     """Print the advice; a pool without one has its reason and no number. `past` is the back-test of the one pool."""
     rows = [
-        (name, None, None, "stale", STALE)
-        if one is None
+        (name, None, None, "stale", one)
+        if isinstance(one, str)
         else (name, round(one.demand_now, 3), one.desired_gpus, one.mode, one.reason)
         for name, one in given.items()
     ]
@@ -100,7 +100,9 @@ def emit_advice(given: Mapping[str, Advice | None], shape: Shape, past: Month | 
     if shape is Shape.csv:
         import csv
 
-        csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *rows])
+        from gpuledger_collector.export.cells import harmless
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *map(harmless, rows)])
         return
     for name, demand, desired, mode, reason in rows:
         print(f"{name}: hold {desired:g} GPUs (demand now {demand:g}, {mode}). {reason}" if desired is not None
@@ -218,9 +220,11 @@ def emit(done: Backtest, shape: Shape) -> None:
     elif shape is Shape.csv:
         import csv
 
+        from gpuledger_collector.export.cells import harmless
+
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([row[column] for column in COLUMNS] for row in rows)
+        writer.writerows(harmless(row[column] for column in COLUMNS) for row in rows)
     else:
         _table(done)
 

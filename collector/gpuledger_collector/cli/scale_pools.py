@@ -15,8 +15,7 @@ from gpuledger_collector.cli.common import FINDINGS, database, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest
-    from gpuledger_collector.insight.scaling.pools import Decision, Rate, Terms
-    from gpuledger_collector.insight.series import Series
+    from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Terms
     from gpuledger_collector.wiring import Database
 
 JUDGED_DAYS = 28
@@ -39,7 +38,7 @@ def pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Po
     with database(dsn, config) as opened:
         bring_up_to_date(Ledger(opened.dsn), Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), now_ms)
         with opened.engine.connect() as connection:
-            demand = {one.name: one for one in scaling.demand(connection, now_ms)}
+            demand = {one.pool: one for one in scaling.demand(connection, now_ms)}
             terms = scaling.terms(connection)
         if only is not None and only not in demand:
             there = ", ".join(demand) or "none"
@@ -57,7 +56,7 @@ class Pools:
 
     opened: Database
     now_ms: int
-    demand: Mapping[str, Series]
+    demand: Mapping[str, Demand]
     declared: Mapping[str, Terms]
 
     def terms(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> Terms:
@@ -86,8 +85,8 @@ class Pools:
         from gpuledger_collector.insight.scaling.pools import decide
 
         return {
-            name: decide(series, self.terms(name, lead_ms, changes), self.now_ms, self.rate(name))
-            for name, series in self.demand.items()
+            name: decide(demand, self.terms(name, lead_ms, changes), self.now_ms, self.rate(name))
+            for name, demand in self.demand.items()
             if only in {None, name}
         }
 
@@ -96,7 +95,7 @@ class Pools:
         from gpuledger_collector.insight.backtest import Question, TooShort, backtest_scaling
         from gpuledger_collector.insight.series import Series
 
-        terms, series = self.terms(pool, lead_ms, changes), self.demand[pool]
+        terms, series = self.terms(pool, lead_ms, changes), self.demand[pool].series
         wanted = (JUDGED_DAYS + HISTORY_DAYS) * 86_400_000 // series.step_ms
         skipped = max(0, len(series.values) - wanted)
         last = Series(pool, series.start_ms + skipped * series.step_ms, series.step_ms, series.values[skipped:])
@@ -149,9 +148,11 @@ class Month:
         if shape == "json":
             print(json.dumps(self.facts(), indent=2))
         elif shape == "csv":
+            from gpuledger_collector.export.cells import harmless
+
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(COLUMNS)
-            writer.writerows([row[name] for name in COLUMNS] for row in self.rows())
+            writer.writerows(harmless(row[name] for name in COLUMNS) for row in self.rows())
         else:
             self.show()
 

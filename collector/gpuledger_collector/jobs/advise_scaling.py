@@ -15,7 +15,7 @@ from typing import Protocol
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.insight.scaling.advice import Told
-from gpuledger_collector.insight.scaling.pools import Decision, Rate, Served, Terms, Waiting, decide, served
+from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, decide, served
 from gpuledger_collector.insight.series import Series
 
 GIVEN_UP_MS = 2 * DAY_MS
@@ -28,7 +28,7 @@ class ScalingUnit(Protocol):
     def terms(self) -> Mapping[str, Terms]:
         """The terms in force by pool."""
 
-    def demand(self, now_ms: int) -> Sequence[Series]:
+    def demand(self, now_ms: int) -> Sequence[Demand]:
         """Demand of every pool."""
 
     def past(self, pool: str, now_ms: int) -> Sequence[Told]:
@@ -62,17 +62,16 @@ def advise_scaling(store: Scaling, now_ms: int, only: str | None = None) -> dict
     made: dict[str, Decision | None] = {}
     with store.unit() as unit:
         terms, demand = unit.terms(), unit.demand(now_ms)
-        for series in demand:
-            if only in {None, series.name}:
-                own = terms.get(series.name, Terms(series.name))
-                made[series.name] = _decided(unit, series, own, now_ms)
-        _judge(unit, {series.name: series for series in demand}, now_ms)
+        for one in demand:
+            if only in {None, one.pool}:
+                made[one.pool] = _decided(unit, one, terms.get(one.pool, Terms(one.pool)), now_ms)
+        _judge(unit, {one.pool: one.series for one in demand}, now_ms)
     return made
 
 
-def _decided(unit: ScalingUnit, series: Series, terms: Terms, now_ms: int) -> Decision | None:
+def _decided(unit: ScalingUnit, demand: Demand, terms: Terms, now_ms: int) -> Decision | None:
     rate = unit.rate(terms.pool, now_ms)
-    decision = decide(series, terms, now_ms, rate, unit.past(terms.pool, now_ms))
+    decision = decide(demand, terms, now_ms, rate, unit.past(terms.pool, now_ms))
     if decision is not None and (decision.changed or unit.last_hash(terms.pool) != decision.inputs_hash):
         unit.put(decision, lambda number: message_of(decision, number))
     return decision

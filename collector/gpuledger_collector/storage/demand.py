@@ -2,7 +2,8 @@
 
 Hours come from the hourly ledger. Shorter steps come from the stretches themselves, as far back as they are kept: time
 that two agents report of one accelerator is capped at the step there and not resolved as the ledger does it, which is
-good enough for a forecast and for nothing else.
+good enough for a forecast and for nothing else. Weeks of five minutes (`fine`) are read as they were drawn for rated
+days, and from the stretches only for the hours since.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from gpuledger_collector.storage import rules, workloads
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
 STEPS_MS = (300_000, HOUR_MS)
+TAIL_MS = 6 * HOUR_MS
+"""How far back stretches are read for what is not drawn yet: a fleet writes millions of them a day."""
 _MICRO = 1_000_000
 _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 """Where a queue's items name the group; a scheduler knows no other level."""
@@ -68,6 +71,12 @@ _COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
         least(coalesce(end_ms, :end_ms), :end_ms) AS end_ms
     FROM imported_usage WHERE start_ms < :end_ms AND (end_ms IS NULL OR end_ms > :start_ms)"""
 _QUEUES = "SELECT source, at_ms, waiting FROM queue_reading WHERE at_ms >= :start_ms AND at_ms < :end_ms ORDER BY at_ms"
+_DRAWN = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE state = 'held') AS held,
+        sum(gpu_ns) AS seen
+    FROM owner_5min WHERE at_ms >= :start_ms AND at_ms < :end_ms AND (CAST(:only AS text) IS NULL OR pool = :only)
+    GROUP BY 1, 2"""
+_DRAWN_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN day_proof p USING (day_ms)
+    WHERE s.proved_at = p.proved_at AND p.until_ms <= :end_ms"""
 _LIVES = """WITH stay AS ({stays}), used AS (
         SELECT stay.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
                sum(u.held_ms * stay.gpu_micro) / 3600000.0 AS held,
@@ -97,6 +106,14 @@ def evidence(
         HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
         for row in connection.execute(sa.text(_HELD.format(stays=stays, use=_use(step_ms))), period)
     ]
+    capacity, counted = _there(connection, start_ms, end_ms, group)
+    return held, capacity, counted
+
+
+def _there(connection: Connection, start_ms: int, end_ms: int, group: str) -> tuple[list[Span], list[Span]]:
+    """Capacity and imported usage of a period, by `pool` or `model`."""
+    period = {"start_ms": start_ms, "end_ms": end_ms}
+    stays = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     capacity = [
         Span(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
         for row in connection.execute(sa.text(stays), period)
@@ -107,7 +124,7 @@ def evidence(
             sa.text(_COUNTED.format(group="pool" if group == "pool" else "gpu_model")), period
         )
     ]
-    return held, capacity, counted
+    return capacity, counted
 
 
 def _use(step_ms: int) -> str:
@@ -123,6 +140,23 @@ def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_
     else:
         raise KeyError(group)
     return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
+
+
+def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = None) -> list[Series]:
+    """GPUs held per pool over whole five minutes, by name: weeks that cost little to read. Queues are not in it."""
+    step = STEPS_MS[0]
+    period = {"start_ms": start_ms, "end_ms": end_ms}
+    drawn_ms = connection.execute(sa.text(_DRAWN_UNTIL), period).scalar() or start_ms
+    # What came late within the last hour before is in the stretches already, and not in the drawing yet.
+    since_ms = max(start_ms, (drawn_ms - HOUR_MS) // step * step, (end_ms - TAIL_MS) // step * step)
+    drawn = [
+        HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
+        for row in connection.execute(sa.text(_DRAWN), {"start_ms": start_ms, "end_ms": since_ms, "only": only})
+    ]
+    newest, _, _ = evidence(connection, since_ms, end_ms, "pool", step)
+    capacity, counted = _there(connection, start_ms, end_ms, "pool")
+    found = stepped(start_ms, end_ms, step, [*drawn, *newest], capacity, counted)
+    return [one for one in found if only in {None, one.name}]
 
 
 def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int) -> list[Series]:

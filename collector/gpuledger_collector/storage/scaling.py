@@ -13,24 +13,30 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from gpuledger_collector.accounting.messages import Message
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.insight.demand import hourly
-from gpuledger_collector.insight.scaling.advice import Told
-from gpuledger_collector.insight.scaling.pools import Decision, Rate, Served, Terms, Waiting, money_micro
+from gpuledger_collector.insight.demand import QUEUE_GONE_MS, QUEUE_KEPT_MS, QueueReading, hourly, with_queue
+from gpuledger_collector.insight.scaling.advice import LEAST_DAYS, Told
+from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, money_micro
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage import commitments, outbox, prices
 from gpuledger_collector.storage.declared import replace_rows
-from gpuledger_collector.storage.demand import evidence
+from gpuledger_collector.storage.demand import STEPS_MS, evidence, fine, queues
 from gpuledger_collector.storage.locks import Lock
 
 DEMAND_DAYS = 56
+FINE_DAYS = 40
+"""Days of five minutes: 28 to judge after ten of history, and parts of days."""
+FINE_MS = STEPS_MS[0]
+FRESH_MS = 6 * FINE_MS
+"""What was held so long ago is what is held now."""
 PAST_MS = DAY_MS
 """How far back what was desired is looked at: no cool-down and no stabilisation window is longer."""
 
@@ -47,11 +53,66 @@ def terms(connection: Connection) -> dict[str, Terms]:
     return {row.pool: Terms.of(row.pool, row.terms) for row in rows}
 
 
-def demand(connection: Connection, now_ms: int, days: int = DEMAND_DAYS) -> list[Series]:
-    """Demand of every pool up to the last full hour."""
-    end_ms = now_ms // HOUR_MS * HOUR_MS
-    start_ms = end_ms - days * DAY_MS
-    return hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool"))
+def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[Demand]:
+    """Demand of every pool (or of one) as all decide on it: five minutes where evidence has them, hours else.
+
+    Lead times are minutes, so five minutes are taken where they tell as much of the past as the choice needs, or as the
+    hours do. What is held in the newest of them and what the newest readings of queues say is wanted now.
+    """
+    end_ms, fine_end_ms = now_ms // HOUR_MS * HOUR_MS, now_ms // FINE_MS * FINE_MS
+    start_ms, fine_start_ms = end_ms - DEMAND_DAYS * DAY_MS, end_ms - FINE_DAYS * DAY_MS
+    readings = queues(connection, start_ms, now_ms + 1, "pool")
+
+    def waiting(held: Sequence[Series], end_ms: int) -> dict[str, Series]:
+        past = [one for one in readings if one.at_ms < end_ms]
+        return {one.name: one for one in with_queue(held, past, end_ms) if only in {None, one.name}}
+
+    hours = waiting(hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool")), end_ms)
+    held = {one.name: one for one in fine(connection, fine_start_ms, fine_end_ms, only)}
+    wanted = waiting(list(held.values()), fine_end_ms)
+    return [
+        Demand(
+            wanted[name] if name in wanted and _tells(wanted[name], hour) else hour,
+            _newest(held.get(name), now_ms) + sum(one.gpus.get(name, 0.0) for one in _standing(readings, now_ms)),
+            _silence(readings, name, now_ms),
+        )
+        for name, hour in sorted({**wanted, **hours}.items())
+    ]
+
+
+def _tells(fine: Series, hours: Series) -> bool:
+    """Whether five minutes tell enough of the past, and as much of late, as the hours do."""
+    enough = min(LEAST_DAYS * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
+    return fine.known >= enough and _known_until(fine) >= _known_until(hours)
+
+
+def _known_until(series: Series) -> int:
+    """The end of the last known step (unix ms); 0 where none is known."""
+    known = np.flatnonzero(np.isfinite(series.values))
+    return series.start_ms + (int(known[-1]) + 1) * series.step_ms if len(known) else 0
+
+
+def _newest(held: Series | None, now_ms: int) -> float:
+    """What is held in the last known step of late; 0 for nothing known."""
+    if held is None or now_ms - (until_ms := _known_until(held)) > FRESH_MS:
+        return 0.0
+    return float(held.values[(until_ms - held.start_ms) // held.step_ms - 1])
+
+
+def _standing(readings: Sequence[QueueReading], now_ms: int) -> list[QueueReading]:
+    """The newest reading of each queue that still holds."""
+    newest = {one.source: one for one in sorted(readings, key=lambda one: one.at_ms)}
+    return [one for one in newest.values() if now_ms - one.at_ms <= QUEUE_KEPT_MS]
+
+
+def _silence(readings: Sequence[QueueReading], pool: str, now_ms: int) -> str:
+    """Which queue of a pool has not been read for so long that nobody knows what waits; "" for none."""
+    newest = {one.source: one for one in sorted(readings, key=lambda one: one.at_ms)}
+    for source in sorted({one.source for one in readings if pool in one.gpus}):
+        at_ms = newest[source].at_ms
+        if QUEUE_KEPT_MS < now_ms - at_ms <= QUEUE_GONE_MS:
+            return f"the queue of {source!r} was last read at {format_instant(at_ms)}, so what waits is not known"
+    return ""
 
 
 def past(connection: Connection, pool: str, now_ms: int) -> list[Told]:
@@ -156,8 +217,8 @@ class ScalingUnit:
         """The terms in force by pool."""
         return terms(self.connection)
 
-    def demand(self, now_ms: int) -> list[Series]:
-        """Demand of every pool up to the last full hour."""
+    def demand(self, now_ms: int) -> list[Demand]:
+        """Demand of every pool."""
         return demand(self.connection, now_ms)
 
     def past(self, pool: str, now_ms: int) -> list[Told]:

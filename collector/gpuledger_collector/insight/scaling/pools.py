@@ -70,6 +70,27 @@ class Terms:
         return replace(self.limits, money_gpus=float(self.money_per_hour / rate.per_gpu_hour))
 
 
+@dataclass(frozen=True)
+class Demand:
+    """A pool's demand as capacity is decided on. `now_gpus` is what is known of since the last step ended.
+
+    `unknown` says in a sentence why there is to be no number, for example a queue that nobody reads any more; "" where
+    nothing is in the way.
+    """
+
+    series: Series
+    now_gpus: float = 0.0
+    unknown: str = ""
+
+    @property
+    def pool(self) -> str:
+        """The pool's name."""
+        return self.series.name
+
+
+STALE = "the demand of this pool is not known of late: no number, react to what you see"
+
+
 class Unpriced(Exception):
     """A money limit without a rate to keep it by."""
 
@@ -99,32 +120,42 @@ class Decision:
         return self.before_gpus != self.advice.desired_gpus
 
 
+def why_not(demand: Demand) -> str:
+    """Why there is no number for a pool, in a sentence."""
+    return f"{demand.unknown}: no number, react to what you see" if demand.unknown else STALE
+
+
 def decide(
-    series: Series, terms: Terms, now_ms: int, rate: Rate | None = None, past: Sequence[Told] = ()
+    demand: Demand | Series, terms: Terms, now_ms: int, rate: Rate | None = None, past: Sequence[Told] = ()
 ) -> Decision | None:
     """The decision for a pool now; None when its demand is not known of late, or cannot be advised on.
 
     A money limit that cannot be kept for want of a rate turns acting off, and the sentence says so.
     """
-    mode, doubt, limits = terms.mode, "", terms.limits
+    if isinstance(demand, Series):
+        demand = Demand(demand)
+    if demand.unknown:
+        return None
+    series, mode, doubt, limits = demand.series, terms.mode, "", terms.limits
     try:
         limits = terms.payable(rate)
     except Unpriced as error:
         mode, doubt = ADVICE, f"; {error}"
-    advice = advise(series, terms.lead_ms, now_ms, limits, past=past)
+    advice = advise(series, terms.lead_ms, now_ms, limits, past=past, now_gpus=demand.now_gpus)
     if advice is None:
         return None
     if doubt:
         advice = replace(advice, reason=advice.reason + doubt)
     before = past[-1].gpus if past else None
     told = terms.webhook if mode == ACT and before != advice.desired_gpus else ""
-    digest = inputs_hash(series, terms, rate)
+    digest = inputs_hash(series, terms, rate, demand.now_gpus)
     return Decision(terms.pool, now_ms, series.step_ms, terms.lead_ms, advice, mode, before, digest, told)
 
 
-def inputs_hash(series: Series, terms: Terms, rate: Rate | None) -> str:
+def inputs_hash(series: Series, terms: Terms, rate: Rate | None, now_gpus: float = 0.0) -> str:
     """SHA-256 of the demand and the terms that a decision is made from."""
     said = {
+        "now_gpus": now_gpus,
         "start_ms": series.start_ms,
         "step_ms": series.step_ms,
         "terms": terms.facts(),
