@@ -101,8 +101,10 @@ def emit(chosen: list[Activity], shape: Shape) -> None:
     if shape is Shape.csv:
         import csv
 
+        from gpuledger_collector.export.cells import harmless
+
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([COLUMNS, *rows])
+        writer.writerows([COLUMNS, *map(harmless, rows)])
         return
     import json
 

@@ -157,7 +157,9 @@ def emit_history(found: Sequence[Record], shape: Shape) -> None:
     if shape is Shape.csv:
         import csv
 
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+        from gpuledger_collector.export.cells import harmless
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *map(harmless, rows)])
         return
     from rich.console import Console
     from rich.table import Table
@@ -223,7 +225,9 @@ def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
     elif shape is Shape.csv:
         import csv
 
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+        from gpuledger_collector.export.cells import harmless
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *map(harmless, rows)])
     else:
         from rich.console import Console
         from rich.table import Table
@@ -303,13 +307,17 @@ def emit(made: Sequence[Forecast], read: Read, shape: Shape) -> None:
 def _csv(made: Sequence[Forecast], read: Read) -> None:
     import csv
 
+    from gpuledger_collector.export.cells import neutral
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     names = [f"q{q:g}" for q in made[0].quantiles] if made else ["q0.1", "q0.5", "q0.9", "q0.95"]
     writer.writerow(["ts", "series", "mean", *names])
     for entry in made:
         means, rows = (entry.mean.round(6) + 0.0).tolist(), (entry.values.round(6) + 0.0).tolist()
         instants = read.write_instants(entry.at_ms)
-        writer.writerows([at, entry.series, mean, *row] for at, mean, row in zip(instants, means, rows, strict=True))
+        writer.writerows(
+            [at, neutral(entry.series), mean, *row] for at, mean, row in zip(instants, means, rows, strict=True)
+        )
 
 
 def _entry(entry: Forecast, read: Read) -> dict[str, object]:

@@ -6,8 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from unicodedata import normalize
 
+from gpuledger_collector.accounting.cells import neutral as neutral
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 
@@ -19,13 +19,11 @@ BESIDE = (
 cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def neutral(text: str) -> str:
-    """The text, made harmless for spreadsheets: a cell that would begin a formula gets an apostrophe before it."""
-    # Some spreadsheets take wide and small forms of these signs for them, hence NFKC.
-    return f"'{text}" if normalize("NFKC", text[:1]).startswith(_FORMULA) else text
+def harmless(row: Iterable[object]) -> list[object]:
+    """The cells of a row of a CSV, texts made harmless; to be used for every row with a name in it."""
+    return [neutral(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -35,7 +33,7 @@ def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([neutral(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows(harmless(row) for row in rows)
     return text.getvalue()
 
 

@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.budgets import (
     percent_of,
     thresholds,
 )
+from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
@@ -252,18 +253,13 @@ def drivers_csv(news: News) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(DRIVER_COLUMNS)
     for driver in news.drivers:
-        label = [_safe(cell) for cell in (*driver.label, "", "", "")[:3]]
+        label = [neutral(cell) for cell in (*driver.label, "", "", "")[:3]]
         amounts = (
             driver.before_micro, driver.after_micro, driver.change_micro,
             driver.price_micro, driver.volume_micro, driver.mix_micro,
         )  # fmt: skip
-        writer.writerow([*label, _safe(driver.model), *map(_exact, amounts), news.status.budget.currency])
+        writer.writerow([*label, neutral(driver.model), *map(_exact, amounts), news.status.budget.currency])
     return out.getvalue()
-
-
-def _safe(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 def _exact(micro: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import money_text
+from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
@@ -205,15 +206,11 @@ def idle_csv(sections: Sequence[Section]) -> str:
         for card in section.holding.cards:
             one = card.finding
             writer.writerow([
-                _safe(section.holding.label), _safe(section.holding.user), _safe(card.node),
-                "" if card.gpu_index is None else card.gpu_index, one.subject, one.state, one.since_ms, one.until_ms,
-                _exact(one.cost_micro), _exact(one.per_day_micro), one.currency or "",
+                neutral(section.holding.label), neutral(section.holding.user), neutral(card.node),
+                "" if card.gpu_index is None else card.gpu_index, neutral(one.subject), one.state,
+                one.since_ms, one.until_ms, _exact(one.cost_micro), _exact(one.per_day_micro), one.currency or "",
             ])  # fmt: skip
     return out.getvalue()
-
-
-def _safe(cell: str) -> str:
-    return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 def _exact(micro: int | None) -> str:
