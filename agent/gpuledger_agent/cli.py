@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--collector", metavar="URL", help="address of the collector")
     simulate.add_argument("--only", metavar="NODES", default="", help="these nodes alone, comma-separated")
     simulate.add_argument("--without", metavar="NODES", default="", help="all nodes but these")
+    simulate.add_argument("--story", action="store_true", help="print what is out of the ordinary there, and end")
     simulate.add_argument("--list-nodes", action="store_true", help="print the fleet's node names and end")
     return root
 
@@ -187,11 +188,14 @@ def resume_command(given: argparse.Namespace) -> int:
 
 def simulate_command(given: argparse.Namespace) -> int:
     """`simulate`."""
-    from gpuledger_agent.simulate import node_names, simulate
+    from gpuledger_agent.simulate import chronicle, node_names, simulate
 
     settings = settings_of(given)
     if given.list_nodes:
         print("\n".join(node_names(settings.seed)))
+        return DONE
+    if given.story:
+        print(chronicle(settings, given.start, given.end))
         return DONE
     address = given.collector or settings.collector_url
     return simulate(settings, given.start, given.end, given.step, address, only=given.only, without=given.without)

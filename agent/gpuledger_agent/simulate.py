@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuledger_agent.meter import Meter
@@ -55,6 +55,18 @@ def chosen(fleet: Fleet, only: str, without: str) -> list[str]:
         if name not in names:
             raise SettingsError(f"{name!r} is no node of the fleet; it has {', '.join(names)}")
     return [name for name in names if (not wanted or name in wanted) and name not in unwanted]
+
+
+def chronicle(settings: Settings, start: str | None, end: str | None) -> str:
+    """What is out of the ordinary in the fleet between two instants, a line each."""
+    found = Fleet(settings.seed, settings.given_back_ms).chronicle(instant_ms(start, "--from"), instant_ms(end, "--to"))
+    lines = [f"{minute(begin)} to {minute(until)}  {said}" for begin, until, said in found]
+    return "\n".join(lines or ["nothing out of the ordinary"])
+
+
+def minute(at_ms: int) -> str:
+    """An instant to the minute, in UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def simulate(

@@ -120,6 +120,7 @@ class Story:
     team: str
     project: str
     name: str
+    said: str
     run_ms: int = 0
     """So long each run of it takes before the next begins; 0: it is one run."""
 
@@ -133,18 +134,22 @@ class Story:
 RUNAWAY = Story(
     (("a100-02", 6), ("a100-02", 7), ("l40s-01", 0)), 18 * DAY_MS, 6 * DAY_MS + 13 * HOUR_MS, 44 * HOUR_MS,
     "research", "goran", "data", "nightly-index", "reindex-all-retry",
+    "a runaway: reindex-all-retry of data goes on for two days on every card it gets",
 )  # fmt: skip
 FORGOTTEN = Story(
     (("a100-01", 5),), 9 * DAY_MS, 4 * DAY_MS + 14 * HOUR_MS, 70 * HOUR_MS,
     "notebook", "lena", "nlp", "retrieval", "retrieval-notebook",
+    "a forgotten notebook: retrieval-notebook of nlp stays open",
 )  # fmt: skip
 WEEKEND = Story(
     (("a100-02", 2),), 14 * DAY_MS, 8 * DAY_MS + 18 * HOUR_MS, 62 * HOUR_MS,
     "reserved", "farah", "nlp", "retrieval", "weekend-hold",
+    "a weekend: weekend-hold of nlp holds two cards and uses none",
 )  # fmt: skip
 STORM = Story(
     (("l40s-01", 2),), 19 * DAY_MS, 11 * DAY_MS + 7 * HOUR_MS, 9 * HOUR_MS,
-    "crashing", "kofi", "speech", "asr-large", "asr-eval", 10 * 60_000,
+    "crashing", "kofi", "speech", "asr-large", "asr-eval",
+    "a retry storm: asr-eval of speech fails after minutes and is started again, 54 times", 10 * 60_000,
 )  # fmt: skip
 STORIES = (RUNAWAY, FORGOTTEN, WEEKEND, STORM)
 """A job that goes on for two days on every card it gets, a notebook that somebody left open, two cards that are held
@@ -152,6 +157,20 @@ from Friday 18:00 to Monday 08:00 UTC and not used, and a job that fails after m
 
 Day 0 of unix time was a Thursday.
 """
+
+
+FAILED_FROM, FAILED_UNTIL = 11 * DAY_MS + 3 * HOUR_MS, 11 * DAY_MS + 15 * HOUR_MS
+SILENT_FROM, SILENT_UNTIL = 18 * DAY_MS + 8 * HOUR_MS, 18 * DAY_MS + 14 * HOUR_MS
+STUCK_FROM, STUCK_UNTIL = 23 * DAY_MS + 6 * HOUR_MS, 25 * DAY_MS + 6 * HOUR_MS
+FAULTS = {
+    (FAILED_FROM, FAILED_UNTIL): f"GPU {FAILED_GPU[1]} of {FAILED_GPU[0]} falls off the bus: unavailable",
+    (SILENT_FROM, SILENT_UNTIL): f"the agent of {SILENT_NODE} is down: unobserved",
+    (
+        STUCK_FROM,
+        STUCK_UNTIL,
+    ): f"the utilisation of GPU {STUCK_GPU[1]} of {STUCK_GPU[0]} is stuck at 100 %, held or not",
+}
+"""Faults of every CYCLE_MS, by when they begin and end in it."""
 
 
 def hash_uuid(*parts: object) -> str:
@@ -201,6 +220,20 @@ class Fleet:
         )
         return Node(name, model, tuple(accelerators), made)
 
+    def chronicle(self, start_ms: int, end_ms: int) -> list[tuple[int, int, str]]:
+        """What is out of the ordinary between two instants: from when, until when (unix ms), and what, by time."""
+        found = [
+            (begin, begin + story.length_ms, story.said)
+            for story in STORIES
+            for begin in _recurring(story.cycle_ms, story.start_ms, start_ms, end_ms)
+        ]
+        for (from_ms, until_ms), sentence in FAULTS.items():
+            found += [(begin, begin + until_ms - from_ms, sentence)
+                      for begin in _recurring(CYCLE_MS, from_ms, start_ms, end_ms)]  # fmt: skip
+        if start_ms < self.given_back_ms < end_ms:
+            found.append((self.given_back_ms, end_ms, "the reservation sim2real of robotics is given back"))
+        return sorted((max(begin, start_ms), min(end, end_ms), said) for begin, end, said in found if end > start_ms)
+
     def holds(self, lane: Lane, at_ms: int) -> tuple[Hold, ...]:
         """Everything that holds the lane in the block of an instant, ascending and disjoint."""
         return self._holds(lane, at_ms // BLOCK_MS)
@@ -246,17 +279,25 @@ class Fleet:
     def failed(self, node: str, slot: int, at_ms: int) -> bool:
         """Whether this GPU is off the bus: half a day in every four weeks."""
         inside = at_ms % CYCLE_MS
-        return (node, slot) == FAILED_GPU and 11 * DAY_MS + 3 * HOUR_MS <= inside < 11 * DAY_MS + 15 * HOUR_MS
+        return (node, slot) == FAILED_GPU and FAILED_FROM <= inside < FAILED_UNTIL
 
     def stuck(self, node: str, slot: int, at_ms: int) -> bool:
         """Whether this GPU's utilisation counter says full whatever goes on: a weekend in every four weeks."""
         inside = at_ms % CYCLE_MS
-        return (node, slot) == STUCK_GPU and 23 * DAY_MS + 6 * HOUR_MS <= inside < 25 * DAY_MS + 6 * HOUR_MS
+        return (node, slot) == STUCK_GPU and STUCK_FROM <= inside < STUCK_UNTIL
 
     def silent(self, node: str, at_ms: int) -> bool:
         """Whether this node's agent says nothing: six hours in every four weeks."""
         inside = at_ms % CYCLE_MS
-        return node == SILENT_NODE and 18 * DAY_MS + 8 * HOUR_MS <= inside < 18 * DAY_MS + 14 * HOUR_MS
+        return node == SILENT_NODE and SILENT_FROM <= inside < SILENT_UNTIL
+
+
+def _recurring(cycle_ms: int, offset_ms: int, start_ms: int, end_ms: int) -> Iterator[int]:
+    """Instants `offset_ms` after the start of a cycle: the last one before `start_ms`, and those up to the end."""
+    first = (start_ms - offset_ms) // cycle_ms
+    for cycle in range(first, (end_ms - offset_ms) // cycle_ms + 1):
+        if cycle * cycle_ms + offset_ms < end_ms:
+            yield cycle * cycle_ms + offset_ms
 
 
 def _told(lane: Lane, block: int) -> Iterator[Hold]:
@@ -266,9 +307,9 @@ def _told(lane: Lane, block: int) -> Iterator[Hold]:
     for story in STORIES:
         if (node, lane.slots[0]) not in story.places:
             continue
-        for cycle in range((start - story.start_ms - story.length_ms) // story.cycle_ms, end // story.cycle_ms + 1):
-            begin = cycle * story.cycle_ms + story.start_ms
-            if begin >= end or begin + story.length_ms <= start:
+        for begin in _recurring(story.cycle_ms, story.start_ms, start - story.length_ms, end):
+            cycle = begin // story.cycle_ms
+            if begin + story.length_ms <= start:
                 continue
             tags = {"team": story.team, "project": story.project}
             for number, (first, last) in enumerate(story.runs(begin)):

@@ -63,6 +63,15 @@ ACTED_FROM_DAYS = 14
 ADVISED = "sim2real"
 FINE_NODE, FINE_HOURS, STEP, FINE_STEP = "a100-02", 36, "5m", "20s"
 """One node's last hours are sampled finely: that a job waits for its data shows within minutes, not between them."""
+CONTACTS = """[[contact]]
+user = "*"
+address = "{user}@example.com"
+
+[[contact]]
+team = "*"
+recipients = ["platform@example.com"]
+leads = ["head-of-research@example.com"]
+"""
 VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
 """Vision's budget is too small for what it does, which the forecast sees before it is spent; foundation's is not."""
 
@@ -294,6 +303,7 @@ def enter_prices(stage: Stage, start: datetime, days: int) -> None:
     book = stage.folder / "prices.csv"
     book.write_text(PRICES.format(start=instant(start - timedelta(days=1)), change=instant(change)))
     stage.run("gpuledger", "import", "prices", "prices.csv")
+    stage.say(f"an H100-hour costs USD 6.88, and from {instant(change)} on, in the middle of an hour, 5.95")
 
 
 def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None:
@@ -305,9 +315,12 @@ def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None
             vision=VISION_A_DAY * days, foundation=FOUNDATION_A_DAY * days,
         )
     )  # fmt: skip
+    (stage.folder / "contacts.toml").write_text(CONTACTS)
     stage.run("gpuledger", "apply", "budgets.toml")
+    stage.run("gpuledger", "apply", "contacts.toml")
     tomorrow = now + timedelta(days=1)
     stage.run("gpuledger", "budgets", "replay", "--from", f"{start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}")
+    stage.run("gpuledger", "letters", "write")
     stage.run("gpuledger", "outbox", "send")
     stage.run("gpuledger", "budgets", allow=(0, 1))
 
@@ -334,6 +347,8 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "json", "-o", "chargeback.json")
     stage.run("gpuledger", "chargeback", *span, "--by", "team", "--format", "focus", "-o", "focus.csv")
     stage.run("gpuledger", "reconcile", *span)
+    stage.say("what the simulated fleet went through, by its own script; what the ledger found of it comes after:")
+    stage.run("gpuledger-agent", "simulate", "--story", "--from", instant(start), "--to", instant(now))
     watch_month(stage, start, now, days)
     stage.run("gpuledger", "accelerators", *span, "--sort", "busiest", "--top", "5")
     stage.run("gpuledger", "accelerators", *span, "--sort", "idlest", "--top", "5")
@@ -342,7 +357,9 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "anomalies", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--state", "accepted,done")
+    stage.run("gpuledger", "runs", *span, "--top", "5")
     stage.run("gpuledger", "forecast", "--horizon", "24h")
+    stage.run("gpuledger", "forecast", "history", allow=(0, 1))
     stage.run("gpuledger", "scale", "advise", "--delay", "10m", allow=(0, 1))
     if month is not None:
         close_month(stage, *month)

@@ -140,3 +140,24 @@ def test_a_node_of_another_name_is_a_node_too():
     samples, _ = look(FLEET, "my-laptop", START)
     assert len(samples) == 8
     assert not {sample.uuid for sample in samples} & {entry.uuid for node in FLEET.nodes for entry in node.accelerators}
+
+
+def test_the_chronicle_tells_what_the_fleet_did():
+    """Every line is so: who it names holds then and there, the failed has failed, the silent is silent."""
+    fleet = Fleet(7, START + 20 * DAY_MS)
+    told = fleet.chronicle(START, START + 30 * DAY_MS)
+    assert len(told) >= 8
+    names = {said.partition(": ")[2].split()[0]: (begin, end) for begin, end, said in told if ": " in said}
+    lanes = [lane for node in fleet.nodes for lane in node.lanes]
+    for name in ("reindex-all-retry", "retrieval-notebook", "weekend-hold", "asr-eval"):
+        begin, end = names[name]
+        for at_ms in (begin, (begin + end) // 2, end - 1):
+            holding = {hold.workload.name for lane in lanes if (hold := fleet.holding(lane, at_ms)) is not None}
+            assert name in holding, (name, at_ms)
+    (failed,) = [begin for begin, _, said in told if "falls off" in said]
+    assert fleet.failed(*FAILED_GPU, failed)
+    assert not fleet.failed(*FAILED_GPU, failed - 1)
+    (silent,) = [end for _, end, said in told if "is down" in said]
+    assert fleet.silent(SILENT_NODE, silent - 1)
+    assert not fleet.silent(SILENT_NODE, silent)
+    assert any("given back" in said for _, _, said in told)
