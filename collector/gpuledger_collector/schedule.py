@@ -33,11 +33,15 @@ Connect = Callable[[], Connection]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A piece of scheduled work; what it returns is kept as the run's detail."""
+    """A piece of scheduled work; what it returns is kept as the run's detail.
+
+    Jobs run one at a time, but for those `apart`: minutes of work that the others need not wait for.
+    """
 
     name: str
     seconds: int
     work: Callable[[], object]
+    apart: bool = False
 
 
 class Leadership:
@@ -86,15 +90,22 @@ class Schedule:
     """Runs jobs on their intervals while this replica leads. `clock` tells the time, aware and in UTC."""
 
     def __init__(
-        self, jobs: Sequence[Job], connect: Connect, clock: Callable[[], dt.datetime], metrics: Metrics
+        self,
+        jobs: Sequence[Job],
+        connect: Connect,
+        clock: Callable[[], dt.datetime],
+        metrics: Metrics,
+        stopping: threading.Event | None = None,
     ) -> None:
+        """`stopping` is set when the schedule stops, for jobs that ask."""
         self._jobs = jobs
         self._connect = connect
         self._clock = clock
         self._metrics = metrics
         self._leadership = Leadership(connect)
         self._running = threading.Lock()
-        self._stopping = threading.Event()
+        self._apart = threading.Lock()
+        self._stopping = stopping or threading.Event()
         self._scheduler = BackgroundScheduler(
             timezone=dt.UTC, executors={"default": ThreadPoolExecutor(len(jobs) or 1)}
         )
@@ -121,7 +132,10 @@ class Schedule:
         # Runs that wait for the one under way would otherwise follow it, and take the leadership back.
         self._stopping.set()
         self._scheduler.shutdown(wait=False)
-        if self._running.acquire(timeout=seconds):
+        deadline = time.monotonic() + seconds
+        if self._apart.acquire(timeout=seconds):
+            self._apart.release()
+        if self._running.acquire(timeout=max(0.0, deadline - time.monotonic())):
             self._leadership.close()
             self._running.release()
         else:
@@ -129,7 +143,7 @@ class Schedule:
 
     def run(self, job: Job) -> None:
         """Run a job if this replica leads; whatever happens to it is recorded, logged, and does not stop the rest."""
-        with self._running:
+        with self._apart if job.apart else self._running:
             if self._stopping.is_set():
                 return
             leads = self._leadership.holds()

@@ -225,11 +225,17 @@ def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-jobs")
 
-    return Schedule(jobs(settings, opened, connect), connect, now, metrics)
+    stopping = threading.Event()
+    return Schedule(jobs(settings, opened, connect, stopping.is_set), connect, now, metrics, stopping)
 
 
-def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> list[Job]:
-    """Every scheduled job with its interval."""
+def jobs(
+    settings: Settings,
+    opened: Database,
+    connect: Callable[[], psycopg.Connection[tuple[Any, ...]]],
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Job]:
+    """Every scheduled job with its interval; long ones ask `stopping` whether to leave the rest to the next run."""
     from gpuledger_collector import jobs as work
     from gpuledger_collector.ingest import counters
     from gpuledger_collector.jobs.act_on_idle import act_on_idle
@@ -327,7 +333,12 @@ def jobs(settings: Settings, opened: Database, connect: Callable[[], psycopg.Con
             ),
         ),
         Job("tidy", 86_400, tidy),
-        Job("pack_samples", 86_400, lambda: pack_samples(Archive(opened.current_dsn()), retention(settings), now_ms())),
+        Job(
+            "pack_samples",
+            86_400,
+            lambda: pack_samples(Archive(opened.current_dsn(), stopping), retention(settings), now_ms()),
+            apart=True,
+        ),
     ]
 
 
@@ -335,7 +346,9 @@ def retention(settings: Settings) -> Retention:
     """When samples are packed and what is let go, by the settings."""
     from gpuledger_collector.jobs.pack_samples import Retention
 
-    return Retention(settings.pack_after_days, settings.keep_archive_days, settings.keep_stretch_days)
+    return Retention(
+        settings.pack_after_days, settings.keep_archive_days, settings.keep_stretch_days, settings.keep_batches_days
+    )
 
 
 def tariff(settings: Settings) -> Tariff | None:

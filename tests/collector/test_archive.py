@@ -158,7 +158,7 @@ def test_a_session_that_the_server_ends_loses_nothing(dsn, monkeypatch):
     with pytest.raises(psycopg.OperationalError):
         archive.Archive(dsn).pack(DAY)
     monkeypatch.undo()
-    assert scalar(dsn, "SELECT count(*) FROM sample_archive") == 0
+    assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == len(rows)
     assert seen(dsn) == texts(rows)
 
 
@@ -199,6 +199,63 @@ def test_a_day_that_is_being_written_waits(dsn, monkeypatch):
         assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).busy == (DAY,)
     assert len(seen(dsn)) == len(rows) + 1
     assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows) + 1
+
+
+def test_samples_that_come_between_the_slices_are_packed_too(dsn, monkeypatch):
+    """Slices hold no writer off: what is written after its slice is found at the end, none lost and none doubled."""
+    rows, late = sample_rows(8), sample_rows(9, DAY + HOUR_MS, accelerators=(1, 7, 9), count=5)
+    put(dsn, rows)
+    monkeypatch.setattr(archive, "SLICE", 1)
+    true, slices = archive._pack_slice, []
+
+    def written_meanwhile(connection, day_ms, ids):
+        done = true(connection, day_ms, ids)
+        slices.append(ids)
+        if len(slices) == 2:
+            put(dsn, late)
+        return done
+
+    monkeypatch.setattr(archive, "_pack_slice", written_meanwhile)
+    done = archive.Archive(dsn).pack(DAY)
+    assert slices == [[1], [2], [7]]
+    assert (done.rows, done.accelerators) == (len(rows) + len(late), 4)
+    assert seen(dsn, (1, 2, 7, 9)) == texts(rows + late)
+    assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == 0
+    assert scalar(dsn, "SELECT sum(rows) FROM sample_archive") == len(rows) + len(late)
+
+
+def test_packing_gives_way_between_slices_and_two_do_not_pack_at_once(dsn, monkeypatch):
+    """A collector that stops leaves the rest to the next run; who comes second waits for its next run."""
+    rows = sample_rows(10)
+    put(dsn, rows)
+    monkeypatch.setattr(archive, "SLICE", 1)
+    asked = iter([False, True])
+    assert pack_samples(archive.Archive(dsn, lambda: next(asked)), KEEP_ALL, NOW).busy == (DAY,)
+    assert scalar(dsn, "SELECT count(*) FROM sample_archive") == 1
+    assert seen(dsn) == texts(rows)
+    with archive._alone(dsn) as first:
+        assert first
+        assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).busy == (DAY,)
+    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows)
+    assert seen(dsn) == texts(rows)
+
+
+def test_keys_of_batches_outlive_what_agents_may_send_again(dsn, monkeypatch):
+    """Those received 37 days ago and before go, in parts; a batch that may still come again is still known."""
+    monkeypatch.setattr(archive, "BATCHES", 4)
+    with open_connection(dsn) as connection:
+        connection.execute("INSERT INTO node (name, first_seen_at, last_seen_at) VALUES ('n1', now(), now())")
+        connection.execute(
+            "INSERT INTO ingest_batch SELECT (SELECT id FROM node), '00000000-0000-4000-8000-000000000001', day, '', "
+            "to_timestamp(%s) - interval '1 day' * day, 1, 1, NULL FROM generate_series(1, 50) AS day",
+            (NOW / 1000,),
+        )
+    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).batches == 0
+    keep = Retention(3, 0, 0, Settings().keep_batches_days)
+    assert pack_samples(archive.Archive(dsn), keep, NOW).batches == 13
+    assert scalar(dsn, "SELECT max(seq) FROM ingest_batch") == 37
+    with pytest.raises(SettingsError, match="keep_batches_days: must be 37 or more"):
+        check(Settings(keep_batches_days=36))
 
 
 def test_days_are_packed_when_they_are_old_enough(dsn):

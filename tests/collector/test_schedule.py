@@ -1,6 +1,7 @@
 """The schedule: one replica runs the jobs, every run leaves a row, no failure stops the rest."""
 
 import datetime as dt
+import threading
 import time
 
 import psycopg
@@ -110,3 +111,33 @@ def test_old_runs_are_forgotten(connect):
             connection.execute("INSERT INTO job_run (job, started_at) VALUES ('x', %s)", (at,))
         forget_old_runs(connection, NOON)
     assert len(runs(connect)) == 1
+
+
+def test_a_job_apart_holds_no_other_up(dsn):
+    """While it runs the others run; only it waits for itself; stopping tells it to give way."""
+    metrics, begun, release, stopping = Metrics(), threading.Event(), threading.Event(), threading.Event()
+
+    def long() -> str:
+        begun.set()
+        assert release.wait(20)
+        return "packed"
+
+    def connect():
+        return open_connection(dsn, autocommit=True)
+
+    schedule = Schedule([], connect, lambda: NOON, metrics, stopping)
+    thread = threading.Thread(target=schedule.run, args=[Job("long", 60, long, apart=True)])
+    thread.start()
+    try:
+        assert begun.wait(20)
+        ran = threading.Event()
+        schedule.run(Job("short", 60, ran.set))
+        assert ran.is_set()
+    finally:
+        release.set()
+        thread.join(20)
+    assert not thread.is_alive()
+    assert not stopping.is_set()
+    schedule.start()
+    schedule.stop(5)
+    assert stopping.is_set()

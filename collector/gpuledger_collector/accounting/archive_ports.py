@@ -19,16 +19,19 @@ class PackedDay:
 
 
 class Archive(Protocol):
-    """Days of samples and stretches; each call is one transaction."""
+    """Days of samples and stretches; a call may be stopped anywhere and made again."""
 
     def days(self, table: str) -> Sequence[int]:
         """Starts of the UTC days for which a table has a partition, by time."""
 
     def pack(self, day_ms: int) -> PackedDay | None:
-        """Pack a day of samples; None when it has gone or cannot be locked now."""
+        """Pack a day of samples; None when it has gone, another packs it, or it cannot be locked now."""
 
     def drop_archive(self, before_ms: int) -> int:
         """Remove packed days before this one; how many accelerator-days."""
+
+    def forget_batches(self, before_ms: int) -> int:
+        """Remove keys of batches received before an instant; how many."""
 
     def droppable_stretches(self, before_ms: int) -> Sequence[int]:
         """Days before this one of closed periods, the day after included, whose stretches are still there."""

@@ -1,6 +1,7 @@
 """Old samples are packed, and what is older than the settings say is let go.
 
-A day in a transaction: stopped anywhere, it is packed or it is as it was. What is packed again is what came late.
+Stopped anywhere, a day is packed or its rows are still there. What is packed again is what came late. It runs beside
+the other jobs: a day of a large fleet takes minutes, and holds nobody off but at its end.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from gpuledger_collector.accounting.period import DAY_MS, day_of
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days: when samples are packed, and how long packed samples and stretches are kept; 0 keeps for ever."""
+    """Days: when samples are packed, and how long packed samples, stretches and keys of batches are kept (0: for ever).
+
+    A key must outlive whatever an agent may still send: 35 days with its rollups, and two more.
+    """
 
     pack_after_days: int
     keep_archive_days: int
     keep_stretch_days: int
+    keep_batches_days: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +33,14 @@ class Outcome:
     forgotten: int
     dropped: tuple[int, ...]
     busy: tuple[int, ...]
+    batches: int = 0
 
     def __str__(self) -> str:
         rows, days = sum(day.rows for day in self.packed), len(self.packed)
         return (
             f"{days} days of {rows} samples packed, {self.forgotten} packed accelerator-days and "
-            f"{len(self.dropped)} days of stretches let go, {len(self.busy)} days busy"
+            f"{len(self.dropped)} days of stretches and {self.batches} keys of batches let go, "
+            f"{len(self.busy)} days busy"
         )
 
 
@@ -61,4 +68,7 @@ def pack_samples(archive: Archive, retention: Retention, now_ms: int) -> Outcome
     if retention.keep_stretch_days:
         for day in archive.droppable_stretches(today - retention.keep_stretch_days * DAY_MS):
             (dropped if archive.drop_stretches(day, now_ms) else busy).append(day)
-    return Outcome(tuple(packed), forgotten, tuple(dropped), tuple(busy))
+    batches = 0
+    if retention.keep_batches_days:
+        batches = archive.forget_batches(now_ms - retention.keep_batches_days * DAY_MS)
+    return Outcome(tuple(packed), forgotten, tuple(dropped), tuple(busy), batches)

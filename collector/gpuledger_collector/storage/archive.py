@@ -1,15 +1,18 @@
 """Samples of old days, packed: a blob for an accelerator and UTC day in the place of thousands of rows.
 
-A day is packed in one transaction that holds writers of that day off: read, merged with what was packed before,
-written, read back and compared bit for bit, and only then is the day's partition dropped. Late samples make a new
-partition, which the next packing merges. A row that equals a packed one in every bit is that one said again.
+A day is packed some accelerators at a time, each slice a transaction that holds nobody off: read, merged with what was
+packed before, written, read back and compared bit for bit. Its hot rows stay meanwhile, and readers count a row that is
+in both places once. The last transaction holds writers of that day off, packs again what came since (a partition only
+ever grows, so a count tells), and drops the partition. Stopped anywhere, the next run goes over it again. Late samples
+make a new partition, which the next packing merges. A row that equals a packed one in every bit is that one said again.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +27,15 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage import partitions
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.packing import Array, Column, DamagedBlob, Readings, pack, same, unpack
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 KINDS = {metric.name: metric.column_kind for metric in HOT}
 LOCK_WAIT = "5s"
 """How long a day may wait for its locks; writers of other days queue behind it no longer than this."""
+SLICE = 256
+"""Accelerators of one transaction of packing; the partition is read once for each slice."""
 _SENT = {"f4": "float4send(coalesce({0}, 'NaN'))", "f8": "float8send(coalesce({0}, 'NaN'))",
          "i8": "int8send(coalesce({0}, 0))"}  # fmt: skip
 _ROW = np.dtype([("at_ms", ">i8"), ("absent", ">i8"), *((name, f">{kind}") for name, kind in KINDS.items())])
@@ -37,6 +43,11 @@ _ABSENT = " | ".join(f"(({name} IS NULL)::int::bigint << {place})" for place, na
 _SEND = f"string_agg(int8send(at_ms) || int8send({_ABSENT}) || " + " || ".join(
     _SENT[kind].format(name) for name, kind in KINDS.items()
 ) + ", ''::bytea ORDER BY at_ms)"  # fmt: skip
+
+
+BATCHES = 10_000
+_FORGET_BATCHES = """DELETE FROM ingest_batch WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM ingest_batch WHERE received_at < to_timestamp(%s) LIMIT %s))"""
 
 
 class ArchiveDamaged(StorageError):
@@ -57,8 +68,10 @@ class Samples:
 class Archive:
     """What the job of packing asks of Postgres; each call is a transaction of its own."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, gives_way: Callable[[], bool] = lambda: False) -> None:
+        """`gives_way` is asked between two slices: True ends the packing of a day there, for the next run to finish."""
         self._dsn = dsn
+        self._gives_way = gives_way
 
     def days(self, table: str) -> list[int]:
         """Starts of the UTC days that have a partition, by time."""
@@ -66,9 +79,42 @@ class Archive:
             return sorted(day.day_ms for day in partitions.listing(connection) if day.table == table)
 
     def pack(self, day_ms: int) -> PackedDay | None:
-        """Pack a day; None when there is nothing to pack or its locks are not to be had now. Raises ArchiveDamaged."""
+        """Pack a day; None when there is nothing to pack, another packs, or its locks are not to be had now.
+
+        Raises ArchiveDamaged.
+        """
+        with _alone(self._dsn) as alone:
+            if not alone:
+                return None
+            packed: dict[int, _Packed] = {}
+            for ids in self._slices(day_ms):
+                if self._gives_way():
+                    return None
+                with open_connection(self._dsn) as connection:
+                    packed |= _pack_slice(connection, day_ms, ids)
+            with open_connection(self._dsn) as connection:
+                return _finish(connection, day_ms, packed)
+
+    def _slices(self, day_ms: int) -> list[list[int]]:
+        name = partitions.partition_name("gpu_sample", day_ms)
+        statement = sql.SQL("SELECT DISTINCT accelerator_id FROM {} ORDER BY 1").format(sql.Identifier(name))
         with open_connection(self._dsn) as connection:
-            return pack_day(connection, day_ms)
+            try:
+                ids = [int(row[0]) for row in connection.execute(statement)]
+            except psycopg.errors.UndefinedTable:
+                return []
+        return [ids[begin : begin + SLICE] for begin in range(0, len(ids), SLICE)]
+
+    def forget_batches(self, before_ms: int) -> int:
+        """Remove keys of batches received before an instant, some at a time; how many."""
+        gone = 0
+        while not self._gives_way():
+            with open_connection(self._dsn) as connection:
+                some = connection.execute(_FORGET_BATCHES, (before_ms / 1000, BATCHES)).rowcount
+            gone += some
+            if some < BATCHES:
+                break
+        return gone
 
     def drop_archive(self, before_ms: int) -> int:
         """Remove blobs of days before this one; how many."""
@@ -109,25 +155,52 @@ class Archive:
         return True
 
 
-def pack_day(connection: Connection, day_ms: int) -> PackedDay | None:
-    """Pack a day's partition of samples in one transaction; see Archive.pack."""
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What a slice packed of an accelerator: rows of the partition, bytes of the blob."""
+
+    rows: int
+    size: int
+
+
+@contextmanager
+def _alone(dsn: str) -> Iterator[bool]:
+    """Whether nobody else packs: an older reading of the same day must not be written over a newer one."""
+    with open_connection(dsn, autocommit=True) as connection:
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (Lock.PACKING,)).fetchone()
+        yield row is not None and bool(row[0])
+
+
+def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int]) -> dict[int, _Packed]:
+    """Pack these accelerators' rows of a day in one transaction; the rows stay where they are."""
+    name = partitions.partition_name("gpu_sample", day_ms)
+    found = {}
+    with connection.transaction():
+        for accelerator_id, hot in _partition(connection, name, ids):
+            found[accelerator_id] = _Packed(len(hot), len(_pack_one(connection, day_ms, accelerator_id, hot)))
+    return found
+
+
+def _finish(connection: Connection, day_ms: int, packed: dict[int, _Packed]) -> PackedDay | None:
+    """Pack what came since and drop the partition, in one transaction that holds writers of the day off."""
     name = partitions.partition_name("gpu_sample", day_ms)
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
             if not _lock(connection, name):
                 return None
-            expected, hot_bytes = _size(connection, name)
-            rows = accelerators = archive_bytes = 0
-            for accelerator_id, hot in _partition(connection, name):
+            there, hot_bytes = _size(connection, name)
+            since = [key for key, rows in there.items() if key not in packed or packed[key].rows != rows]
+            for accelerator_id, hot in _partition(connection, name, since) if since else ():
                 blob = _pack_one(connection, day_ms, accelerator_id, hot)
-                rows, accelerators, archive_bytes = rows + len(hot), accelerators + 1, archive_bytes + len(blob)
-            if rows != expected:
-                raise ArchiveDamaged(f"{name} has {expected} rows, and {rows} were packed: it stays as it is")
+                packed[accelerator_id] = _Packed(len(hot), len(blob))
+            if {key: one.rows for key, one in packed.items()} != there:
+                raise ArchiveDamaged(f"{name} does not hold the rows that were packed of it: it stays as it is")
             _drop(connection, name)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         return None
-    return PackedDay(day_ms, rows, accelerators, hot_bytes, archive_bytes)
+    size = sum(one.size for one in packed.values())
+    return PackedDay(day_ms, sum(there.values()), len(there), hot_bytes, size)
 
 
 def _pack_one(connection: Connection, day_ms: int, accelerator_id: int, hot: Readings) -> bytes:
@@ -149,21 +222,24 @@ def _lock(connection: Connection, name: str) -> bool:
     return True
 
 
-def _size(connection: Connection, name: str) -> tuple[int, int]:
-    statement = sql.SQL("SELECT count(*), pg_total_relation_size({}::regclass) FROM {}")
-    row = connection.execute(statement.format(sql.Literal(name), sql.Identifier(name))).fetchone()
+def _size(connection: Connection, name: str) -> tuple[dict[int, int], int]:
+    """Rows of each accelerator in a partition, and its bytes."""
+    counted = sql.SQL("SELECT accelerator_id, count(*) FROM {} GROUP BY 1").format(sql.Identifier(name))
+    there = {int(row[0]): int(row[1]) for row in connection.execute(counted)}
+    row = connection.execute("SELECT pg_total_relation_size(%s::regclass)", (name,)).fetchone()
     assert row is not None
-    return int(row[0]), int(row[1])
+    return there, int(row[0])
 
 
-def _partition(connection: Connection, name: str) -> Iterator[tuple[int, Readings]]:
-    """The rows of a partition, an accelerator after the other; the server sorts on disk, not in memory."""
+def _partition(connection: Connection, name: str, ids: Sequence[int]) -> Iterator[tuple[int, Readings]]:
+    """The rows of these accelerators, one after the other; the server sorts on disk, not in memory."""
     connection.execute("SET LOCAL enable_hashagg = off")
     with connection.cursor(name="packing", binary=True) as cursor:
         cursor.itersize = 16
-        cursor.execute(
-            sql.SQL(f"SELECT accelerator_id, {_SEND} FROM {{}} GROUP BY 1 ORDER BY 1").format(sql.Identifier(name))
+        statement = sql.SQL(
+            f"SELECT accelerator_id, {_SEND} FROM {{}} WHERE accelerator_id = ANY(%s) GROUP BY 1 ORDER BY 1"
         )
+        cursor.execute(statement.format(sql.Identifier(name)), (list(ids),))
         for accelerator_id, sent in cursor:
             yield int(accelerator_id), _received(sent)
 

@@ -26,6 +26,7 @@ class Lock(enum.IntEnum):
     SCALING = 0x67707514
     VIEWER_WALL = 0x67707515
     SERIES = 0x67707516
+    PACKING = 0x67707517
     OUTBOX = 0x67707507
     """The upper half of a key whose lower half is a message."""
     BUDGETS = 0x67707508

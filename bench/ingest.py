@@ -1,0 +1,367 @@
+"""Ingest: GPU-samples a second and core with a durable answer, against COPY on the same server and against peers.
+
+A post is a minute of a node: 8 GPUs x 6 instants = 48 GPU-samples of 28 fast metrics, and its 8 stretches of holding.
+
+- *floor*: the same rows, ready-made as binary COPY, by one connection into a day partition with BRIN like ours, 8,000
+  rows a commit, synchronous_commit on, on the same Postgres; nothing is decoded, checked or numbered.
+- *gpuledger*: `gpuledger serve` over HTTP; every answer comes after COMMIT.
+- *peers*: the same values as Prometheus remote write (a series a GPU and metric, six samples of each in a request),
+  answered when they are in memory (VictoriaMetrics) or in the WAL that nobody has flushed yet (Prometheus).
+
+All take turns in each run. CPU is what the kernel counted for the processes of each (for ours: collector and Postgres);
+the sender's own is in nobody's figure and takes its part of the machine from all. A second part posts at a steady rate
+over one connection an agent: the wait for the answer counts from when the post was due.
+It ends with 1 when a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import http.client
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import cramjam
+import numpy as np
+import psycopg
+from backports import zstd
+
+from gpuledger_agent.wire import Batch, Column, Heartbeat, Samples, Stretch, WireAccelerator, WireWorkload, encode
+from gpuledger_collector.ingest import columns
+from gpuledger_collector.ingest.remote.messages import ONE
+from gpuledger_collector.ingest.samples import HOT_KINDS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from bench._posting import Sent, closed, request, steady
+from bench.remote_write import cpu_seconds, tree_seconds, victoria
+from bench.startup import resident_mib
+from fakes.postgres import open_folder
+from fakes.processes import MSGPACK, CollectorProcess, free_port
+from fakes.prometheus import WRITE, headers
+
+GPUS, INSTANTS = 8, 6
+ROWS = GPUS * INSTANTS
+STEP_MS = 10_000
+FLOOR_ROWS = 8_000
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+FLOOR_COLUMNS = ", ".join(["accelerator_id", "at_ms", *HOT_KINDS])
+GOALS = {"wall": 0.50, "core": 0.45, "victoria-metrics": 4.0, "prometheus": 8.0, "p99": 25.0, "rss": 250.0}
+
+
+class Node:
+    """A node's minutes: values that drift as a busy GPU's do, rounded as drivers tell them."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"node-{number:05}"
+        self._chance = np.random.default_rng(number)
+        self._epoch = str(uuid.UUID(int=number + 1))
+        self._accelerators = [
+            WireAccelerator(uuid=f"GPU-{number:05}-{gpu}", device_uuid=f"GPU-{number:05}-{gpu}", index=gpu,
+                            model="NVIDIA H100 80GB HBM3", pool="train", memory_bytes=80 << 30, health="ok")
+            for gpu in range(GPUS)
+        ]  # fmt: skip
+        self._at = np.repeat(np.arange(INSTANTS) * STEP_MS, GPUS)
+        self._place = np.tile(np.arange(GPUS), INSTANTS)
+
+    def values(self) -> dict[str, np.ndarray]:
+        """One minute: 48 values of each metric."""
+        found = {}
+        for name, kind in HOT_KINDS.items():
+            if name.endswith("_ratio"):
+                made = np.round(self._chance.uniform(0.3, 1.0, ROWS), 2)
+            elif name.endswith("_bytes"):
+                made = np.repeat(self._chance.integers(20_000, 80_000, 6), GPUS) * 2.0**20
+            elif name == "gpu_energy_joules_total":
+                made = 1e9 + np.cumsum(self._chance.integers(3000, 7000, ROWS)) * 1.0
+            elif name.endswith("_watts"):
+                made = np.round(self._chance.uniform(200, 700, ROWS), 3)
+            else:
+                made = self._chance.integers(0, 90, ROWS) * 1.0
+            found[name] = made.astype(f"<{kind}")
+        return found
+
+    def batch(self, seq: int, start_ms: int, values: dict[str, np.ndarray]) -> bytes:
+        """The body that an agent would send of a minute."""
+        end_ms = start_ms + INSTANTS * STEP_MS
+        stretches = [
+            Stretch(accelerator=gpu, state="held", start_ms=start_ms, end_ms=end_ms, workload=0, held_ms=60_000,
+                    busy_ms=50_000, idle_ms=10_000, energy_mj=30_000_000)
+            for gpu in range(GPUS)
+        ]  # fmt: skip
+        readings = Samples(
+            self._place.tolist(), (start_ms + self._at).tolist(),
+            {name: Column(HOT_KINDS[name], made.tobytes()) for name, made in values.items()},
+        )  # fmt: skip
+        made = Batch(
+            version=1, node=self.name, epoch=self._epoch, seq=seq, accelerators=self._accelerators,
+            workloads=[WireWorkload(id=self.name, kind="slurm", tags={"team": "bench"})], stretches=stretches,
+            samples=readings, heartbeat=Heartbeat(agent_version="0", source="simulated", status="ok", produced=seq),
+        )  # fmt: skip
+        return zstd.compress(encode(made))
+
+    def remote_write(self, start_ms: int, values: dict[str, np.ndarray]) -> bytes:
+        """The same minute as a Prometheus would write it."""
+        whole = ONE["WriteRequest"]()
+        for gpu, one in enumerate(self._accelerators):
+            mine = self._place == gpu
+            times = (start_ms + self._at[mine]).tolist()
+            for name, made in values.items():
+                series = whole.timeseries.add()
+                for key, value in (("UUID", one.uuid), ("__name__", name), ("gpu", str(gpu)), ("instance", self.name),
+                                   ("job", "gpu"), ("modelName", one.model)):  # fmt: skip
+                    series.labels.add(name=key, value=value)
+                for at, value in zip(times, made[mine].tolist(), strict=True):
+                    series.samples.add(value=value, timestamp=at)
+        return bytes(cramjam.snappy.compress_raw(whole.SerializeToString()))
+
+    def rows(self, first_id: int, start_ms: int, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The same minute as columns of the table of samples."""
+        ids = (first_id + self._place).astype("<i8")
+        return [ids, (start_ms + self._at).astype("<i8"), *values.values()]
+
+
+def minutes(rounds: int) -> list[int]:
+    """Starts of the minutes, up to the last whole one."""
+    end = int(time.time()) // 60 * 60_000
+    return [end - (rounds - number) * 60_000 for number in range(rounds)]
+
+
+def spread(per_node: Sequence[Sequence[bytes]], links: int) -> list[list[bytes]]:
+    """Queues of requests: a node's stay in one, in their order; minute by minute over the nodes."""
+    queues: list[list[bytes]] = [[] for _ in range(links)]
+    for turn in range(len(per_node[0])):
+        for number, mine in enumerate(per_node):
+            queues[number % links].append(mine[turn])
+    return queues
+
+
+@contextlib.contextmanager
+def prometheus() -> Iterator[tuple[int, int]]:
+    """Port and process id of a Prometheus that takes remote write and scrapes nothing."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "empty.yml").write_text("global: {}\n")
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={folder}/empty.yml", f"--storage.tsdb.path={folder}/data",
+             f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError):
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+                    connection.request("GET", "/-/ready")
+                    if connection.getresponse().status == 200:
+                        break
+                time.sleep(0.1)
+            yield port, process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def floor(dsn: str, postmaster: int, blocks: Sequence[bytes]) -> tuple[float, float]:
+    """Wall and Postgres' CPU seconds of COPY into a partition like ours, a commit a block."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS floor")
+        connection.execute("CREATE TABLE floor (LIKE gpu_sample) PARTITION BY RANGE (at_ms)")
+        connection.execute("CREATE INDEX ON floor USING brin (at_ms)")
+        connection.execute("CREATE TABLE floor_day PARTITION OF floor DEFAULT")
+        connection.execute("SET synchronous_commit = on")
+        connection.execute("CHECKPOINT")
+        before, begun = tree_seconds(postmaster), time.perf_counter()
+        for block in blocks:
+            with connection.cursor().copy(f"COPY floor ({FLOOR_COLUMNS}) FROM STDIN (FORMAT binary)") as copy:
+                copy.write(block)
+        wall = time.perf_counter() - begun
+        busy = tree_seconds(postmaster) - before
+        connection.execute("DROP TABLE floor")
+    return wall, busy
+
+
+def floor_blocks(parts: Sequence[list[np.ndarray]]) -> list[bytes]:
+    """Binary COPY of all rows, FLOOR_ROWS to a block."""
+    whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return [
+        columns.pack([column[begin : begin + FLOOR_ROWS] for column in whole])
+        for begin in range(0, len(whole[0]), FLOOR_ROWS)
+    ]
+
+
+class Data:
+    """Everything that is sent, made ahead: `runs` parts of `rounds` minutes of each node."""
+
+    def __init__(self, nodes: int, rounds: int, runs: int, links: int, peers: bool) -> None:
+        fleet = [Node(number) for number in range(nodes)]
+        starts = minutes(rounds * (runs + 1))
+        self.ours: list[list[list[bytes]]] = []
+        self.theirs: list[list[list[bytes]]] = []
+        self.blocks: list[list[bytes]] = []
+        for run in range(runs + 1):
+            mine, remote, rows = [], [], []
+            part = range(run * rounds, (run + 1) * rounds) if run else range(2)
+            for number, node in enumerate(fleet):
+                made = [(turn, starts[turn], node.values()) for turn in part]
+                mine.append([request("/v1/batches", node.batch(turn + 1, at, values), MSGPACK)
+                             for turn, at, values in made])  # fmt: skip
+                if peers:
+                    remote.append([request(WRITE, node.remote_write(at, values), headers()) for _, at, values in made])
+                rows += [node.rows(1 + number * GPUS, at, values) for _, at, values in made]
+            self.ours.append(spread(mine, links))
+            self.theirs.append(spread(remote, links) if peers else [])
+            self.blocks.append(floor_blocks(rows))
+        self.count = nodes * rounds * ROWS
+        self.bytes = statistics.fmean(len(one) for queue in self.ours[1] for one in queue)
+
+
+def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[float, float]]]) -> None:
+    """Every receiver in turn, run after run; wall and CPU seconds by name. Run 0 warms and is not kept."""
+    with contextlib.ExitStack() as stack:
+        peers = {}
+        if shutil.which("victoria-metrics"):
+            peers["victoria-metrics"] = stack.enter_context(victoria())
+        if shutil.which("prometheus"):
+            peers["prometheus"] = stack.enter_context(prometheus())
+        collector = stack.enter_context(collecting())
+        assert collector.process is not None
+        postmaster = collector.postmaster()
+        for run in range(given.runs + 1):
+            found.setdefault("floor", []).append(floor(collector.dsn(), postmaster, data.blocks[run]))
+            before = cpu_seconds(collector.process.pid), tree_seconds(postmaster)
+            sent = closed(collector.port, data.ours[run])
+            found.setdefault("collector alone", []).append(
+                (sent.wall_s, cpu_seconds(collector.process.pid) - before[0])
+            )
+            whole = cpu_seconds(collector.process.pid) - before[0] + tree_seconds(postmaster) - before[1]
+            found.setdefault("gpuledger", []).append((sent.wall_s, whole))
+            for name, (port, pid) in peers.items():
+                begun = cpu_seconds(pid)
+                sent = closed(port, data.theirs[run])
+                time.sleep(1)
+                found.setdefault(name, []).append((sent.wall_s, cpu_seconds(pid) - begun))
+        rows = sum(sum(map(len, queues)) for queues in data.ours) * ROWS
+        check(collector.dsn(), rows)
+    for kept in found.values():
+        del kept[0]
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[CollectorProcess]:
+    """A collector of this run's own, without its jobs."""
+    folder = open_folder("gpuledger-bench-")
+    made = CollectorProcess(folder, GPULEDGER_JOBS="false")
+    try:
+        made.start()
+        made.wait_ready()
+        yield made
+    finally:
+        if made.process is not None and made.process.poll() is None:
+            made.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check(dsn: str, rows: int) -> None:
+    """What was acknowledged is there, once."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT count(*), count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample"
+        ).fetchone()
+    if found != (rows, rows):
+        raise SystemExit(f"{rows} samples were acknowledged, and stored are {found}")
+
+
+def at_a_rate(agents: int, seconds: int) -> tuple[Sent, float, float]:
+    """A post a second from each agent over a connection of its own: waits, the collector's RSS and peak in MiB."""
+    starts = minutes(seconds + 2)
+    made = []
+    for number in range(agents):
+        node = Node(100_000 + number)
+        values = [node.values() for _ in range(2)]
+        made.append([request("/v1/batches", node.batch(turn + 1, at, values[turn % 2]), MSGPACK)
+                     for turn, at in enumerate(starts)])  # fmt: skip
+    with collecting() as collector:
+        assert collector.process is not None
+        steady(collector.port, [queue[:2] for queue in made], 2.0)
+        sent = steady(collector.port, [queue[2:] for queue in made], 1.0)
+        memory = resident_mib(collector.process.pid, "VmRSS"), resident_mib(collector.process.pid, "VmHWM")
+        check(collector.dsn(), agents * len(starts) * ROWS)
+    return sent, *memory
+
+
+def table(found: dict[str, list[tuple[float, float]]], count: int) -> dict[str, tuple[float, float]]:
+    """Prints medians; GPU-samples a second, and a second and core, by name."""
+    rates = {
+        name: (
+            count / statistics.median(wall for wall, _ in kept),
+            count / max(TICK_S, statistics.median(cpu for _, cpu in kept)),
+        )
+        for name, kept in found.items()
+    }
+    print("| receiver | GPU-samples/s | per core | of the floor: wall | per core | per core: gpuledger is |")
+    print("|---|---|---|---|---|---|")
+    for name, (wall, core) in rates.items():
+        print(f"| {name} | {wall:,.0f} | {core:,.0f} | {wall / rates['floor'][0]:.2f} | "
+              f"{core / rates['floor'][1]:.2f} | {rates['gpuledger'][1] / core:.2f} x |")  # fmt: skip
+    return rates
+
+
+def machine() -> str:
+    """Date, processors and load, for the record."""
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    return f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {platform.release()}, load {load}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=250, help="nodes of 8 GPUs (default: 250, that is 2,000 GPUs)")
+    parser.add_argument("--rounds", type=int, default=8, help="minutes of each node in a run (default: 8)")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--links", type=int, default=64, help="connections of the sender (default: 64)")
+    parser.add_argument("--agents", type=int, default=1000, help="agents that post once a second (default: 1,000)")
+    parser.add_argument("--seconds", type=int, default=15, help="how long they post (default: 15)")
+    parser.add_argument("--only", choices=("turns", "rate"))
+    given = parser.parse_args()
+    missing = [name for name in ("prometheus", "victoria-metrics") if not shutil.which(name)]
+    if missing:
+        print(f"not compared: {' and '.join(missing)} is missing (on Debian: apt-get install {' '.join(missing)})\n")
+    missed = []
+    print(f"{machine()}\n")
+    if given.only != "rate":
+        data = Data(given.nodes, given.rounds, given.runs, given.links, len(missing) < 2)
+        print(f"{given.nodes * GPUS:,} GPUs, {data.count:,} GPU-samples of {len(HOT_KINDS)} metrics a run, in posts")
+        print(f"of {ROWS} ({data.bytes:,.0f} bytes), {given.links} connections; medians of {given.runs} runs in turn\n")
+        found: dict[str, list[tuple[float, float]]] = {}
+        turns(given, data, found)
+        rates = table(found, data.count)
+        results = {"wall": rates["gpuledger"][0] / rates["floor"][0], "core": rates["gpuledger"][1] / rates["floor"][1]}
+        results |= {name: rates["gpuledger"][1] / rates[name][1] for name in ("victoria-metrics", "prometheus")
+                    if name in rates}  # fmt: skip
+        missed += [f"{name} {value:.2f} (goal {GOALS[name]})" for name, value in results.items() if value < GOALS[name]]
+    if given.only != "turns":
+        sent, rss, peak = at_a_rate(given.agents, given.seconds)
+        reached = len(sent.waits_ms) / sent.wall_s
+        print(f"\n{given.agents:,} agents, each a post of {ROWS} GPU-samples a second, {given.seconds} s:")
+        print(f"{reached:,.0f} posts/s reached, {sent.turned_away} turned away, answered after")
+        print(f"{sent.quantile(0.5):.1f} ms (median) and {sent.quantile(0.99):.1f} ms (p99); collector {rss:.0f} MiB,")
+        print(f"peak {peak:.0f} MiB")
+        missed += [f"p99 {sent.quantile(0.99):.0f} ms (goal {GOALS['p99']:.0f})"] * (sent.quantile(0.99) > GOALS["p99"])
+        missed += [f"memory {peak:.0f} MiB (goal {GOALS['rss']:.0f})"] * (peak > GOALS["rss"])
+    print(f"\n{machine()}\nmissed: {'; '.join(missed) or 'none'}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
