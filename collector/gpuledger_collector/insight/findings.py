@@ -71,3 +71,18 @@ class HourUse:
     """Of the accelerators that it held in the atom, together."""
     busy_ms: int = 0
     idle_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNow:
+    """How long a workload held an accelerator in each of some windows that follow each other, ms by window."""
+
+    accelerator_id: int
+    workload_id: int
+    pool: str
+    gpu_model: str
+    node: str
+    gpu_micro: int
+    since_ms: int
+    """Begin of the earliest evidence of it that touches the windows."""
+    held_ms: tuple[int, ...]

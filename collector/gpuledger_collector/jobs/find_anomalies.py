@@ -25,7 +25,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
-from gpuledger_collector.insight.anomalies.detector import PRICE_RISE, Flags
+from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
 from gpuledger_collector.insight.anomalies.natures import Case, Nature, RateChange, Run, Storm, nature_of, storms
 from gpuledger_collector.insight.findings import Finding, HourUse
 from gpuledger_collector.insight.series import Series
@@ -40,6 +40,10 @@ LEAST_OF_DAY = 0.1
 """An episode that costs less than this part of a usual day of its owner is not worth a person's time."""
 SHOWN_DRIVERS = 5
 STORM = "storm"
+FIRST_MINUTE = "first_minute_ms"
+"""In the evidence of an episode that minutes told first: when its first workload began (unix ms)."""
+BY_MINUTES = "by_minutes"
+"""In the evidence of an episode that was told from minutes (watch_spending.py) and that no hour has confirmed yet."""
 STORM_OVER_MS = 2 * HOUR_MS
 STORM_CONFIDENCE = 0.8
 """Not measured: no open trace says which rows of short runs are retries. Printed as the guess that it is."""
@@ -100,7 +104,7 @@ class Spent:
 
 
 @dataclass
-class _Team:
+class Team:
     """What one team spent in one currency."""
 
     name: str
@@ -109,6 +113,8 @@ class _Team:
     runs: list[Run] = field(default_factory=list)
     """By begin; filled when all of `spent` is known."""
     pools: set[str] = field(default_factory=set)
+    first_rates: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    """By pool, model and node: the rate at which its series is judged."""
 
     @property
     def said(self) -> str:
@@ -142,7 +148,7 @@ def find_anomalies(store: Spending, now_ms: int) -> int:
         coverage = unit.coverage(start, end)
         before = {one.key: one for one in unit.overlapping(KIND, start, end)}
         found: list[Finding] = []
-        for team in _teams(unit, uses):
+        for team in teams_of(unit, uses):
             judged = judge(*team.series(end, coverage))
             made = [_finding(team, judged, episode, list(before.values())) for episode in episodes(judged)]
             made = [one for one in made if (one.cost_micro or 0) > LEAST_OF_DAY * _usual_day(judged)]
@@ -153,7 +159,13 @@ def find_anomalies(store: Spending, now_ms: int) -> int:
         keys = {one.key for one in found}
         # What began before the hours that are still read is history; what a new look no longer sees was none.
         settled = start + 15 * DAY_MS
-        unit.drop([key for key, one in before.items() if key not in keys and one.since_ms >= settled])
+        unit.drop(
+            [
+                key
+                for key, one in before.items()
+                if key not in keys and one.since_ms >= settled and BY_MINUTES not in one.evidence
+            ]
+        )
         unit.set_mark(KIND, end)
         return unit.put(_unique(found))
 
@@ -162,12 +174,12 @@ def _unique(found: Iterable[Finding]) -> list[Finding]:
     return list({one.key: one for one in found}.values())
 
 
-def _teams(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[_Team]:
+def teams_of(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[Team]:
     """What each team spent, by currency; usage without a rate has no price that could stand out."""
     book = PriceBook(unit.prices(), unit.purchase_choices())
     facts = unit.workloads(sorted({use.workload_id for use in uses}))
     owners = Owners(unit.rules(), facts)
-    teams: dict[tuple[str, str], _Team] = {}
+    teams: dict[tuple[str, str], Team] = {}
     first: dict[tuple[str, str, str], Price] = {}
     for use in uses:
         price = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms)
@@ -176,7 +188,8 @@ def _teams(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[_Team]:
         reference = first.setdefault((use.pool, use.gpu_model, use.node), price)
         earlier = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms - 3 * DAY_MS) or price
         name = owners.at(use.pool, use.node)(use.workload_id, use.atom_ms).team
-        team = teams.setdefault((name, price.currency), _Team(name, price.currency))
+        team = teams.setdefault((name, price.currency), Team(name, price.currency))
+        team.first_rates[use.pool, use.gpu_model, use.node] = float(reference.rate)
         hours = use.gpu_ns / GPU_NS_PER_HOUR
         said = facts[use.workload_id].name or str(use.workload_id)
         team.spent.append(
@@ -234,16 +247,16 @@ def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
     return sorted(made, key=lambda run: (run.start_ms, run.name))
 
 
-def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[Finding]) -> Finding:
+def _finding(team: Team, judged: Judgement, episode: Episode, known: Sequence[Finding]) -> Finding:
     series = judged.series
     begin = series.start_ms + episode.first * HOUR_MS
     until = series.start_ms + (episode.last + 1) * HOUR_MS
     last = series.start_ms + len(series.values) * HOUR_MS
     subject = team.said
-    same = next(
-        (one for one in known if one.subject == subject and one.currency == team.currency and one.state != STORM
-         and one.since_ms < until and one.until_ms > begin), None,
-    )  # fmt: skip
+    same = _same(known, team, begin, until)
+    first = None if same is None else same.evidence.get(FIRST_MINUTE)
+    if first is not None:
+        begin = min(begin, max(series.start_ms, first // HOUR_MS * HOUR_MS))
     price = judged.price[episode.first : episode.last + 1]
     usage = (judged.flag & ~judged.price)[episode.first : episode.last + 1]
     back = _week_or_days(begin - series.start_ms, until - begin)
@@ -276,9 +289,24 @@ def _finding(team: _Team, judged: Judgement, episode: Episode, known: Sequence[F
             "drivers": [_said(driver) for driver in top(why, SHOWN_DRIVERS)],
             "rates": rates,
             **told_as(nature),
+            **({} if first is None else {FIRST_MINUTE: first}),
             "highest_score": round(float(np.nanmax(judged.score[episode.first : episode.last + 1])), 2),
         },
     )
+
+
+def _same(known: Iterable[Finding], team: Team, begin_ms: int, until_ms: int) -> Finding | None:
+    """What was found of this episode before; of what minutes told, also when hours see it some time later only."""
+    for one in known:
+        reach = MERGE_HOURS * HOUR_MS if BY_MINUTES in one.evidence else 0
+        if (
+            (one.subject, one.currency) == (team.said, team.currency)
+            and one.state != STORM
+            and one.since_ms < until_ms
+            and one.until_ms + reach > begin_ms
+        ):
+            return one
+    return None
 
 
 def told_as(nature: Nature) -> dict[str, object]:
@@ -287,7 +315,7 @@ def told_as(nature: Nature) -> dict[str, object]:
 
 
 def _nature(
-    team: _Team,
+    team: Team,
     judged: Judgement,
     episode: Episode,
     begin_ms: int,
@@ -317,7 +345,7 @@ def _told(storm: Storm, made: Iterable[Finding]) -> bool:
     )
 
 
-def _storm(team: _Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
+def _storm(team: Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
     """A storm as an episode of its own; its money is what the name cost more than in the same hours before."""
     begin, until = storm.begin_ms // HOUR_MS * HOUR_MS, -(-storm.until_ms // HOUR_MS) * HOUR_MS
     back = _week_or_days(begin - start_ms, until - begin)
@@ -367,7 +395,7 @@ def _week_or_days(behind_ms: int, length_ms: int) -> int:
     return max(DAY_MS, -(-length_ms // DAY_MS) * DAY_MS)
 
 
-def _drivers(team: _Team, begin_ms: int, until_ms: int, back_ms: int) -> list[Driver]:
+def _drivers(team: Team, begin_ms: int, until_ms: int, back_ms: int) -> list[Driver]:
     """Why the episode cost what it did, against the same hours before."""
     before = [_held(one) for one in team.spent if begin_ms <= one.use.atom_ms + back_ms < until_ms]
     after = [_held(one) for one in team.spent if begin_ms <= one.use.atom_ms < until_ms]
@@ -389,7 +417,7 @@ def _said(driver: Driver) -> dict[str, object]:
     }
 
 
-def _rates(team: _Team, begin_ms: int, until_ms: int, back_ms: int) -> list[dict[str, str]]:
+def _rates(team: Team, begin_ms: int, until_ms: int, back_ms: int) -> list[dict[str, str]]:
     """Rates of the episode that differ from those of the same hours before, by pool and model."""
     old: dict[tuple[str, str], set[str]] = defaultdict(set)
     new: dict[tuple[str, str], set[str]] = defaultdict(set)

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
-from gpuledger_collector.insight.findings import Card, Finding, HeldSpan, HourUse
+from gpuledger_collector.insight.findings import Card, Finding, HeldNow, HeldSpan, HourUse
 from gpuledger_collector.storage import commitments, minutes, prices, rules, workloads
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
@@ -74,6 +74,26 @@ def set_mark(connection: Connection, kind: str, until_ms: int) -> None:
         "ON CONFLICT (kind) DO UPDATE SET until_ms = excluded.until_ms",
         (kind, until_ms),
     )
+
+
+def late(kind: str) -> str:
+    """The mark that says since when evidence came after the search of this kind had passed."""
+    return f"{kind}_late"
+
+
+def mark_late(connection: Connection, kind: str, hour_ms: int) -> None:
+    """Evidence of an hour changed: when the search of this kind has left that hour behind, it goes back to it."""
+    connection.execute(
+        "INSERT INTO finding_mark AS old (kind, until_ms) SELECT %s, %s WHERE EXISTS "
+        "(SELECT FROM finding_mark WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE "
+        "SET until_ms = excluded.until_ms WHERE old.until_ms > excluded.until_ms",
+        (late(kind), hour_ms, kind, hour_ms + 3_600_000),
+    )
+
+
+def drop_late(connection: Connection, kind: str, until_ms: int) -> None:
+    """The search has gone back to this instant; a mark that has moved meanwhile stays."""
+    connection.execute("DELETE FROM finding_mark WHERE kind = %s AND until_ms = %s", (late(kind), until_ms))
 
 
 _NAMED = """
@@ -149,6 +169,14 @@ class FindingUnit:
         """What workloads held, by atom."""
         return minutes.hourly_use(self.connection, start_ms, end_ms)
 
+    def newest_evidence(self, now_ms: int) -> int | None:
+        """End of the newest evidence of the last two hours."""
+        return minutes.newest_evidence(self.connection, now_ms)
+
+    def held_now(self, edges_ms: Sequence[int]) -> Sequence[HeldNow]:
+        """Who held what in each window between two edges."""
+        return minutes.held_now(self.connection, edges_ms)
+
     def coverage(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, int], float]:
         """By pool and hour, what part of the capacity's time anybody saw."""
         return minutes.coverage(self.connection, start_ms, end_ms)
@@ -172,3 +200,11 @@ class FindingUnit:
     def set_mark(self, kind: str, until_ms: int) -> None:
         """The search of this kind has come so far."""
         set_mark(self.connection, kind, until_ms)
+
+    def late_mark(self, kind: str) -> int | None:
+        """Since when evidence came after the search of this kind had passed."""
+        return mark(self.connection, late(kind))
+
+    def drop_late_mark(self, kind: str, until_ms: int) -> None:
+        """The search has gone back to this instant."""
+        drop_late(self.connection, kind, until_ms)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 
-from gpuledger_collector.insight.findings import Card, HeldSpan, HourUse
+from gpuledger_collector.insight.findings import Card, HeldNow, HeldSpan, HourUse
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
@@ -91,6 +91,38 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourU
         {"start": start_ms, "end": end_ms},
     )
     return [HourUse(*row[:5], *map(int, row[5:])) for row in rows]
+
+
+def newest_evidence(connection: Connection, now_ms: int) -> int | None:
+    """End of the newest evidence of the last two hours (unix ms)."""
+    row = connection.execute(
+        "SELECT max(end_ms) FROM stretch WHERE end_ms > %s AND end_ms <= %s AND start_ms >= %s",
+        (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
+    ).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[HeldNow]:
+    """Who held what in each window between two edges, straight from the evidence: nothing waits for an hour to end."""
+    sums = ", ".join(
+        ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"] * len(edges_ms[1:])
+    )
+    bounds = [edge for window in zip(edges_ms[1:], edges_ms, strict=False) for edge in window]
+    rows = connection.execute(
+        f"""
+        SELECT s.accelerator_id, s.workload_id, c.pool, a.model, coalesce(n.name, ''), a.gpu_micro, min(s.start_ms),
+            {sums}
+        FROM stretch s JOIN accelerator a ON a.id = s.accelerator_id
+        JOIN LATERAL (
+            SELECT pool, node_id FROM capacity WHERE accelerator_id = s.accelerator_id AND in_ms < %s
+                AND (out_ms IS NULL OR out_ms > %s) ORDER BY in_ms DESC LIMIT 1
+        ) c ON true LEFT JOIN node n ON n.id = c.node_id
+        WHERE s.state = 'held' AND s.workload_id IS NOT NULL AND s.end_ms > %s AND s.start_ms < %s AND s.start_ms >= %s
+        GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2
+        """,
+        (*bounds, edges_ms[-1], edges_ms[0], edges_ms[0], edges_ms[-1], edges_ms[0] - 86_400_000),
+    )
+    return [HeldNow(row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))) for row in rows]
 
 
 def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:

@@ -6,12 +6,14 @@ of flags that belong together.
 
 from gpuledger_collector.insight.anomalies.detector import (
     TUNED,
+    Ceiling,
     Episode,
     Judgement,
     Tuning,
+    ceiling,
     episodes,
     judge,
     price_rises,
 )
 
-__all__ = ["TUNED", "Episode", "Judgement", "Tuning", "episodes", "judge", "price_rises"]
+__all__ = ["TUNED", "Ceiling", "Episode", "Judgement", "Tuning", "ceiling", "episodes", "judge", "price_rises"]

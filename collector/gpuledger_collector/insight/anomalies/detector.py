@@ -28,6 +28,8 @@ MERGE_HOURS = 12
 PRICE_RISE = 1.02
 PRICE_SCORE = 99.0
 """Score of an instant whose rate has risen: certain, so above every threshold."""
+LEAST_TRUST = 0.5
+"""With less past than this (about eight days) nothing is told at once."""
 HOUR_MS = 3_600_000
 
 
@@ -73,6 +75,14 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What is expected of an instant, and what it must exceed to stand out at once; in the unit of the series."""
+
+    expected: float
+    stands_out: float
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """Flags that belong together: first and last flagged instant as indices of the series."""
 
@@ -87,21 +97,40 @@ def judge(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) ->
 
     With less than two weeks of history the score is smaller, and with less than a day and a half there is none.
     """
-    past = past_of(series)
-    scale = np.maximum.reduce([past.spread, tuning.least_of_level * past.level, tuning.least_of_mean * past.mean])
-    scale = np.where(scale > 0, scale, np.nan)
-    expected = np.fmax(past.level, past.recurring)
-    usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
+    expected, usual, scale, trust = _limits(series, tuning)
     hours = min(1.0, series.step_ms / HOUR_MS)
     fast = _smooth(np.fmax((series.values - usual) / scale, 0.0), tuning.smooth**hours)
     slow = _drift((series.values - expected) / scale, hours, tuning)
     judged = np.isfinite(series.values) & np.isfinite(scale)
-    score = np.where(judged, past.trust * (tuning.fast * fast + tuning.slow * slow), np.nan)
+    score = np.where(judged, trust * (tuning.fast * fast + tuning.slow * slow), np.nan)
     price = np.zeros(len(score), dtype=bool) if price is None else price
     score = np.where(price, PRICE_SCORE, score)
     upper = usual + tuning.threshold / tuning.fast * scale
     lower = np.maximum(2 * expected - upper, 0.0)
     return Judgement(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
+
+
+def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats]:
+    """Expected value, usual height, spread and trust of every instant, from what was known before it."""
+    past = past_of(series)
+    scale = np.maximum.reduce([past.spread, tuning.least_of_level * past.level, tuning.least_of_mean * past.mean])
+    scale = np.where(scale > 0, scale, np.nan)
+    expected = np.fmax(past.level, past.recurring)
+    usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
+    return expected, usual, scale, past.trust
+
+
+def ceiling(series: Series, tuning: Tuning = TUNED) -> Ceiling | None:
+    """What the instant after the series must exceed to stand out at once; None with too little past.
+
+    One spread above everything usual: what a steady excess must reach to be flagged at all, so that the first minutes
+    of something large are told without waiting for its hours.
+    """
+    longer = Series(series.name, series.start_ms, series.step_ms, np.append(series.values, np.nan))
+    expected, usual, scale, trust = (float(part[-1]) for part in _limits(longer, tuning))
+    if not (scale > 0 and usual == usual and trust >= LEAST_TRUST):
+        return None
+    return Ceiling(expected, usual + tuning.threshold / tuning.fast * scale)
 
 
 def _smooth(excess: Floats, memory: float) -> Floats:
