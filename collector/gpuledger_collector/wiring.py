@@ -245,6 +245,7 @@ def jobs(
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.roll_series import roll_series
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
+    from gpuledger_collector.jobs.watch_spending import SpendingWatch
     from gpuledger_collector.jobs.write_letters import write_letters
     from gpuledger_collector.notify import budget_mail, letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
@@ -262,6 +263,7 @@ def jobs(
     ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
     found = FindingStore(opened.current_dsn)
+    spending = SpendingWatch(found)
     advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
     capacity = ScalingStore(lambda: opened.engine)
@@ -298,6 +300,7 @@ def jobs(
             settings.idle_seconds,
             lambda: counted(work.find_idle(found, now_ms()), "idle findings opened or brought up to date"),
         ),
+        Job("watch_spending", 60, lambda: counted(spending.look(now_ms()), "episodes told from minutes")),
         Job(
             "find_anomalies",
             settings.anomaly_seconds,

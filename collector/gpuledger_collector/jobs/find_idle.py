@@ -79,6 +79,12 @@ class FindingsUnit(Protocol):
     def set_mark(self, kind: str, until_ms: int) -> None:
         """The search of this kind has come so far."""
 
+    def late_mark(self, kind: str) -> int | None:
+        """Since when evidence came after the search of this kind had passed (unix ms, an hour's begin)."""
+
+    def drop_late_mark(self, kind: str, until_ms: int) -> None:
+        """The search has gone back to this instant; does nothing when the mark has moved meanwhile."""
+
 
 class Findings(Protocol):
     """Where findings are kept."""
@@ -88,15 +94,18 @@ class Findings(Protocol):
 
 
 def find_idle(store: Findings, now_ms: int) -> int:
-    """Look at every minute since the last look; how many findings were opened or brought up to date."""
+    """Look at every minute since the last look; how many findings were opened or brought up to date.
+
+    What came late (a node was cut off for hours or days) is looked at from its first hour on, with everything after it.
+    """
     with store.unit() as unit:
         known = unit.minute_range()
-        done = unit.mark(KIND)
+        done, late = unit.mark(KIND), unit.late_mark(KIND)
     if known is None:
         return 0
     first, last = known
     until = min(now_ms, last + SILENT_MS) // MINUTE_MS * MINUTE_MS
-    start = (first if done is None else done) // HOUR_MS * HOUR_MS
+    start = min(first if done is None else done, until if late is None else max(first, late)) // HOUR_MS * HOUR_MS
     count = 0
     while start < until:
         with store.unit() as unit:
@@ -105,6 +114,8 @@ def find_idle(store: Findings, now_ms: int) -> int:
             end = min(until, start // DAY_MS * DAY_MS + days * DAY_MS)
             count += _Piece(unit, start, end).search()
             unit.set_mark(KIND, end)
+            if late is not None:
+                unit.drop_late_mark(KIND, late)
         start = end
     return count
 

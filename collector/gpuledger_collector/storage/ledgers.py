@@ -37,6 +37,7 @@ from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
 from gpuledger_collector.storage import (
     beside,
     commitments,
+    findings,
     inventory,
     partitions,
     periods,
@@ -147,8 +148,10 @@ class LedgerUnit:
         usage.replace(self.connection, hours, pieces)
 
     def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
-        """The minute rollup of these (accelerator, hour) pairs is made again."""
+        """The minute rollup of these (accelerator, hour) pairs is made again; the idle search looks at late ones anew."""
         usage.roll_minutes(self.connection, hours)
+        if hours:
+            findings.mark_late(self.connection, "idle", min(hour_ms for _, hour_ms in hours))
 
     def sampled_hours(self, period: Period) -> Sequence[tuple[int, int]]:
         """The (accelerator, hour) pairs of the period that have samples."""

@@ -12,7 +12,7 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, MINUTE, furnish, minutes
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs import find_idle
+from gpuledger_collector.jobs import find_idle, fold_usage
 
 
 def dump(fleet: Fleet) -> list[tuple[object, ...]]:
@@ -116,3 +116,49 @@ def test_the_command_lists_them(fleet, findings, run):
     code, _, err = run("idle", "--state", "lazy")
     assert code == 2
     assert "gone_idle" in err
+
+
+@pytest.mark.parametrize("lag", [3 * HOUR, DAY])
+def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, findings, ledger, lag):
+    """Evidence of ten hours comes hours or a day after the searches have passed: the same findings as in time."""
+    furnish(fleet)
+    fold_usage(ledger)
+    gone = (OCTOBER + 4 * HOUR, OCTOBER + 14 * HOUR)
+    kept = {}
+    for table, at in (("gpu_minute", "minute_ms"), ("stretch", "start_ms")):
+        where = f"accelerator_id IN (1, 3) AND {at} >= %s AND {at} < %s"
+        fleet.connection.execute(f"CREATE TEMP TABLE late_{table} AS SELECT * FROM {table} WHERE {where}", gone)
+        fleet.connection.execute(f"DELETE FROM {table} WHERE {where}", gone)
+        kept[table] = where
+    minutes(fleet, 2, DAY, DAY + lag, 0.0, processes=0)
+    for hour in range(24, 24 + lag // HOUR):
+        fleet.evidence([Held(2, None, hour * HOUR, hour * HOUR + HOUR, "unallocated")])
+    for hour in range(1, 24 + lag // HOUR + 1, 5):
+        find_idle(findings, OCTOBER + hour * HOUR)
+    find_idle(findings, OCTOBER + DAY + lag)
+    wrong = dump(fleet)
+
+    for table in kept:
+        fleet.connection.execute(f"INSERT INTO {table} SELECT * FROM late_{table}")
+    fleet.connection.execute(
+        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT a, h FROM unnest(ARRAY[1, 3]) AS a, "
+        "generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
+        gone,
+    )
+    fold_usage(ledger)
+    find_idle(findings, OCTOBER + DAY + lag)
+    made = dump(fleet)
+    assert made != wrong
+    assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
+    fleet.connection.execute("TRUNCATE finding, finding_mark")
+    find_idle(findings, OCTOBER + DAY + lag)
+    assert [(*row[:4], *row[5:]) for row in made] == [(*row[:4], *row[5:]) for row in dump(fleet)]
+
+
+def test_evidence_in_time_moves_no_search_back(fleet, findings, ledger):
+    """What is folded in the hour that the search is in is looked at anyway: no mark of anything late."""
+    furnish(fleet)
+    find_idle(findings, OCTOBER + 23 * HOUR + 10 * MINUTE)
+    fleet.connection.execute("DELETE FROM dirty_hour WHERE hour_ms < %s", (OCTOBER + 23 * HOUR,))
+    fold_usage(ledger)
+    assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
