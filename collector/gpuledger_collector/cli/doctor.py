@@ -59,8 +59,9 @@ def doctor(
     code = DONE
     try:
         with database(dsn, config) as opened:
+            from gpuledger_collector.cli.cures import cures
             from gpuledger_collector.storage import viewer_wall
-            from gpuledger_collector.storage.diagnosis import signs
+            from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.storage.engine import open_connection
             from gpuledger_collector.wiring import now
 
@@ -68,10 +69,12 @@ def doctor(
             with opened.engine.connect() as connection:
                 version = str(connection.exec_driver_sql("SHOW server_version").scalar())
                 seen = signs(connection, now_ms, now_ms - DAYS * DAY_MS, SILENT_MS)
+                asked_ms = round(now().timestamp() * 1000)
+                declared = promises(connection, asked_ms, asked_ms - DAYS * DAY_MS)
             with open_connection(opened.dsn) as plain:
                 cure = "" if viewer_wall.stands(plain) else viewer_wall.advice(plain)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
-        found += [*ledger_findings(seen, now_ms), wall(cure)]
+        found += [*ledger_findings(seen, now_ms), wall(cure), *cures(declared, wanted, asked_ms)]
     except Exception as error:
         sentence, _ = explain(error)
         found.append(Finding("bad", "database", sentence, "see the sentence; `gpuledger db check` looks closer"))

@@ -30,6 +30,63 @@ class Signs:
     """Live tokens with which any node can be reported."""
 
 
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What was declared or is under way, to be held against settings and clocks. Instants are unix milliseconds."""
+
+    server_ms: int
+    """The database's clock."""
+    zones: tuple[str, ...]
+    """Billing zones in force."""
+    commitments: tuple[tuple[str, int], ...]
+    """Names of those in force, and when they end."""
+    recipients: tuple[tuple[str, tuple[str, ...]], ...]
+    """Budgets, and whom they tell."""
+    queues: tuple[tuple[str, int], ...]
+    """Schedulers, and when their queue was last read."""
+    acting: tuple[str, ...]
+    """Pools that are acted on and have no rate in force."""
+    disputed_ms: tuple[tuple[int, int], ...]
+    """Disputes that wait, and the instant from which on they need evidence."""
+    versions: tuple[tuple[str, str], ...]
+    """Nodes and the versions of their agents."""
+
+
+def promises(connection: Connection, now_ms: int, since_ms: int) -> Promises:
+    """Reads them; nodes that were not seen since then have no agent any more."""
+
+    def rows(query: str, **values: object) -> list[tuple[str, int]]:
+        return [(str(row[0]), int(row[1])) for row in connection.execute(sa.text(query), values)]
+
+    budgets = connection.execute(sa.text("SELECT name, terms FROM budget WHERE superseded_at IS NULL ORDER BY name"))
+    acting = (
+        "SELECT pool, 0 FROM scaling_pool s WHERE superseded_at IS NULL AND terms ->> 'mode' = 'act' AND NOT EXISTS ("
+        "SELECT FROM price p WHERE p.superseded_at IS NULL AND p.pool IN ('', s.pool) AND p.effective_from_ms <= :at "
+        "AND (p.effective_to_ms IS NULL OR p.effective_to_ms > :at)) ORDER BY pool"
+    )
+    versions = (
+        "SELECT name, agent_version FROM node WHERE agent_version <> '' "
+        "AND extract(epoch FROM last_seen_at) * 1000 >= :since ORDER BY name"
+    )
+    open_disputes = "SELECT id, start_ms FROM dispute WHERE resolved_ms IS NULL ORDER BY id"
+    term_ends = "SELECT name, max(ends_ms) FROM commitment WHERE superseded_at IS NULL GROUP BY 1 ORDER BY 1"
+    clock = connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp()) * 1000")).scalar()
+    return Promises(
+        server_ms=int(clock or 0),
+        zones=tuple(name for name, _ in rows("SELECT zone, 0 FROM billing_zone WHERE superseded_at IS NULL")),
+        commitments=tuple(rows(term_ends)),
+        recipients=tuple(
+            (str(name), (*terms.get("recipients", ()), *terms.get("escalate_to", ()))) for name, terms in budgets
+        ),
+        queues=tuple(rows("SELECT source, max(at_ms) FROM queue_reading GROUP BY 1 ORDER BY 1")),
+        acting=tuple(pool for pool, _ in rows(acting, at=now_ms)),
+        disputed_ms=tuple((int(number), start_ms) for number, start_ms in rows(open_disputes)),
+        versions=tuple(
+            (str(row[0]), str(row[1])) for row in connection.execute(sa.text(versions), {"since": since_ms})
+        ),
+    )
+
+
 def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) -> Signs:
     """Reads the signs since an instant; a node is silent when its last sign of life is older than `silent_ms`."""
 
