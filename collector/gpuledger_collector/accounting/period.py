@@ -165,9 +165,13 @@ class Calendar:
                 return _midnight(day, zone.tz)
         return _midnight(day, self.zones[0].tz)
 
+    def zone_at(self, at_ms: int) -> Zone:
+        """The zone whose days hold an instant."""
+        return next(zone for zone in reversed(self.zones) if zone.from_ms <= at_ms or zone is self.zones[0])
+
     def date_of(self, at_ms: int) -> date:
         """The day that holds an instant."""
-        zone = next(zone for zone in reversed(self.zones) if zone.from_ms <= at_ms or zone is self.zones[0])
+        zone = self.zone_at(at_ms)
         return max((_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone.tz).date(), zone.first_on)
 
     def day_of(self, at_ms: int) -> Period:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import Driver, Held, drivers
-from gpuledger_collector.accounting.chargeback import Row
+from gpuledger_collector.accounting.chargeback import Row, SharedPart
+from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
+from gpuledger_collector.accounting.shared_costs import SharedCost
 
 MOST_JOBS = 10
 UNNAMED = "(not named)"
@@ -60,6 +62,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Contested:
+    """A dispute that waits for a decision, and the name and user of the job that it is about, where it names one."""
+
+    dispute: Dispute
+    job: tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Amount:
     """A line of a table. `cost_minor` and `idle_cost_minor` add up over the table to what the chargeback shows."""
 
@@ -71,6 +81,15 @@ class Amount:
     cost_micro: int
     cost_minor: int
     idle_cost_minor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAmount:
+    """What the owner bears of a shared cost; the minor units of all add up to the row's `shared_minor`."""
+
+    cost: SharedCost
+    micro: int
+    minor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +125,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What an owner was billed in one currency. `row` is the row of the chargeback."""
+    """What an owner was billed in one currency. `row` is the row of the chargeback: direct cost, shares, both.
+
+    Tables split the direct cost; `shared` splits the shares, cost by cost.
+    """
 
     currency: str
     row: Row
@@ -118,6 +140,7 @@ class Section:
     models: tuple[Amount, ...]
     jobs: tuple[Amount, ...]
     corrections: tuple[Amount, ...]
+    shared: tuple[SharedAmount, ...] = ()
 
 
 def section(
@@ -127,6 +150,7 @@ def section(
     month: Period,
     rated: frozenset[int],
     calendar: Calendar = UTC_DAYS,
+    shares: Iterable[SharedPart] = (),
 ) -> Section:
     """The section of a chargeback row that has a currency. `rated`: days (unix ms) of the month that are rated."""
     assert row.currency is not None
@@ -147,7 +171,25 @@ def section(
         _table(row, mine, lambda part: (part.model or UNNAMED,)),
         _shortened(_table(row, held, lambda job: (job.name, job.user, job.project, job.model)), MOST_JOBS),
         _amended(_table(row, mine, lambda part: _corrected_month(part, calendar))) if amended else (),
+        _shared(row, shares),
     )
+
+
+def _shared(row: Row, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
+    """The shares of a row, cost by cost, dearest first; what differs in its key or dates stands apart."""
+    found: list[tuple[SharedCost, int]] = []
+    for part in shares:
+        if part.currency != row.currency or part.keys != row.keys:
+            continue
+        at = next((at for at, (cost, _) in enumerate(found) if cost == part.cost), None)
+        if at is None:
+            found.append((part.cost, part.micro))
+        else:
+            found[at] = (part.cost, found[at][1] + part.micro)
+    found.sort(key=lambda one: (-one[1], one[0].name))
+    unit = MICRO // 10 ** minor_digits(row.currency or "")
+    minors = split_minor([micro for _, micro in found], unit, row.shared_minor or 0)
+    return tuple(SharedAmount(cost, micro, minor) for (cost, micro), minor in zip(found, minors, strict=True))
 
 
 def _corrected_month(part: Part, calendar: Calendar) -> tuple[str, ...]:

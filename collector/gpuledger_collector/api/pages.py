@@ -162,9 +162,9 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
         raise Denied(403, "this token sees another owner's part of the ledger only")
     with reads.ledger.connect() as connection:
         gathered.snapshot(connection)
-        lines = gathered.lines_of(connection, level, month)
+        whole = gathered.whole_of(connection, level, month, reads.now_ms)
         with behind(connection, who.owner):
-            return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms, lines))
+            return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms, whole))
 
 
 def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
@@ -176,7 +176,7 @@ def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
         period = zones.in_zone(connection, nominal)
         with behind(connection, who.owner):
             owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
-        made = report(reports.charged_lines(connection, period, (level,)), (level,))
+        made = gathered.whole_of(connection, level, month, reads.now_ms).made
     return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], made)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -11,13 +11,13 @@ import psycopg
 from gpuledger_collector.accounting import statement as exact
 from gpuledger_collector.accounting.budget_ports import Ahead, Status
 from gpuledger_collector.accounting.budgets import MONTH, Budget
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, report
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, SharedPart, report
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.jobs.watch_budgets import status_of
 from gpuledger_collector.storage import budgets, findings, reports, statements, zones
+from gpuledger_collector.storage.beside import beside
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -44,25 +44,35 @@ def level_of(level: str) -> str:
     return level
 
 
-def lines_of(connection: Connection, level: str, month: str) -> Sequence[ChargedLine]:
-    """What the month bills by this level, of everybody: the cents of one owner are settled with those of all others."""
-    return reports.charged_lines(connection, zones.calendar(connection).month(month), (level_of(level),))
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The chargeback of a month by one level, with every share of a common cost."""
+
+    made: Report
+    shares: Sequence[SharedPart]
+
+
+def whole_of(connection: Connection, level: str, month: str, now_ms: int) -> Whole:
+    """What the month bills by this level, of everybody: cents and shares of one owner are settled with all others'."""
+    period, by = zones.calendar(connection).month(month), (level_of(level),)
+    aside = beside(connection, period, by, now_ms)
+    return Whole(report(reports.charged_lines(connection, period, by), by, aside), aside.parts)
 
 
 def statement_of(
-    connection: Connection, level: str, owner: str, month: str, now_ms: int, lines: Sequence[ChargedLine] | None = None
+    connection: Connection, level: str, owner: str, month: str, now_ms: int, whole: Whole | None = None
 ) -> Statement:
     """The statement. Raises ValueError (NoStatement: that owner was billed nothing in that month) with a sentence.
 
-    `lines`: those of `lines_of`, for a connection that sees one owner's part only.
+    `whole`: that of `whole_of`, where it is known already, or the connection sees one owner's part only.
     """
     level_of(level)
     calendar = zones.calendar(connection)
     period = calendar.month(month)
     if "\0" in owner:
         raise ValueError("an owner's name holds no NUL")
-    made = report(lines_of(connection, level, month) if lines is None else lines, (level,))
-    rows = [row for row in made.rows if row.keys == (owner,) and row.currency is not None]
+    whole = whole_of(connection, level, month, now_ms) if whole is None else whole
+    rows = [row for row in whole.made.rows if row.keys == (owner,) and row.currency is not None]
     below = next(iter(LEVELS[LEVELS.index(level) + 1 :]), None)
     parts = statements.parts(connection, level, owner, below, period)
     if not parts:
@@ -73,14 +83,14 @@ def statement_of(
     known_ms = max((proof.until_ms for proof in proofs), default=None)
     jobs = statements.workloads(connection, level, owner, period)
     rated = frozenset(proof.day_ms for proof in proofs)
-    sections = tuple(exact.section(row, parts, jobs, period, rated, calendar) for row in rows)
+    sections = tuple(exact.section(row, parts, jobs, period, rated, calendar, whole.shares) for row in rows)
     return Statement(
         level, owner, month, period, now_ms, known_ms, statements.closed(connection, period), sections,
         _changes(connection, calendar, level, owner, period, known_ms, jobs, [one.currency for one in sections]),
         exact.unpriced_ns(parts), _ahead(connection, level, owner, period, now_ms, sections),
         statements.amended_later(connection, level, owner, period),
         _budgets(connection, level, owner, period, now_ms), _findings(connection, level, owner, period),
-        proofs, below, calendar,
+        proofs, below, calendar, tuple(statements.contested(connection, level, owner, period)),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def register(root: typer.Typer) -> None:
 
 
 def statement(
-    period: Annotated[str, typer.Option("--period", metavar="YYYY-MM", help="The month (UTC).")],
+    period: Annotated[str, typer.Option("--period", metavar="YYYY-MM", help="The month (of the billing zone).")],
     owner: Annotated[
         str | None, typer.Option("--owner", metavar="NAME", help="Whose month; (unattributed) is an owner, too.")
     ] = None,
@@ -94,20 +94,20 @@ def _write_one(connection: Connection, level: str, owner: str, period: str, outp
 def _write_all(connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int) -> None:
     from urllib.parse import quote
 
-    from gpuledger_collector.accounting.chargeback import report
-    from gpuledger_collector.api.statements import statement_of
+    from gpuledger_collector.api.statements import statement_of, whole_of
     from gpuledger_collector.export.statement import as_html, index
-    from gpuledger_collector.storage import reports, statements
+    from gpuledger_collector.storage import statements
 
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, str]] = []
     taken = {"index.html"}
+    whole = whole_of(connection, level, name, now_ms)
     for owner in statements.owners(connection, level, period):
         file = _free_name(owner, taken)
-        (folder / file).write_text(as_html(statement_of(connection, level, owner, name, now_ms)), encoding="utf-8")
+        made = statement_of(connection, level, owner, name, now_ms, whole)
+        (folder / file).write_text(as_html(made), encoding="utf-8")
         rows.append((owner, quote(file)))
-    made = report(reports.charged_lines(connection, period, (level,)), (level,))
-    (folder / "index.html").write_text(index(level, name, rows, made), encoding="utf-8")
+    (folder / "index.html").write_text(index(level, name, rows, whole.made), encoding="utf-8")
     print(f"{len(rows)} statements of {name} and index.html in {folder}")
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from gpuledger_collector.accounting.budget_ports import Status
 from gpuledger_collector.accounting.budgets import money_text, percent_of
-from gpuledger_collector.accounting.period import format_date, format_instant
+from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.export.cells import neutral
 
@@ -42,7 +42,7 @@ def _row(status: Status) -> dict[str, object]:
         return money_text(micro, budget.currency, digits).partition(" ")[2].replace(",", "")
 
     def day(at_ms: int | None) -> str | None:
-        return None if at_ms is None else format_date(at_ms)
+        return None if at_ms is None else str(budget.calendar.date_of(at_ms))
 
     values: tuple[object, ...] = (
         budget.name,
@@ -111,7 +111,7 @@ def _cells(status: Status) -> list[str]:
         ends = (ahead.middle_micro, ahead.low_micro, ahead.high_micro)
         middle, low, high = (money_text(end, budget.currency, 0).partition(" ")[2] for end in ends)
         forecast = f"{middle} ({low} to {high})"
-        out = "not by then" if ahead.run_out_ms is None else format_date(ahead.run_out_ms)
+        out = "not by then" if ahead.run_out_ms is None else str(budget.calendar.date_of(ahead.run_out_ms))
     if status.spend.cost_micro >= budget.amount_micro:
         out = "spent"
     fired = [one for one in status.alerts if one.fired_ms is not None]

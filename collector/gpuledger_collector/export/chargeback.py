@@ -65,7 +65,7 @@ def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
 def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
     """A sentence for each shared cost: what it is, how much, and by which key."""
     return [
-        f"shared cost {one.cost.name!r} ({_source(one.cost)}): {money_text(one.micro, one.currency)} "
+        f"shared cost {one.cost.name!r} ({source_text(one.cost)}): {money_text(one.micro, one.currency)} "
         f"by {one.cost.key}, per {one.cost.level}"
         for one in shared
     ]
@@ -84,7 +84,8 @@ def _worth(one: Stranded) -> str:
     return "".join(f", worth {money_text(micro, currency)}" for currency, micro in sorted(one.cost.items()))
 
 
-def _source(cost: SharedCost) -> str:
+def source_text(cost: SharedCost) -> str:
+    """Where a shared cost comes from, in words."""
     if cost.source == AMOUNT:
         return "an amount a month"
     return f"cost of {cost.source} time" + (f" of pool {cost.pool}" if cost.pool else "")

@@ -13,11 +13,13 @@ from gpuledger_collector.accounting.budgets import money_text, percent_of, top
 from gpuledger_collector.accounting.chargeback import Report, Row
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.ports import ClosedPeriod
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.accounting.statement import Change, Section
+from gpuledger_collector.accounting.statement import Change, Contested, Section
 from gpuledger_collector.export import html, plots
+from gpuledger_collector.export.chargeback import source_text
+from gpuledger_collector.export.disputes import amounts, days_text
 
 SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8
@@ -49,6 +51,12 @@ class Statement:
     proofs: tuple[Proof, ...]
     below: str | None
     calendar: Calendar = UTC_DAYS
+    contested: tuple[Contested, ...] = ()
+
+    @property
+    def zone(self) -> str:
+        """The zone of its days."""
+        return self.calendar.zone_at(self.period.start_ms).name
 
 
 def as_html(made: Statement) -> str:
@@ -58,12 +66,15 @@ def as_html(made: Statement) -> str:
         made=made,
         policy=html.policy(),
         days=_first_and_last(made.period, made.calendar),
+        until=made.calendar.date_of(made.period.end_ms).isoformat(),
         status=status_of(made),
         sections=[_section(made, one) for one in made.sections],
         budgets=[budget_facts(one) for one in made.budgets],
         findings=[finding_facts(one) for one in made.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(made.findings) - SHOWN_FINDINGS, 0),
         amended=[(currency, micro) for currency, micro in sorted(made.amended.items()) if micro],
+        contested=[_contested(one) for one in made.contested],
+        marks={one.job: "contested" for one in made.contested if one.job is not None},
         trust=trust(made.proofs, made.calendar),
         made_at=format_instant(made.made_ms - made.made_ms % 1000),
     )
@@ -80,7 +91,7 @@ def index(level: str, month: str, rows: Sequence[tuple[str, str]], report: Repor
 
 def _billed(rows: Sequence[Row]) -> dict[str, str]:
     priced = [row for row in rows if row.currency is not None]
-    costs = [f"{html.minor(row.cost_minor, row.currency or '')} {row.currency}" for row in priced]
+    costs = [f"{html.minor(row.total_minor, row.currency or '')} {row.currency}" for row in priced]
     return {"gpu_hours": html.hours(sum(row.gpu_ns for row in priced)), "cost": ", ".join(costs) or "no price"}
 
 
@@ -124,7 +135,8 @@ def budget_facts(status: Status) -> dict[str, Any]:
             f"{html.about(ahead.middle_micro, currency)} "
             f"({html.about(ahead.low_micro, currency)} to {html.about(ahead.high_micro, currency)})"
         )
-        out = None if ahead.run_out_ms is None or share >= 100 else format_date(ahead.run_out_ms)
+        gone_ms = None if share >= 100 else ahead.run_out_ms
+        out = None if gone_ms is None else budget.calendar.date_of(gone_ms).isoformat()
         said += f", forecast {forecast} {currency}"
     over = share >= 100 or (ahead is not None and ahead.middle_micro >= budget.amount_micro)
     return {
@@ -163,7 +175,7 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
         "sentence": evidence.get("sentence", "") if odd else "",
         "who": " · ".join(part for part in (row["team"], None if odd else job) if part) or "nobody",
         "user": row["user_name"] or "",
-        "since": format_instant(row["since_ms"])[:16].replace("T", " "),
+        "since": format_instant(row["since_ms"])[:16].replace("T", " ") + " UTC",
         "open": row["resolved_ms"] is None,
         "cost": None if currency is None else f"{html.micro(row['cost_micro'], currency)} {currency}",
         "per_day": None if per_day is None else f"{html.micro(per_day, currency)} {currency}",
@@ -176,6 +188,17 @@ def _section(made: Statement, one: Section) -> dict[str, Any]:
         "made": one,
         "currency": one.currency,
         "row": one.row,
+        "beside": _beside(one.row),
+        "shared": [
+            {
+                "name": part.cost.name,
+                "source": source_text(part.cost),
+                "key": part.cost.key,
+                "level": part.cost.level,
+                "minor": part.minor,
+            }
+            for part in one.shared
+        ],
         "used_percent": _percent(one.busy_ns, one.row.gpu_ns),
         "idle_percent": None if one.row.idle_ns is None else _percent(one.row.idle_ns, one.row.gpu_ns),
         "unknown_percent": _percent(one.unknown_ns, one.row.gpu_ns),
@@ -185,6 +208,37 @@ def _section(made: Statement, one: Section) -> dict[str, Any]:
         "change": None if change is None else _change(change, one.currency, made.calendar),
         "ahead": made.ahead.get(one.currency),
         "most": max((amount.cost_minor for amount in one.jobs), default=0),
+    }
+
+
+def _contested(one: Contested) -> dict[str, Any]:
+    """A dispute that waits, as a row of a table."""
+    dispute = one.dispute
+    parts = (one.job and " · ".join(filter(None, one.job)), dispute.accelerator and dispute.accelerator[:SHOWN_UUID])
+    return {
+        "id": dispute.id,
+        "state": dispute.state,
+        "what": ", ".join(part for part in parts if part) or "everything",
+        "days": days_text(dispute),
+        "cost": amounts(dispute.cost),
+        "reason": dispute.reason,
+    }
+
+
+def _beside(row: Row) -> dict[str, Any]:
+    """Shares, savings and carbon of a row as texts; None where there are none, or they are not known."""
+    currency = row.currency or ""
+    saved = None if row.list_minor is None or row.cost_minor is None else row.list_minor - row.cost_minor
+    plain = saved == 0 and row.contracted_minor == row.cost_minor
+    return {
+        "direct": html.minor(row.cost_minor, currency),
+        "shared": None if row.shared_minor is None else html.minor(row.shared_minor, currency),
+        "listed": None if plain or row.list_minor is None else html.minor(row.list_minor, currency),
+        "contracted": html.minor(row.contracted_minor, currency),
+        "saved": None if saved is None else html.minor(saved, currency),
+        "saved_percent": None if saved is None or not row.list_minor else f"{100 * saved / row.list_minor:.1f}",
+        "kwh": None if row.energy_kwh is None else f"{row.energy_kwh:,.1f}",
+        "co2e_kg": None if row.co2e_grams is None else f"{row.co2e_grams / 1000:,.1f}",
     }
 
 

@@ -13,8 +13,8 @@ import psycopg
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ClosedPeriod
-from gpuledger_collector.accounting.statement import Job, Part
-from gpuledger_collector.storage import zones
+from gpuledger_collector.accounting.statement import Contested, Job, Part
+from gpuledger_collector.storage import disputes, zones
 from gpuledger_collector.storage.reports import LEVEL_COLUMNS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -108,6 +108,33 @@ def amended_later(connection: Connection, level: str, owner: str, period: Period
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
     return {str(currency): int(cost) for currency, cost in rows}
+
+
+def contested(connection: Connection, level: str, owner: str, period: Period) -> list[Contested]:
+    """The disputes about the owner's time in the period that wait for a decision, by number."""
+    name = "" if owner == UNATTRIBUTED else owner
+    found = []
+    for one in disputes.waiting(connection, period):
+        levels = {**one.owner, level: name}
+        if one.owner.get(level, name) != name:
+            continue
+        where = " AND ".join(f"{LEVEL_COLUMNS[at]} = %s" for at in levels)
+        known = connection.execute(f"SELECT 1 FROM owner o WHERE {where} LIMIT 1", list(levels.values())).fetchone()
+        if known is not None:
+            found.append(Contested(one, _job_of(connection, one.workload, period)))
+    return found
+
+
+def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[str, str] | None:
+    """Name and user of a workload as the tables of a statement have them."""
+    row = connection.execute(
+        "SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id, "
+        "'(unknown)'), coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, '') "
+        "FROM workload w LEFT JOIN closed_workload k ON k.workload_id = w.id AND k.period_start_ms = %s "
+        "WHERE w.key = %s",
+        (period.start_ms, key),
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
 
 
 def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
