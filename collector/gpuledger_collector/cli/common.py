@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gpuledger_collector.cli.terminal import plain, shown
 from gpuledger_collector.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def database(dsn: str | None = None, config: Path | None = None, *, migrated: bo
 
 def run(build: Callable[[], typer.Typer]) -> None:
     """Build and run the app, and turn what people can cure into a sentence and an exit code."""
+    sys.stdout = shown(sys.stdout)
     try:
         build()()
     except KeyboardInterrupt:
@@ -119,5 +121,5 @@ def _report_bug(error: Exception) -> str:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    print(f"gpuledger: {sentence}", file=sys.stderr)
+    print(f"gpuledger: {plain(sentence)}", file=sys.stderr)
     sys.exit(code)

@@ -1,0 +1,157 @@
+"""Every table that a command prints: a name in it begins no formula in a CSV and moves no cursor in a terminal."""
+
+import csv
+import enum
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import psycopg
+import pytest
+import typer
+from psycopg import sql
+from typer.testing import CliRunner
+
+from fakes import two_teams as made
+from fakes.postgres import fresh_database
+from fakes.two_teams import NOW_MS, day, two_teams
+from gpuledger_collector.cli import build
+from gpuledger_collector.cli.terminal import plain
+
+HOSTILE = "=HYPERLINK(A1)"
+FORMULA = set("=+-@\t\r\n")
+NUMBER = re.compile(r"-?\d[\d.:,e+-]*( \w+)?")
+DAYS = ("--from", day(-4), "--to", day(-1))
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202eda\r"
+
+
+def commands(group, path=()):
+    """Every command of the tree with the forms that it prints; groups that are commands themselves too."""
+    for option in group.params:
+        kind = option.type_descriptor.annotation
+        if "--format" in getattr(option, "opts", ()) and isinstance(kind, type) and issubclass(kind, enum.Enum):
+            yield " ".join(path), {one.value for one in kind}
+    for name, below in getattr(group, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+FORMS = dict(commands(typer.main.get_command(build())))
+ARGUMENTS = {
+    "accelerators": DAYS, "chargeback": (*DAYS, "--by", "team,user"), "reconcile": DAYS,
+    "corrections": ("--period", day(-1)[:7]), "apply": ("{declared}", "--dry-run"),
+    "what-if": ("--prices", "{prices}", *DAYS),
+    "privacy show": (f"{HOSTILE}-user",), "export samples": DAYS, "tags check": DAYS, "runs": DAYS,
+    "runs show": (f"{HOSTILE}-job", "--by", "day"), "scale backtest": ("{series}",), "plan storage": ("--gpus", "8"),
+    "disputes show": ("1",), "disputes lines": (*DAYS, "--owner", f"team={HOSTILE}"), "receipt": (f"{HOSTILE}-job",),
+    "periods": (), "close": ("--period", "2020-01", "--dry-run"), "forecast": ("--horizon", "6h"),
+}  # fmt: skip
+"""What a command must be given; the others print something as they are."""
+SHOWING = {
+    "accelerators", "chargeback", "idle", "budgets", "runs", "prices list", "letters list", "token list",
+    "outbox list", "scale history", "forecast spend",
+}  # fmt: skip
+"""Commands whose CSV is known to hold the hostile name: what keeps the test from looking at nothing."""
+
+
+@pytest.fixture(scope="module")
+def printed(postgres, tmp_path_factory):
+    """A function that runs a command on a ledger in which every name of people and machines is hostile."""
+    folder = tmp_path_factory.mktemp("declared")
+    with pytest.MonkeyPatch.context() as patch, fresh_database(postgres) as dsn:
+        patch.setattr(made, "FOREIGN", HOSTILE)
+        with two_teams(dsn, folder), psycopg.connect(dsn) as connection:
+            more_names(connection)
+        (folder / "prices.toml").write_text((folder / "declared.toml").read_text().partition("[[budget]]")[0])
+        (folder / "series.csv").write_text(f"ts,series,value\n{day(-2)}T00:00:00Z,{HOSTILE},1\n")
+        places = {"declared": folder / "declared.toml", "prices": folder / "prices.toml",
+                  "series": folder / "series.csv"}  # fmt: skip
+
+        def run(command, form):
+            given = [one.format(**places) for one in ARGUMENTS.get(command, ())]
+            return CliRunner().invoke(build(), [*command.split(), *given, "--format", form, *to(command, dsn)])
+
+        yield run, dsn
+
+
+def more_names(connection):
+    """A row of hostile texts in tables that the two teams leave empty; the other columns hold what they must."""
+    for table, given in (
+        ("price", {"currency": "USD", "purchase": "on_demand"}), ("token", {"role": "finance", "node": None}),
+        ("letter", {"kind": "idle"}), ("outbox", {"state": "dead"}),
+        ("scaling_decision", {"policy": "young", "made_ms": NOW_MS}),
+        ("queue_reading", {}), ("backtest", {"grouped": "pool"}), ("scaling_pool", {"terms": "{}"}),
+    ):  # fmt: skip
+        columns = connection.execute(
+            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = %s::regclass "
+            "AND attnum > 0 AND attidentity = '' AND NOT attisdropped "
+            "AND (attnotnull AND NOT atthasdef OR attname = ANY(%s))",
+            (table, ["node", "gpu_model", "pool", "subject", "recipient", *given]),
+        ).fetchall()
+        plain = {"text": HOSTILE, "jsonb": "{}", "boolean": False, "timestamp with time zone": "2026-01-01 00:00Z"}
+        values = {name: given.get(name, plain.get(kind, 1)) for name, kind in columns}
+        connection.execute(
+            sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+                sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, values)),
+                sql.SQL(", ").join(sql.Placeholder() * len(values)),
+            ),
+            list(values.values()),
+        )  # fmt: skip
+    connection.execute("UPDATE finding SET subject = %s WHERE team = %s", (HOSTILE, HOSTILE))
+
+
+def to(command, dsn):
+    """Planning needs no database."""
+    return () if command.startswith("plan ") or command == "scale backtest" else ("--dsn", dsn)
+
+
+@pytest.mark.parametrize("command", sorted(name for name, forms in FORMS.items() if "csv" in forms))
+def test_no_cell_of_a_csv_begins_a_formula(printed, command):
+    """Threat: formulas in a CSV. Every command that writes one, found by itself."""
+    result = printed[0](command, "csv")
+    assert result.exit_code in {0, 1}, (result.output, result.exception)
+    rows = list(csv.reader(io.StringIO(result.stdout)))
+    for cell in (cell for row in rows for cell in row):
+        assert cell[:1] not in FORMULA or NUMBER.fullmatch(cell), (command, cell)
+    if command in SHOWING:
+        assert HOSTILE in result.stdout, result.stdout
+
+
+def test_no_name_moves_the_cursor(printed):
+    """Threat: control characters in names. Tables for a terminal hold none of them, whoever chose the name."""
+    run, dsn = printed
+    with psycopg.connect(dsn) as connection:
+        for column in ("workload.name", "workload.user_name", "owner.team", "owner.user_name", "node.name",
+                       "finding.team", "budget.name", "token.name", "letter.subject", "outbox.recipient",
+                       "outbox.subject", "price.pool", "charge.pool", "charge.node", "accelerator.model",
+                       "accelerator.uuid", "capacity.pool", "ledger_day.pool", "scaling_decision.pool",
+                       "queue_reading.source", "backtest.series"):  # fmt: skip
+            table, name = column.split(".")
+            connection.execute(
+                sql.SQL("UPDATE {} SET {} = left({}, 20) || %s").format(*map(sql.Identifier, (table, name, name))),
+                (ESCAPES,),
+            )
+    shown = {}
+    for command, forms in FORMS.items():
+        result = run(command, "table" if "table" in forms else "text")
+        shown[command] = result.output
+        assert not isinstance(result.exception, UnicodeError), command
+    assert sum("\x1b" in text for text in shown.values()) >= 8
+    assert not [command for command, text in shown.items() if CONTROL.search(plain(text))]
+
+
+def test_a_terminal_is_shown_no_control_characters():
+    """The command on a real terminal: colours stay, what a name brings along is spelt out."""
+    code = (
+        "from gpuledger_collector.cli import common; import typer; app = typer.Typer();"
+        "app.command()(lambda: print('\x1b[1mbold\x1b[0m \x1b]0;owned\x07\x1b[2J\u202e'));"
+        "common.run(lambda: app)"
+    )
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, check=True, env={**os.environ, "PYTHONUTF8": "1"})
+    os.close(theirs)
+    assert b"\x1b[1mbold\x1b[0m \\u001b]0;owned\\u0007\\u001b[2J\\u202e" in os.read(ours, 1000)
+    os.close(ours)
