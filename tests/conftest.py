@@ -1,10 +1,14 @@
-"""For every test: the gpuledger command line is built once a process. Building it costs more than most commands."""
+"""For every test: hypothesis' profile, and the gpuledger command line built once a process, since that is costly."""
 
 import functools
 from typing import Any
 
 import typer.testing
 from typer.main import get_command
+
+from fakes import profiles
+
+profiles.load()
 
 
 @functools.lru_cache(maxsize=1)
