@@ -19,6 +19,8 @@ SHOWN_ROWS = 20
 COLUMNS = ("node", "gpu", "accelerator", "model", "state", "team", "workload", "user", "since", "until", "hours",
            "confidence", "cost", "per_day", "currency")  # fmt: skip
 
+SERVICE_COLUMNS = ("service", "team", "pool", "model", "held", "busiest", "needed", "spare", "known", "per_day")
+
 
 class By(StrEnum):
     """What idle accelerators are summed up by."""
@@ -37,6 +39,9 @@ def idle(
     days: int = typer.Option(7, "--days", min=1, max=36_500, help="How far back to look."),
     team: str | None = typer.Option(None, "--team", help="Only this team's."),
     state: str | None = typer.Option(None, "--state", help="Only this state, such as gone_idle or never_used."),
+    services: bool = typer.Option(
+        False, "--services", help="Warm replicas instead: what each service holds, and needs in its busiest minutes."
+    ),
     by: By | None = typer.Option(None, "--by", help="Sum up: a row for each state, or team."),
     top: int | None = typer.Option(
         None, "--top", min=0, help="Only so many; 0: all. Default: 20 in a table, else all."
@@ -47,8 +52,13 @@ def idle(
 ) -> None:
     """List idle accelerators: who has them, since when, how sure that is, and what it costs so far and per day.
 
-    Ends with 1 when something is idle. Warm replicas of services are not listed.
+    Ends with 1 when something is idle. Warm replicas of services are not listed; --services judges them together, by
+    the last seven days: all but the busiest hundredth of the minutes, and one replica in reserve.
     """
+    if services:
+        if now or state is not None or by is not None:
+            refuse("--services: judges a week of replicas; --now, --state and --by do not go with it")
+        raise typer.Exit(FINDINGS if show_services(dsn, config, team, shape) else DONE)
     if state is not None and state not in _states():
         refuse(f"--state: {state!r} is none of {', '.join(_states())}")
     found = search(dsn, config, days, now)
@@ -63,6 +73,44 @@ def idle(
     most = SHOWN_ROWS if top is None and shape is Shape.table else top
     emit([row_of(one) for one in chosen[: most or None]], chosen, shape)
     raise typer.Exit(FINDINGS if chosen else DONE)
+
+
+def show_services(dsn: str | None, config: Path | None, team: str | None, shape: Shape) -> bool:
+    """Print every service, those with most to spare first; whether any has something to spare."""
+    from gpuledger_collector.accounting.budgets import money_text
+    from gpuledger_collector.jobs import fold_usage
+    from gpuledger_collector.jobs.judge_services import judge_services
+    from gpuledger_collector.storage.findings import FindingStore
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import now as clock
+
+    with database(dsn, config) as opened:
+        fold_usage(Ledger(opened.dsn))
+        found = judge_services(FindingStore(opened.dsn), round(clock().timestamp() * 1000))
+    found = [one for one in found if team in {None, one.team}]
+    rows = []
+    for one in found:
+        spare = "not known" if one.verdict.spare is None else str(one.verdict.spare)
+        day = "" if one.per_day_micro is None or not one.currency else money_text(one.per_day_micro, one.currency)
+        rows.append([one.name, one.team, one.pool, one.model, str(one.verdict.held), str(one.verdict.peak),
+                     str(one.verdict.needed), spare, f"{one.verdict.known:.2f}", day])  # fmt: skip
+    if shape is Shape.table:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for column in SERVICE_COLUMNS:
+            right = column in {"held", "busiest", "needed", "spare", "known", "per_day"}
+            table.add_column(column.replace("_", " "), justify="right" if right else "left")
+        for row in rows:
+            table.add_row(*row)
+        Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
+        print(f"{len(rows)} services; needed: busy at once in 99 of 100 minutes of seven days, and one in reserve")
+    else:
+        from gpuledger_collector.export.cells import rows_as
+
+        sys.stdout.write(rows_as(shape.value, SERVICE_COLUMNS, rows))
+    return any(one.verdict.spare for one in found)
 
 
 def _states() -> list[str]:

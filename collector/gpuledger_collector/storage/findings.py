@@ -177,6 +177,16 @@ class FindingUnit:
         """Who held what in each window between two edges."""
         return minutes.held_now(self.connection, edges_ms)
 
+    def holders(self, start_ms: int, end_ms: int) -> Sequence[int]:
+        """Workloads that held anything in the period."""
+        return minutes.holders(self.connection, start_ms, end_ms)
+
+    def replicas(
+        self, start_ms: int, end_ms: int, service_of: Mapping[int, int], busy_above: float
+    ) -> Mapping[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]]:
+        """By service, pool and model: mean replicas held, and (minute, seen, busy)."""
+        return minutes.replicas(self.connection, start_ms, end_ms, service_of, busy_above)
+
     def coverage(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, int], float]:
         """By pool and hour, what part of the capacity's time anybody saw."""
         return minutes.coverage(self.connection, start_ms, end_ms)

@@ -148,7 +148,7 @@ class LedgerUnit:
         usage.replace(self.connection, hours, pieces)
 
     def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
-        """The minute rollup of these (accelerator, hour) pairs is made again; the idle search looks at late ones anew."""
+        """The minute rollup of these (accelerator, hour) pairs is made again; the idle search returns to late ones."""
         usage.roll_minutes(self.connection, hours)
         if hours:
             findings.mark_late(self.connection, "idle", min(hour_ms for _, hour_ms in hours))

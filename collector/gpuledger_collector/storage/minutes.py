@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,3 +147,52 @@ def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[s
         {"start": start_ms, "end": end_ms},
     )
     return {(row[0], int(row[1])): float(row[2]) for row in rows}
+
+
+def holders(connection: Connection, start_ms: int, end_ms: int) -> list[int]:
+    """Workloads that held anything in the period."""
+    rows = connection.execute(
+        "SELECT DISTINCT workload_id FROM usage_hour WHERE state = 'held' AND workload_id IS NOT NULL "
+        "AND hour_ms >= %s AND hour_ms < %s ORDER BY 1",
+        (start_ms, end_ms),
+    )
+    return [int(row[0]) for row in rows]
+
+
+def replicas(
+    connection: Connection, start_ms: int, end_ms: int, service_of: Mapping[int, int], busy_above: float
+) -> dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]]:
+    """By service (a number for each workload), pool and model: mean replicas held, and (minute, seen, busy).
+
+    Held is by the hourly ledger, over the hours from its first to its last; a replica is an accelerator that it holds.
+    """
+    ids, numbers = list(service_of), list(service_of.values())
+    stay = """
+        WITH replica AS MATERIALIZED (
+            SELECT w.service, c.pool, a.model, u.accelerator_id, u.hour_ms, u.held_ms
+            FROM usage_hour u JOIN unnest(%(ids)s::bigint[], %(numbers)s::bigint[]) AS w (id, service)
+                ON w.id = u.workload_id JOIN accelerator a ON a.id = u.accelerator_id
+            JOIN LATERAL (
+                SELECT pool FROM capacity WHERE accelerator_id = u.accelerator_id AND in_ms <= u.hour_ms + 3599999
+                ORDER BY in_ms DESC LIMIT 1
+            ) c ON true
+            WHERE u.state = 'held' AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
+        )
+    """
+    values = {"ids": ids, "numbers": numbers, "start": start_ms, "end": end_ms, "busy": busy_above}
+    found: dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]] = {}
+    for row in connection.execute(
+        stay + "SELECT service, pool, model, sum(held_ms) / "
+        "(3600000.0 * ((max(hour_ms) - min(hour_ms)) / 3600000 + 1)) FROM replica GROUP BY 1, 2, 3",
+        values,
+    ):
+        found[row[0], row[1], row[2]] = (float(row[3]), [])
+    for row in connection.execute(
+        stay + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id), "
+        "count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio, m.utilization_ratio) > %(busy)s) "
+        "FROM replica r JOIN gpu_minute m ON m.accelerator_id = r.accelerator_id AND m.minute_ms >= r.hour_ms "
+        "AND m.minute_ms < r.hour_ms - r.hour_ms %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",
+        values,
+    ):
+        found[row[0], row[1], row[2]][1].append((row[3], row[4], row[5]))
+    return found
