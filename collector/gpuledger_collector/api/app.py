@@ -20,6 +20,7 @@ from gpuledger_collector.api import (
     findings,
     handbook,
     pages,
+    pool_page,
     reads,
     recommendations,
     remote_write,
@@ -58,6 +59,7 @@ def create(
     app.include_router(audit.router(ledger))
     app.include_router(disputes.router(ledger))
     app.include_router(pages.router(ledger))
+    app.include_router(pool_page.router(ledger))
     app.include_router(handbook.router(lambda: describe(app)))
 
     @app.get("/healthz", tags=["operation"])

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -53,6 +53,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,15 @@ class Pool:
 
 
 @dataclass
-class Outlook:
-    """The forecast of demand, made once an hour beside the requests, because a page must not wait for it."""
+class Outlook(Generic[Made]):
+    """A forecast of demand, made once an hour beside the requests, because a page must not wait for it."""
 
-    make: Callable[[], list[Pool]]
+    make: Callable[[], Made]
     lock: threading.Lock = field(default_factory=threading.Lock)
-    made: tuple[int, list[Pool]] | None = None
+    made: tuple[int, Made] | None = None
     working: threading.Thread | None = None
 
-    def at(self, now_ms: int, patience: float = PATIENCE_SECONDS) -> list[Pool] | None:
+    def at(self, now_ms: int, patience: float = PATIENCE_SECONDS) -> Made | None:
         """The newest forecast, an older one while a new one is made, None while there is none."""
         hour = now_ms // HOUR_MS
         with self.lock:
@@ -90,7 +91,7 @@ class Outlook:
         try:
             self.made = (hour, self.make())
         except Exception as error:  # a page without a forecast is better than no page
-            log.warning("the forecast of the overview page was not made: %s", error)
+            log.warning("the forecast of a page was not made: %s", error)
 
 
 def router(reads: Reads) -> APIRouter:
@@ -210,7 +211,7 @@ def billed(connection: gathered.Connection, month: Period, who: Principal) -> Re
     return Report(made.by, rows, tuple(replace(row, keys=("",)) for row in rows))
 
 
-def overview_of(reads: Reads, outlook: Outlook, address: str, who: Principal) -> str:
+def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: Principal) -> str:
     """The page. What is about the whole fleet is left out for a reader who sees one owner's part."""
     now_ms = reads.now_ms
     with reads.ledger.connect() as connection:
@@ -336,7 +337,14 @@ def _pool(one: Pool) -> dict[str, Any]:
     title = f"GPUs wanted in pool {one.name}: the last {len(one.past)} hours and the next {len(middles)}"
     plot = plots.spark(one.past, title, said, one.ahead, width=720, height=180, axis=True)
     rows = [(at + 1, *one.ahead[at]) for at in range(2, len(one.ahead), 3)]
-    return {"name": one.name, "said": said, "plot": plot, "note": one.note, "rows": rows}
+    return {
+        "name": one.name,
+        "path": html.pool_path(one.name),
+        "said": said,
+        "plot": plot,
+        "note": one.note,
+        "rows": rows,
+    }
 
 
 def _node(node: overview.Node, now_ms: int) -> dict[str, Any]:

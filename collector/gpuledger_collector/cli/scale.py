@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
+from gpuledger_collector.cli.scale_pools import emit as emit_month
 from gpuledger_collector.cli.scale_pools import pools as _pools
+from gpuledger_collector.cli.scale_pools import show
 
 if TYPE_CHECKING:
-    from gpuledger_collector.cli.scale_pools import Month
     from gpuledger_collector.insight.backtest import Backtest
+    from gpuledger_collector.insight.month import Month
     from gpuledger_collector.insight.scaling.advice import Advice
     from gpuledger_collector.insight.series import Series
 
@@ -109,7 +111,7 @@ def emit_advice(given: Mapping[str, Advice | str], shape: Shape, past: Month | N
               else f"{name}: {reason}")  # fmt: skip
     if past is not None:
         print()
-        past.show()
+        show(past)
 
 
 def history(
@@ -175,7 +177,7 @@ def backtest(
         changes = {"node_gpus": node_gpus, "cost_cap": cost_cap}
         with _pools(dsn, config, pool) as pools:
             past = pools.month(pool, delay_ms, {name: one for name, one in changes.items() if one is not None})
-        past.emit(shape)
+        emit_month(past, shape.value)
         return
     assert file is not None
     series = on_step(read_series(file, "demand", named=False).series[0], step_ms)

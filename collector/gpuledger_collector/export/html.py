@@ -33,6 +33,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "minor": minor, "micro": micro, "about": about, "hours": hours, "signed": signed, "date": format_date,
+        "gpus": gpus,
     }  # fmt: skip
     made.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
@@ -95,6 +96,16 @@ def hours(gpu_ns: int | None, digits: int = 1) -> str:
     return f"{Decimal(gpu_ns) / GPU_NS_PER_HOUR:,.{digits}f}"
 
 
+def gpus(number: float) -> str:
+    """GPUs without needless digits: `12`, `12.5`."""
+    return f"{number:,.1f}".removesuffix(".0")
+
+
 def statement_path(level: str, owner: str, month: str) -> str:
     """Where the collector serves a statement."""
     return f"/statements/{quote(level, safe='')}/{quote(owner, safe='')}/{quote(month, safe='')}"
+
+
+def pool_path(pool: str) -> str:
+    """Where the collector serves a pool's page."""
+    return f"/pools/{quote(pool, safe='')}"

@@ -23,7 +23,8 @@ class Stack:
     layers: tuple[float, ...] | None
 
 
-def _svg(width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str) -> Markup:
+def drawn(width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str) -> Markup:
+    """A plot of these parts, with its title and what it says in words."""
     return Markup(
         '<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}: {description}" '
         'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{description}</desc>{body}</svg>'
@@ -33,19 +34,24 @@ def _svg(width: int, height: int, title: str, description: str, body: Sequence[M
 def _rect(css: str, x: float, y: float, width: float, height: float, title: str = "") -> Markup:
     inner = Markup("<title>{}</title>").format(title) if title else Markup("")
     return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
-        css, _n(x), _n(y), _n(width), _n(height), inner
+        css, number(x), number(y), number(width), number(height), inner
     )
 
 
-def _text(x: float, y: float, said: str, anchor: str = "start") -> Markup:
-    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_n(x), _n(y), anchor, said)
+def label(x: float, y: float, said: str, anchor: str = "start") -> Markup:
+    """A word or number at a place."""
+    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(number(x), number(y), anchor, said)
 
 
-def _line(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
-    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(css, _n(x1), _n(y1), _n(x2), _n(y2))
+def ruled(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    """A straight line."""
+    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(
+        css, number(x1), number(y1), number(x2), number(y2)
+    )
 
 
-def _n(value: float) -> str:
+def number(value: float) -> str:
+    """A coordinate, to a tenth."""
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
@@ -76,14 +82,14 @@ def stacked_bars(
     body: list[Markup] = []
     for part in (0.0, 0.5, 1.0):
         y = floor - room * part
-        body += [_line("grid", left, y, width, y), _text(left - 6, y + 4, short(top * part), "end")]
+        body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
     slot = (width - left) / max(len(stacks), 1)
     bar = max(slot * 0.72, 1.0)
     every = max(1, math.ceil(len(stacks) * 44 / (width - left)))
     for at, stack in enumerate(stacks):
         x = left + slot * at + (slot - bar) / 2
         if at % every == 0:
-            body.append(_text(x + bar / 2, height - 6, stack.label, "middle"))
+            body.append(label(x + bar / 2, height - 6, stack.label, "middle"))
         if stack.layers is None:
             continue
         y = floor
@@ -92,7 +98,7 @@ def stacked_bars(
             if size > 0:
                 y -= size
                 body.append(_rect(f"fill-{name}", x, y, bar, size, f"{stack.label}: {name} {value:,.1f} {unit}"))
-    return _svg(width, height, title, description, body, "bars")
+    return drawn(width, height, title, description, body, "bars")
 
 
 def spark(
@@ -120,7 +126,7 @@ def spark(
     if axis:
         for part in (0.0, 0.5, 1.0):
             y = height - bottom - room * part
-            body += [_line("grid", left, y, width, y), _text(left - 6, y + 4, short(top * part), "end")]
+            body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
     if band:
         start = len(values)
         upper = [at(start + i, high) for i, (_, _, high) in enumerate(band)]
@@ -129,15 +135,15 @@ def spark(
         if known and values[-1] is not None:
             joint = at(start - 1, values[-1])
             upper, lower, middle = [joint, *upper], [joint, *lower], [joint, *middle]
-        body.append(Markup('<polygon class="band" points="{}"/>').format(_points([*upper, *reversed(lower)])))
-        body.append(Markup('<polyline class="ahead" points="{}"/>').format(_points(middle)))
+        body.append(Markup('<polygon class="band" points="{}"/>').format(path([*upper, *reversed(lower)])))
+        body.append(Markup('<polyline class="ahead" points="{}"/>').format(path(middle)))
     for run in _runs(values):
         points = [at(index, value) for index, value in run]
         if len(points) == 1:
-            body.append(Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(*map(_n, points[0])))
+            body.append(Markup('<circle class="dot" cx="{}" cy="{}" r="2"/>').format(*map(number, points[0])))
         else:
-            body.append(Markup('<polyline class="line" points="{}"/>').format(_points(points)))
-    return _svg(width, height, title, description, body, "chart" if axis else "spark")
+            body.append(Markup('<polyline class="line" points="{}"/>').format(path(points)))
+    return drawn(width, height, title, description, body, "chart" if axis else "spark")
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
@@ -153,8 +159,9 @@ def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     return runs
 
 
-def _points(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+def path(points: Sequence[tuple[float, float]]) -> str:
+    """Coordinates of a line."""
+    return " ".join(f"{number(x)},{number(y)}" for x, y in points)
 
 
 def budget_bar(
@@ -172,10 +179,10 @@ def budget_bar(
         body.append(_rect("band", x(ahead[0]), 4, max(x(ahead[2]) - x(ahead[0]), 2), 16))
     body.append(_rect("fill-over" if spent >= amount else "fill-busy", 0, 4, x(spent), 16))
     if ahead is not None:
-        body.append(_line("ahead", x(ahead[1]), 4, x(ahead[1]), 20))
-    body.append(_line("limit", x(amount), 0, x(amount), 24))
+        body.append(ruled("ahead", x(ahead[1]), 4, x(ahead[1]), 20))
+    body.append(ruled("limit", x(amount), 0, x(amount), 24))
     body.append(_rect("time", 0, 25, x(amount) * min(elapsed, 1.0), 3))
-    return _svg(width, height, title, description, body, "budget")
+    return drawn(width, height, title, description, body, "budget")
 
 
 def share_bar(parts: Sequence[tuple[str, float]], title: str, description: str) -> Markup:
@@ -188,7 +195,7 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str, description: str) 
         if size > 0:
             body.append(_rect(f"fill-{name}", x, 0, size, height, f"{name} {100 * value / whole:.1f} %"))
         x += size
-    return _svg(width, height, title, description, body, "share")
+    return drawn(width, height, title, description, body, "share")
 
 
 def length_bar(value: float, most: float) -> Markup:
@@ -197,4 +204,4 @@ def length_bar(value: float, most: float) -> Markup:
     return Markup(
         '<svg class="length" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true" focusable="false">'
         '<rect class="track" width="100" height="6"/><rect class="fill-busy" width="{}" height="6"/></svg>'
-    ).format(_n(width))
+    ).format(number(width))

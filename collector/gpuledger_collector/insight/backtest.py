@@ -92,7 +92,7 @@ def backtest_scaling(series: Series, question: Question, rules: Rules | None = N
         given = len(series.values) * step / DAY_MS
         raise TooShort(f"{given:.1f} days are given; the first 10 are history, and nothing is left to judge")
     known = np.isfinite(series.values)
-    demand = _filled(series.values, known)
+    demand = filled(series.values, known)
     judged = known & (np.arange(len(demand)) >= start)
     bench = _Bench(demand, known, judged, step, per_day, max(1, round(question.delay_ms / step)), question)
     rules = rules or Rules()
@@ -103,7 +103,8 @@ def backtest_scaling(series: Series, question: Question, rules: Rules | None = N
     return Backtest(verdicts, judged, days_ahead, days)
 
 
-def _filled(values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+def filled(values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+    """Demand with each gap as it was last known, zero before it ever was."""
     seen = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
     return np.asarray(np.where(seen >= 0, values[np.maximum(seen, 0)], 0.0))
 

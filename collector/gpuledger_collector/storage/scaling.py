@@ -80,6 +80,19 @@ def demand(connection: Connection, now_ms: int, only: str | None = None) -> list
     ]
 
 
+def pools(connection: Connection, now_ms: int) -> set[str]:
+    """Pools that there were of late: with capacity, imported usage or terms of their own."""
+    query = """SELECT pool FROM capacity WHERE out_ms IS NULL OR out_ms > :since
+        UNION SELECT pool FROM imported_usage WHERE end_ms IS NULL OR end_ms > :since"""
+    since = {"since": now_ms - DEMAND_DAYS * DAY_MS}
+    return {row.pool for row in connection.execute(sa.text(query), since)}
+
+
+def silence(connection: Connection, pool: str, now_ms: int) -> str:
+    """Which queue of a pool has not been read for so long that nobody knows what waits; "" for none."""
+    return _silence(queues(connection, now_ms - DEMAND_DAYS * DAY_MS, now_ms + 1, "pool"), pool, now_ms)
+
+
 def _tells(fine: Series, hours: Series) -> bool:
     """Whether five minutes tell enough of the past, and as much of late, as the hours do."""
     enough = min(LEAST_DAYS * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
