@@ -3,6 +3,9 @@
 Instants are stored as integer milliseconds, so a range is two comparisons with integers, which the indexes answer.
 Arguments of Grafana's macros may hold no `)`: its expander is one regular expression.
 A sum over nothing known stays null ("no data"), never 0.
+
+Days are those of the billing zone, and have 23 to 25 hours. A board's clock is UTC; a day is drawn at its date's
+midnight there, and the range chooses dates: 1 October to 1 November is October in every zone.
 """
 
 from __future__ import annotations
@@ -19,9 +22,47 @@ TEAM = "coalesce(nullif(o.team, ''), '(unattributed)')"
 PROJECT = "coalesce(nullif(o.project, ''), '(unattributed)')"
 
 
+ZONE = """coalesce((SELECT z.zone FROM billing_zone z WHERE z.superseded_at IS NULL
+    ORDER BY z.from_ms DESC LIMIT 1), 'UTC')"""
+"""The billing zone in force; days of the ledger before a change of it are told to the day, not to the hour."""
+
+
+def local(wall: str) -> str:
+    """The instant (ms) of a wall clock's time (a timestamp) in the billing zone.
+
+    The millisecond before it decides, as in accounting.period: where the clocks jump over a midnight it is the jump,
+    and of a midnight that comes twice it is the first.
+    """
+    return f"(extract(epoch FROM ({wall} - interval '1 ms') AT TIME ZONE {ZONE}) * 1000)::bigint + 1"
+
+
+def date(day_ms: str) -> str:
+    """The date of a day by its first instant."""
+    return f"(to_timestamp({day_ms} / 1000.0) AT TIME ZONE {ZONE})::date"
+
+
+def drawn(day: str) -> str:
+    """Where a date stands on a board: at its midnight of UTC."""
+    return f"({day}::timestamp AT TIME ZONE 'UTC')"
+
+
+def whole(proof: str) -> str:
+    """Whether the proof of a day reaches the next one: a day that is not over yet is no day to compare with."""
+    return f"{proof}.until_ms >= {local('(' + date(proof + '.day_ms') + ' + 1)::timestamp')}"
+
+
+TODAY = f"(now() AT TIME ZONE {ZONE})::date"
+
+
 def between(column: str) -> str:
-    """Rows whose instant (or start of day) lies in the board's range."""
+    """Rows whose instant lies in the board's range."""
     return f"{column} >= {FROM_MS} AND {column} < {TO_MS}"
+
+
+def dated(column: str) -> str:
+    """Rows whose day begins at a date of the board's range."""
+    first, last = (local(f"to_timestamp({at} / 1000.0) AT TIME ZONE 'UTC'") for at in (FROM_MS, TO_MS))
+    return f"{column} >= {first} AND {column} < {last}"
 
 
 def picked(expression: str, variable: str) -> str:
@@ -33,8 +74,8 @@ CURRENCY = "l.currency = ${currency:sqlstring}"
 POOLS = picked("l.pool", "pool")
 MODELS = picked("l.gpu_model", "model")
 TEAMS = picked(TEAM, "team")
-DAYS = between("l.day_ms")
-DAY_TIME = 'to_timestamp(l.day_ms / 1000) AS "time"'
+DAYS = dated("l.day_ms")
+DAY_TIME = f'{drawn(date("l.day_ms"))} AS "time"'
 OWNER = "LEFT JOIN owner o ON o.id = l.owner_id"
 
 _COLUMNS = """owner_id, state, pool, gpu_model, currency, cost_micro, idle_cost_micro"""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboards.sql import whole
+
 LEDGER = "gpuledger-postgres"
 FOLDER = "GPU Ledger"
 
@@ -41,7 +43,7 @@ RULES = (
     Rule("gpuledger-unobserved", "GpuLedgerUnobserved",
          "More than 5 % of the last full day's capacity was seen by nobody",
          "SELECT now() AS \"time\", coalesce((SELECT (unobserved_ns / nullif(capacity_ns, 0))::float8 FROM day_proof "
-         "WHERE until_ms = day_ms + 86400000 ORDER BY day_ms DESC LIMIT 1), 0) AS value",
+         f"p WHERE {whole('p')} ORDER BY day_ms DESC LIMIT 1), 0) AS value",
          0.05, "5m", "warning", "docs/runbooks/unobserved.md"),
     Rule("gpuledger-unpriced", "GpuLedgerUnpriced",
          "GPU-hours of the last week have no rate: they are missing in every amount",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import GREEN, HOURS, MONEY, VERMILION, Board, Panel, column, stat, table
-from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource
+from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource, date, drawn
 from gpuledger_collector.accounting.money import minor_digits
 
 ODD = [
@@ -101,7 +101,8 @@ def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str
 BOARD = Board(
     "gpuledger-chargeback",
     "GPU Ledger / Chargeback ledger",
-    "The bill, cell by cell as the CSV of `gpuledger chargeback` has it. Choose whole UTC days.",
+    "The bill, cell by cell as the CSV of `gpuledger chargeback` has it. Choose whole days, which are the billing "
+    "zone's. Shares of common costs are not in it.",
     (datasource(), currency()),
     (
         ("Does it add up", (
@@ -130,7 +131,7 @@ BOARD = Board(
         ("The proof", (
             table("Day by day", "Where every GPU-hour of capacity went. until says how far the day is rated.",
                   f"""
-                  SELECT to_timestamp(l.day_ms / 1000) AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+                  SELECT {drawn(date('l.day_ms'))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
                       l.imported_ns / {GPU_HOUR_NS} AS imported, to_timestamp(l.until_ms / 1000) AS "until"

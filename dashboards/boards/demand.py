@@ -18,26 +18,43 @@ from dashboards.grafana import (
     stat,
     table,
 )
-from dashboards.sql import DAY_MS, DAY_TIME, FROM_MS, MODELS, POOLS, TO_MS, between, datasource, model, pool
+from dashboards.sql import (
+    DAY_MS,
+    DAY_TIME,
+    DAYS,
+    FROM_MS,
+    MODELS,
+    POOLS,
+    TO_MS,
+    TODAY,
+    between,
+    datasource,
+    date,
+    drawn,
+    local,
+    model,
+    pool,
+    whole,
+)
 
-DAY_NS = "8.64e13"
+DAY_NS = "(max(p.until_ms - p.day_ms) * 1e6)"
+"""The length of the day: 23 to 25 hours."""
 CHOSEN = f"{POOLS} AND {MODELS}"
-FULL = "JOIN day_proof p ON p.day_ms = l.day_ms AND p.until_ms = l.day_ms + 86400000"
-"""A day that is not over yet is no day to compare with."""
-TODAY_MS = "extract(epoch FROM date_trunc('day', now(), 'UTC'))::bigint * 1000"
+FULL = f"JOIN day_proof p ON p.day_ms = l.day_ms AND {whole('p')}"
 HELD_NS = "sum(l.gpu_ns) FILTER (WHERE l.state = 'held')"
 LONGEST_MS = 4 * DAY_MS
 """Hours of a longer range are too many to add up while a person waits."""
 
 WEEKS = f"""
     WITH past AS (
-        SELECT l.day_ms, coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM ledger_day l {FULL}
-        WHERE {CHOSEN} AND l.day_ms >= {TODAY_MS} - 28 * {DAY_MS}::bigint AND l.day_ms < {TODAY_MS} GROUP BY 1
+        SELECT {date("l.day_ms")} AS day, coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM ledger_day l {FULL}
+        WHERE {CHOSEN} AND l.day_ms >= {local(f"({TODAY} - 28)::timestamp")}
+            AND l.day_ms < {local(f"{TODAY}::timestamp")} GROUP BY l.day_ms
     ), ahead AS (
-        SELECT {TODAY_MS} + step * {DAY_MS}::bigint AS day_ms FROM generate_series(0, 13) step
+        SELECT {TODAY} + step AS day FROM generate_series(0, 13) step
     ), repeated AS (
-        SELECT ahead.day_ms, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high, count(*) AS weeks
-        FROM ahead JOIN past ON mod((ahead.day_ms - past.day_ms) / {DAY_MS}, 7) = 0 GROUP BY 1
+        SELECT ahead.day, avg(past.gpus) AS mean, min(past.gpus) AS low, max(past.gpus) AS high, count(*) AS weeks
+        FROM ahead JOIN past ON mod(ahead.day - past.day, 7) = 0 GROUP BY 1
     )
 """
 """Each coming day as the same weekday of the last four weeks: the baseline that every forecast has to beat."""
@@ -53,14 +70,14 @@ BOARD = Board(
             stat("Held now", "Accelerators that a workload holds, by the newest samples; all pools.",
                  "SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held'", COUNT, width=6),
             stat("Mean demand", "GPUs held on average over the full days of the range.",
-                 f"SELECT {HELD_NS} / {DAY_NS} / nullif(count(DISTINCT l.day_ms), 0) AS gpus FROM ledger_day l {FULL} "
-                 f"WHERE {between('l.day_ms')} AND {CHOSEN}", COUNT, width=6, decimals=1),
+                 f"SELECT avg(gpus) AS gpus FROM (SELECT coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM ledger_day l "
+                 f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days", COUNT, width=6, decimals=1),
             stat("Busiest day", "Highest daily mean of held GPUs in the range.",
                  f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_NS} / {DAY_NS} AS gpus FROM ledger_day l {FULL} "
-                 f"WHERE {between('l.day_ms')} AND {CHOSEN} GROUP BY l.day_ms) days", COUNT, width=6, decimals=1),
+                 f"WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days", COUNT, width=6, decimals=1),
             stat("Headroom on the busiest day", "Part of the capacity that nobody held then.",
                  f"SELECT 1 - max(part) AS part FROM (SELECT {HELD_NS} / nullif(sum(l.gpu_ns), 0) AS part "
-                 f"FROM ledger_day l {FULL} WHERE {between('l.day_ms')} AND {CHOSEN} GROUP BY l.day_ms) days", RATIO,
+                 f"FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days", RATIO,
                  width=6, decimals=1, limits=(0, 1), steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN))),
         )),
         ("Day by day, and ahead", (
@@ -70,11 +87,11 @@ BOARD = Board(
                    {WEEKS}
                    SELECT {DAY_TIME}, s.name AS metric, s.gpus FROM (
                        SELECT l.day_ms, {HELD_NS} / {DAY_NS} AS held, sum(l.gpu_ns) / {DAY_NS} AS capacity
-                       FROM ledger_day l {FULL} WHERE {between("l.day_ms")} AND {CHOSEN} GROUP BY 1) l,
+                       FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1) l,
                        LATERAL (VALUES ('held', l.held), ('capacity', l.capacity)) s (name, gpus)
                    WHERE s.gpus IS NOT NULL
                    UNION ALL
-                   SELECT to_timestamp(l.day_ms / 1000), s.name, s.gpus FROM repeated l,
+                   SELECT {drawn("l.day")}, s.name, s.gpus FROM repeated l,
                        LATERAL (VALUES ('baseline', l.mean), ('baseline, low', l.low),
                            ('baseline, high', l.high)) s (name, gpus)
                    ORDER BY 1, 2
@@ -110,7 +127,7 @@ BOARD = Board(
                       1 - max(held) / nullif(max(there), 0) AS headroom
                   FROM (SELECT l.day_ms, l.pool, l.gpu_model AS model, coalesce({HELD_NS}, 0) / {DAY_NS} AS held,
                           sum(l.gpu_ns) / {DAY_NS} AS there
-                      FROM ledger_day l {FULL} WHERE {between("l.day_ms")} AND {CHOSEN} GROUP BY 1, 2, 3) days
+                      FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1, 2, 3) days
                   GROUP BY 1, 2 ORDER BY 6, 1, 2 LIMIT 100
                   """, COUNT, width=12, decimals=1, overrides=(
                       column("headroom", unit=RATIO, cell="color-text",
@@ -118,7 +135,7 @@ BOARD = Board(
             table("The coming days", "The baseline in numbers, with how many weeks it is made of.",
                   f"""
                   {WEEKS}
-                  SELECT to_timestamp(day_ms / 1000) AS day, mean AS "baseline", low, high, weeks FROM repeated
+                  SELECT {drawn("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
                   ORDER BY 1
                   """, COUNT, width=12, decimals=1, overrides=(
                       column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0))),

@@ -31,10 +31,13 @@ from dashboards.sql import (
     POOLS,
     TEAM,
     TO_MS,
+    TODAY,
     currency,
     datasource,
+    local,
     model,
     pool,
+    whole,
 )
 
 CHOSEN = f"{DAYS} AND {CURRENCY} AND {POOLS} AND {MODELS}"
@@ -62,11 +65,12 @@ NUMBERS = (
          steps=((None, GREEN), (0.1, ORANGE))),
 )  # fmt: skip
 
+THIS_MONTH = f"date_trunc('month', {TODAY}::timestamp)"
 MONTH = f"""
     WITH day AS (
         SELECT l.day_ms, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l JOIN day_proof p USING (day_ms)
-        WHERE {CURRENCY} AND {POOLS} AND {MODELS} AND p.until_ms = l.day_ms + 86400000
-            AND l.day_ms >= extract(epoch FROM date_trunc('day', now(), 'UTC'))::bigint * 1000 - 28 * 86400000::bigint
+        WHERE {CURRENCY} AND {POOLS} AND {MODELS} AND {whole("p")}
+            AND l.day_ms >= {local(f"({TODAY} - 28)::timestamp")}
         GROUP BY 1
     ), pace AS (
         SELECT avg(cost) AS mean, coalesce(stddev_samp(cost), 0) AS spread FROM day
@@ -74,10 +78,10 @@ MONTH = f"""
         SELECT sum(l.cost_micro) / {MICRO} AS cost, max(p.until_ms) AS until_ms
         FROM {LEDGER} l JOIN day_proof p USING (day_ms)
         WHERE {CURRENCY} AND {POOLS} AND {MODELS}
-            AND l.day_ms >= extract(epoch FROM date_trunc('month', now(), 'UTC'))::bigint * 1000
+            AND l.day_ms >= {local(THIS_MONTH)}
     ), ahead AS (
-        SELECT greatest(0, (extract(epoch FROM date_trunc('month', now(), 'UTC') + interval '1 month') * 1000
-            - coalesce(done.until_ms, extract(epoch FROM date_trunc('month', now(), 'UTC')) * 1000)) / 86400000) AS days
+        SELECT greatest(0, ({local(f"{THIS_MONTH} + interval '1 month'")}
+            - coalesce(done.until_ms, {local(THIS_MONTH)})) / 86400000.0) AS days
         FROM done
     )
     SELECT done.cost AS "so far", coalesce(done.cost, 0) + pace.mean * ahead.days AS "expected",
@@ -95,10 +99,13 @@ BUDGETS = f"""
     WITH b AS (
         SELECT id, name, owner, amount_micro, currency,
             CASE period WHEN 'range' THEN start_ms
-                ELSE extract(epoch FROM date_trunc(period, now(), 'UTC'))::bigint * 1000 END AS since_ms,
-            CASE period WHEN 'range' THEN end_ms ELSE extract(epoch FROM date_trunc(period, now(), 'UTC')
-                + CASE period WHEN 'quarter' THEN interval '3 months' ELSE interval '1 month' END)::bigint * 1000
-                END AS until_ms
+                ELSE {local(f"date_trunc(period, {TODAY}::timestamp)")} END AS since_ms,
+            CASE period WHEN 'range' THEN end_ms ELSE {
+    local(
+        f"(date_trunc(period, {TODAY}::timestamp) + CASE period WHEN 'quarter' THEN interval '3 months' "
+        "ELSE interval '1 month' END)"
+    )
+} END AS until_ms
         FROM budget WHERE superseded_at IS NULL AND currency = ${{currency:sqlstring}}
     ), spent AS (
         SELECT b.id, sum(l.cost_micro) AS cost FROM b JOIN {LEDGER} l
@@ -131,8 +138,8 @@ BOARD = Board(
     (
         ("The range", NUMBERS),
         ("The month", (
-            stat("This month and its end ($currency)", "So far this month (UTC), its end at the pace of the last 28 "
-                 "full days, with a band of 80 % as if days were independent. A run rate, no model.",
+            stat("This month and its end ($currency)", "So far this month (of the billing zone), its end at the pace "
+                 "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, no model.",
                  MONTH, MONEY, width=12, decimals=0),
             stat("Days whose proof holds", "Days of the range for which charges and capacity times rate agree to the "
                  "last micro-unit.",

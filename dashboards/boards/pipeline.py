@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import COUNT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
-from dashboards.sql import DAYS, GPU_HOUR_NS, datasource, node, picked
+from dashboards.sql import DAYS, GPU_HOUR_NS, datasource, date, drawn, node, picked
 
 NODES = picked("n.name", "node")
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
@@ -49,7 +49,7 @@ BOARD = Board(
                    """, COUNT, interval="1m", decimals=1),
             series("Capacity that nobody saw", "Unobserved time of each day, over its capacity.",
                    """
-                   SELECT to_timestamp(l.day_ms / 1000) AS "time",
+                   SELECT {DAY_TIME},
                        l.unobserved_ns / nullif(l.capacity_ns, 0) AS "unobserved" """
                    f"""
                    FROM day_proof l WHERE {DAYS} ORDER BY 1
@@ -113,7 +113,7 @@ BOARD = Board(
                   """, "none", width=8, overrides=(column("received", unit="dateTimeAsIso"),)),
             table("Where the capacity went", "Each day of the range, in GPU-hours, and whether its proof holds.",
                   f"""
-                  SELECT to_timestamp(l.day_ms / 1000) AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+                  SELECT {drawn(date('l.day_ms'))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
                       (l.capacity_ns - l.held_ns - l.unallocated_ns - l.unavailable_ns - l.unobserved_ns)

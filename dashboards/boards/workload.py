@@ -34,14 +34,15 @@ from dashboards.sql import (
 )
 
 MINE = "JOIN workload w ON w.id = l.workload_id AND w.key = ${workload:sqlstring}"
-RANGE = f"l.day_ms > {FROM_MS} - {DAY_MS} AND l.day_ms < {TO_MS}"
-"""Charges of every day that the range touches."""
+LONGEST_DAY_MS = DAY_MS + 3_600_000
+RANGE = f"l.day_ms > {FROM_MS} - {LONGEST_DAY_MS} AND l.day_ms < {TO_MS}"
+"""Charges of every day that the range touches; the longest has 25 hours."""
 HOURS_HELD = f"""
     held AS MATERIALIZED (
         SELECT DISTINCT u.accelerator_id, u.hour_ms FROM (
             SELECT l.accelerator_id, l.workload_id, l.day_ms FROM charge l {MINE} WHERE {RANGE} GROUP BY 1, 2, 3) days
         JOIN usage_hour u ON u.accelerator_id = days.accelerator_id AND u.workload_id = days.workload_id
-            AND u.hour_ms >= days.day_ms AND u.hour_ms < days.day_ms + {DAY_MS}
+            AND u.hour_ms >= days.day_ms AND u.hour_ms < days.day_ms + {LONGEST_DAY_MS}
         WHERE {between("u.hour_ms")}
     )
 """

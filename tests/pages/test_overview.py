@@ -164,12 +164,13 @@ def test_what_is_not_there_is_a_page_with_a_sentence(dsn, rated):
             ("/statements/team/vision/2025-13", 422, "is not a month"),
             ("/statements/team/October", 422, "is not a month"),
             ("/statements/team/0000-01", 422, "is not a month"),
-            ("/statements/team/a%00b/2025-10", 422, "NUL"),
         ):
             answered, headers, text = collector.request("GET", path)
             assert (answered, words in text) == (status, True), (path, answered, text[-600:])
             assert Page(text).faults == []
             assert headers["Cache-Control"] == "no-store"
+        answered, _, told = collector.request("GET", "/statements/team/a%00b/2025-10")
+        assert (answered, "NUL" in told["detail"]) == (422, True), "refused before any page is asked"
 
 
 def test_a_database_that_is_away_is_a_page_too(dsn, reads):

@@ -20,10 +20,10 @@ from gpuledger_collector.storage.errors import StorageError
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 READABLE = (
-    "accelerator", "billing_period", "budget", "budget_alert", "capacity", "charge", "corrected_day", "correction",
-    "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute", "gpu_state", "imported_usage",
-    "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day", "node", "owner", "owner_5min", "price",
-    "usage_hour", "workload",
+    "accelerator", "billing_period", "billing_zone", "budget", "budget_alert", "capacity", "charge", "corrected_day",
+    "correction", "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute", "gpu_state",
+    "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day", "node", "owner",
+    "owner_5min", "price", "usage_hour", "workload",
 )  # fmt: skip
 """Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
 STATEMENT_TIMEOUT = "30s"
