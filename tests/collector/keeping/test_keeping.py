@@ -6,9 +6,13 @@ import json
 
 import psycopg
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psycopg import sql
 
 from fakes.fleet import DAY, HOUR, Held
 from fakes.postgres import fresh_database
+from gpuledger_collector.storage import privacy
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")
@@ -119,3 +123,72 @@ def test_what_only_looks_like_a_name_stays(two_months, run):
     run("privacy", "erase", "alice")
     row = two_months.connection.execute("SELECT tags->>'team' FROM workload WHERE external_id = '3'").fetchone()
     assert row == ("alice",)
+
+
+TOLD = (
+    "INSERT INTO letter (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms, acked_by) VALUES "
+    "('k', 'idle', 'slurm::1', 'vision', '[\"alice@example.com\", \"lead@example.com\"]', '[]', 0, 0, 0, 'alice')",
+    "INSERT INTO outbox (key, recipient, subject, text, html, attachments, made_ms, not_before_ms, state) VALUES "
+    "('a', 'alice@example.com', 'Your GPUs', 'Dear alice', 'alice', '{\"idle.csv\": \"1,alice\"}', 0, 0, 'sent'),"
+    "('b', 'lead@example.com', 'vision', 'alice: 3 GPUs idle', '', '{}', 0, 0, 'dead'),"
+    "('c', 'lead@example.com', 'vision', 'malice and alice2 have no part in it', '', '{}', 0, 0, 'sent')",
+    "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
+    '(\'slurm:a\', 1, 1, 1, \'[{"user": "alice", "account": "alice", "team": "vision"}]\', now())',
+    "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, "
+    "confidence, evidence) VALUES "
+    "('f', 'anomaly', 'usage', 'vision/alice', 'vision', '{\"user\": \"alice\"}', 0, 0, 0, 1, '{}')",
+)
+
+
+def named_in(connection, name):
+    """Every table of the schema whose rows hold a text anywhere."""
+    tables = connection.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') "
+        "AND NOT relispartition"
+    ).fetchall()
+    return {
+        table for (table,) in tables
+        if connection.execute(
+            sql.SQL("SELECT count(*) FROM {} t WHERE t::text ~ %s").format(sql.Identifier(table)), (rf"\y{name}\y",)
+        ).fetchone()[0]
+    }  # fmt: skip
+
+
+def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
+    """The whole database is searched: messages, letters, queues and findings forget, sealed records stay and are
+    named with their reason; a message to come is said to be."""
+    connection = two_months.connection
+    lines = ("--owner", "team=vision", "--from", "2025-11-01", "--to", "2025-11-02", "--reason", "alice has left")
+    code, _, err = run("disputes", "open", *lines)
+    assert code == 0, err
+    for statement in TOLD:
+        connection.execute(statement)
+    connection.execute("UPDATE outbox SET state = 'waiting' WHERE key = 'b'")
+    connection.commit()
+    before = bill(run, NOVEMBER)
+    assert named_in(connection, "alice") >= {"letter", "outbox", "queue_reading", "finding", "dispute", "workload"}
+    code, out, err = run("privacy", "erase", "alice")
+    assert code == 0, err
+    assert "still to be sent" in out
+    connection.execute("UPDATE outbox SET state = 'sent' WHERE key = 'b'")
+    connection.commit()
+    assert run("privacy", "erase", "alice")[0] == 0
+    connection.rollback()
+    assert named_in(connection, "alice") <= set(privacy.KEPT)
+    left = {place["table"] for place in json.loads(run("privacy", "show", "alice", "--format", "json")[1])}
+    assert left == named_in(connection, "alice")
+    rows = dict(connection.execute("SELECT key, text FROM outbox").fetchall())
+    assert rows == {"a": "", "b": "", "c": "malice and alice2 have no part in it"}
+    assert connection.execute("SELECT recipients->>1 FROM letter").fetchone() == ("lead@example.com",)
+    assert bill(run, NOVEMBER) == before
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_any_name_is_a_text_and_never_a_pattern(postgres, name):
+    """A name with signs of regular expressions finds itself and nothing else."""
+    with psycopg.connect(postgres) as connection:
+        query = "SELECT %(text)s ~ %(word)s"
+        for text, found in ((f"({name})", True), (f"x{name}x", False), ("", False)):
+            row = connection.execute(query, {"text": text, "word": privacy._word(name)}).fetchone()
+            assert row == (found,), text
