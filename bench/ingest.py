@@ -45,7 +45,7 @@ from gpuledger_collector.ingest.samples import HOT_KINDS
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from bench._posting import Sent, closed, request, steady
-from bench.remote_write import cpu_seconds, tree_seconds, victoria
+from bench.remote_write import children, cpu_seconds, victoria
 from bench.startup import resident_mib
 from fakes.postgres import open_folder
 from fakes.processes import MSGPACK, CollectorProcess, free_port
@@ -132,6 +132,15 @@ class Node:
         return [ids, (start_ms + self._at).astype("<i8"), *values.values()]
 
 
+def tree_seconds(pid: int) -> float:
+    """CPU of a process and its children; one that ends meanwhile is counted with its parent the next time."""
+    whole = cpu_seconds(pid)
+    for child in children(pid):
+        with contextlib.suppress(FileNotFoundError):
+            whole += cpu_seconds(child)
+    return whole
+
+
 def minutes(rounds: int) -> list[int]:
     """Starts of the minutes, up to the last whole one."""
     end = int(time.time()) // 60 * 60_000
@@ -155,7 +164,8 @@ def prometheus() -> Iterator[tuple[int, int]]:
         (Path(folder) / "empty.yml").write_text("global: {}\n")
         process = subprocess.Popen(
             ["prometheus", f"--config.file={folder}/empty.yml", f"--storage.tsdb.path={folder}/data",
-             f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver"],
+             f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver",
+             "--storage.tsdb.retention.time=400d"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:

@@ -246,9 +246,7 @@ class Drawn:
     values: Mapping[str, npt.NDArray[np.int64]]
 
 
-_ROW = np.dtype([("at", ">i8"), *((name, ">i8") for name in MEASURES)])
-_COLUMNS = {"org": "o.org", "team": "o.team", "project": "o.project", "pool": "s.pool", "model": "s.gpu_model",
-            "state": "s.state"}  # fmt: skip
+_COLUMNS = {"pool": "pool", "model": "gpu_model", "state": "state"}
 
 
 def read(
@@ -258,46 +256,61 @@ def read(
     by: Sequence[str],
     owner: Mapping[str, str] | None = None,
     states: Sequence[str] = ("held",),
+    measures: Sequence[str] = MEASURES,
 ) -> list[Drawn]:
     """Series of whole steps by names of GROUPS, ordered by them; of an owner's subtree if given (level -> value).
 
-    `owner` may name levels of OWNED only. Raises KeyError for another group or level.
+    `owner` may name levels of OWNED only. Raises KeyError for another group or level. The server only gathers, for
+    each owner, what it has to send; adding up is done in arrays here, which is several times as fast as a GROUP BY of
+    as many instants.
     """
-    columns = [_COLUMNS[name] for name in by]
-    keys = "".join(f"coalesce({column}, ''), " for column in columns)
-    if set(owner or {}) - set(OWNED):
-        raise KeyError(next(iter(set(owner or {}) - set(OWNED))))
-    where = "".join(f" AND o.{level} = %({level})s" for level in owner or {})
-    sums = ", ".join(f"sum(s.{name})::bigint AS {name}" for name in MEASURES)
-    sent = " || ".join(["int8send(at)", *(f"int8send(coalesce({name}, {UNKNOWN}))" for name in MEASURES)])
-    numbers = ", ".join(str(place + 1) for place in range(len(columns) + 1))
-    inner = (
-        f"SELECT {keys}s.currency AS currency, s.at_ms - s.at_ms %% %(step)s AS at, {sums} FROM owner_5min s "
-        f"LEFT JOIN owner o ON o.id = s.owner_id WHERE s.at_ms >= %(start)s AND s.at_ms < %(end)s "
-        f"AND s.state = ANY(%(states)s){where} GROUP BY {numbers}, {len(columns) + 2}"
-    )
-    names = [f"k{place}" for place in range(len(columns))]
-    given = ", ".join([*names, "currency", "at", *MEASURES])
-    values = {"step": step_ms, "start": period.start_ms, "end": period.end_ms, "states": list(states), **(owner or {})}
-    chosen = ", ".join([*names, "currency"])
+    if strange := [name for name in by if name not in GROUPS] + sorted(set(owner or {}) - set(OWNED)):
+        raise KeyError(strange[0])
+    owners = _owners(connection, owner)
+    columns = [_COLUMNS[name] for name in by if name in _COLUMNS]
+    groups = ", ".join(["owner_id", "currency", *columns])
+    sent = " || ".join(["int8send(at_ms)", *(f"int8send(coalesce({name}, {UNKNOWN}))" for name in measures)])
+    where = "" if owner is None else " AND owner_id = ANY(%(owners)s)"
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
-            f"SELECT {chosen}, string_agg({sent}, ''::bytea) FROM ({inner}) g ({given}) GROUP BY {numbers} "
-            f"ORDER BY {numbers}",
-            values,
+            f"SELECT {groups}, string_agg({sent}, ''::bytea) FROM owner_5min WHERE at_ms >= %(start)s "
+            f"AND at_ms < %(end)s AND state = ANY(%(states)s){where} GROUP BY {groups}",
+            {"start": period.start_ms, "end": period.end_ms, "states": list(states), "owners": list(owners)},
         ).fetchall()
-    return [_drawn(row, period, step_ms) for row in rows]
+    row = np.dtype([("at", ">i8"), *((name, ">i8") for name in measures)])
+    parts: dict[tuple[tuple[str, ...], str | None], list[npt.NDArray[np.void]]] = {}
+    for owner_id, currency, *given in rows:
+        others = dict(zip(columns, given[:-1], strict=True))
+        path = owners.get(owner_id, ("",) * len(OWNED))
+        key = tuple(path[OWNED.index(name)] if name in OWNED else others[_COLUMNS[name]] for name in by)
+        parts.setdefault((key, currency), []).append(np.frombuffer(given[-1], dtype=row))
+    ordered = sorted(parts, key=lambda one: (one[0], one[1] or ""))
+    return [Drawn(key, money, _sums(parts[key, money], period, step_ms, measures)) for key, money in ordered]
 
 
-def _drawn(row: tuple[Any, ...], period: Period, step_ms: int) -> Drawn:
-    found = np.frombuffer(row[-1], dtype=_ROW)
+def _owners(connection: Connection, owner: Mapping[str, str] | None) -> dict[int, tuple[str, ...]]:
+    """The paths of all owners, or of those in a subtree, by number; levels below OWNED left out."""
+    where = " AND ".join(f"{level} = %({level})s" for level in owner or {}) or "true"
+    rows = connection.execute(f"SELECT id, {', '.join(OWNED)} FROM owner WHERE {where}", dict(owner or {}))
+    return {int(one[0]): tuple(one[1:]) for one in rows}
+
+
+def _sums(
+    parts: Sequence[npt.NDArray[np.void]], period: Period, step_ms: int, measures: Sequence[str]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """A value a step of each measure: 0 where there is no row, UNKNOWN where no row of a step knows it."""
+    found = np.concatenate(parts)
     place = (found["at"].astype(np.int64) - period.start_ms) // step_ms
-    values = {}
-    for name in MEASURES:
+    made = {}
+    for name in measures:
+        values = found[name].astype(np.int64)
+        there = values != UNKNOWN
         whole = np.zeros(period.ms // step_ms, dtype=np.int64)
-        whole[place] = found[name]
-        values[name] = whole
-    return Drawn(tuple(row[:-2]), row[-2], values)
+        whole[place] = UNKNOWN
+        whole[place[there]] = 0
+        np.add.at(whole, place[there], values[there])
+        made[name] = whole
+    return made
 
 
 def known(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
