@@ -16,7 +16,8 @@ from gpuledger_collector.storage.migrate import own_objects
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.viewer_wall import lower
 
-LOCK_TIMEOUT = "2s"
+LOCK_TIMEOUT = "500ms"
+"""Shorter than Postgres waits before it looks for deadlocks (1 s): the migration gives way, not the writer."""
 STATEMENT_TIMEOUT = "30min"
 
 
@@ -42,6 +43,7 @@ def run(connection: Connection) -> None:
             context.run_migrations()
     finally:
         connection.rollback()
+        connection.connection.rollback()  # what `lower` began, of which SQLAlchemy knows nothing
         connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": Lock.MIGRATIONS.value})
         connection.commit()
 
