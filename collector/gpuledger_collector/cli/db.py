@@ -122,6 +122,29 @@ def partitions(
     print(f"{len(found)} partitions, {sum(day.bytes for day in found)} bytes")
 
 
+@app.command(epilog="Example: gpuledger db distribute --dry-run")
+def distribute(
+    shards: int = typer.Option(32, "--shards", min=1, max=4096, help="Into how many parts; at most as many workers."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the statements and run none."),
+    dsn: Dsn = None,
+    config: Config = None,
+) -> None:
+    """Spread samples and usage over the workers of a Citus cluster, by accelerator. Stop the collectors before.
+
+    docs/scale.md says from which size on, and what was tried.
+    """
+    with database(dsn, config) as opened:
+        from gpuledger_collector.storage import distribution
+        from gpuledger_collector.storage.engine import open_connection
+
+        with open_connection(opened.dsn, autocommit=True) as connection:
+            made = (distribution.plan if dry_run else distribution.distribute)(connection, shards)
+    for statement in made:
+        print(f"{statement};")
+    if not made:
+        print("-- everything is distributed already")
+
+
 @app.command(epilog="Example: gpuledger db pack --dry-run")
 def pack(
     dry_run: bool = typer.Option(False, "--dry-run", help="Say which days would be packed, and pack none."),

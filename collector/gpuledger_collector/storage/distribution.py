@@ -1,0 +1,104 @@
+"""Past one machine: the evidence and what is folded from it, spread over the workers of a Citus cluster.
+
+Tables that grow with GPU-hours are distributed by accelerator and lie beside each other, so that what is asked of one
+accelerator is asked of one worker. The names that they are joined to are on every worker. Money and everything else
+stays on the coordinator: Citus knows no triggers on distributed tables, and closed months are kept by triggers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+COLUMN = "accelerator_id"
+DISTRIBUTED = ("gpu_sample", "stretch", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
+"""In this order: the first one says how many shards there are, the others lie beside it."""
+REFERENCE = ("node", "accelerator", "workload")
+"""Names and models, whole on every worker."""
+SHARDS = 32
+"""Citus' own default; a cluster can have as many workers as that."""
+
+
+class NotDistributable(StorageError):
+    """The schema breaks a rule of Citus; the sentence names table and rule."""
+
+    permanent = True
+
+
+def plan(connection: Connection, shards: int = SHARDS) -> list[str]:
+    """The statements, in order; none for what is distributed already. Raises NotDistributable."""
+    if found := violations(connection):
+        raise NotDistributable(f"the tables cannot be distributed: {'; '.join(found)}")
+    done = _distributed(connection)
+    statements = [f"SELECT create_reference_table('{table}')" for table in REFERENCE if table not in done]
+    first, *others = DISTRIBUTED
+    if first not in done:
+        statements.append(f"SELECT create_distributed_table('{first}', '{COLUMN}', shard_count => {shards})")
+    statements += [
+        f"SELECT create_distributed_table('{table}', '{COLUMN}', colocate_with => '{first}')"
+        for table in others
+        if table not in done
+    ]
+    return statements
+
+
+def distribute(connection: Connection, shards: int = SHARDS) -> list[str]:
+    """Run the plan on an autocommit connection and return it.
+
+    Raises EnvironmentLacks without the extension, NotDistributable. A run that was cut short goes on where it was.
+    """
+    if not has_citus(connection):
+        raise EnvironmentLacks(
+            "this database has no Citus: add citus to shared_preload_libraries and run CREATE EXTENSION citus"
+        )
+    statements = plan(connection, shards)
+    for statement in statements:
+        connection.execute(statement.encode())
+    return statements
+
+
+def has_citus(connection: Connection) -> bool:
+    """Whether the extension is there."""
+    return connection.execute("SELECT FROM pg_extension WHERE extname = 'citus'").fetchone() is not None
+
+
+def violations(connection: Connection) -> list[str]:
+    """What Citus would refuse in the schema as it is: keys without the column, triggers, keys to tables elsewhere."""
+    keys = connection.execute(
+        """
+        SELECT format('%%s: the unique index %%s lacks %%s', t.relname, i.relname, %(column)s::text)
+        FROM pg_index x JOIN pg_class t ON t.oid = x.indrelid JOIN pg_class i ON i.oid = x.indexrelid
+        WHERE x.indisunique AND t.relnamespace = current_schema()::regnamespace AND t.relname = ANY(%(tables)s)
+            AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attname = %(column)s
+                AND a.attnum = ANY(x.indkey)) ORDER BY 1
+        """,
+        {"column": COLUMN, "tables": list(DISTRIBUTED)},
+    )
+    triggers = connection.execute(
+        "SELECT format('%%s: has the trigger %%s', c.relname, tgname) FROM pg_trigger JOIN pg_class c"
+        " ON c.oid = tgrelid WHERE NOT tgisinternal AND c.relnamespace = current_schema()::regnamespace"
+        " AND c.relname = ANY(%s) ORDER BY 1",
+        ([*DISTRIBUTED, *REFERENCE],),
+    )
+    foreign = connection.execute(
+        """
+        SELECT format('%%s: the foreign key %%s points to %%s', c.relname, k.conname, o.relname)
+        FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class o ON o.oid = k.confrelid
+        WHERE k.contype = 'f' AND k.connamespace = current_schema()::regnamespace
+            AND (o.relname = ANY(%(spread)s) OR c.relname = ANY(%(spread)s) AND NOT o.relname = ANY(%(everywhere)s)
+                OR c.relname = ANY(%(everywhere)s) AND NOT o.relname = ANY(%(everywhere)s)) ORDER BY 1
+        """,
+        {"spread": list(DISTRIBUTED), "everywhere": list(REFERENCE)},
+    )
+    return [str(row[0]) for rows in (keys, triggers, foreign) for row in rows]
+
+
+def _distributed(connection: Connection) -> set[str]:
+    """Tables that Citus distributes or keeps everywhere already."""
+    if not has_citus(connection):
+        return set()
+    return {str(row[0]) for row in connection.execute("SELECT logicalrelid::text FROM pg_dist_partition")}
