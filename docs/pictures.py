@@ -1,8 +1,9 @@
-"""Makes the README's picture from a real run: what the demo's ledger prints, as an SVG.
+"""Makes the pictures of README and docs from a real run: what the demo's ledger prints, and the page that it serves.
 
     ./dev demo --once && python -m docs.pictures demo-output
 
-The terminal's text is the commands' own output; nothing in the picture is typed by hand.
+The terminal's text is the commands' own output (demo.svg), and the page is what a browser shows of the collector's `/`
+over the same database (overview.png, where a Chromium is installed). Nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -10,30 +11,105 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.text import Text
 
-PICTURE = Path(__file__).resolve().parent / "pictures" / "demo.svg"
+PICTURES = Path(__file__).resolve().parent / "pictures"
+PICTURE = PICTURES / "demo.svg"
+OVERVIEW = PICTURES / "overview.png"
 WIDTH = 92
+PAGE = (1280, 1500)
+"""Pixels of the overview's picture: a desk's width, and as far down as a reader looks at first."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--hide-scrollbars")  # fmt: skip
+PATIENCE_S = 60
+
+
+def surroundings(folder: Path) -> dict[str, str]:
+    """The environment of a command over the demo's database."""
+    return {**os.environ, "GPULEDGER_DATA_DIR": str(folder / "data")}
+
+
+def program() -> str:
+    """The command of this environment."""
+    return str(Path(sys.executable).with_name("gpuledger"))
 
 
 def printed(folder: Path, *arguments: str) -> str:
     """What a command prints over the demo's database, with its colours."""
-    environment = {
-        **os.environ,
-        "GPULEDGER_DATA_DIR": str(folder / "data"),
-        "FORCE_COLOR": "1",
-        "COLUMNS": str(WIDTH),
-        "TERM": "xterm-256color",
-    }
-    program = str(Path(sys.executable).with_name("gpuledger"))
-    done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=True)
+    coloured = {**surroundings(folder), "FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
+    done = subprocess.run([program(), *arguments], env=coloured, capture_output=True, text=True, check=True)
     return done.stdout.rstrip() + "\n"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a collector over the demo's database, which runs no jobs: the picture changes nothing."""
+    environment = {**surroundings(folder), "GPULEDGER_LISTEN": "127.0.0.1:0", "GPULEDGER_JOBS": "false"}
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen([program(), "serve"], env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield answering(server, log)
+        finally:
+            server.terminate()
+            server.wait(PATIENCE_S)
+
+
+def answering(server: subprocess.Popen[bytes], log: IO[str]) -> str:
+    """The address that the collector names in its log, once it is ready. Raises SystemExit when it never is."""
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends and server.poll() is None:
+        log.seek(0)
+        found = re.search(r"http://127\.0\.0\.1:[1-9]\d*", log.read())
+        if found and ready(found[0]):
+            return found[0]
+        time.sleep(0.2)
+    log.seek(0)
+    raise SystemExit(f"the collector did not come up:\n{log.read()}")
+
+
+def ready(address: str) -> bool:
+    """Whether it answers."""
+    try:
+        with urllib.request.urlopen(f"{address}/readyz", timeout=5) as answer:  # noqa: S310 - our own address
+            return int(answer.status) == 200
+    except OSError:
+        return False
+
+
+def photograph(browser: str, address: str, target: Path) -> None:
+    """What the browser shows of a page, at PAGE's size, as a PNG."""
+    width, height = PAGE
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run([browser, *QUIET, f"--user-data-dir={profile}", f"--window-size={width},{height}",
+                        f"--screenshot={target}", address], check=True, capture_output=True, timeout=90)  # fmt: skip
+
+
+def overview(folder: Path, target: Path = OVERVIEW) -> bool:
+    """The overview page of the demo's ledger as a picture; False where there is no browser to look with."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return False
+    with served(folder) as address:
+        for _ in range(2):  # the first look begins the forecast, the second has it
+            with urllib.request.urlopen(f"{address}/", timeout=PATIENCE_S) as page:  # noqa: S310 - our own address
+                page.read()
+            time.sleep(5)
+        photograph(browser, f"{address}/", target)
+    return True
 
 
 def main(arguments: list[str]) -> int:
@@ -49,8 +125,10 @@ def main(arguments: list[str]) -> int:
     # rich names web fonts by address; a picture in a repository loads nothing from elsewhere.
     svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
-    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURES.mkdir(exist_ok=True)
     PICTURE.write_text(svg)
+    if not overview(folder):
+        sys.stderr.write(f"no {' or '.join(BROWSERS)} is here: {OVERVIEW.name} stays as it was\n")
     return 0
 
 
