@@ -103,8 +103,8 @@ def ack(
 
 
 def replay(
-    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (UTC), included.")],
-    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (UTC), not included.")],
+    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (of the billing zone), included.")],
+    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (of the billing zone), not included.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be told, and tell nobody.")] = False,
     dsn: Dsn = None,
     config: Config = None,
@@ -145,7 +145,6 @@ def replay(
 
 def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -> list[str]:
     """Watches as of each instant; a line for each message that is new."""
-    from gpuledger_collector.accounting.period import format_date
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.notify import budget_mail
 
@@ -153,7 +152,7 @@ def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -
 
     def write(news: News) -> Content:
         content = budget_mail.write(news, links)
-        told.append(f"{format_date(news.status.known_ms - 1)}  {content.subject}")
+        told.append(f"{news.status.budget.calendar.date_of(news.status.known_ms - 1)}  {content.subject}")
         return content
 
     for at_ms in instants:

@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.budgets import (
 from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import DAY_MS, Period, format_date
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.notify.links import AckLinks
 from gpuledger_collector.notify.texts import environment, named, plural
 
@@ -54,7 +54,8 @@ def subject(news: News) -> str:
     budget, ahead = status.budget, status.ahead
     share = percent_of(status.spend.cost_micro, budget.amount_micro)
     amount = money_text(budget.amount_micro, budget.currency, 0)
-    said = f"[GPU budget] {budget.name}: {share} % of {amount} on day {_day(status)} of {_days(status.period)}"
+    days = _days(status.period, budget.calendar)
+    said = f"[GPU budget] {budget.name}: {share} % of {amount} on day {_day(status)} of {days}"
     if news.escalated:
         said = f"{said}, not acknowledged"
     if news.alert.rule == PACE:
@@ -62,7 +63,11 @@ def subject(news: News) -> str:
     if ahead is None:
         return said
     said += f", forecast {_estimate(status, ahead.middle_micro)} ({_range(status)})"
-    return said if ahead.run_out_ms is None or share >= 100 else f"{said}, runs out {_short(ahead.run_out_ms)}"
+    return (
+        said
+        if ahead.run_out_ms is None or share >= 100
+        else f"{said}, runs out {_short(ahead.run_out_ms, budget.calendar)}"
+    )
 
 
 def _facts(news: News) -> dict[str, object]:
@@ -80,7 +85,7 @@ def _facts(news: News) -> dict[str, object]:
         "bar": _bar(share),
         "clock": _bar(status.elapsed_percent),
         **_changes(news.drivers, budget.currency),
-        "windows": f"{_span(news.after)} against {_span(news.before)}",
+        "windows": f"{_span(news.after, budget.calendar)} against {_span(news.before, budget.calendar)}",
         "since": "since the last mail" if news.since_mail else "since the period began",
         "actions": _actions(news),
         "data": _data(status),
@@ -103,9 +108,10 @@ def _verdict(news: News) -> str:
         return f"{who} has spent {spent}, which is past {alert.percent} % of its budget of {amount}."
     if alert.rule == PACE or ahead is None:
         return f"{who} is spending at {_pace(status)} % of the even pace of its budget of {amount}."
+    end = _long(status.period.end_ms - 1, budget.calendar)
     return (
         f"{who} will probably pass {alert.percent} % of its budget of {amount}: "
-        f"by {_long(status.period.end_ms - DAY_MS)} about {_estimate(status, ahead.middle_micro)} will be spent."
+        f"by {end} about {_estimate(status, ahead.middle_micro)} will be spent."
     )
 
 
@@ -118,7 +124,7 @@ def _rows(news: News) -> list[tuple[str, str]]:
         ("Spent", money_text(spent, budget.currency)),
         ("Budget", money_text(budget.amount_micro, budget.currency)),
         ("Left" if left >= 0 else "Over", money_text(abs(left), budget.currency)),
-        ("Period", f"{_span(period)}, day {_day(status)} of {_days(period)}"),
+        ("Period", f"{_span(period, budget.calendar)}, day {_day(status)} of {_days(period, budget.calendar)}"),
     ]
     if ahead is not None:
         rows.append(("Forecast", f"{_estimate(status, ahead.middle_micro)} by the end; {_range(status)} in 8 of 10"))
@@ -136,22 +142,23 @@ def _rows(news: News) -> list[tuple[str, str]]:
 
 
 def _run_out(status: Status) -> str:
-    ahead = status.ahead
+    ahead, days = status.ahead, status.budget.calendar
     if ahead is None or ahead.earliest_ms is None:
         return "not before the period's end"
-    latest = "after the period's end" if ahead.latest_ms is None else _short(ahead.latest_ms)
+    latest = "after the period's end" if ahead.latest_ms is None else _short(ahead.latest_ms, days)
     if ahead.run_out_ms is None:
-        return f"probably not in this period; at the earliest on {_short(ahead.earliest_ms)}"
+        return f"probably not in this period; at the earliest on {_short(ahead.earliest_ms, days)}"
     if ahead.earliest_ms == ahead.run_out_ms == ahead.latest_ms:
-        return f"about {_short(ahead.run_out_ms)}"
-    return f"about {_short(ahead.run_out_ms)} (earliest {_short(ahead.earliest_ms)}, latest {latest})"
+        return f"about {_short(ahead.run_out_ms, days)}"
+    return f"about {_short(ahead.run_out_ms, days)} (earliest {_short(ahead.earliest_ms, days)}, latest {latest})"
 
 
 def _actions(news: News) -> list[tuple[str, str]]:
     """What can be done, each with the command that helps ('' where none does)."""
     status = news.status
     budget = status.budget
-    days = f"--from {format_date(news.after.start_ms)} --to {format_date(news.after.end_ms)}"
+    first, last = (budget.calendar.date_of(at_ms) for at_ms in (news.after.start_ms, news.after.end_ms))
+    days = f"--from {first} --to {last}"
     level = "workload,user" if budget.owner else "team,project"
     said = []
     if status.spend.idle_cost_micro:
@@ -298,28 +305,28 @@ def _bar(percent: int) -> str:
 
 def _day(status: Status) -> int:
     at = min(max(status.known_ms - 1, status.period.start_ms), status.period.end_ms - 1)
-    return (at - status.period.start_ms) // DAY_MS + 1
+    return len(status.budget.calendar.days(Period(status.period.start_ms, at + 1)))
 
 
-def _days(period: Period) -> int:
-    return -(-period.ms // DAY_MS)
+def _days(period: Period, calendar: Calendar) -> int:
+    return len(calendar.days(period))
 
 
 def _hours(gpu_ns: int) -> str:
     return f"{gpu_ns // 3_600_000_000_000:,}"
 
 
-def _short(at_ms: int) -> str:
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+def _short(at_ms: int, calendar: Calendar) -> str:
+    at = calendar.date_of(at_ms)
     return f"{at.day} {at:%b}"
 
 
-def _long(at_ms: int) -> str:
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+def _long(at_ms: int, calendar: Calendar) -> str:
+    at = calendar.date_of(at_ms)
     return f"{at.day} {at:%B %Y}"
 
 
-def _span(period: Period) -> str:
+def _span(period: Period, calendar: Calendar) -> str:
     """The days of a period, first and last."""
-    first, last = period.start_ms, period.end_ms - DAY_MS
-    return _short(first) if last <= first else f"{_short(first)} to {_short(last)}"
+    first, last = (_short(at_ms, calendar) for at_ms in (period.start_ms, max(period.end_ms - 1, period.start_ms)))
+    return first if last == first else f"{first} to {last}"

@@ -6,7 +6,9 @@ import email
 import email.policy
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +29,16 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.messages import Content, Message, is_address, is_recipient
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range, parse_date, parse_instant
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    Calendar,
+    Period,
+    Zone,
+    date_range,
+    parse_date,
+    parse_instant,
+)
 from gpuledger_collector.notify.budget_mail import write
 from gpuledger_collector.notify.links import AckLinks
 from gpuledger_collector.notify.mime import compose
@@ -180,3 +191,17 @@ def test_addresses(text: str, good: bool) -> None:
     assert is_address(text) is good
     assert is_recipient("slack:ops")
     assert not is_recipient("slack:https://x")
+
+
+def test_days_are_those_of_the_billing_zone() -> None:
+    """A month of Berlin with the night that has 25 hours: its first, its last and today's date, and its command."""
+    days = Calendar((Zone("Europe/Berlin", ZoneInfo("Europe/Berlin")),))
+    october = days.month("2026-10")
+    of = replace(budget(), calendar=days)
+    noon = october.end_ms - DAY_MS // 2
+    standing = replace(status(33_400, of, ahead=False), period=october, at_ms=noon, known_ms=noon)
+    one = replace(news(ACTUAL, 80, standing), before=october, after=october)
+    content = write(one)
+    assert "on day 31 of 31" in content.subject
+    assert "1 Oct to 31 Oct, day 31 of 31" in content.text
+    assert "--from 2026-10-01 --to 2026-11-01" in content.text
