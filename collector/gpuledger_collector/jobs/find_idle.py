@@ -61,6 +61,9 @@ class FindingsUnit(Protocol):
     def spans(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterable[HeldSpan]:
         """Who held these accelerators, by begin."""
 
+    def used_before(self, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those (accelerator, workload) pairs of which the workload was ever busy on the accelerator before."""
+
     def minute_range(self) -> tuple[int, int] | None:
         """First and last minute of the rollup."""
 
@@ -149,7 +152,7 @@ class _Piece:
     def _some(self, cards: Sequence[Card], before: Sequence[Finding]) -> list[Finding]:
         spans = list(self._unit.spans(self._from, self._end, [card.accelerator_id for card in cards]))
         facts = self._unit.workloads(sorted({span.workload_id for span in spans if span.workload_id is not None}))
-        minutes = self._minutes(cards, spans, facts)
+        minutes = self._with_past(cards, self._minutes(cards, spans, facts))
         verdict = classify(minutes)
         owners = Owners(self._unit.rules(), facts)
         curve = _curve(minutes)
@@ -204,6 +207,16 @@ class _Piece:
             memory_total=np.array([card.memory_bytes or np.nan for card in cards], dtype=float),
             memory_floor=np.full(rows, FLOOR_BYTES), idle_watts=rest, limit_watts=full,
         )  # fmt: skip
+
+    def _with_past(self, cards: Sequence[Card], minutes: Minutes) -> Minutes:
+        """Beside them, whether who holds a card from the first minute on had used it before: it is not never used."""
+        still = ~(minutes.activity() > RULES.idle_at_most).any(axis=1) & (minutes.holder[:, 0] != NOBODY)
+        rows = np.flatnonzero(still).tolist()
+        pairs = [(cards[row].accelerator_id, int(minutes.holder[row, 0])) for row in rows]
+        used = self._unit.used_before(self._from, pairs)
+        before = np.zeros(len(cards), dtype=bool)
+        before[[row for row, pair in zip(rows, pairs, strict=True) if pair in used]] = True
+        return replace(minutes, used_before=before)
 
     def _held(
         self,

@@ -161,6 +161,10 @@ class FindingUnit:
         """Who held these accelerators, by begin."""
         return minutes.spans(self.connection, start_ms, end_ms, ids)
 
+    def used_before(self, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those (accelerator, workload) pairs of which the workload was ever busy on the accelerator before."""
+        return minutes.used_before(self.connection, at_ms, pairs) if pairs else set()
+
     def minute_range(self) -> tuple[int, int] | None:
         """First and last minute of the rollup."""
         return minutes.newest(self.connection)

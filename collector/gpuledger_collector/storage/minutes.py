@@ -65,6 +65,17 @@ def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
         yield HeldSpan(*row)
 
 
+def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those (accelerator, workload) pairs of which the workload was ever busy on the accelerator before an instant."""
+    rows = connection.execute(
+        "SELECT p.a, p.w FROM unnest(%s::bigint[], %s::bigint[]) AS p (a, w) WHERE EXISTS (SELECT FROM usage_hour u "
+        "WHERE u.accelerator_id = p.a AND u.workload_id = p.w AND u.state = 'held' AND u.hour_ms < %s "
+        "AND u.busy_ms > 0)",
+        ([pair[0] for pair in pairs], [pair[1] for pair in pairs], at_ms),
+    )
+    return {(int(row[0]), int(row[1])) for row in rows}
+
+
 def newest(connection: Connection) -> tuple[int, int] | None:
     """First and last minute of the rollup (unix ms); None when there is none."""
     row = connection.execute("SELECT min(minute_ms), max(minute_ms) FROM gpu_minute").fetchone()

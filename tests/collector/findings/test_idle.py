@@ -162,3 +162,22 @@ def test_evidence_in_time_moves_no_search_back(fleet, findings, ledger):
     fleet.connection.execute("DELETE FROM dirty_hour WHERE hour_ms < %s", (OCTOBER + 23 * HOUR,))
     fold_usage(ledger)
     assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
+
+
+def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(fleet, findings, ledger):
+    """Its process ends and its memory is freed after six hours: one finding of one state, however long it goes on."""
+    furnish(fleet)
+    fleet.connection.execute(
+        "DELETE FROM gpu_minute WHERE accelerator_id = 1 AND minute_ms >= %s", (OCTOBER + 6 * HOUR,)
+    )
+    minutes(fleet, 1, 6 * HOUR, DAY, 0.0, processes=0)
+    fleet.connection.execute(
+        "UPDATE stretch SET busy_ms = held_ms WHERE accelerator_id = 1 AND start_ms < %s", (OCTOBER + 6 * HOUR,)
+    )
+    fold_usage(ledger)
+    for hour in range(1, 25):
+        find_idle(findings, OCTOBER + hour * HOUR)
+    rows = [row for row in dump(fleet) if row[0] in {"GPU-0001", "GPU-0003"}]
+    assert [(row[0], row[1], row[3] - OCTOBER) for row in rows] == [
+        ("GPU-0001", "gone_idle", 6 * HOUR), ("GPU-0003", "never_used", 0),
+    ]  # fmt: skip

@@ -57,6 +57,8 @@ class Minutes:
     """Memory that the card itself holds when nobody uses it."""
     idle_watts: Floats
     limit_watts: Floats
+    used_before: Flags | None = None
+    """(cards,): whoever holds it in the first minute had used it before that; None: nobody knows, so nobody had."""
 
     @property
     def shape(self) -> tuple[int, int]:

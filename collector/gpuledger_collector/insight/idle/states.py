@@ -154,6 +154,8 @@ def _idle(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flag
     touched = _since_begin((activity > rules.idle_at_most) & minutes.seen | ~empty & known, hold)
     enough = _since_begin(known, hold) >= KNOWN_SHARE * hold.age
     unused = may & known & (touched == 0) & enough & (hold.age > rules.never_used)
+    if minutes.used_before is not None:
+        unused &= ~(minutes.used_before[:, None] & (hold.begin == 0))
     window = _windows(minutes, rules)
     gone, since = _hysteresis(low, busy, known, may, hold, window, rules)
     return [(State.NEVER_USED, unused, hold.begin), (State.GONE_IDLE, gone, since)]
