@@ -7,8 +7,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from gpuledger_agent.wire import WireWorkload
 from gpuledger_collector.ingest import capacity
 from gpuledger_collector.ingest.directory import Connection, Ids
@@ -51,8 +49,8 @@ def mark_hours(connection: Connection, batches: Sequence[Accepted], ids: Ids) ->
             first, last = stretch.start_ms // HOUR_MS, (stretch.end_ms - 1) // HOUR_MS
             hours |= {(known[stretch.accelerator], hour) for hour in range(first, last + 1)}
         if batch.block is not None:
-            pairs = np.unique(np.stack([batch.block.accelerator, batch.block.at_ms // HOUR_MS]), axis=1)
-            hours |= {(known[place], hour) for place, hour in pairs.T.tolist()}
+            places, touched = batch.block.accelerator.tolist(), (batch.block.at_ms // HOUR_MS).tolist()
+            hours |= {(known[place], hour) for place, hour in set(zip(places, touched, strict=True))}
     marked = sorted(hours)
     connection.execute(
         "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
@@ -86,7 +84,7 @@ def evidence_of(batches: Sequence[Accepted], ids: Ids) -> list[capacity.Evidence
         for one in batch.stretches.values():
             first[one.accelerator] = min(one.start_ms, first.get(one.accelerator, one.start_ms))
         if batch.block is not None:
-            for place in np.unique(batch.block.accelerator).tolist():
+            for place in sorted(set(batch.block.accelerator.tolist())):
                 if place not in first:
                     first[place] = int(batch.block.at_ms[batch.block.accelerator == place].min())
         for place, first_ms in first.items():

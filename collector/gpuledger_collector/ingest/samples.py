@@ -116,9 +116,15 @@ def newest_values(samples: Samples | None, name: str, rows: Sequence[int | None]
     """A hot metric's values in these rows; None where there is no row or no reading."""
     if samples is None:
         return [None] * len(rows)
-    values = hot_column(samples, name)
-    absent = is_absent(values)
-    return [None if row is None or absent[row] else values[row].item() for row in rows]
+    there = [row for row in rows if row is not None]
+    picked = hot_column(samples, name)[there]
+    found: list[float | int | None] = picked.tolist()
+    for place in np.flatnonzero(is_absent(picked)):
+        found[place] = None
+    if len(there) == len(rows):
+        return found
+    whole = iter(found)
+    return [None if row is None else next(whole) for row in rows]
 
 
 SlowChange = tuple[int, str, int, float | None]

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from gpuledger_agent.wire import Answer
 from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest import capacity, counters
@@ -96,7 +94,7 @@ class Store:
         for batch in batches:
             wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
             if batch.block is not None:
-                wanted["gpu_sample"] |= set(np.unique(batch.block.at_ms // DAY_MS).tolist())
+                wanted["gpu_sample"].update((batch.block.at_ms // DAY_MS).tolist())
         for table, days in wanted.items():
             new = {day for day in days if (table, day) not in self._days}
             if new:

@@ -12,6 +12,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -161,8 +162,9 @@ def clean(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=16_384)
 def check_accelerator(accelerator: WireAccelerator) -> str | None:
-    """Why an accelerator cannot be kept."""
+    """Why an accelerator cannot be kept; remembered, as each of its batches brings it again."""
     if not accelerator.uuid:
         return "uuid: is empty"
     limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
@@ -286,6 +288,8 @@ def _accept_samples(
     kept = _good_rows(samples, accelerators, now_ms, rejected)
     if not kept:
         return None
+    if len(kept) == rows:
+        return SampleBlock(np.array(samples.accelerator, dtype="<i8"), np.array(samples.at_ms, dtype="<i8"), columns)
     chosen = np.array(kept)
     return SampleBlock(
         accelerator=np.array([samples.accelerator[row] for row in kept], dtype="<i8"),
@@ -322,7 +326,7 @@ def _bound_days(
     """Keep what lies in the earliest MAX_DAYS days of the batch."""
     days = {stretch.start_ms // DAY_MS for stretch in stretches.values()}
     if block is not None:
-        days |= set(np.unique(block.at_ms // DAY_MS).tolist())
+        days.update((block.at_ms // DAY_MS).tolist())
     if len(days) <= MAX_DAYS:
         return block
     last = sorted(days)[MAX_DAYS - 1]
