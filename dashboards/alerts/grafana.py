@@ -65,6 +65,40 @@ RULES = (
          "SELECT now() AS \"time\", count(*)::float8 AS value FROM budget_alert a JOIN budget b ON b.id = a.budget_id "
          "WHERE a.state = 'firing' AND b.superseded_at IS NULL",
          0, "0s", "warning", "docs/runbooks/budget-crossed.md"),
+    Rule("gpuledger-queue-silent", "GpuLedgerQueueSilent",
+         "A scheduler's queue was read in the last day and not for an hour: its pools get no scaling advice",
+         "SELECT now() AS \"time\", coalesce(max(minutes), 0)::float8 AS value FROM ("
+         "SELECT extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0 AS minutes FROM queue_reading "
+         "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY source) queues",
+         60, "5m", "warning", "docs/runbooks/queue-silent.md"),
+    Rule("gpuledger-scaling-stands", "GpuLedgerScalingStands",
+         "Capacity was decided on in the last week and not for three hours, though demand goes on",
+         "SELECT now() AS \"time\", coalesce((SELECT extract(epoch FROM now()) / 60 - max(made_ms) / 60000.0 "
+         "FROM scaling_decision WHERE made_ms > extract(epoch FROM now())::bigint * 1000 - 604800000), 0)::float8 "
+         "AS value",
+         180, "5m", "warning", "docs/runbooks/scaling-stands.md"),
+    Rule("gpuledger-forecasts-off", "GpuLedgerForecastsOff",
+         "Of a pool's hours of the last week more than four in ten came outside the forecast's band; it should be two",
+         "SELECT now() AS \"time\", coalesce(max(missed), 0)::float8 AS value FROM ("
+         "SELECT 1 - sum(inside)::float8 / sum(known) AS missed FROM backtest WHERE grouped = 'pool' "
+         "AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
+         "GROUP BY series HAVING sum(known) >= 48) pools",
+         0.4, "15m", "info", "docs/runbooks/forecasts-off.md"),
+    Rule("gpuledger-messages-stuck", "GpuLedgerMessagesStuck",
+         "Letters or alerts wait for an hour, or were given up in the last day: somebody was not told",
+         "SELECT now() AS \"time\", count(*)::float8 AS value FROM outbox, "
+         "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind <> 'scaling' AND ("
+         "state IN ('waiting', 'handing_over') AND (not_before_ms < at.ms - 3600000 "
+         "OR attempts > 0 AND made_ms < at.ms - 3600000) "
+         "OR state IN ('dead', 'unconfirmed') AND made_ms > at.ms - 86400000)",
+         0, "5m", "warning", "docs/runbooks/messages-stuck.md"),
+    Rule("gpuledger-webhook-failing", "GpuLedgerWebhookFailing",
+         "A pool that acts could not tell its webhook of a decision: capacity stays as it was",
+         "SELECT now() AS \"time\", count(*)::float8 AS value FROM outbox, "
+         "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind = 'scaling' AND ("
+         "state IN ('waiting', 'handing_over') AND made_ms < at.ms - 600000 "
+         "OR state IN ('dead', 'unconfirmed') AND made_ms > at.ms - 86400000)",
+         0, "0s", "warning", "docs/runbooks/webhook-failing.md"),
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from dashboards.sql import (
     drawn,
     local,
     model,
+    picked,
     pool,
     whole,
 )
@@ -119,6 +120,69 @@ BOARD = Board(
                    FROM imported_usage l WHERE {between("l.start_ms")} AND l.submitted_ms IS NOT NULL AND {POOLS}
                        AND {MODELS} GROUP BY 1 ORDER BY 1
                    """, "s", interval="1h", overrides=(color("half", BLUE), color("nine of ten", ORANGE))),
+        )),
+        ("Forecasts and what came", (
+            series("Forecast and what came", "Hour by hour: GPUs held, and low, middle and high of the forecast that "
+                   "was kept at the midnight before. Four hours of five should lie inside.",
+                   f"""
+                   SELECT * FROM (
+                       SELECT to_timestamp((b.origin_ms + h.place * b.step_ms) / 1000) AS "time",
+                           b.series || CASE q.quantile::float8 WHEN 0.1 THEN ', low' WHEN 0.5 THEN ', forecast'
+                               ELSE ', high' END AS metric,
+                           (h.gpus ->> (q.place - 1)::int)::float8 AS gpus
+                       FROM backtest b, jsonb_array_elements(b.forecast -> 'values') WITH ORDINALITY h (gpus, place),
+                           jsonb_array_elements(b.forecast -> 'quantiles') WITH ORDINALITY q (quantile, place)
+                       WHERE b.grouped = 'pool' AND {picked("b.series", "pool")}
+                           AND b.origin_ms >= {FROM_MS} - b.horizon_ms AND b.origin_ms < {TO_MS}
+                           AND q.quantile::float8 IN (0.1, 0.5, 0.9)
+                       UNION ALL
+                       SELECT to_timestamp(l.at_ms / 3600000 * 3600), l.pool || ', came', sum(l.gpu_ns) / 3.6e12
+                       FROM owner_5min l WHERE {between("l.at_ms")} AND l.state = 'held' AND {POOLS} AND {MODELS}
+                       GROUP BY 1, 2) hours
+                   ORDER BY 1, 2
+                   """, COUNT, width=24, height=10, interval="1h", decimals=1),
+            table("How good the forecasts were", "Over the hours of the range that are known: the part inside the "
+                  "band, and how much smaller the loss was than that of the naive forecast.",
+                  f"""
+                  SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
+                      sum(b.inside)::float8 / nullif(sum(b.known), 0) AS "in band",
+                      1 - sum(b.loss) / nullif(sum(b.naive_loss), 0) AS "better than naive"
+                  FROM backtest b WHERE b.grouped = 'pool' AND {between("b.origin_ms")} AND {picked("b.series", "pool")}
+                  GROUP BY 1 ORDER BY 1 LIMIT 100
+                  """, COUNT, width=12, overrides=(
+                      column("in band", unit=RATIO, cell="color-text",
+                             steps=((None, VERMILION), (0.65, ORANGE), (0.75, GREEN))),
+                      column("better than naive", unit=RATIO))),
+            series("GPUs that wait", "Asked for in the queue of each scheduler and not held yet; all pools. May be "
+                   "empty where no queue is read.",
+                   f"""
+                   SELECT $__unixEpochGroupAlias(l.at_ms / 1000, $__interval), l.source AS metric,
+                       avg(l.gpu_micro) / 1e6 AS gpus
+                   FROM queue_reading l WHERE {between("l.at_ms")} GROUP BY 1, 2 ORDER BY 1, 2
+                   """, COUNT, interval="5m", decimals=1),
+        )),
+        ("Capacity", (
+            series("Decided and wanted", "GPUs that each pool was to hold by its decisions, what the best reactive "
+                   "setting asked for, and the demand that they were made from.",
+                   f"""
+                   SELECT $__unixEpochGroupAlias(d.made_ms / 1000, $__interval), d.pool || ', ' || s.name AS metric,
+                       avg(s.gpus) AS gpus
+                   FROM scaling_decision d, LATERAL (VALUES ('wanted', d.demand_gpus), ('reactive', d.reactive_gpus),
+                       ('decided', d.desired_gpus)) s (name, gpus)
+                   WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
+                   """, COUNT, interval="5m", decimals=1),
+            table("What came of the decisions", "Had each been followed: GPU-hours of wait (demand above what was "
+                  "decided) and waste (the other way round), beside the best reactive setting; waste in money.",
+                  f"""
+                  SELECT d.pool, count(*) AS decisions, sum(o.wait_gpu_s) / 3600 AS wait,
+                      sum(o.reactive_wait_gpu_s) / 3600 AS "reactive wait", sum(o.waste_gpu_s) / 3600 AS waste,
+                      sum(o.reactive_waste_gpu_s) / 3600 AS "reactive waste",
+                      sum(o.waste_micro) / 1e6 AS "waste cost", o.currency
+                  FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id
+                  WHERE {between("o.from_ms")} AND {picked("d.pool", "pool")} GROUP BY d.pool, o.currency
+                  ORDER BY 1, 8 LIMIT 100
+                  """, COUNT, decimals=1, overrides=(
+                      column("decisions", decimals=0), column("waste cost", decimals=2))),
         )),
         ("Pools", (
             table("Pools over the range", "Where GPUs are short and where they lie idle: daily means of full days.",

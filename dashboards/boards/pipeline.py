@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import COUNT, GREEN, ORANGE, RATIO, VERMILION, Board, column, link, series, stat, table
-from dashboards.sql import DAYS, GPU_HOUR_NS, datasource, date, drawn, node, picked
+from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, datasource, date, drawn, node, picked
 
 NODES = picked("n.name", "node")
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
@@ -48,10 +48,8 @@ BOARD = Board(
                    FROM ingest_batch b WHERE {BATCHES} GROUP BY 1 ORDER BY 1
                    """, COUNT, interval="1m", decimals=1),
             series("Capacity that nobody saw", "Unobserved time of each day, over its capacity.",
-                   """
-                   SELECT {DAY_TIME},
-                       l.unobserved_ns / nullif(l.capacity_ns, 0) AS "unobserved" """
                    f"""
+                   SELECT {DAY_TIME}, l.unobserved_ns / nullif(l.capacity_ns, 0) AS "unobserved"
                    FROM day_proof l WHERE {DAYS} ORDER BY 1
                    """, RATIO, bars=True, interval="1d", decimals=2),
         )),
