@@ -1,0 +1,112 @@
+"""docs/scale.md: every figure of its table again from docs/performance.md and from rows measured here."""
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from gpuledger_collector.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, MEASURED = (DOCS / "scale.md").read_text(encoding="utf-8"), (DOCS / "performance.md").read_text(encoding="utf-8")
+FLEETS = (2_000, 10_000, 100_000)
+MEASURED_AT = 2_000
+READINGS, EVERY_S, PER_NODE, PUSH_S, DAY_S = 28, 10, 8, 60, 86_400
+
+
+def measured(row: str, column: int) -> float:
+    """A cell of the row of docs/performance.md that begins so."""
+    (line,) = [line for line in MEASURED.splitlines() if line.startswith(f"| {row} |")]
+    return float(line.split("|")[column + 1].replace(",", ""))
+
+
+def bold() -> list[float]:
+    """The figures from which the page says that it computes, in its order."""
+    return [float(one.replace(",", "")) for one in re.findall(r"\*\*([\d.,]+)\*\*", PAGE)]
+
+
+def table() -> dict[str, tuple[str, ...]]:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.count("|") == 5]
+    return {name: tuple(cells) for name, *cells in rows if name and not name.startswith("---")}
+
+
+def test_the_figures_are_those_that_were_measured():
+    """The bold ones are in docs/performance.md, or are measured below."""
+    assert bold() == [
+        measured("as simulated (a full mantissa each)", 1),
+        measured("as simulated (a full mantissa each)", 2),
+        measured("gpuledger: with Postgres and meter", 2),
+        measured("fold one more hour, rate its day again", 1),
+        measured("charge the month from its usage", 1),
+        143,
+        177,
+        28,
+    ]
+    assert f"{MEASURED_AT:,} GPUs" in MEASURED
+
+
+def test_the_table_follows_from_them():
+    """Every cell of every fleet, to the digit that is shown."""
+    hot, packed, per_core, hour_s, month_s, minute, usage, readings = bold()
+    days = Settings().pack_after_days
+    wanted = {
+        "GPU-samples a second": (lambda n: n / EVERY_S, 0),
+        "posts a second": (lambda n: n / PER_NODE / PUSH_S, 1),
+        "samples, GB a day until packed": (lambda n: n * DAY_S / EVERY_S * hot / 1e9, 1),
+        f"samples, GB for the {days} days until packed": (lambda n: n * DAY_S / EVERY_S * hot * days / 1e9, 1),
+        "archive, GB a day": (lambda n: n * DAY_S / EVERY_S * packed / 1e9, 1),
+        "minutes, million rows a day": (lambda n: n * 1_440 / 1e6, 1),
+        "minutes, GB a day": (lambda n: n * 1_440 * minute / 1e9, 1),
+        "usage hours, thousand rows a day": (lambda n: n * 24 / 1e3, 0),
+        "usage hours, GB a year": (lambda n: n * 24 * 365 * usage / 1e9, 1),
+        "cores for ingest by remote write": (lambda n: n / EVERY_S * readings / per_core, 2),
+        "rating one more hour, seconds": (lambda n: hour_s * n / MEASURED_AT, 1),
+        "rating a whole month, seconds": (lambda n: month_s * n / MEASURED_AT, 1),
+    }
+    assert table() == {name: tuple(f"{of(n):,.{digits}f}" for n in FLEETS) for name, (of, digits) in wanted.items()}
+    assert f"{FLEETS[2] * 1_440 * minute * 365 / 1e12:.1f} TB a year" in PAGE
+
+
+def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
+    """Columns of the table of samples, without accelerator and instant."""
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM information_schema.columns WHERE table_name = 'gpu_sample'"
+        ).fetchone()
+    assert row == (READINGS + 2,)
+
+
+@pytest.mark.parametrize(
+    ("table_name", "insert", "said"),
+    [
+        (
+            "usage_hour",
+            "INSERT INTO usage_hour SELECT a, 1790856000000 + h * 3600000, 'held', a, 3600000, 1800000, 1800000, 0,"
+            " 1000 FROM generate_series(1, 200) a, generate_series(1, 100) h",
+            177,
+        ),
+        (
+            "gpu_minute",
+            "INSERT INTO gpu_minute ({columns}) SELECT {values} FROM generate_series(1, 50) a,"
+            " generate_series(1, 400) m",
+            143,
+        ),
+    ],
+)
+def test_bytes_of_a_row(dsn, table_name, insert, said):
+    """20,000 rows with every column filled, table and indexes, to 5 %."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        names = [
+            row[0]
+            for row in connection.execute(
+                "SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table_name,)
+            )
+        ]
+        given = {"accelerator_id": "a", "minute_ms": "1790856000000 + m * 60000", "samples": "6"}
+        values = ", ".join(given.get(name, "0.5") for name in names)
+        connection.execute(insert.format(columns=", ".join(names), values=values).encode())
+        connection.execute("VACUUM")
+        row = connection.execute("SELECT pg_total_relation_size(%s) / 20000.0", (table_name,)).fetchone()
+    assert row is not None
+    assert float(row[0]) == pytest.approx(said, rel=0.05)
