@@ -94,9 +94,8 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{machine()}\n")
     each, own = wall / rows * 1e6, cpu / rows * 1e6
-    print(
-        f"{rows:,} samples of {given.gpus} GPUs packed in {wall:.1f} s: {each:.1f} µs a sample, {own:.1f} of our process"
-    )
+    print(f"{rows:,} samples of {given.gpus} GPUs packed in {wall:.1f} s,")
+    print(f"{each:.1f} µs a sample ({own:.1f} of them CPU of our process)")
     print(f"writers of that day were held off for {held[0]:.2f} s at its end, other jobs not at all")
     print(
         f"inserts into another day: {statistics.median(waits):.1f} ms, the longest of {len(waits)} {max(waits):.0f} ms"
