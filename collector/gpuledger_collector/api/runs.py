@@ -15,7 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from gpuledger_collector.accounting.counting import LATEST_DAYS, MOST_COUNTED, CounterReading
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range, format_instant, parse_instant
+from gpuledger_collector.accounting.period import (
+    DAY_MS,
+    HOUR_MS,
+    UTC_DAYS,
+    Calendar,
+    Period,
+    date_range,
+    format_instant,
+    parse_instant,
+)
 from gpuledger_collector.accounting.unit_cost import UnitCost, hour_costs, unit_costs
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
@@ -25,7 +34,7 @@ from gpuledger_collector.ingest import counters
 from gpuledger_collector.insight import run_report as made_of
 from gpuledger_collector.insight.bottlenecks import Gpu, judge
 from gpuledger_collector.jobs.receipt import receipt
-from gpuledger_collector.storage import recommendations, runs
+from gpuledger_collector.storage import recommendations, runs, zones
 from gpuledger_collector.storage.viewer_wall import behind
 
 PEER_DAYS = 365
@@ -83,8 +92,8 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
 
     @made.get("/runs", responses=REFUSALS)
     def list_runs(
-        start: Annotated[str, Query(alias="from", description="First day (UTC), included.")],
-        end: Annotated[str, Query(alias="to", description="Last day (UTC), not included.")],
+        start: Annotated[str, Query(alias="from", description="First day (of the billing zone), included.")],
+        end: Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")],
         limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
         who: Principal = reader,
     ) -> dict[str, Any]:
@@ -96,10 +105,11 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
 
 def _listed(reads: Reads, start: str, end: str, limit: int, who: Principal) -> dict[str, Any]:
     try:
-        period = date_range(start, end)
+        nominal = date_range(start, end)
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
     with reads.ledger.connect() as connection:
+        period = zones.in_zone(connection, nominal)
         with behind(connection, who.owner):
             rows = runs.listed(connection, period, who.owner or {})
         rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
@@ -199,22 +209,27 @@ def _held(
 
 
 def report_of(
-    connection: psycopg.Connection[tuple[Any, ...]], workload_id: int, bucket: Bucket | None, now_ms: int,
+    connection: psycopg.Connection[tuple[Any, ...]], workload_id: int, bucket: str | None, now_ms: int,
     period: Period | None = None,
 ) -> made_of.RunReport | None:  # fmt: skip
-    """The report of a run over all of its charges, or those of a period; None where it was charged nothing."""
+    """The report of a run over all of its charges, or those of a period; None where it was charged nothing.
+
+    `bucket`: what a unit cost by hour, day or month; None: over the whole run only.
+    """
     charges = [one for one in recommendations.charged_to(connection, workload_id)
                if period is None or period.start_ms <= one.day_ms < period.end_ms]  # fmt: skip
     if not charges:
         return None
-    span = Period(min(one.day_ms for one in charges), max(one.day_ms for one in charges) + DAY_MS)
+    calendar = zones.calendar(connection)
+    last = calendar.day_of(max(one.day_ms for one in charges))
+    span = Period(min(one.day_ms for one in charges), last.end_ms)
     (row, *_) = runs.rows_of(connection, [workload_id], span)
     held = _held(connection, workload_id, charges, span)
     hours = hour_costs(charges, held)
     counts = runs.counted(connection, [workload_id], span).get(workload_id, [])
     units = unit_costs(hours, counts)
     gpus = _gpus(connection, held)
-    peers = _peers(connection, row, now_ms)
+    peers = _peers(connection, calendar, row, now_ms)
     findings = [one for one in recommendations.findings_of(connection, workload_id)
                 if one.since_ms < span.end_ms and one.until_ms > span.start_ms]  # fmt: skip
     return made_of.RunReport(
@@ -226,11 +241,11 @@ def report_of(
         made_ms=now_ms,
         receipt=receipt(charges, findings, recommendations.advice_for(connection, workload_id)),
         hours=hours,
-        days=made_of.days_of(held, hours),
+        days=made_of.days_of(held, hours, calendar),
         parts=made_of.parts_of(held, hours),
         energy_mj=made_of.energy_of(charges),
         units=units,
-        by=() if bucket is None else unit_costs(hours, counts, bucket),
+        by=() if bucket is None else unit_costs(hours, counts, bucket_of(bucket, calendar)),
         restarts=max((one.restarts for one in units), default=0),
         outcome=runs.outcomes(connection, [workload_id]).get(workload_id, ""),
         peers=peers,
@@ -247,7 +262,9 @@ def _gpus(connection: psycopg.Connection[tuple[Any, ...]], held: list[Any]) -> l
     return [Gpu(*names[card], readings[card]) for card in sorted(readings)]
 
 
-def _peers(connection: psycopg.Connection[tuple[Any, ...]], row: runs.RunRow, now_ms: int) -> list[made_of.Peer]:
+def _peers(
+    connection: psycopg.Connection[tuple[Any, ...]], calendar: Calendar, row: runs.RunRow, now_ms: int
+) -> list[made_of.Peer]:
     """This run and the newest others of its name and team."""
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
@@ -258,7 +275,7 @@ def _peers(connection: psycopg.Connection[tuple[Any, ...]], row: runs.RunRow, no
     ended = runs.outcomes(connection, [one.workload_id for one in chosen])
     found = []
     for one in chosen:
-        days = Period(one.start_ms // DAY_MS * DAY_MS, one.end_ms)
+        days = Period(calendar.day_of(one.start_ms).start_ms, one.end_ms)
         unit = units_of(connection, [one], days).get((one.workload_id, one.currency))
         rate = None
         if unit is not None:
@@ -287,12 +304,12 @@ def _notes(counts: list[Any], units: list[UnitCost]) -> list[str]:
     return notes
 
 
-def bucket_of(name: str) -> Bucket:
-    """The begin of the hour, day or month (UTC) of an hour. Raises ValueError for another name."""
+def bucket_of(name: str, calendar: Calendar = UTC_DAYS) -> Bucket:
+    """The begin of the hour, or of the day or month of the bill, of an hour. Raises ValueError for another name."""
     if name == "hour":
         return lambda at_ms: at_ms - at_ms % HOUR_MS
     if name == "day":
-        return lambda at_ms: at_ms - at_ms % DAY_MS
+        return lambda at_ms: calendar.day_of(at_ms).start_ms
     if name == "month":
-        return lambda at_ms: parse_instant(f"{format_instant(at_ms)[:7]}-01T00:00:00Z")
+        return lambda at_ms: calendar.month(calendar.month_of(at_ms)).start_ms
     raise ValueError(f"{name!r} is none of hour, day, month")

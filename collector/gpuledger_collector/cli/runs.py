@@ -54,15 +54,15 @@ class Order(enum.StrEnum):
 
 
 class Bucket(enum.StrEnum):
-    """Stretches of time (UTC)."""
+    """Stretches of time: hours of UTC, days and months of the bill."""
 
     hour = "hour"
     day = "day"
     month = "month"
 
 
-Start = Annotated[str | None, typer.Option("--from", metavar="DATE", help="First day (UTC), included.")]
-End = Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day (UTC), not included.")]
+Start = Annotated[str | None, typer.Option("--from", metavar="DATE", help="First day (of the billing zone), included.")]
+End = Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day (of the billing zone), not included.")]
 Workload = Annotated[str, typer.Argument(metavar="RUN", help="Its key, its id at the scheduler, or its name.")]
 
 
@@ -117,22 +117,26 @@ def runs(
 
 def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = False) -> tuple[Any, Period, int]:
     """A connection to a ledger that is up to date for the period (or for all of time), the period, and now."""
-    from gpuledger_collector.accounting.period import DAY_MS, Period, date_range, format_date
+    from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.progress import bar
     from gpuledger_collector.jobs import bring_up_to_date
     from gpuledger_collector.jobs.fold_usage import ALWAYS
+    from gpuledger_collector.storage import zones
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
-    today = now_ms // DAY_MS * DAY_MS
+    ledger = Ledger(dsn)
+    with ledger.connect() as connection:
+        calendar = zones.calendar(connection)
+    today = calendar.day_of(now_ms)
+    first = calendar.date_of(calendar.days_before(today.start_ms, WEEKS_DAYS)).isoformat()
     try:
-        period = date_range(start or format_date(today - WEEKS_DAYS * DAY_MS), end or format_date(today + DAY_MS))
+        period = calendar.date_range(start or first, end or calendar.date_of(today.end_ms).isoformat())
     except ValueError as error:
         refuse(str(error))
-    ledger = Ledger(dsn)
     with bar("rating") as on_day:
-        due = ALWAYS if everything else Period(period.start_ms, min(period.end_ms, today + DAY_MS))
+        due = ALWAYS if everything else Period(period.start_ms, min(period.end_ms, today.end_ms))
         bring_up_to_date(ledger, due, now_ms, on_day)
     return ledger.connect(), period, now_ms
 
@@ -217,15 +221,15 @@ def show(
     if (start is None) != (end is None):
         refuse("say both --from and --to, or neither")
     with database(dsn, config) as opened:
-        from gpuledger_collector.api.runs import bucket_of, report_of, unit_json
+        from gpuledger_collector.api.runs import report_of, unit_json
         from gpuledger_collector.export import runs as forms
 
         connection, period, now_ms = _ready(opened.dsn, start, end, everything=start is None)
         with connection:
             number, key = _called(connection, workload)
-            bucket = None if by is None else bucket_of(by.value)
+            bucket = None if by is None else by.value
             if bucket is None and shape is ReportShape.html:
-                bucket = bucket_of("day")
+                bucket = "day"
             made = report_of(connection, number, bucket, now_ms, None if start is None else period)
     if made is None:
         refuse(f"{key} was charged nothing{'' if start is None else ' in this period'}")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
-from gpuledger_collector.accounting.period import HOUR_MS, format_date, format_instant
+from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import neutral
@@ -214,7 +214,7 @@ def as_html(made: RunReport) -> str:
 
 
 def _bars(made: RunReport) -> Any:
-    stacks = [plots.Stack(format_date(day.day_ms)[5:], (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS,
+    stacks = [plots.Stack(f"{day.date:%m-%d}", (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS,
                                                         day.unknown_ms / HOUR_MS)) for day in made.days]  # fmt: skip
     most = max((sum(stack.layers) for stack in stacks if stack.layers is not None), default=0.0)
     return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "Accelerator-hours held, day by day",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from statistics import median
 from typing import Any, Protocol
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, HourCost, UnitCost, hour_costs
 from gpuledger_collector.insight.bottlenecks import Gpu, Judgement
@@ -52,6 +53,7 @@ class Day:
     idle_ms: int
     unknown_ms: int
     cost_micro: Mapping[str, int]
+    date: dt.date
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +155,22 @@ def parts_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> list[Pa
     return found
 
 
-def days_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> list[Day]:
-    """The run day by day (UTC)."""
+def days_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: Calendar = UTC_DAYS) -> list[Day]:
+    """The run day by day, in days of the bill; an hour that a midnight cuts is of the day in which it begins."""
     sums: dict[int, list[int]] = {}
     cost: dict[int, dict[str, int]] = {}
     for one in held:
-        entry = sums.setdefault(one.at_ms // DAY_MS * DAY_MS, [0, 0, 0])
+        entry = sums.setdefault(calendar.day_of(one.at_ms).start_ms, [0, 0, 0])
         for at, value in enumerate((one.busy_ms, one.idle_ms, one.unknown_ms)):
             entry[at] += value
     for hour_ms, hour in hours.items():
-        of_day = cost.setdefault(hour_ms // DAY_MS * DAY_MS, {})
+        of_day = cost.setdefault(calendar.day_of(hour_ms).start_ms, {})
         for currency, micro in hour.cost.items():
             of_day[currency] = of_day.get(currency, 0) + micro
     found = []
     for day_ms in sorted(sums.keys() | cost.keys()):
         busy, idle, unknown = sums.get(day_ms, [0, 0, 0])
-        found.append(Day(day_ms, busy, idle, unknown, cost.get(day_ms, {})))
+        found.append(Day(day_ms, busy, idle, unknown, cost.get(day_ms, {}), calendar.date_of(day_ms)))
     return found
 
 
