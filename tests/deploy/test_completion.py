@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
+COMPLETIONS = Path(__file__).parents[2] / "deploy" / "completions"
+UNIT = Path(__file__).parents[2] / "deploy" / "slurm" / "gpuledger-queue.service"
 SHOW = [BIN / "gpuledger", "completion"]
 
 
@@ -64,3 +66,54 @@ def test_help_stays_as_it_is():
     assert refused.returncode == 2
     assert "tcsh" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_the_agents_scripts_are_what_its_command_line_is(tmp_path):
+    """Made anew, the three files are those that are committed; else run deploy/completions/generate."""
+    subprocess.run([sys.executable, COMPLETIONS / "generate", tmp_path], check=True, timeout=60)
+    for made in sorted(tmp_path.iterdir()):
+        assert made.read_text() == (COMPLETIONS / made.name).read_text(), made.name
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["re"], {"record", "release", "resume"}),
+        (["queue", "--sl"], {"--slurm"}),
+        (["once", "--source", "sim"], {"simulated"}),
+        (["queue", "--pool", ""], set()),
+        (["record", "--sec"], {"--seconds"}),
+    ],
+)
+def test_bash_completes_the_agent(typed, offered):
+    """Commands, the options of each, and what an option's value may be."""
+    words = " ".join(shlex.quote(word) for word in ["gpuledger-agent", *typed])
+    asked = f"""source {shlex.quote(str(COMPLETIONS / "gpuledger-agent.bash"))}
+COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _gpuledger_agent; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    done = subprocess.run([shutil.which("bash"), "--norc", "-c", asked], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_can_read_the_agents_script(shell):
+    """Their own parsers take them; skipped where the shell is not installed."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    file = COMPLETIONS / {"zsh": "_gpuledger-agent", "fish": "gpuledger-agent.fish"}[shell]
+    subprocess.run([shell, "-n", file], check=True, timeout=60)
+
+
+def test_the_queues_unit_is_understood_and_runs_a_command_that_there_is():
+    """systemd finds no fault in it, and the agent knows every word of its ExecStart."""
+    from gpuledger_agent.cli import parser
+
+    (command,) = [line.partition("=")[2] for line in UNIT.read_text().splitlines() if line.startswith("ExecStart=")]
+    program, *words = shlex.split(command)
+    assert program == "/usr/bin/gpuledger-agent"
+    assert parser().parse_args(words).slurm
+    if shutil.which("systemd-analyze"):
+        told = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT],
+                              capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+        assert "Overall exposure level" in told.stdout
+        assert not told.stderr.strip()

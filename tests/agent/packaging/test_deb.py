@@ -66,6 +66,16 @@ def test_the_man_page_knows_every_command(unpacked):
                    for line in page.splitlines() if line.startswith((".B ", ".BI "))), command  # fmt: skip
 
 
+def test_completions_lie_where_shells_look(unpacked):
+    """Those that are committed, in the folders of bash, zsh and fish; and the units that read Slurm's queue."""
+    for place in ("bash-completion/completions/gpuledger-agent", "zsh/vendor-completions/_gpuledger-agent",
+                  "fish/vendor_completions.d/gpuledger-agent.fish"):  # fmt: skip
+        assert "deploy/completions/generate" in (unpacked / "usr/share" / place).read_text()
+    examples = unpacked / "usr/share/doc/gpuledger-agent/examples"
+    assert "queue --slurm" in (examples / "gpuledger-queue.service").read_text()
+    assert (examples / "gpuledger-queue.timer").is_file()
+
+
 def test_both_units_are_there_and_start_what_is_there(unpacked):
     """ExecStart names the program that the package installs."""
     for name in ("gpuledger-agent.service", "gpuledger-agent-minimal.service"):

@@ -1,0 +1,65 @@
+# Made by deploy/completions/generate; change the command line, not this file.
+
+_gpuledger_agent() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} offered
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        offered='check once queue record release resume run simulate --help --version'
+    else
+        case ${COMP_WORDS[1]}:$before in
+        check:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        check:--source) offered='nvml dcgm simulated replay' ;;
+        check:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        check:--node) return ;;
+        check:*) offered='-h --help --config --source --target --node' ;;
+        once:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        once:--source) offered='nvml dcgm simulated replay' ;;
+        once:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        once:--node) return ;;
+        once:*) offered='-h --help --config --source --target --node --json' ;;
+        queue:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        queue:--source) offered='nvml dcgm simulated replay' ;;
+        queue:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        queue:--node) return ;;
+        queue:--pool) return ;;
+        queue:--name) return ;;
+        queue:--every) return ;;
+        queue:*) offered='-h --help --config --source --target --node --slurm --kubernetes --pool --name --every --print' ;;
+        record:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        record:--source) offered='nvml dcgm simulated replay' ;;
+        record:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        record:--node) return ;;
+        record:--seconds) return ;;
+        record:--interval) return ;;
+        record:*) offered='-h --help --config --source --target --node --seconds --interval' ;;
+        release:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        release:--source) offered='nvml dcgm simulated replay' ;;
+        release:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        release:--node) return ;;
+        release:--for) return ;;
+        release:*) offered='-h --help --config --source --target --node --for' ;;
+        resume:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        resume:--source) offered='nvml dcgm simulated replay' ;;
+        resume:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        resume:--node) return ;;
+        resume:*) offered='-h --help --config --source --target --node' ;;
+        run:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        run:--source) offered='nvml dcgm simulated replay' ;;
+        run:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        run:--node) return ;;
+        run:*) offered='-h --help --config --source --target --node --check-config' ;;
+        simulate:--config) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        simulate:--source) offered='nvml dcgm simulated replay' ;;
+        simulate:--target) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        simulate:--node) return ;;
+        simulate:--from) return ;;
+        simulate:--to) return ;;
+        simulate:--step) return ;;
+        simulate:--collector) return ;;
+        simulate:--only) return ;;
+        simulate:--without) return ;;
+        simulate:*) offered='-h --help --config --source --target --node --from --to --step --collector --only --without --story --list-nodes' ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$offered" -- "$word"))
+}
+complete -o default -F _gpuledger_agent gpuledger-agent
