@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse
@@ -83,6 +85,12 @@ def create(
     def exposition() -> Response:
         """The collector's own metrics for Prometheus."""
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_request: Request, error: RequestValidationError) -> Response:
+        """What is wrong with a request, without what it said: that need be neither a number nor a text of JSON."""
+        told = [{"loc": one["loc"], "msg": one["msg"], "type": one["type"]} for one in error.errors()]
+        return Response(json.dumps({"detail": told}), 422, media_type="application/json")
 
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app

@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instan
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.pages import Outlook, offered, page, refused
-from gpuledger_collector.api.reads import Reads
+from gpuledger_collector.api.reads import Reads, guarded
 from gpuledger_collector.export import html, pool_plots
 from gpuledger_collector.export.scaling import row
 from gpuledger_collector.insight.kept import Kept, Record
@@ -120,7 +120,7 @@ def router(reads: Reads) -> APIRouter:
         try:
             who = reads.keys.person(request, offered(request.headers.get("authorization", "")))
             who.may_read_all()
-            return page(pool_of(reads, looks.of(pool), pool, who))
+            return page(guarded(lambda: pool_of(reads.behind(who), looks.of(pool), pool, who)))
         except Denied as denial:
             return refused(denial.status, str(denial))
         except HTTPException as error:

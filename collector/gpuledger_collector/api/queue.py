@@ -88,7 +88,7 @@ def _row(body: bytes, now_ms: int) -> QueueRow:
     try:
         read = msgspec.json.decode(body, type=Queue)
         at_ms = parse_instant(read.at) if isinstance(read.at, str) else round(read.at * 1000)
-    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise HTTPException(400, f"the body is no reading of a queue: {error}") from error
     if not read.source or len(read.source) > MOST_TEXT or "\0" in read.source:
         raise HTTPException(400, "source: a name of the scheduler is needed, such as slurm:NAME")

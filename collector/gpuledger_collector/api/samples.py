@@ -14,10 +14,12 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
+from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.api.series import First, Last, instants
 from gpuledger_collector.storage import archive
 from gpuledger_collector.storage.packing import Column, Readings
+from gpuledger_collector.storage.viewer_wall import behind
 
 MOST_ACCELERATORS = 16
 RAW_MS = HOUR_MS
@@ -37,19 +39,28 @@ def router(reads: Reads) -> APIRouter:
     made = APIRouter(prefix="/v1", tags=["ledger"], responses=REFUSALS)
     fleet = may_read(reads.keys, whole_fleet=True)
 
-    @made.get("/samples", dependencies=[fleet])
+    @made.get("/samples")
     def samples(
         start: First, end: Last, gpu: Gpus = "", node: Node = "", metrics: Metrics = "", step: Step = 0,
-        limit: Limit = 1000, after: After = 0,
+        limit: Limit = 1000, after: After = 0, who: Principal = fleet,
     ) -> dict[str, Any]:  # fmt: skip
         """Instants and readings by metric, an accelerator after the other; null is an absent reading."""
-        return guarded(lambda: samples_of(reads, start, end, gpu, node, metrics, step, limit, after))
+        return guarded(lambda: samples_of(reads, start, end, gpu, node, metrics, step, limit, after, who))
 
     return made
 
 
 def samples_of(
-    reads: Reads, start: str, end: str, gpu: str, node: str, metrics: str, step: int, limit: int, after: int
+    reads: Reads,
+    start: str,
+    end: str,
+    gpu: str,
+    node: str,
+    metrics: str,
+    step: int,
+    limit: int,
+    after: int,
+    who: Principal,
 ) -> dict[str, Any]:
     """One page of samples. Raises ValueError for what cannot be asked, 404 for accelerators that nobody knows."""
     period = instants(start, end)
@@ -63,7 +74,7 @@ def samples_of(
         raise ValueError("from and to: raw samples go over at most an hour; ask for longer spans with step, in seconds")
     items: list[dict[str, Any]] = []
     passed, left = after, limit
-    with reads.ledger.connect() as connection:
+    with reads.ledger.connect() as connection, behind(connection, who.owner):
         places = _places(connection, period, uuids, node)
         for place in places:
             whole = _joined(connection, place, step * 1000)

@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, forma
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Limit, Reads, guarded, may_read
 from gpuledger_collector.storage import series
+from gpuledger_collector.storage.viewer_wall import behind
 
 STEPS_MS = {"5m": series.STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
 MOST_STEPS = 9_000
@@ -69,7 +70,7 @@ def series_of(
     if period.ms // step_ms > MOST_STEPS:
         raise ValueError(f"from and to: {period.ms // step_ms} steps of {step}; at most {MOST_STEPS} can be asked for")
     _allowed(who, state)
-    with reads.ledger.connect() as connection:
+    with reads.ledger.connect() as connection, behind(connection, who.owner):
         found = series.read(connection, period, step_ms, names, who.owner, (state,))
         known = series.known(connection, period, step_ms).tolist()
     shown = found[after : after + limit]

@@ -109,6 +109,9 @@ def read_declared(path: Path) -> Declared:
     except UnicodeDecodeError:
         declared.problems.append(Problem("bad_encoding", str(path), "is not UTF-8 text"))
         return declared
+    except (ValueError, RecursionError):
+        declared.problems.append(Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long"))
+        return declared
     for name in content:
         if name not in TABLES:
             declared.problems.append(_unknown(str(path), name, TABLES))
