@@ -154,3 +154,13 @@ def test_every_file_that_is_shown_can_be_read(page, tmp_path):
             assert list(yaml.safe_load_all(text))
         elif language == "json":
             assert json.loads(text)
+
+
+def test_the_index_of_guides_names_each_once():
+    """docs/guides/README.md leads to every guide, and to nothing that is not there."""
+    folder = Path(__file__).parents[2] / "docs" / "guides"
+    linked = re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", (folder / "README.md").read_text(), re.M)
+    assert all((folder / name).is_file() for name in linked)
+    assert sorted(name for name in linked if "/" not in name) == sorted(
+        path.name for path in folder.glob("*.md") if path.name != "README.md"
+    )
