@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gpuledger_collector.accounting.delivery import local_week
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.accounting.pricing import Price, PriceBook
+from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.waste import Place, price_waste
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.letters import (
@@ -49,6 +49,9 @@ class LetterUnit(Protocol):
 
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
+
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
 
     def holdings(self, at_ms: int) -> Sequence[Holding]:
         """Workloads with accelerators that are found idle now."""
@@ -278,7 +281,7 @@ def _summary(
     unit: LetterUnit, contacts: Sequence[Contact], team: str, rows: Sequence[Mapping[str, Any]], start_ms: int,
     end_ms: int, zone: str,
 ) -> SummaryNews:  # fmt: skip
-    book = PriceBook(unit.prices())
+    book = PriceBook(unit.prices(), unit.purchase_choices())
     of_workload: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["team"] == team and row["state"] in TOLD_STATES and row["workload_id"] is not None:

@@ -12,10 +12,10 @@ import psycopg
 
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.letters import ANOMALY, IDLE, Action, ActionRule, Card, Contact, Holding, Letter
-from gpuledger_collector.storage import audit, findings, letter_rules, outbox, prices
+from gpuledger_collector.storage import audit, commitments, findings, letter_rules, outbox, prices
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -83,6 +83,10 @@ class LetterUnit:
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
         return prices.current(self.connection)
+
+    def purchase_choices(self) -> Sequence[PurchaseChoice]:
+        """Which way of buying applies where, by position."""
+        return commitments.choices(self.connection)
 
     def holdings(self, at_ms: int) -> Sequence[Holding]:
         """Workloads with accelerators that are found idle now, the dearest day first."""

@@ -264,6 +264,19 @@ def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings) -> None:
     assert f"USD {cost:.2f}" in str(text)
 
 
+def test_the_week_is_priced_in_the_way_of_buying_that_was_chosen(idle_day, apply, write, findings) -> None:
+    """A spot rate that [[purchase]] chooses: the week's 114 GPU-hours are worth that, and not the on-demand rate."""
+    idle_day.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
+        "VALUES ('', 'H100', 'spot', 0.5, 'USD', 0, now())"
+    )
+    apply(CONTACTS + '\n[[purchase]]\nname = "all"\npurchase = "spot"\n')
+    _go_on(idle_day, findings, 1, 6)
+    assert write(5.2).summaries == 1
+    ((text,),) = idle_day.rows("SELECT text FROM outbox WHERE kind = 'summary'")
+    assert "USD 57.00" in str(text)
+
+
 def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> None:
     """The workload of its owner with the command, and none of another team's."""
     budgets = {team: Budget(1, team, {"team": team}, "month", None, 10**9, "USD") for team in ("vision", "nobody")}
