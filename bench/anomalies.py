@@ -3,7 +3,9 @@
 Hourly GPUs of 8 research teams and 8 inference services, 31 days, 14 of them history, with labelled injections
 (runaway, retry storm, plateau, leak, price; a weekly batch and missing hours that are none). Threshold and persistence
 of each detector are chosen on half of the series for at most one false alarm per team and month on the clean copies and
-measured on the other half. `as shipped` are our flags with the thresholds that the product ships. `--seeds=0,1` are the
+measured on the other half. `as shipped` are our flags with the thresholds that the product ships; `from the ledger` are
+the episodes that the collector's search keeps of the same hours, with a price book. Within ten minutes: the rule that
+looks every minute, on the same teams in steps of five minutes, against runaways of its own. `--seeds=0,1` are the
 reference's (ours was tuned on them), others are fresh; `--all` runs every detector of the reference.
 The loop is read from `../shared/judges`, or from --judges=DIR.
 """
@@ -14,14 +16,20 @@ import importlib.util
 import itertools
 import sys
 import time
+from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from bench._traces import folder
-from gpuledger_collector.insight.anomalies import TUNED, judge, price_rises
+from gpuledger_collector.accounting.attribution import WorkloadFacts
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.insight.anomalies import TUNED, ceilings, judge, price_rises
+from gpuledger_collector.insight.findings import HourUse
 from gpuledger_collector.insight.series import Series
+from gpuledger_collector.jobs import find_anomalies
 
 HOUR = 3_600_000
 JUDGES = Path(__file__).resolve().parents[1] / ".." / "shared" / "judges"
@@ -62,6 +70,71 @@ def shipped(cost, gpus):
     """Our flags as they ship."""
     rate = np.divide(cost, gpus, out=np.full(len(gpus), np.nan), where=gpus > 0)
     return judge(Series("team", 0, HOUR, gpus), price_rises(rate, HOUR)).flag.astype(float)
+
+
+class Book:
+    """The hours of a series as the collector's ledger has them: one workload, a price book, and what was seen."""
+
+    def __init__(self, cost, gpus):
+        known = np.isfinite(gpus)
+        rate = np.divide(cost, gpus, out=np.full(len(gpus), np.nan), where=gpus > 0)
+        rate = pd.Series(rate).ffill().bfill().to_numpy()
+        starts = np.r_[0, np.flatnonzero(np.abs(np.diff(rate)) > 1e-9) + 1]
+        self._prices = [
+            Price(None, "", "gpu", "on_demand", Decimal(str(round(rate[at], 6))), "USD", int(at) * HOUR if at else 0)
+            for at in starts
+        ]
+        self._uses = [
+            HourUse(at * HOUR, 1, "pool", "gpu", "", round(value * 3_600_000 * 1_000_000), HOUR, round(value * 1e6))
+            for at, value in enumerate(gpus) if known[at] and value > 0
+        ]  # fmt: skip
+        self._seen = {("pool", at * HOUR): float(known[at]) for at in range(len(gpus))}
+        self.found = []
+
+    @contextmanager
+    def unit(self):
+        yield self
+
+    def prices(self):
+        return self._prices
+
+    def purchase_choices(self):
+        return []
+
+    def rules(self):
+        return []
+
+    def workloads(self, ids):
+        return {one: WorkloadFacts(one, "slurm", None, None, "job", {"team": "team"}) for one in ids}
+
+    def hourly_use(self, _start, _end):
+        return self._uses
+
+    def coverage(self, _start, _end):
+        return self._seen
+
+    def overlapping(self, *_):
+        return []
+
+    def put(self, findings):
+        self.found = list(findings)
+        return len(self.found)
+
+    def drop(self, _keys):
+        pass
+
+    def set_mark(self, _kind, _until):
+        pass
+
+
+def ledger(cost, gpus):
+    """Hours of the episodes that the search in the ledger keeps."""
+    book = Book(cost, gpus)
+    find_anomalies(book, len(gpus) * HOUR)
+    flags = np.zeros(len(gpus))
+    for one in book.found:
+        flags[one.since_ms // HOUR : -(-one.until_ms // HOUR)] = 1
+    return flags
 
 
 def cases(judge_loop, place, seeds):
@@ -116,7 +189,69 @@ def main() -> int:
     for group in ("all", "serving", "research"):
         part = [item for item in items if group in ("all", item[0].partition(":")[0])]
         row(f"as shipped ({TUNED.threshold})", group, judge_loop.evaluate(part, 0.5, 1))
+    items = [(series, copy, ledger(cost, gpus), events) for series, copy, cost, gpus, events in found]
+    for group in ("all", "serving", "research"):
+        part = [item for item in items if group in ("all", item[0].partition(":")[0])]
+        row("from the ledger", group, judge_loop.evaluate(part, 0.5, 1))
+    at_once(judge_loop, place, seeds)
     return 0
+
+
+STEPS = 12
+"""Of five minutes in an hour."""
+
+
+def five_minutes(judge_loop, place):
+    """The loop's series in steps of five minutes."""
+    table = pd.read_csv(place / "helios_earth_team_gpus_5min.csv.gz", parse_dates=["ts"])
+    jobs = pd.read_csv(place / "alibaba_dlrm_2025_jobs.csv.gz")
+    end = 31 * 86_400
+    for name in sorted(judge_loop.base(str(place))):
+        kind, _, team = name.partition(":")
+        if kind == "research":
+            whole = table[table.team == team].set_index("ts").gpus_running.resample("5min").mean().to_numpy()
+        else:
+            part = jobs[jobs.team == team]
+            change = np.zeros(end // 300 + 1)
+            np.add.at(change, (part.start_s.fillna(0) // 300).astype(int), part.gpus)
+            np.add.at(change, (part.end_s.fillna(end) // 300).astype(int), -part.gpus)
+            whole = change.cumsum()[:-1]
+        yield name, whole[: 744 * STEPS].astype(float)
+
+
+def standing_out(values):
+    """Steps at which two in a row exceed the ceiling of their hour, from the second week's end on."""
+    hours = values.reshape(-1, STEPS).mean(axis=1)
+    limits = ceilings(Series("team", 0, HOUR, hours))
+    limits[: 14 * 24] = np.nan
+    above = values > np.repeat(limits, STEPS)
+    above[1:] &= above[:-1].copy()
+    above[0] = False
+    return np.flatnonzero(above)
+
+
+def at_once(judge_loop, place, seeds):
+    """What the rule that looks every minute sees of runaways in their first ten minutes, and of clean weeks."""
+    print("\n| series | runaways | seen within 10 minutes | ever | false alarms a month |\n|---|---|---|---|---|")
+    sums = {"serving": [0, 0, 0, 0, 0.0], "research": [0, 0, 0, 0, 0.0]}
+    for number, (name, values) in enumerate(five_minutes(judge_loop, place)):
+        total = sums[name.partition(":")[0]]
+        clean = standing_out(values)
+        total[3] += 0 if not len(clean) else 1 + int((np.diff(clean) > 12 * STEPS).sum())
+        total[4] += (len(values) / STEPS - judge_loop.W) / 720
+        level = max(np.median(values[: judge_loop.W * STEPS].reshape(-1, STEPS).mean(1)), 4.0)
+        for seed, size in itertools.product(seeds, (0.3, 0.5, 1.0)):
+            chance = np.random.default_rng(1000 * number + seed + round(100 * size))
+            start = (judge_loop.W + chance.integers(1, 14) * 24) * STEPS + chance.integers(0, 24 * STEPS)
+            wild = values.copy()
+            stop = start + chance.integers(24, 72) * STEPS
+            wild[start:stop] += size * level
+            seen = [at for at in standing_out(wild) if start <= at < stop]
+            total[0] += 1
+            total[1] += bool(seen and seen[0] - start < 2)
+            total[2] += bool(seen)
+    for kind, (count, soon, ever, false, months) in sums.items():
+        print(f"| {kind} | {count} | {soon / count:.2f} | {ever / count:.2f} | {false / months:.2f} |")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.budgets import Driver, Held, drivers, top
-from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.money import MICRO, cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
@@ -36,8 +36,9 @@ DAYS = 42
 """How far back spending is read; all but the first three days of it are judged."""
 WEEK_MS = 7 * DAY_MS
 COVERED = 0.9
-LEAST_OF_DAY = 0.1
-"""An episode that costs less than this part of a usual day of its owner is not worth a person's time."""
+LEAST_OF_DAY = 0.05
+"""An episode that exceeds what was expected by less than this part of its owner's usual day is not worth a person's
+time; a dearer rate always is."""
 SHOWN_DRIVERS = 5
 STORM = "storm"
 FIRST_MINUTE = "first_minute_ms"
@@ -150,8 +151,8 @@ def find_anomalies(store: Spending, now_ms: int) -> int:
         found: list[Finding] = []
         for team in teams_of(unit, uses):
             judged = judge(*team.series(end, coverage))
-            made = [_finding(team, judged, episode, list(before.values())) for episode in episodes(judged)]
-            made = [one for one in made if (one.cost_micro or 0) > LEAST_OF_DAY * _usual_day(judged)]
+            pairs = [(_finding(team, judged, episode, list(before.values())), episode) for episode in episodes(judged)]
+            made = [one for one, episode in pairs if _worth_telling(one, judged, episode)]
             found += made
             found += [
                 _storm(team, one, start, end) for one in storms(team.said, team.runs, start) if not _told(one, made)
@@ -379,6 +380,12 @@ def _storm(team: Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
             "runs": len(storm.runs),
         },
     )
+
+
+def _worth_telling(one: Finding, judged: Judgement, episode: Episode) -> bool:
+    if judged.price[episode.first : episode.last + 1].any() and one.evidence["price_micro"] > 0:
+        return True
+    return (one.cost_micro or 0) > 0 and episode.excess * MICRO > LEAST_OF_DAY * _usual_day(judged)
 
 
 def _usual_day(judged: Judgement) -> float:

@@ -7,6 +7,8 @@ import io
 import json
 from decimal import Decimal
 
+import pytest
+
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
@@ -107,6 +109,55 @@ def test_silence_is_neither_a_saving_nor_an_anomaly(fleet, findings, ledger):
     usage(fleet, range(DAYS * 24), runaway=False, silent=range(19 * 24, 20 * 24))
     fold_usage(ledger)
     assert find_anomalies(findings, OCTOBER + DAYS * DAY) == 0
+    assert found(fleet) == []
+
+
+PATTERNS = {1: range(24), 2: range(20, 24), 3: range(8, 18)}
+"""Hours of the day in which each of three teams holds its two accelerators."""
+
+
+def teams(fleet: Fleet, *, away: range = range(0), change: float = 1.0) -> None:
+    """Twenty-six days of three teams; number 3 is away in some days; a rate that rises at 20 days and 30 minutes."""
+    at = OCTOBER + 20 * DAY + HOUR // 2
+    fleet.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
+        "VALUES ('', 'H100', 'on_demand', 2.5, 'USD', 0, now()), ('', 'H100', 'on_demand', %s, 'USD', %s, now())",
+        (2.5 * change, at),
+    )
+    for number, hours in PATTERNS.items():
+        workload = fleet.workload(number, team=f"team-{number}")
+        for card in (2 * number, 2 * number + 1):
+            fleet.capacity(card, 0, pool=f"pool-{number}")
+            fleet.connection.execute(
+                "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, "
+                "unknown_ms) SELECT %(card)s, h, CASE WHEN held THEN 'held' ELSE 'unallocated' END, "
+                "CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0 FROM (SELECT h, "
+                "(h / 3600000) %% 24 = ANY(%(hours)s) AND NOT (%(number)s = 3 AND (h - %(zero)s) / 86400000 = "
+                "ANY(%(away)s)) AS held FROM generate_series(%(zero)s::bigint, %(end)s::bigint, 3600000) AS h) AS x",
+                {"card": fleet.accelerator(card), "workload": workload, "hours": list(hours), "number": number,
+                 "zero": OCTOBER, "away": list(away), "end": OCTOBER + 26 * DAY - 1},
+            )  # fmt: skip
+
+
+def test_every_team_that_uses_a_gpu_after_a_rise_is_told_of_the_rate(fleet, findings):
+    """Fifteen per cent, for one that always runs, one of four hours a day, and one that is away for a day."""
+    teams(fleet, away=range(20, 21), change=1.15)
+    find_anomalies(findings, OCTOBER + 26 * DAY)
+    rows = found(fleet)
+    assert {row[1] for row in rows} == {"team-1", "team-2", "team-3"}
+    for state, _, _, _, _, cost, _, evidence in rows:
+        assert (state, evidence["nature"]) == ("price", "price")
+        assert "NVIDIA H100 80GB HBM3 costs 2.875 USD an hour instead of 2.5" in evidence["sentence"]
+        assert evidence["price_micro"] == cost > 0
+
+
+@pytest.mark.parametrize(("first", "length"), [(16 * 24 + 3, 6), (18 * 24 + 19, 23), (24 * 24, 48)])
+def test_hours_that_nobody_saw_are_no_anomaly_whoever_is_silent(fleet, findings, first, length):
+    """The node of each team is silent for hours to days; nothing is found, then or after."""
+    teams(fleet)
+    gap = (OCTOBER + first * HOUR, OCTOBER + (first + length) * HOUR)
+    fleet.connection.execute("DELETE FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s", gap)
+    find_anomalies(findings, OCTOBER + 26 * DAY)
     assert found(fleet) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.anomalies import episodes, judge, price_rises
+from gpuledger_collector.insight.anomalies import ceiling, ceilings, episodes, judge, price_rises
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -117,3 +117,15 @@ def test_steps_of_minutes_hours_and_days(step):
     assert not judge(hourly(spend, step)).flag.any()
     spend[-max(2, 36 * HOUR // step) :] *= 3
     assert judge(hourly(spend, step)).flag[-1]
+
+
+def test_the_ceiling_of_the_next_hour_is_that_of_its_past():
+    """What must be exceeded to stand out at once is known before the hour, and no hour after it changes it."""
+    spend = calm(seed=3)
+    whole = ceilings(hourly(spend))
+    for hour in (15 * DAY, 20 * DAY + 5):
+        limit = ceiling(hourly(spend[:hour]))
+        assert limit is not None
+        assert limit.stands_out == whole[hour] > limit.expected
+    assert ceiling(hourly(spend[: 7 * DAY])) is None
+    assert ceiling(hourly(np.zeros(20 * DAY))) is None

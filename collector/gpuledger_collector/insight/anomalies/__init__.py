@@ -11,9 +11,21 @@ from gpuledger_collector.insight.anomalies.detector import (
     Judgement,
     Tuning,
     ceiling,
+    ceilings,
     episodes,
     judge,
     price_rises,
 )
 
-__all__ = ["TUNED", "Ceiling", "Episode", "Judgement", "Tuning", "ceiling", "episodes", "judge", "price_rises"]
+__all__ = [
+    "TUNED",
+    "Ceiling",
+    "Episode",
+    "Judgement",
+    "Tuning",
+    "ceiling",
+    "ceilings",
+    "episodes",
+    "judge",
+    "price_rises",
+]

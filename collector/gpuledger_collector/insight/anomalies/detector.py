@@ -42,18 +42,18 @@ class Tuning:
     """Hours in a row above the threshold before a flag, but for a score of `far` times the threshold."""
     far: float = 3.0
     least_of_level: float = 0.05
-    least_of_mean: float = 0.1
+    least_of_mean: float = 0.15
     """The spread is at least these parts of level and mean: a flat past makes no anomaly of a whisper."""
     above_height: float = 1.15
     """Height that is usual, as a part of the distance from the level to the height of the past."""
     smooth: float = 0.3
     """Part of the fast excess that an hour hands on to the next."""
     fast: float = 0.5
-    slow: float = 0.1
-    slack: float = 0.8
+    slow: float = 0.07
+    slack: float = 0.6
     clip_up: float = 4.0
     clip_down: float = 3.0
-    memory: float = 0.98
+    memory: float = 0.985
     cap: float = 20.0
 
 
@@ -120,17 +120,21 @@ def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Flo
     return expected, usual, scale, past.trust
 
 
-def ceiling(series: Series, tuning: Tuning = TUNED) -> Ceiling | None:
-    """What the instant after the series must exceed to stand out at once; None with too little past.
+def ceilings(series: Series, tuning: Tuning = TUNED) -> Floats:
+    """What each instant must exceed to stand out at once; NaN with too little past.
 
     One spread above everything usual: what a steady excess must reach to be flagged at all, so that the first minutes
     of something large are told without waiting for its hours.
     """
+    _, usual, scale, trust = _limits(series, tuning)
+    return np.where(trust >= LEAST_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
+
+
+def ceiling(series: Series, tuning: Tuning = TUNED) -> Ceiling | None:
+    """The ceiling of the instant after the series; None with too little past."""
     longer = Series(series.name, series.start_ms, series.step_ms, np.append(series.values, np.nan))
-    expected, usual, scale, trust = (float(part[-1]) for part in _limits(longer, tuning))
-    if not (scale > 0 and usual == usual and trust >= LEAST_TRUST):
-        return None
-    return Ceiling(expected, usual + tuning.threshold / tuning.fast * scale)
+    expected, limit = float(_limits(longer, tuning)[0][-1]), float(ceilings(longer, tuning)[-1])
+    return None if limit != limit else Ceiling(expected, limit)
 
 
 def _smooth(excess: Floats, memory: float) -> Floats:

@@ -2,7 +2,8 @@
 
 Problem: a level, a spread and a usual height are wanted for every instant, from what was known before it alone, fast
 enough for years of hours. Idea: median and quartiles of two weeks for level and spread; the highest hour of two weeks,
-the last day left out, for the usual height; and what came back at this hour of the week in both of the last two weeks.
+the last day left out, for the usual height; and what came back at this hour of the week in both of the last two weeks
+that are known.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Past:
     trust: Floats
     """How much there is to judge from, 0..1: one with two known weeks (a day or so may be missing)."""
     recurring: Floats
-    """Lower of the highest values about this hour one and two weeks ago; NaN when one of the two is not known."""
+    """Lower of the highest values about this hour one and two weeks ago; for one that nobody knows, three weeks ago."""
 
 
 def past_of(series: Series) -> Past:
@@ -67,6 +68,8 @@ def past_of(series: Series) -> Past:
 def _recurring(values: pd.Series[float], day: int) -> Floats:
     around = max(1, day // 24)
     highest = values.rolling(2 * around + 1, min_periods=1, center=True).max()
-    weeks = [highest.shift(week * 7 * day).to_numpy() for week in (1, 2)]
-    both: Floats = np.minimum(weeks[0], weeks[1])
+    one, two, three = (highest.shift(week * 7 * day).to_numpy() for week in (1, 2, 3))
+    newest = np.where(np.isnan(one), two, one)
+    older = np.where(np.isnan(one) | np.isnan(two), three, two)
+    both: Floats = np.minimum(newest, older)
     return both
