@@ -10,6 +10,7 @@ import typer
 
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.progress import bar
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.migrate import SchemaStatus
@@ -169,7 +170,8 @@ def pack(
                 print(f"would pack {format_date(day_ms)}")
             print(f"{len(days)} days of samples to pack")
             return
-        done = pack_samples(archive, kept, now_ms)
+        with bar("packing") as on_day:
+            done = pack_samples(archive, kept, now_ms, on_day)
     for day in done.packed:
         print(
             f"packed {format_date(day.day_ms)}: {day.rows} samples of {day.accelerators} accelerators, "

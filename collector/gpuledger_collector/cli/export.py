@@ -52,6 +52,7 @@ def samples(
     if shape is Shape.parquet:
         _require_parquet(output)
     with database(dsn, config) as opened:
+        from gpuledger_collector.cli.progress import over
         from gpuledger_collector.export import samples as forms
         from gpuledger_collector.storage import archive
         from gpuledger_collector.storage.engine import open_connection
@@ -62,7 +63,7 @@ def samples(
                 refuse(f"--gpu: no accelerator is called {gpu}" if gpu else f"--node: nothing was on {node} then")
             found = (
                 (stay.uuid, part)
-                for stay in stays
+                for stay in over("reading samples", stays)
                 for _, part in archive.readings(connection, [stay.accelerator_id], stay.period)
             )
             if shape is Shape.parquet and output is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
+from gpuledger_collector.cli.progress import busy
 
 if TYPE_CHECKING:
     import psycopg
@@ -65,7 +66,8 @@ def usage(
     from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 
     try:
-        parsed = read_usage(file, UsageOptions(tuple(mapping or ()), pool, _empty_start(empty_start)))
+        with busy(f"reading {file.name}"):
+            parsed = read_usage(file, UsageOptions(tuple(mapping or ()), pool, _empty_start(empty_start)))
     except BadExpression as error:
         refuse(str(error))
     _refuse_bad(file, parsed, skip_bad)
@@ -91,7 +93,8 @@ def sacct(
     """
     from gpuledger_collector.ingest.files.sacct import read_sacct
 
-    parsed = read_sacct(file, pool)
+    with busy(f"reading {file.name}"):
+        parsed = read_sacct(file, pool)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         _import_usage(opened, file, parsed, skip_bad, dry_run)
@@ -137,7 +140,8 @@ def prices(
     """
     from gpuledger_collector.ingest.files.prices import read_prices
 
-    parsed = read_prices(file)
+    with busy(f"reading {file.name}"):
+        parsed = read_prices(file)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import prices as book
@@ -156,7 +160,8 @@ def inventory(
     """
     from gpuledger_collector.ingest.files.inventory import read_inventory
 
-    parsed = read_inventory(file)
+    with busy(f"reading {file.name}"):
+        parsed = read_inventory(file)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import inventory as stays
@@ -183,7 +188,8 @@ def samples(
     from gpuledger_collector.ingest.files.samples import read_samples
 
     start_ms = None if start is None else _instant("--start", start)
-    parsed = read_samples(file, start_ms)
+    with busy(f"reading {file.name}"):
+        parsed = read_samples(file, start_ms)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import imports
@@ -210,7 +216,8 @@ def bill(
     from gpuledger_collector.ingest.files.usage import in_order
 
     try:
-        found = read_bill(file, provider)
+        with busy(f"reading {file.name}"):
+            found = read_bill(file, provider)
     except NoArrow as error:
         refuse(str(error), LACKING)
     for problem in in_order(found.problems):
@@ -244,7 +251,8 @@ def queue(
     """
     from gpuledger_collector.ingest.files.queue import read_queue
 
-    parsed = read_queue(file, source, pool)
+    with busy(f"reading {file.name}"):
+        parsed = read_queue(file, source, pool)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import queues
@@ -282,7 +290,7 @@ def _carry_out(
 ) -> None:
     from gpuledger_collector.storage.ledgers import Ledger
 
-    with Ledger(opened.dsn).connect() as connection:
+    with Ledger(opened.dsn).connect() as connection, busy(f"writing {what}"):
         done = work(connection)
         if dry_run:
             connection.rollback()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -19,3 +22,19 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, whole: progress.update(task, completed=done, total=whole)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A bar without an end, for work that does not say how far it is."""
+    with bar(what):
+        yield
+
+
+def over(what: str, items: Sequence[Item]) -> Iterator[Item]:
+    """The items one after the other, with a bar that says how many of them are done."""
+    with bar(what) as told:
+        for done, item in enumerate(items):
+            told(done, len(items))
+            yield item
+        told(len(items), len(items))

@@ -164,6 +164,7 @@ def backtest(
     The first ten days are history, on which settings are chosen, and are not judged. With --pool: the pool's last 28
     days, in money by the price book, beside the setting that turns prediction on.
     """
+    from gpuledger_collector.cli.progress import busy
     from gpuledger_collector.cli.series_files import duration_ms, read_series
     from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, Question, backtest_scaling
 
@@ -183,7 +184,8 @@ def backtest(
     series = on_step(read_series(file, "demand", named=False).series[0], step_ms)
     try:
         question = Question(delay_ms or 600_000, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
-        done = backtest_scaling(series, question)
+        with busy("replaying each policy"):
+            done = backtest_scaling(series, question)
     except ValueError as error:
         refuse(f"{file}: {error}")
     emit(done, shape)

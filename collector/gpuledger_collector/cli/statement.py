@@ -95,6 +95,7 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
     from urllib.parse import quote
 
     from gpuledger_collector.api.statements import statement_of, whole_of
+    from gpuledger_collector.cli.progress import over
     from gpuledger_collector.export.statement import as_html, index
     from gpuledger_collector.storage import statements
 
@@ -102,7 +103,7 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
     rows: list[tuple[str, str]] = []
     taken = {"index.html"}
     whole = whole_of(connection, level, name, now_ms)
-    for owner in statements.owners(connection, level, period):
+    for owner in over("writing statements", list(statements.owners(connection, level, period))):
         file = _free_name(owner, taken)
         made = statement_of(connection, level, owner, name, now_ms, whole)
         (folder / file).write_text(as_html(made), encoding="utf-8")

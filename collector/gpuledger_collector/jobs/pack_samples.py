@@ -6,6 +6,7 @@ the other jobs: a day of a large fleet takes minutes, and holds nobody off but a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.archive_ports import Archive, PackedDay
@@ -50,12 +51,17 @@ def days_to_pack(archive: Archive, retention: Retention, now_ms: int) -> list[in
     return [day for day in archive.days("gpu_sample") if day + DAY_MS <= before]
 
 
-def pack_samples(archive: Archive, retention: Retention, now_ms: int) -> Outcome:
-    """Pack what is old, let go what is older than is to be kept."""
+def pack_samples(
+    archive: Archive, retention: Retention, now_ms: int, on_day: Callable[[int, int], None] | None = None
+) -> Outcome:
+    """Pack what is old, let go what is older than is to be kept. `on_day` hears how many are done, of how many."""
     packed: list[PackedDay] = []
     busy: list[int] = []
     dropped: list[int] = []
-    for day in days_to_pack(archive, retention, now_ms):
+    days = days_to_pack(archive, retention, now_ms)
+    for number, day in enumerate(days):
+        if on_day is not None:
+            on_day(number, len(days))
         done = archive.pack(day)
         if done is None:
             busy.append(day)

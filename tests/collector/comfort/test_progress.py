@@ -1,0 +1,78 @@
+"""Progress on long work: on a terminal and on standard error only, and never in the way of what is printed."""
+
+import io
+
+import pytest
+
+from fakes.fleet import DAY, HOUR, Held
+from gpuledger_collector.cli import progress
+
+ROWS = "workload_id,start,end,gpus,tag:team\n1,2025-10-01T00:00:00Z,2025-10-01T01:00:00Z,2,vision\n"
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal has it."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What bars said, each as its words and the steps that it was told of."""
+    said = []
+
+    class Spy:
+        def __init__(self, **_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            said[-1][1].append("gone")
+
+        def add_task(self, what, total):
+            said.append((what, []))
+            return len(said) - 1
+
+        def update(self, task, completed, total):
+            said[task][1].append((completed, total))
+
+    monkeypatch.setattr("rich.progress.Progress", Spy)
+    monkeypatch.setattr(progress, "sys", type("Sys", (), {"stderr": Terminal()}))
+    return said
+
+
+def test_in_a_pipe_nothing_is_written(capsys):
+    """Not a byte, on either stream; every item comes, in order."""
+    assert list(progress.over("counting", "abc")) == ["a", "b", "c"]
+    with progress.bar("a pipe") as step, progress.busy("another"):
+        step(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_over_tells_each_step(told):
+    """None of three is done before the first; all three are in the end."""
+    assert list(progress.over("counting", "abc")) == ["a", "b", "c"]
+    assert told == [("counting", [(0, 3), (1, 3), (2, 3), (3, 3), "gone"])]
+
+
+def test_long_work_shows_how_far_it_is(fleet, run, tmp_path, told):
+    """Import, statements and packing say what they do; what they print stays the same, and so do their files."""
+    (tmp_path / "usage.csv").write_text(ROWS)
+    code, out, err = run("import", "usage", tmp_path / "usage.csv")
+    assert (code, out.startswith("workloads: 1 added")) == (0, True), err
+    assert [what for what, _ in told] == ["reading usage.csv", "writing workloads"]
+    told.clear()
+    run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
+    fleet.capacity(1, 0, DAY)
+    fleet.workload(2, team="speech")
+    fleet.evidence([Held(1, 2, 0, HOUR, busy=HOUR)])
+    code, _, err = run("statement", "--all", "--period", "2025-10", "--dir", tmp_path / "pages")
+    assert code == 0, err
+    (steps,) = [steps for what, steps in told if what == "writing statements"]
+    assert steps == [(0, 2), (1, 2), (2, 2), "gone"]
+    told.clear()
+    assert run("db", "pack")[0] == 0
+    assert [what for what, _ in told] == ["packing"]
