@@ -37,6 +37,9 @@ def test_what_may_be_read_is_declared():
     """Every readable table is one of the schema; evidence and mail are not readable."""
     assert set(readers.READABLE) <= set(metadata.tables)
     assert not set(readers.READABLE) & {"gpu_sample", "stretch", "outbox"}
+    for table, columns in readers.READABLE_COLUMNS.items():
+        assert set(columns) <= set(metadata.tables[table].columns.keys())
+        assert not set(columns) & {"recipient", "subject", "text", "html", "error", "owner", "reason", "evidence"}
 
 
 def test_the_role_logs_in_and_reads(dsn, admin, tmp_path):
@@ -51,6 +54,9 @@ def test_the_role_logs_in_and_reads(dsn, admin, tmp_path):
         for table in ("gpu_sample", "stretch", "outbox"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 reader.execute(f"SELECT * FROM {table}")
+        assert reader.execute("SELECT count(*) FROM outbox WHERE state = 'dead'").fetchone() == (0,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            reader.execute("SELECT text FROM outbox")
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             reader.execute("DELETE FROM charge")
 

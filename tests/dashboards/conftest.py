@@ -16,6 +16,13 @@ from gpuledger_agent.settings import Settings
 from gpuledger_agent.simulate import simulate
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.demo import PRICES
+from gpuledger_collector.jobs.advise_scaling import advise_scaling
+from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
+from gpuledger_collector.jobs.roll_series import roll_series
+from gpuledger_collector.storage.backtests import ForecastStore
+from gpuledger_collector.storage.engine import connect
+from gpuledger_collector.storage.scaling import ScalingStore
+from gpuledger_collector.storage.series import SeriesStore
 
 __all__ = ["postgres"]
 
@@ -57,6 +64,7 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
         command(dsn, "chargeback", "--from", SINCE.date(), "--to", until)
         add_what_the_simulation_lacks(dsn)
         add_a_correction_a_budget_and_findings(dsn)
+        add_what_looks_ahead(dsn, tmp_path_factory.mktemp("queue") / "queue.csv")
         yield dsn
     drop_reader(postgres)
 
@@ -92,6 +100,20 @@ def add_a_correction_a_budget_and_findings(dsn):
             "(VALUES ('idle', 'abandoned'), ('anomaly', 'usage')) f (kind, state)",
             (now_ms - 7_200_000, now_ms - 7_100_000, now_ms),
         )
+
+
+def add_what_looks_ahead(dsn, queue):
+    """Readings of a queue, forecasts that are kept and scored, and decisions with outcomes: by the jobs themselves."""
+    now_ms, hour = int(UNTIL.timestamp() * 1000), 3_600_000
+    rows = [f"{(now_ms - hours * hour) // 1000},w{hours},{hours},train,slurm" for hours in (2, 3, 4)]
+    queue.write_text("\n".join(["at,workload_id,gpus,pool,source", *rows]) + "\n")
+    command(dsn, "import", "queue", queue)
+    engine = connect(dsn)
+    roll_series(SeriesStore(dsn), 0, now_ms)
+    keep_forecasts(ForecastStore(lambda: engine), now_ms)
+    for hours in (6, 5, 4, 0):
+        advise_scaling(ScalingStore(lambda: engine), now_ms - hours * hour)
+    engine.dispose()
 
 
 def add_imported_usage(dsn):

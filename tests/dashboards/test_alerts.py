@@ -11,6 +11,7 @@ import yaml
 from fakes.runbooks import assert_runbook
 from gpuledger_agent.catalogue import BY_NAME
 from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.api.scaling_gauge import ScalingGauge
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "alerts" / "prometheus.yml"
@@ -48,6 +49,8 @@ HEALTHY = {
     f'gpuledger_ingest_answer_seconds_bucket{{le="5.0", {COLLECTOR}}}': "0+9x400",
     f'gpuledger_ingest_answer_seconds_bucket{{le="+Inf", {COLLECTOR}}}': "0+9x400",
     f"gpuledger_ingest_contested_accelerators_total{{{COLLECTOR}}}": "0x400",
+    f'gpuledger_scaling_desired_gpus{{pool="train", {COLLECTOR}}}': "8x100 12x300",
+    f'gpuledger_scaling_desired_gpus{{pool="gone", {COLLECTOR}}}': "8x60 stale",
 }
 """A fleet of one node, a sample a minute; the last look is at minute 240."""
 LOOK = "200m"
@@ -80,6 +83,7 @@ FAULTS = {
         f'gpuledger_ingest_batches_total{{status="unavailable", {COLLECTOR}}}': "0x185 0+1x215"
     },
     "GpuLedgerIngestSlow": {f'gpuledger_ingest_answer_seconds_bucket{{le="0.05", {COLLECTOR}}}': "0x400"},
+    "GpuLedgerScalingAdviceGone": {f'gpuledger_scaling_desired_gpus{{pool="train", {COLLECTOR}}}': "8x180 stale"},
     "GpuLedgerContestedGpu": {f"gpuledger_ingest_contested_accelerators_total{{{COLLECTOR}}}": "0x195 2x205"},
 }  # fmt: skip
 """What goes wrong for each alert, in promtool's notation for series."""
@@ -144,7 +148,9 @@ def test_an_alert_tells_what_to_do(name):
 def test_alerts_use_metrics_that_exist():
     """Names come from the catalogue, the agent's exposition and the collector's registry."""
     exposition = (ROOT / "agent" / "gpuledger_agent" / "exposition.py").read_text()
-    own = {family.name for family in Metrics().registry.collect()}
+    metrics = Metrics()
+    metrics.registry.register(ScalingGauge(dict))
+    own = {family.name for family in metrics.registry.collect()}
     for name, rule in ALERTS.items():
         for metric in set(re.findall(r"\b(?:gpu_|gpuledger_)[a-z0-9_]+", rule["expr"])):
             base = re.sub(r"_(total|bucket)$", "", metric)

@@ -15,6 +15,11 @@ from fakes.runbooks import assert_runbook
 ROOT = Path(__file__).parents[2]
 PROVISIONED = yaml.safe_load(build.ALERTING.read_text())
 SOURCES = yaml.safe_load((ROOT / "dashboards/provisioning/datasources/gpuledger.yaml").read_text())["datasources"]
+OUTBOX = (
+    "INSERT INTO outbox (key, kind, recipient, attempts, made_ms, state, not_before_ms) "
+    "SELECT *, extract(epoch FROM now()) * 1000 + 60000 FROM (VALUES"
+)
+"""What was tried and is to be tried again in a minute; the rest of its row follows."""
 FAULTS = {
     "GpuLedgerProofBroken": "UPDATE day_proof SET holds = false WHERE day_ms = (SELECT min(day_ms) FROM day_proof)",
     "GpuLedgerNodeSilent": "UPDATE node SET last_seen_at = now() - interval '1 hour' WHERE name = 'h100-01'",
@@ -25,14 +30,29 @@ FAULTS = {
     "VALUES ('n', gen_random_uuid(), 1, '\\x00', now())",
     "GpuLedgerBudget": "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, "
     "evaluated_ms) SELECT id, 0, 'actual', 80, 'firing', 3, 0 FROM budget LIMIT 1",
+    "GpuLedgerQueueSilent": "DELETE FROM queue_reading WHERE received_at > now() - interval '10 minutes' "
+    "AND at_ms > extract(epoch FROM now()) * 1000 - 6000000",
+    "GpuLedgerScalingStands": "UPDATE scaling_decision SET made_ms = made_ms - 21600000",
+    "GpuLedgerForecastsOff": "UPDATE backtest SET known = 48, inside = 20",
+    "GpuLedgerMessagesStuck": f"{OUTBOX} ('a', 'letter', 'ann@example.org', 1, extract(epoch FROM now()) * 1000 - "
+    "4000000, 'waiting')) one",
+    "GpuLedgerWebhookFailing": f"{OUTBOX} ('b', 'scaling', 'webhook:capacity', 3, extract(epoch FROM now()) * 1000 - "
+    "700000, 'waiting')) one",
 }
 CLEAN = (
     "DELETE FROM ledger_day WHERE currency IS NULL",
     "DELETE FROM ingest_conflict",
     "DELETE FROM budget_alert",
     "UPDATE node SET last_seen_at = now()",
+    "INSERT INTO queue_reading SELECT source, extract(epoch FROM now()) * 1000 - 60000, 0, 0, '[]', now() "
+    "FROM (SELECT DISTINCT source FROM queue_reading) sources",
+    "UPDATE backtest SET inside = known * 0.8",
+    "INSERT INTO outbox (key, kind, recipient, made_ms, not_before_ms, state) VALUES "
+    "('young', 'letter', 'a', extract(epoch FROM now()) * 1000, 0, 'sent'), "
+    "('quiet', 'letter', 'a', 0, extract(epoch FROM now()) * 1000 + 3600000, 'waiting'), "
+    "('old', 'scaling', 'a', 0, 0, 'dead')",
 )
-"""The seed has faults on purpose, for the boards' sake; these end them."""
+"""The seed has faults on purpose, for the boards' sake; these end them, and add what looks like one and is none."""
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ would also open raw samples and mail. Raw evidence stays closed: a board that sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,18 @@ from gpuledger_collector.storage.errors import StorageError
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 READABLE = (
-    "accelerator", "billing_period", "billing_zone", "budget", "budget_alert", "capacity", "charge", "corrected_day",
-    "correction", "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute", "gpu_state",
-    "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day", "node", "owner",
-    "owner_5min", "price", "usage_hour", "workload",
+    "accelerator", "backtest", "billing_period", "billing_zone", "budget", "budget_alert", "capacity", "charge",
+    "corrected_day", "correction", "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute",
+    "gpu_state", "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day", "node",
+    "owner", "owner_5min", "price", "queue_reading", "scaling_decision", "scaling_outcome", "scaling_pool",
+    "usage_hour", "workload",
 )  # fmt: skip
 """Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
+READABLE_COLUMNS = {
+    "dispute": ("id", "state", "opened_ms", "resolved_ms"),
+    "outbox": ("id", "kind", "state", "attempts", "made_ms", "not_before_ms", "sent_ms"),
+}
+"""Columns of tables whose other ones are mail, names and evidence: what is enough to count them."""
 STATEMENT_TIMEOUT = "30s"
 """Longest query of a reader: a board that asks for more than that is not waited for by a person."""
 
@@ -71,6 +77,10 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
     if owner is None:
         tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
         steps.append(Step(sql.SQL("GRANT SELECT ON {} TO {}").format(tables, name)))
+        for table in _present(connection, READABLE_COLUMNS):
+            columns = sql.SQL(", ").join(map(sql.Identifier, READABLE_COLUMNS[table]))
+            place_of = sql.Identifier(row[1], table)
+            steps.append(Step(sql.SQL("GRANT SELECT ({}) ON {} TO {}").format(columns, place_of, name)))
     else:
         steps += [Step(statement) for statement in row_security.statements(row[1], role, owner)]
     for setting, value in (("statement_timeout", STATEMENT_TIMEOUT), ("default_transaction_read_only", "on")):
@@ -103,11 +113,11 @@ def _with_password(statement: sql.Composed) -> Step:
     return Step(statement, secret=True)
 
 
-def _present(connection: Connection) -> Sequence[str]:
+def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequence[str]:
     rows = connection.execute(
         "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') "
         "AND relname = ANY(%s) ORDER BY 1",
-        (list(READABLE),),
+        (list(wanted),),
     )
     return [row[0] for row in rows]
 
