@@ -1,7 +1,5 @@
 """GET /pools/{pool}: the commands' numbers of a pool on one page; for the whole fleet's readers; good to look at."""
 
-import csv
-import io
 import json
 from urllib.parse import quote
 
@@ -65,8 +63,8 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, pi
     assert [float(row[2]) for row in decisions[1:]] == [one["desired_gpus"] for one in told]
     assert sum("not yet" in row[3] for row in decisions[1:]) == sum(one["wait_gpu_s"] is None for one in told)
     assert any(one["wait_gpu_s"] is not None for one in told)
-    (past,) = csv.DictReader(io.StringIO(run("forecast", "history", "--pool", pool, "--format", "csv")[1]))
-    assert f"inside their band {float(past['inside']):.0%}" in page.text
+    (past,) = json.loads(run("forecast", "history", "--pool", pool, "--format", "json")[1])
+    assert f"inside their band {past['inside']:.0%}" in page.text
     assert "Prediction on advice only" in page.text
     assert 'name = "train"\npredict = false' in text.replace("&#34;", '"')
     for width, dark in ((1280, False), (390, False), (390, True)):
