@@ -1,6 +1,7 @@
 """Makes the pictures of README and docs from a real run: what the demo's ledger prints, and the page that it serves.
 
     ./dev demo --once && python -m docs.pictures demo-output
+    python -m docs.pictures demo-output http://127.0.0.1:8440    # while `./dev demo` runs: its nodes report
 
 The terminal's text is the commands' own output (demo.svg), and the page is what a browser shows of the collector's `/`
 over the same database (overview.png, where a Chromium is installed). Nothing in them is typed by hand.
@@ -18,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import date, timedelta
 from pathlib import Path
 from typing import IO
@@ -30,7 +31,7 @@ PICTURES = Path(__file__).resolve().parent / "pictures"
 PICTURE = PICTURES / "demo.svg"
 OVERVIEW = PICTURES / "overview.png"
 WIDTH = 92
-PAGE = (1280, 1500)
+PAGE = (1280, 1900)
 """Pixels of the overview's picture: a desk's width, and as far down as a reader looks at first."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -98,12 +99,15 @@ def photograph(browser: str, address: str, target: Path) -> None:
                         f"--screenshot={target}", address], check=True, capture_output=True, timeout=90)  # fmt: skip
 
 
-def overview(folder: Path, target: Path = OVERVIEW) -> bool:
-    """The overview page of the demo's ledger as a picture; False where there is no browser to look with."""
+def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:
+    """The overview page of the demo's ledger as a picture; False where there is no browser to look with.
+
+    `running`: the address of a collector that serves it already; else one is started and stopped again.
+    """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         return False
-    with served(folder) as address:
+    with nullcontext(running.rstrip("/")) if running else served(folder) as address:
         for _ in range(2):  # the first look begins the forecast, the second has it
             with urllib.request.urlopen(f"{address}/", timeout=PATIENCE_S) as page:  # noqa: S310 - our own address
                 page.read()
@@ -127,7 +131,7 @@ def main(arguments: list[str]) -> int:
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     PICTURES.mkdir(exist_ok=True)
     PICTURE.write_text(svg)
-    if not overview(folder):
+    if not overview(folder, *arguments[1:2]):
         sys.stderr.write(f"no {' or '.join(BROWSERS)} is here: {OVERVIEW.name} stays as it was\n")
     return 0
 
