@@ -204,7 +204,7 @@ def _record(made: Record) -> dict[str, Any]:
         "forecasts": made.forecasts,
         "replayed": made.replayed,
         "inside": None if made.inside is None else f"{made.inside:.0%}",
-        "better": None if made.skill is None else f"{made.skill:+.0%}",
+        "better": None if made.skill is None else f"{abs(made.skill):.0%} {'less' if made.skill >= 0 else 'more'}",
     }
 
 

@@ -103,13 +103,13 @@ def frontier(
     inside = [at(cost, wait) for cost, wait in front if low <= cost <= high]
     if len(inside) > 1:
         body.append(Markup('<polyline class="ahead" points="{}"/>').format(path(inside)))
-    taken: list[float] = []
+    taken: list[tuple[float, float]] = []
     for name, cost, wait in sorted(points, key=lambda one: at(one[1], one[2])[1]):
         x, y = at(cost, wait)
         line = y + 4
-        while any(abs(line - other) < 13 for other in taken):
+        while any(abs(line - other) < 13 and abs(x - place) < 170 for place, other in taken):
             line += 1 if y < height / 2 else -1
-        taken.append(line)
+        taken.append((x, line))
         css = "dot ours" if name == "gpuledger" else "dot"
         body.append(Markup('<circle class="{}" cx="{}" cy="{}" r="4"/>').format(css, number(x), number(y)))
         body.append(label(x + 8, line, name) if x < width * 0.72 else label(x - 8, line, name, "end"))

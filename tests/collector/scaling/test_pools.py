@@ -223,12 +223,12 @@ def test_stale_demand_is_never_decided_on(ledger, store, hour_ms, database, pool
 
 def test_the_month_of_a_pool_is_shown_in_money_beside_the_setting(ledger, pool, run):
     """Capacity times the rate, policy by policy; the advice shows it too, and a file goes on as before."""
-    ledger()
+    ledger(days=14)
     pool(predict="false", lead_time_s=3600)
     code, out, _ = run("scale", "backtest", "--pool", "train", "--format", "json")
     told = json.loads(out)
     by_name = {row["policy"]: row for row in told["policies"]}
-    assert (code, told["judged_days"], told["predict"], told["lead_s"]) == (0, 28, False, 3600)
+    assert (code, told["judged_days"], told["predict"], told["lead_s"]) == (0, 4, False, 3600)
     assert {"static-peak", "hpa-default", "reactive-tuned", "gpuledger", "oracle"} <= set(by_name)
     for row in by_name.values():
         assert row["cost"] == pytest.approx(2 * row["capacity"], abs=0.01)
