@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.reattribution import Key, spans_of
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.storage import audit, reattributions, reports
+from gpuledger_collector.storage import audit, reattributions, reports, zones
 from gpuledger_collector.storage.dispute_evidence import gather, line_id
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -88,7 +88,7 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     if contest.line is not None:
         charge = lines[0].charge
         accelerator_id, workload_id = charge.accelerator_id, charge.workload_id
-        contest = replace(contest, line=line_id(lines[0]), period=_day(charge.day_ms, contest.period))
+        contest = replace(contest, line=line_id(lines[0]), period=_day(connection, charge.day_ms, contest.period))
     text = disputes.canonical({
         "owner": dict(contest.owner), "reason": reason, "opened_ms": now_ms, "opened_by": who,
         **gather(connection, lines, contest.period),
@@ -108,9 +108,10 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
     return made
 
 
-def _day(day_ms: int, within: Period) -> Period:
-    """The part of a period that lies on the day of a line: up to where the next day can begin at the earliest."""
-    return Period(max(day_ms, within.start_ms), min(day_ms + 86_400_000, within.end_ms))
+def _day(connection: Connection, day_ms: int, within: Period) -> Period:
+    """The part of a period that lies on the day of a line, which has 23 to 25 hours."""
+    day = zones.calendar(connection).day_of(day_ms)
+    return Period(max(day_ms, within.start_ms), min(day.end_ms, within.end_ms))
 
 
 def left_of(lines: Iterable[ExportedCharge]) -> dict[object, int]:
