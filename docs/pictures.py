@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     PICTURES.mkdir(exist_ok=True)
     PICTURE.write_text(svg)
-    if not overview(folder, *arguments[1:2]):
+    if not overview(folder, arguments[1] if len(arguments) > 1 else ""):
         sys.stderr.write(f"no {' or '.join(BROWSERS)} is here: {OVERVIEW.name} stays as it was\n")
     return 0
 
