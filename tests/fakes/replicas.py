@@ -15,8 +15,8 @@ from fakes.processes import BIN, CollectorProcess
 QUICK = {
     f"GPULEDGER_{name}_SECONDS": "1"
     for name in ("FOLD", "RATE", "BUDGET", "SEND", "LETTER", "SCALING", "IDLE", "LEAVE")
-}
-"""Jobs every second, and a second to leave."""
+} | {"GPULEDGER_PACK_AFTER_DAYS": "3650"}
+"""Jobs every second, a second to leave, and samples that stay where tests count them."""
 
 
 class Replica(CollectorProcess):
@@ -86,7 +86,7 @@ def replicas(folder: Path, dsn: str, count: int = 2, **settings: str) -> Iterato
                 one.kill()
 
 
-def until(what, seconds: float = 10) -> float:
+def until(what, seconds: float = 30) -> float:
     """Waits until `what()` holds; the seconds that it took."""
     begun = time.monotonic()
     while not what():
