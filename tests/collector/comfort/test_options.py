@@ -12,7 +12,8 @@ import typer
 from gpuledger_collector.cli import build
 
 CHANGES = {
-    "apply", "budgets ack", "budgets replay", "close", "db distribute", "db grant-reader", "db pack", "db upgrade", "disputes answer",
+    "apply", "budgets ack", "budgets replay", "close", "db distribute", "db grant-reader", "db pack", "db upgrade",
+    "disputes answer",
     "disputes open", "disputes resolve", "import bill", "import inventory", "import prices", "import queue",
     "import sacct", "import samples", "import usage", "letters ack", "letters write", "outbox send", "prices set",
     "privacy erase", "recommend accept", "recommend reject", "runs report", "token create", "token revoke",
