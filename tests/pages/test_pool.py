@@ -82,13 +82,14 @@ def test_a_pool_of_few_days_says_so(run, written, reads):
         assert words in page.text, words
 
 
-def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written):
+def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monkeypatch):
     """A viewer of one team does not; an unknown pool is a page with 404; a hostile name is text, and its link works."""
     with pytest.raises(Denied):
         pool_page.pool_of(reads, None, pool, Principal("viewer", "vision", owner={"team": "vision"}))
     start = format_instant(NOW_MS - HOUR_MS)
     evil = 'workload_id,start,end,gpus,pool\nevil,{},,1,"{}"\n'.format(start, HOSTILE.replace('"', '""'))
     assert run("import", "usage", written("evil.csv", evil))[0] == 0
+    monkeypatch.setattr(pool_page, "look_of", lambda *_: None)  # no thread is to outlive the test
     with running(dsn) as collector:
         status, headers, answer = collector.request("GET", "/pools/nowhere")
         assert (status, Page(answer).faults) == (404, [])

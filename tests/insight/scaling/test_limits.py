@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.insight.backtest import Question, backtest_scaling
+from gpuledger_collector.insight.month import month
 from gpuledger_collector.insight.scaling import Limits, advise
 from gpuledger_collector.insight.scaling.advice import Told
 from gpuledger_collector.insight.scaling.choice import Rules, best, tally
@@ -165,3 +166,16 @@ def test_a_forecast_that_was_lucky_once_is_not_switched_on():
     for capacity, chosen in ((lucky, 0), (steady, 1)):
         seen = tally(demand, capacity, known, steps, 1.0)
         assert best(seen, settings_, 0, 2.0, Rules(margin=1.0))[0] == chosen
+
+
+def test_a_month_is_the_last_28_days_in_money():
+    """Of fifty days ten are history and 28 are judged; cost is capacity at the rate; no front setting beats another."""
+    values = 20 + np.round(8 * np.sin(2 * np.pi * np.arange(50 * 24) / 24))
+    made = month(Series("pool", 0, 3_600_000, values), Terms("pool"), DOLLARS, with_front=True)
+    assert made.facts()["judged_days"] == 28
+    for row in made.rows():
+        assert row["cost"] == pytest.approx(2.5 * float(str(row["capacity"])), abs=0.01)
+    spent, waited = zip(*made.front, strict=True)
+    assert list(spent) == sorted(spent)
+    assert list(waited) == sorted(waited, reverse=True)
+    assert month(Series("pool", 0, 3_600_000, values[:100]), Terms("pool"), None).done is None
