@@ -332,8 +332,10 @@ def jobs(
             "roll_series",
             settings.series_seconds,
             lambda: counted(
-                roll_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms()), "days drawn"
+                roll_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms(), stopping),
+                "days drawn",
             ),
+            apart=True,
         ),
         Job("tidy", 86_400, tidy),
         Job(

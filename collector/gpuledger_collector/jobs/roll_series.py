@@ -7,7 +7,7 @@ is simply run again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS, day_of
@@ -26,12 +26,18 @@ class SeriesStore(Protocol):
         """Remove series of days before this one; how many days."""
 
 
-def roll_series(store: SeriesStore, keep_days: int, now_ms: int) -> int:
-    """Draw every day that needs it, and let go what is older than `keep_days` (0: nothing); how many were drawn."""
+def roll_series(store: SeriesStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Draw every day that needs it, and let go what is older than `keep_days` (0: nothing); how many were drawn.
+
+    `stopping` is asked before each day: True leaves the rest to the next run.
+    """
     since_ms = day_of(now_ms).start_ms - keep_days * DAY_MS if keep_days else 0
     if keep_days:
         store.forget(since_ms)
-    days = store.days_to_roll(since_ms)
-    for day_ms in days:
+    drawn = 0
+    for day_ms in store.days_to_roll(since_ms):
+        if stopping():
+            break
         store.roll(day_ms)
-    return len(days)
+        drawn += 1
+    return drawn

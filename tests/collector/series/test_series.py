@@ -7,8 +7,12 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.jobs import bring_up_to_date
+from gpuledger_collector.jobs.fold_usage import ALWAYS
+from gpuledger_collector.jobs.roll_series import roll_series
 from gpuledger_collector.storage import series
 from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.series import SeriesStore
 
 MINUTE = 60_000
 TIME = """SELECT u.state, u.hour_ms - u.hour_ms %% 3600000 AS hour, sum(u.held_ms * a.gpu_micro),
@@ -108,6 +112,16 @@ def test_what_is_too_old_is_let_go_and_not_drawn_again(dsn, fleet, ledger, run):
     with open_connection(dsn) as connection:
         seen = series.known(connection, Period(OCTOBER, OCTOBER + 2 * DAY), HOUR)
     assert seen.tolist() == [False] * 24 + [True] * 24
+
+
+def test_a_collector_that_stops_leaves_the_rest_to_the_next_run(dsn, fleet, ledger, run):
+    """One day is drawn, then it is to stop; the next run draws the others, and the laws hold."""
+    filled(fleet, run, random.Random(11))
+    bring_up_to_date(ledger, ALWAYS, NOW_MS)
+    asked = iter([False, True])
+    assert roll_series(SeriesStore(dsn), 0, NOW_MS, lambda: next(asked)) == 1
+    assert rolled(dsn, ledger) > 1
+    assert_laws(fleet)
 
 
 def test_series_are_read_by_what_is_asked(dsn, fleet, ledger, run):
