@@ -247,4 +247,4 @@ def test_pages_name_commands_that_exist():
             if rest and hasattr(group, "commands"):
                 assert rest[0] in group.commands, (page.name, line)
         for name in re.findall(r"gpuledger-agent ([a-z]+)", page.read_text()):
-            assert name in ("run", "once", "check", "record", "queue", "release", "resume", "simulate"), (page.name, name)
+            assert name in {"run", "once", "check", "record", "queue", "release", "resume", "simulate"}, page.name

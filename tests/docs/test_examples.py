@@ -97,7 +97,8 @@ def taken():
             try:
                 agent_cli.parser().parse_args(arguments)
             except SystemExit as ended:
-                return f"exit {ended.code}" if ended.code else None
+                # a bare name of a command may stand in a text; what it needs is said elsewhere
+                return f"exit {ended.code}" if ended.code and arguments[1:] else None
             return None
         command, path = root, "gpuledger"
         while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):

@@ -98,20 +98,11 @@ class Declared:
 def read_declared(path: Path) -> Declared:
     """Rules, prices and budgets of the file, or every problem in it. Raises OSError when it cannot be opened."""
     declared = Declared()
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text, parse_float=str)
-    except tomllib.TOMLDecodeError as error:
-        place = _LINE.search(str(error))
-        source = f"{path}:{place[1]}:{place[2]}" if place else str(path)
-        declared.problems.append(Problem("bad_toml", source, f"is not TOML: {error}"))
+    parsed = _parsed(path, path.read_bytes())
+    if isinstance(parsed, Problem):
+        declared.problems.append(parsed)
         return declared
-    except UnicodeDecodeError:
-        declared.problems.append(Problem("bad_encoding", str(path), "is not UTF-8 text"))
-        return declared
-    except (ValueError, RecursionError):
-        declared.problems.append(Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long"))
-        return declared
+    text, content = parsed
     for name in content:
         if name not in TABLES:
             declared.problems.append(_unknown(str(path), name, TABLES))
@@ -132,6 +123,21 @@ def read_declared(path: Path) -> Declared:
     _read_money(path, text, content, declared)
     _read_shared(path, text, content, declared)
     return declared
+
+
+def _parsed(path: Path, raw: bytes) -> tuple[str, dict[str, Any]] | Problem:
+    """Text and content of a file, or why it is no TOML."""
+    try:
+        text = raw.decode("utf-8")
+        return text, tomllib.loads(text, parse_float=str)
+    except tomllib.TOMLDecodeError as error:
+        place = _LINE.search(str(error))
+        source = f"{path}:{place[1]}:{place[2]}" if place else str(path)
+        return Problem("bad_toml", source, f"is not TOML: {error}")
+    except UnicodeDecodeError:
+        return Problem("bad_encoding", str(path), "is not UTF-8 text")
+    except (ValueError, RecursionError):
+        return Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long")
 
 
 def _read_shared(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
