@@ -54,7 +54,7 @@ def fresh_database(postgres: str) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     admin, template = make_conninfo(postgres, dbname="postgres"), conninfo_to_dict(postgres)["dbname"]
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{template}"')
+        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{template}" STRATEGY FILE_COPY')
     try:
         yield make_conninfo(postgres, dbname=name)
     finally:

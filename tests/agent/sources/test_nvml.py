@@ -343,7 +343,7 @@ def test_engines_are_told_one_by_one_when_asked_for(card):
     printed = card.python(
         "import json\n"
         "from gpuledger_agent.sources.nvml import NvmlSource\n"
-        "source = NvmlSource(); attach(source)\n"
+        "source = NvmlSource(); source.open()\n"
         "tiers = ('fast', 'gpm', 'gpm-opt', 'opt-in')\n"
         "source.read(tiers); (sample,) = source.read(tiers)\n"
         "decoders = sample.series['gpu_nvdec_engine_utilization_ratio']\n"
@@ -363,7 +363,7 @@ def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
         "import os, time\n"
         "from gpuledger_agent.readings import SourceUnavailable\n"
         "from gpuledger_agent.sources.nvml import NvmlSource\n"
-        "source = NvmlSource(); print(len(attach(source).accelerators))\n"
+        "source = NvmlSource(); print(len(source.open().accelerators))\n"
         "def until_told(gpus):\n"
         f"    open({str(card.path)!r} + '.new', 'w').write(f'gpus {{gpus}}\\n')\n"
         f"    os.replace({str(card.path)!r} + '.new', {str(card.path)!r})\n"
@@ -373,7 +373,7 @@ def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
         "        time.sleep(0.02)\n"
         "for gpus in (3, 2):\n"
         "    print(until_told(gpus))\n"
-        "    print([s.health.status for s in (attach(source), source.read(('fast',)))[1]])\n"
+        "    print([s.health.status for s in (source.open(), source.read(('fast',)))[1]])\n"
     )
     assert printed.splitlines() == [
         "2", "the driver shows 3 GPUs where 2 were attached; they are attached anew", "['ok', 'ok', 'ok']",
