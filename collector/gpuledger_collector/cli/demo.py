@@ -320,7 +320,6 @@ def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None
     stage.run("gpuledger", "apply", "contacts.toml")
     tomorrow = now + timedelta(days=1)
     stage.run("gpuledger", "budgets", "replay", "--from", f"{start:%Y-%m-%d}", "--to", f"{tomorrow:%Y-%m-%d}")
-    stage.run("gpuledger", "letters", "write")
     stage.run("gpuledger", "outbox", "send")
     stage.run("gpuledger", "budgets", allow=(0, 1))
 
@@ -355,6 +354,8 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "idle", "--days", str(days), "--by", "state", allow=(0, 1))
     stage.run("gpuledger", "idle", "--now", "--top", "8", allow=(0, 1))
     stage.run("gpuledger", "anomalies", allow=(0, 1))
+    stage.run("gpuledger", "letters", "write")
+    stage.run("gpuledger", "outbox", "send")
     stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--state", "accepted,done")
     stage.run("gpuledger", "runs", *span, "--top", "5")
