@@ -162,14 +162,15 @@ Day 0 of unix time was a Thursday.
 FAILED_FROM, FAILED_UNTIL = 11 * DAY_MS + 3 * HOUR_MS, 11 * DAY_MS + 15 * HOUR_MS
 SILENT_FROM, SILENT_UNTIL = 18 * DAY_MS + 8 * HOUR_MS, 18 * DAY_MS + 14 * HOUR_MS
 STUCK_FROM, STUCK_UNTIL = 23 * DAY_MS + 6 * HOUR_MS, 25 * DAY_MS + 6 * HOUR_MS
-FAULTS = {
-    (FAILED_FROM, FAILED_UNTIL): f"GPU {FAILED_GPU[1]} of {FAILED_GPU[0]} falls off the bus: unavailable",
-    (SILENT_FROM, SILENT_UNTIL): f"the agent of {SILENT_NODE} is down: unobserved",
+FAULTS = (
+    (FAILED_FROM, FAILED_UNTIL, f"GPU {FAILED_GPU[1]} of {FAILED_GPU[0]} falls off the bus: unavailable"),
+    (SILENT_FROM, SILENT_UNTIL, f"the agent of {SILENT_NODE} is down: unobserved"),
     (
         STUCK_FROM,
         STUCK_UNTIL,
-    ): f"the utilisation of GPU {STUCK_GPU[1]} of {STUCK_GPU[0]} is stuck at 100 %, held or not",
-}
+        f"GPU {STUCK_GPU[1]} of {STUCK_GPU[0]} says 100 % while nobody holds it: a stuck counter",
+    ),
+)
 """Faults of every CYCLE_MS, by when they begin and end in it."""
 
 
@@ -227,7 +228,7 @@ class Fleet:
             for story in STORIES
             for begin in _recurring(story.cycle_ms, story.start_ms, start_ms, end_ms)
         ]
-        for (from_ms, until_ms), sentence in FAULTS.items():
+        for from_ms, until_ms, sentence in FAULTS:
             found += [(begin, begin + until_ms - from_ms, sentence)
                       for begin in _recurring(CYCLE_MS, from_ms, start_ms, end_ms)]  # fmt: skip
         if start_ms < self.given_back_ms < end_ms:
@@ -282,7 +283,7 @@ class Fleet:
         return (node, slot) == FAILED_GPU and FAILED_FROM <= inside < FAILED_UNTIL
 
     def stuck(self, node: str, slot: int, at_ms: int) -> bool:
-        """Whether this GPU's utilisation counter says full whatever goes on: a weekend in every four weeks."""
+        """Whether this GPU's utilisation counter says full while nobody holds it: a weekend in every four weeks."""
         inside = at_ms % CYCLE_MS
         return (node, slot) == STUCK_GPU and STUCK_FROM <= inside < STUCK_UNTIL
 

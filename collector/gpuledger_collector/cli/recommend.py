@@ -48,7 +48,9 @@ def recommend(
     state: Annotated[str, typer.Option("--state", help=f"Which: {', '.join(STATES)}, or all.")] = "open,accepted",
     team: Annotated[str | None, typer.Option("--team", help="Only this team's.")] = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Only so many; 0: all.")] = 0,
-    as_of: Annotated[str | None, typer.Option("--as-of", help="Look as it was at this instant. Default: now.")] = None,
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", help="Look as of this instant, not before the last look. Default: now.")
+    ] = None,
     shape: Annotated[Shape, typer.Option("--format", help="Form of the output.")] = Shape.table,
     dsn: Dsn = None,
     config: Config = None,
@@ -89,7 +91,7 @@ def look(
     dsn: str | None, config: Path | None, states: Sequence[str], now_ms: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Recommendations after everything that has come in was looked at, and the look itself."""
-    from gpuledger_collector.accounting.period import DAY_MS, Period
+    from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
     from gpuledger_collector.jobs import bring_up_to_date, find_idle
     from gpuledger_collector.jobs.recommend import WINDOW_DAYS, recommend
     from gpuledger_collector.storage.findings import FindingStore
@@ -99,6 +101,12 @@ def look(
 
     with database(dsn, config) as opened:
         ledger = Ledger(opened.dsn)
+        with ledger.connect() as connection:
+            before = last_run(connection)
+        if before is not None and now_ms < before["end_ms"]:
+            refuse(
+                f"--as-of: advice was made up to {format_instant(before['end_ms'])}; a look does not go back behind it"
+            )
         bring_up_to_date(ledger, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
         find_idle(FindingStore(opened.dsn), now_ms)
         recommend(RecommendationStore(opened.dsn), now_ms, tariff(settings(config, dsn)))

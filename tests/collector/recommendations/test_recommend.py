@@ -246,6 +246,25 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     assert (found["state"], found["realised_micro"]) == ("done", idle)
 
 
+def test_a_look_as_of_an_instant_does_not_undo_a_later_one(fleet, ledger, findings, store, run, monkeypatch):
+    """As of two hours ago there is the advice of then; what was made up to now is not replaced by it."""
+    furnish(fleet)
+    at(monkeypatch, NOW + 2 * HOUR)
+    code, out, _ = run("recommend", "--as-of", "2025-10-05T00:00:00Z", "--format", "json")
+    assert code == 1
+    assert {one["to"] for one in json.loads(out)["items"]} == {"2025-10-05T00:00:00Z"}
+    run("recommend")
+    before = told(fleet)
+    code, _, err = run("recommend", "--as-of", "2025-10-05T00:00:00Z")
+    assert code == 2
+    assert "advice was made up to 2025-10-05T02:00:00Z" in err
+    assert told(fleet) == before
+    for option in (("recommend", "--as-of"), ("recommend", "accept", "1", "--at")):
+        code, _, err = run(*option, "2025-10-06T00:00:00Z")
+        assert code == 2
+        assert "has not come yet" in err
+
+
 def test_rejected_advice_is_not_made_again(fleet, ledger, findings, store, run, monkeypatch):
     """Until it would have expired; a number that is none is refused."""
     furnish(fleet)
