@@ -1,13 +1,13 @@
 """Collectors that are alive, and in which phase each later migration ran.
 
-Revision ID: 0018
-Revises: 0017
+Revision ID: 0017
+Revises: 0016
 """
 
 from alembic import op
 
-revision = "0018"
-down_revision = "0017"
+revision = "0017"
+down_revision = "0016"
 branch_labels = None
 depends_on = None
 phase = "pre"
