@@ -66,6 +66,9 @@ def test_the_table_follows_from_them():
     }
     assert table() == {name: tuple(f"{of(n):,.{digits}f}" for n in FLEETS) for name, (of, digits) in wanted.items()}
     assert f"{FLEETS[2] * 1_440 * minute * 365 / 1e12:.1f} TB a year" in PAGE
+    by_agents = measured("**gpuledger: with Postgres**", 2)
+    assert f"{by_agents:,.0f} GPU-samples of {READINGS} readings" in PAGE
+    assert f"{FLEETS[2] / EVERY_S / by_agents:.2f} cores for {FLEETS[2]:,} GPUs" in PAGE
 
 
 def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
