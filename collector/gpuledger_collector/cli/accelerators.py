@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.cli.common import Config, Dsn, database
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.activity import Activity
@@ -88,15 +89,13 @@ def emit(chosen: list[Activity], shape: Shape) -> None:
     """Print the rows."""
     rows = [cells(entry) for entry in chosen]
     if shape is Shape.table:
-        from rich.console import Console
         from rich.table import Table
 
         shown = [column for column in COLUMNS if column not in {"uuid", "unknown_h"}]
         table = Table(*shown, box=None, header_style="bold", padding=(0, 2, 0, 0))
         for row in rows:
             table.add_row(*[cell for column, cell in zip(COLUMNS, row, strict=True) if column in shown])
-        width = None if sys.stdout.isatty() else 160
-        Console(width=width).print(table)
+        print_table(table, 160)
         return
     if shape is Shape.csv:
         import csv

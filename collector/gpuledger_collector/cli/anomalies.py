@@ -11,6 +11,7 @@ import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
@@ -129,7 +130,6 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
             json.dumps([{**row, "evidence": one["evidence"]} for row, one in zip(made, found, strict=True)], indent=2)
         )
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -138,7 +138,7 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
         table.add_column(title, justify="right" if name[:2] in {"mo", "by"} else "left", no_wrap=name != "sentence")
     for row in made:
         table.add_row(*(row[name][:16] + "Z" if name in {"from", "to"} else row[name] for name in SHOWN))
-    Console(width=None if sys.stdout.isatty() else 190, markup=False).print(table)
+    print_table(table, 190)
     print(f"{len(made)} episodes; amounts are the difference to the same hours a week (or days) before, exact")
 
 
@@ -166,7 +166,6 @@ def _csv(judged: list[Judgement], read: Read) -> None:
 def print_episodes(judged: list[Judgement], read: Read) -> None:
     """A row per episode: when, how long, how much above what was expected."""
     import numpy as np
-    from rich.console import Console
     from rich.table import Table
 
     from gpuledger_collector.insight.anomalies import episodes
@@ -179,5 +178,5 @@ def print_episodes(judged: list[Judgement], read: Read) -> None:
             top = np.nanmax(one.score[found.first : found.last + 1])
             table.add_row(one.series.name, *read.write_instants(at), f"{found.excess:,.2f}", f"{top:.1f}")
             count += 1
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    print_table(table, 140)
     print(f"{count} episodes in {len(judged)} series; 'above expected' is in the series' unit times its steps")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, owner_levels, refuse
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
@@ -161,13 +162,12 @@ def emit_history(found: Sequence[Record], shape: Shape) -> None:
 
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *map(harmless, rows)])
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*header, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*map(str, row))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table(table, 160)
     print("in band: part of the hours between the 0.1 and 0.9 quantiles (0.8 is right); skill: 1 - wql / that of the "
           "naive twin, 'it stays as it is'")  # fmt: skip
 
@@ -229,13 +229,12 @@ def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
 
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *map(harmless, rows)])
     else:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(*header, box=None, header_style="bold", padding=(0, 2, 0, 0))
         for row in rows:
             table.add_row(*map(str, row))
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        print_table(table, 160)
         if any(one.outlook is None for one in found):
             print("without a forecast: fewer than five whole days are rated")
 
@@ -336,7 +335,6 @@ def _entry(entry: Forecast, read: Read) -> dict[str, object]:
 
 def _table(made: Sequence[Forecast], read: Read) -> None:
     """A row for a few instants of each series: the first, a quarter, half, and the last."""
-    from rich.console import Console
     from rich.table import Table
 
     quantiles = [f"q{q:g}" for q in made[0].quantiles] if made else []
@@ -348,5 +346,5 @@ def _table(made: Sequence[Forecast], read: Read) -> None:
         for number, row in enumerate(sorted({0, last // 4, last // 2, last})):
             cells = [f"{value:.2f}" for value in (entry.mean[row], *entry.values[row])]
             table.add_row(entry.series if number == 0 else "", instants[row], *cells, skill if number == 0 else "")
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table(table, 160)
     print("skill: how much smaller our quantile loss was than that of 'it stays as it is', over each series' own past")

@@ -13,6 +13,7 @@ import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import print_table
 
 DAY_MS = 86_400_000
 SHOWN_ROWS = 20
@@ -95,7 +96,6 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
         rows.append([one.name, one.team, one.pool, one.model, str(one.verdict.held), str(one.verdict.peak),
                      str(one.verdict.needed), spare, f"{one.verdict.known:.2f}", day])  # fmt: skip
     if shape is Shape.table:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -104,7 +104,7 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
             table.add_column(column.replace("_", " "), justify="right" if right else "left")
         for row in rows:
             table.add_row(*row)
-        Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
+        print_table(table, 170)
         print(f"{len(rows)} services; needed: busy at once in 99 of 100 minutes of seven days, and one in reserve")
     else:
         from gpuledger_collector.export.cells import rows_as
@@ -185,7 +185,6 @@ def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], 
 
 
 def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     shown = ("node", "gpu", "state", "team", "workload", "user", "since", "hours", "confidence", "cost", "per_day")
@@ -195,7 +194,7 @@ def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(row[name] if name != "since" else row[name][:16] + "Z" for name in shown))
-    Console(width=None if sys.stdout.isatty() else 170).print(table)
+    print_table(table, 170)
     if len(rows) < len(found):
         print(f"... and {len(found) - len(rows)} more (--top 0 shows all)")
     print(summary(found))
@@ -222,7 +221,6 @@ def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
         made.append((sum(known), row))
     rows = [row for _, row in sorted(made, key=lambda entry: (-entry[0], entry[1][by.value]))]
     if shape is Shape.table:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -230,7 +228,7 @@ def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
             table.add_column(column.replace("_", " "), justify="left" if column in {by.value, "mostly"} else "right")
         for row in rows:
             table.add_row(*row.values())
-        Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
+        print_table(table, 170)
         print(summary(found))
     else:
         from gpuledger_collector.export.cells import rows_as

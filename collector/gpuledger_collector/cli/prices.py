@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.commitments import Commitment
@@ -110,13 +111,12 @@ def _chosen(one: PurchaseChoice) -> str:
 
 def _print_table(rows: list[list[str]]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 200, markup=False).print(table)
+    print_table(table, 200)
     print(f"{len(rows)} rates; an empty pool, model, region or node matches any")
 
 

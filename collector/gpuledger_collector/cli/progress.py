@@ -17,10 +17,11 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda _done, _whole: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(escape(what), total=None)
         yield lambda done, whole: progress.update(task, completed=done, total=whole)
 
 

@@ -21,6 +21,7 @@ from gpuledger_collector.cli.common import (
     settings,
     untouched,
 )
+from gpuledger_collector.cli.terminal import print_table
 from gpuledger_collector.cli.what_if import Shape
 
 MONTH_DAYS = 30
@@ -226,7 +227,6 @@ def emit(found: Sequence[Mapping[str, Any]], count: int, run: Mapping[str, Any] 
 def _table(
     rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], count: int, run: Mapping[str, Any] | None
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -237,7 +237,7 @@ def _table(
     for row in rows:
         table.add_row(row["id"], row["kind"], row["team"], row["advice"], span(row, "cash"), span(row, "capacity"),
                       span(row, "energy"), row["currency"], row["state"], row["realised"])  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
+    print_table(table, 170)
     if len(rows) < count:
         print(f"... and {count - len(rows)} more (--top 0 shows all)")
     for sentence in sentences(found, run):

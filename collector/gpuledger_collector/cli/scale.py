@@ -13,6 +13,7 @@ from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
 from gpuledger_collector.cli.scale_pools import emit as emit_month
 from gpuledger_collector.cli.scale_pools import pools as _pools
 from gpuledger_collector.cli.scale_pools import show
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest
@@ -234,7 +235,6 @@ def emit(done: Backtest, shape: Shape) -> None:
 
 
 def _table(done: Backtest) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("policy", "capacity", "x demand", "wait", "wait p95", "cold starts", "actions", "setting",
@@ -245,6 +245,6 @@ def _table(done: Backtest) -> None:
         cold = f"{outcome.cold_starts / outcome.starts:.0%}" if outcome.starts else ""
         table.add_row(verdict.policy, f"{outcome.capacity:.1f}", ratio, f"{outcome.wait:.2f}",
                       f"{outcome.wait_p95_s:.0f} s", cold, str(outcome.actions), verdict.setting)  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table(table, 160)
     print("capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU")
     print(f"gpuledger looked ahead on {done.predictive_days} of {done.judged_days} days, else ran plain headroom")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.cli.common import FINDINGS, database, refuse
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.month import Month
@@ -108,7 +109,6 @@ def emit(month: Month, shape: str) -> None:
 
 def show(month: Month) -> None:
     """As a table, and the setting beside it."""
-    from rich.console import Console
     from rich.table import Table
 
     limits = month.terms.limits
@@ -127,7 +127,7 @@ def show(month: Month) -> None:
     lead = f"{month.terms.lead_ms / 60_000:g} min from order to GPU"
     print(f"{month.terms.pool}: the last {month.done.judged_days} days, {lead}, capacity at most "
           f"{limits.cost_cap:g} x demand; GPU-hours")  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table(table, 160)
     print(f"gpuledger looked ahead on {month.done.predictive_days} of {month.done.judged_days} days, "
           "else it ran plain headroom")  # fmt: skip
     print(f"setting: {setting}, mode = {json.dumps(month.terms.mode)}")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TextIO
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _ACTING = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Colours, which are ours and harmless in a name; and control characters, with those that turn the reading order."""
@@ -37,3 +41,10 @@ class Shown:
 def shown(stream: TextIO) -> Any:
     """The stream, shielded where it is a terminal; files and pipes get every byte as it is."""
     return Shown(stream) if stream.isatty() else stream
+
+
+def print_table(table: Table, width: int) -> None:
+    """Print a table, `width` columns wide in a file or pipe. Cells stand as they are: a name in them is no markup."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False).print(table)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuledger_collector.cli.common import Config, Dsn, database, refuse
+from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
@@ -107,7 +108,6 @@ def emit(names: Sequence[str], now: Report, then: Report, shape: Shape) -> None:
         texts = [[neutral(cell) for cell in row[: len(names)]] + row[len(names) :] for row in rows]
         writer.writerows([header, *texts])
     else:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -115,7 +115,7 @@ def emit(names: Sequence[str], now: Report, then: Report, shape: Shape) -> None:
             table.add_column(name, justify="left" if name in {*names, "currency"} else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        Console(width=None if sys.stdout.isatty() else 170, markup=False).print(table)
+        print_table(table, 170)
         print("nothing was changed: the ledger is as it was")
 
 

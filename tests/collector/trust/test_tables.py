@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import typer
 from psycopg import sql
+from rich.errors import MarkupError
 from typer.testing import CliRunner
 
 from fakes import two_teams as made
@@ -27,6 +28,8 @@ NUMBER = re.compile(r"-?\d[\d.:,e+-]*( \w+)?")
 DAYS = ("--from", day(-4), "--to", day(-1))
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202eda\r"
+MARKUP = "[/x]:moon:"
+"""To rich, a tag that was never opened, and a picture."""
 
 
 def commands(group, path=()):
@@ -121,7 +124,7 @@ def test_no_cell_of_a_csv_begins_a_formula(printed, command):
 
 
 def test_no_name_moves_the_cursor(printed):
-    """Threat: control characters in names. Tables for a terminal hold none of them, whoever chose the name."""
+    """Threat: control characters and markup in names. A terminal is shown them as they are, whoever chose the name."""
     run, dsn = printed
     with psycopg.connect(dsn) as connection:
         for column in ("workload.name", "workload.user_name", "owner.team", "owner.user_name", "node.name",
@@ -132,15 +135,16 @@ def test_no_name_moves_the_cursor(printed):
             table, name = column.split(".")
             connection.execute(
                 sql.SQL("UPDATE {} SET {} = left({}, 20) || %s").format(*map(sql.Identifier, (table, name, name))),
-                (ESCAPES,),
+                (MARKUP + ESCAPES,),
             )
     shown = {}
     for command, forms in FORMS.items():
         result = run(command, "table" if "table" in forms else "text")
         shown[command] = result.output
-        assert not isinstance(result.exception, UnicodeError), command
+        assert not isinstance(result.exception, (UnicodeError, MarkupError)), command
     assert sum("\x1b" in text for text in shown.values()) >= 8
     assert not [command for command, text in shown.items() if CONTROL.search(plain(text))]
+    assert not [command for command, text in shown.items() if "\N{WAXING GIBBOUS MOON SYMBOL}" in text]
 
 
 def test_a_terminal_is_shown_no_control_characters():
