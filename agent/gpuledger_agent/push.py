@@ -2,8 +2,9 @@
 
 The reaction to every answer is a table (`reaction`), free of I/O: success acknowledges; a refusal of records
 acknowledges the rest; what can pass is retried for ever with full jitter; what can never pass is buried with its
-reason. Nothing is deleted from the spool before a collector says COMMIT. After an outage the newest and the oldest
-batches are sent in turn, so that dashboards recover at once while the backlog drains.
+reason. Only a collector's own answer ends a batch, in whichever way: a proxy that is set up wrongly for an hour says
+404 or 301 to batches that are sound. Nothing is deleted from the spool before a collector says COMMIT. After an outage
+the newest and the oldest batches are sent in turn, so that dashboards recover at once while the backlog drains.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Reaction:
     reason: str = ""
     wait_s: float | None = 0.0
     rejected: tuple[tuple[str, str], ...] = ()
+    final: bool = False
+    """Whether a collector itself says it, so that what can be done no other way is buried."""
 
 
 def reaction(reply: Reply, now_s: float) -> Reaction:
@@ -72,21 +75,42 @@ def reaction(reply: Reply, now_s: float) -> Reaction:
         return _answered(status, reply.body)
     if status in {401, 403}:
         return Reaction("probe", f"the collector refuses this node's token ({status})", AUTH_PROBE_S)
-    if status == 413:
-        return Reaction("split", "batch too large")
-    if status == 409:
-        return Reaction("bury", "the collector knows other bytes under this number")
     if status == 429 or status >= 500 or status in {408, 425}:
         return Reaction("retry", f"status {status}", retry_after(reply.headers.get("retry-after"), now_s))
-    return Reaction("undecodable", f"status {status}: {reply.body[:200].decode(errors='replace')}", None)
+    return _refused(status, reply.body)
+
+
+def _refused(status: int, body: bytes) -> Reaction:
+    """What no retry mends where a collector says it; said by anybody else it may pass. Halves help with a proxy too."""
+    answer = _collectors(body)
+    if answer is not None and answer.status != "refused":
+        answer = None
+    if status == 413:
+        return Reaction("split", "batch too large", None, final=answer is not None)
+    if answer is None:
+        return _not_a_collectors(status)
+    if status == 409:
+        return Reaction("bury", "the collector knows other bytes under this number")
+    return Reaction("undecodable", f"status {status}: {answer.detail[:200]}", None)
+
+
+def _collectors(body: bytes) -> wire.Answer | None:
+    """A collector's own answer, whole; None for a page of a portal or a proxy, an empty or a torn body."""
+    try:
+        return msgspec.json.decode(body, type=wire.Answer)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors; brackets beyond its depth are not
+        return None
+
+
+def _not_a_collectors(status: int) -> Reaction:
+    return Reaction("retry", f"status {status}, with an answer that is not a collector's", None)
 
 
 def _answered(status: int, body: bytes) -> Reaction:
     """Only a collector's own answer, whole, ends a batch: a portal or a proxy that says 200 has committed nothing."""
-    try:
-        answer = msgspec.json.decode(body, type=wire.Answer)
-    except msgspec.MsgspecError:
-        return Reaction("retry", f"status {status}, with an answer that is not a collector's", None)
+    answer = _collectors(body)
+    if answer is None:
+        return _not_a_collectors(status)
     if status == 200 and answer.status in {"committed", "duplicate"}:
         return Reaction("ack")
     if status == 422 and answer.status == "partial":
@@ -212,10 +236,9 @@ class Pusher:
             self._attempt, self.problem, self.last_ack_ms = 0, found.reason, self._wall_ms()
             return 0.0
         self.problem = found.reason
-        if found.step == "split":
-            self._split(batch)
+        if found.step == "split" and self._split(batch):
             return 0.0
-        if found.step == "bury":
+        if found.step == "bury" or (found.step == "split" and found.final):
             self._spool.bury(batch.seq, found.reason)
             return 0.0
         if found.step == "undecodable" and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES:
@@ -224,13 +247,13 @@ class Pusher:
         self._attempt += 1
         return backoff(self._attempt, self._chance()) if found.wait_s is None else found.wait_s
 
-    def _split(self, batch: Spooled) -> None:
-        """Two batches of half the records each; one record that is still too large is buried."""
+    def _split(self, batch: Spooled) -> bool:
+        """Two batches of half the records each; False for one record, which cannot be split."""
         halves = split_batch(unpack(batch.body))
         if halves is None:
-            self._spool.bury(batch.seq, "too large, and cannot be split")
-            return
+            return False
         self._spool.replace(batch.seq, [_numbered(half) for half in halves], self._wall_ms())
+        return True
 
     def last(self, deadline: float) -> None:
         """Before the agent ends: the newest first, until nothing waits, one is not taken, or the time is over."""

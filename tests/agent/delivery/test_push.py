@@ -19,6 +19,7 @@ from gpuledger_agent.spool import Spool
 NOW = 1_790_812_800_000
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")
 COMMITTED = Reply(200, {}, b'{"status":"committed"}')
+REFUSED = b'{"status":"refused","detail":"not msgpack"}'
 JOBS = tuple(Holder(Workload(str(number), "slurm")) for number in range(3))
 
 
@@ -51,7 +52,7 @@ def spool(tmp_path):
 )  # fmt: skip
 def test_every_answer_has_its_reaction(status, step):
     """What can pass is retried, what cannot is buried, what is too large is split."""
-    assert reaction(Reply(status), 0).step == step
+    assert reaction(Reply(status, {}, REFUSED), 0).step == step
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,32 @@ def test_every_answer_has_its_reaction(status, step):
     [(200, b'{"status":"committed"}', "ack"), (200, b'{"status":"duplicate"}', "ack"),
      (422, b'{"status":"partial","rejected":[]}', "ack"), (200, b"<html>Welcome</html>", "retry"), (200, b"", "retry"),
      (200, b'{"status":"com', "retry"), (422, b'{"detail":[]}', "retry"), (200, b'{"status":"refused"}', "retry"),
-     (204, b"", "undecodable")],
+     (200, b'{"status":"committed","detail":"\xff"}', "retry"), (204, b"", "retry"),
+     pytest.param(200, b'{"a":' * 100_000, "retry", id="200-brackets-retry"),
+     (409, b"", "retry"), (400, b"<html>Bad Request</html>", "retry"), (400, b'{"status":"committed"}', "retry")],
 )  # fmt: skip
 def test_only_a_collectors_whole_answer_ends_a_batch(status, body, step):
     """A captive portal's 200, an empty or a torn answer has committed nothing: the batch stays."""
     assert reaction(Reply(status, {}, body), 0).step == step
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 400, 404, 405, 409, 410, 413, 415, 421, 451])
+def test_a_proxy_that_is_set_up_wrongly_buries_nothing(spool, status):
+    """Its pages are not a collector's answers: hours of them cost nothing, and when it is mended all arrives."""
+    for _ in range(3):
+        spool.add(make(1), NOW)
+    page = Reply(status, {"location": "https://elsewhere"}, b"<html>no such page</html>")
+    replies = [page] * 40
+    pusher = Pusher(spool, lambda *_: replies.pop() if replies else COMMITTED, lambda: NOW, lambda: 1.0)
+    waits = [pusher.step() for _ in range(40)]
+    assert waits[-1] == 60
+    assert (status == 413 and pusher.problem == "batch too large") or str(status) in pusher.problem
+    assert (spool.counts().dead, spool.dead_letters()) == (0, [])
+    while pusher.step() is not None:
+        pass
+    counts = spool.counts()
+    assert (counts.pending, counts.dead, counts.conserved) == (0, 0, True)
+    assert counts.acked == (6 if status == 413 else 3)
 
 
 def test_waiting_follows_the_server_or_full_jitter():
@@ -152,7 +174,7 @@ def test_what_can_never_be_delivered_is_buried_and_others_pass(spool, status):
     for _ in range(2):
         spool.add(make(), NOW)
     bad = spool.next("oldest").seq
-    answers = {bad: Reply(status)}
+    answers = {bad: Reply(status, {}, REFUSED)}
     pusher = Pusher(spool, lambda body, _: answers.get(unpack(body).seq, COMMITTED), lambda: NOW, lambda: 0.0)
     for _ in range(8):
         pusher.step()
@@ -164,7 +186,7 @@ def test_what_can_never_be_delivered_is_buried_and_others_pass(spool, status):
 def test_an_undecodable_batch_has_three_chances(spool):
     """Twice it is kept, the third refusal buries it."""
     spool.add(make(), NOW)
-    pusher = Pusher(spool, lambda *_: Reply(400), lambda: NOW, lambda: 0.0)
+    pusher = Pusher(spool, lambda *_: Reply(400, {}, REFUSED), lambda: NOW, lambda: 0.0)
     states = []
     for _ in range(3):
         pusher.step()
@@ -203,11 +225,15 @@ def test_a_batch_that_is_too_large_is_split_without_loss(spool, spans):
     assert (counts.produced, counts.acked, counts.dropped, counts.conserved) == (3, 2, 1, True)
 
 
-def test_one_record_that_is_too_large_is_buried():
-    """What cannot be halved is not split for ever."""
+def test_one_record_that_is_too_large_is_buried(spool):
+    """What cannot be halved is not split for ever: where the collector says so, it is a dead letter."""
     batch = unpack(make(1)("e", 1))
-    single = wire.Batch(1, "n1", "e", 1, batch.heartbeat, batch.accelerators, batch.workloads, batch.stretches)
+    single = wire.Batch(1, "n1", "e", 1, batch.heartbeat, batch.accelerators, batch.workloads, batch.stretches[:1])
     assert split_batch(single) is None
+    spool.add(lambda epoch, seq: pack(single), NOW)
+    pusher = Pusher(spool, lambda *_: Reply(413, {}, REFUSED), lambda: NOW)
+    assert pusher.step() == 0.0
+    assert spool.dead_letters() == [(1, "batch", "batch too large")]
 
 
 def test_the_loop_stops_when_told(spool):
