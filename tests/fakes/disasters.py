@@ -118,21 +118,23 @@ class FaultyFleet:
             self._start_again(f"collector killed: {point}")
         self.proxy.say("release")
 
-    def kill_in_transaction(self) -> None:
-        """SIGKILL while a transaction waits before the table that it writes next."""
+    def kill_in_transaction(self, seconds: float = 60) -> bool:
+        """SIGKILL while a transaction waits before the table that it writes next; whether one came in time."""
         table = self.chance.choice(list(TABLES))
         with psycopg.connect(self.collector.dsn()) as connection:
             connection.execute(f"LOCK TABLE {table} IN SHARE MODE")
-            deadline = time.monotonic() + 10
-            while not self._waits(connection) and time.monotonic() < deadline:
+            deadline, caught = time.monotonic() + seconds, False
+            while not caught and time.monotonic() < deadline:
                 time.sleep(0.01)
-            if self._waits(connection):
+                caught = self._waits(connection)
+            if caught:
                 self.faults[IN_TRANSACTION + TABLES[table]] += 1
                 self.collector.kill()
             connection.rollback()
-        if self.collector.process is not None and self.collector.process.poll() is not None:
+        if caught:
             self.collector.start()
             self.collector.wait_ready()
+        return caught
 
     def _waits(self, connection: psycopg.Connection) -> bool:
         row = connection.execute(

@@ -14,7 +14,7 @@ def test_hundreds_of_faults_lose_and_double_nothing():
     """Network faults of every kind that is quick, kills inside of a transaction and of a request, troubled nodes."""
     with FaultyFleet(seed=7, nodes=5, rate=0.8) as fleet:
         fleet.trouble_nodes()
-        fleet.kill_in_transaction()
+        assert fleet.kill_in_transaction(), "no transaction came to the table that was locked"
         fleet.kill_at_point()
         begun = time.monotonic()
         while fleet.proxy.counts()[1].total() < 400 and time.monotonic() - begun < MOST_SECONDS:

@@ -385,7 +385,8 @@ def _storm(team: Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
 def _worth_telling(one: Finding, judged: Judgement, episode: Episode) -> bool:
     if judged.price[episode.first : episode.last + 1].any() and one.evidence["price_micro"] > 0:
         return True
-    return (one.cost_micro or 0) > 0 and episode.excess * MICRO > LEAST_OF_DAY * _usual_day(judged)
+    # Both: what is told is the cost against the same hours before, which may have been as high.
+    return min(one.cost_micro or 0, episode.excess * MICRO) > LEAST_OF_DAY * _usual_day(judged)
 
 
 def _usual_day(judged: Judgement) -> float:

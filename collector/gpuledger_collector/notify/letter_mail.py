@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.letters import (
     LINK_MS,
     Action,
@@ -225,14 +226,15 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
     currency = one.currency or ""
     change = money_text(one.cost_micro or 0, currency)
     more = (one.cost_micro or 0) >= 0
+    # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
+    said = f"{money_text(abs(one.cost_micro or 0), currency)} {'more' if more else 'less'}"
     who = named(one.subject, 80)
     since = instant(one.since_ms)
     why = {
         "price": "a rate changed", "usage": "it uses more", "both": "it uses more, and a rate changed",
         "storm": "one job is started again and again",
     }  # fmt: skip
-    cause = why.get(one.state, one.state) if more or one.state != "usage" else "it uses less"
-    verdict = f"{who} has spent {change} {'more' if more else ''} than {_before(evidence)} since {since}: {cause}."
+    verdict = f"{who} has spent {said} than {_before(evidence)} since {since}: {why.get(one.state, one.state)}."
     if evidence.get("nature"):
         verdict += f" It looks like {_nature_text(evidence)}."
     rows = [
@@ -240,7 +242,7 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
         *((name.capitalize(), money_text(int(evidence[f"{name}_micro"]), currency))
           for name in ("price", "volume", "mix") if evidence.get(f"{name}_micro")),
         ("A day more", money_text(one.per_day_micro or 0, currency)),
-        ("How sure", f"{round(one.confidence * 100)} % of its hours stand out"),
+        ("How sure", _how_sure(one)),
     ]  # fmt: skip
     blocks = [Block(f"Spending of {who}", "", rows, (), _anomaly_link(news, links))]
     drivers = [(named(str(row["workload"]), 60) + (f" ({row['model']})" if row.get("model") else ""),
@@ -254,8 +256,8 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
         ]
         blocks.append(Block("Rates that changed", "", rates))
     page = Page(
-        subject=f"[GPU spending] {who}: {change} {'more' if more else ''} than usual since {since}".replace("  ", " "),
-        verdict=verdict.replace("  ", " "),
+        subject=f"[GPU spending] {who}: {said} than usual since {since}",
+        verdict=verdict,
         blocks=blocks,
         why="You are told of each such episode once, while it is still cheap." + _or_command(news, links),
         tone=BAD if more else CALM,
@@ -263,6 +265,15 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
         notes=["Amounts are exact; that it stands out is an estimate. Time without data is never counted as a saving."],
     )
     return page.content()
+
+
+def _how_sure(one: Finding) -> str:
+    """What the confidence of an episode is made of: its flagged hours, or nothing that was measured."""
+    if one.state == "storm":
+        return f"{round(one.confidence * 100)} %, a guess: told by its runs, not by its money"
+    if "highest_score" not in one.evidence:
+        return f"{round(one.confidence * 100)} %, a guess: told within minutes, before its hours are whole"
+    return f"{round(one.confidence * 100)} % of its hours stand out"
 
 
 def _nature_text(evidence: Mapping[str, Any]) -> str:

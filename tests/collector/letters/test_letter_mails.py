@@ -57,7 +57,7 @@ PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", cards=
 ANOMALY = Finding(
     "anomaly:vision:USD:0", "anomaly", "both", "vision", None, None, "vision", {"team": "vision"}, SINCE - DAY_MS,
     SINCE, NOW, None, 0.92, "USD", 3_141_592_653, 2_500_000_000,
-    {"days_before": 7, "price_micro": 141_592_653, "volume_micro": 2_900_000_000, "mix_micro": 100_000_000,
+    {"days_before": 7, "highest_score": 9.5, "price_micro": 141_592_653, "volume_micro": 2_900_000_000, "mix_micro": 100_000_000,
      "drivers": [{"workload": "sweep-a", "model": "H100", "change_micro": 3_000_000_000},
                  {"workload": "3 others", "model": "", "change_micro": 141_592_653}],
      "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}]},
