@@ -28,6 +28,7 @@ from gpuledger_collector.api import (
     remote_write,
     runs,
 )
+from gpuledger_collector.api.limits import SmallBodies
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.envelope import Answer, Batch
 
@@ -52,6 +53,7 @@ def create(
         redoc_url=None,
     )
     app.add_middleware(NoNul)
+    app.add_middleware(SmallBodies, but={"/v1/batches", "/v1/queue", "/api/v1/write"})
     app.include_router(batches.router(intake))
     app.include_router(remote_write.router(remote))
     app.include_router(reads.router(ledger))

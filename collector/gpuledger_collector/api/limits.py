@@ -12,10 +12,12 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 BURST_SECONDS = 60.0
@@ -29,6 +31,8 @@ HEAD_SECONDS = 15.0
 MOST_HEAD_BYTES = 64 * 1024
 BODY_SECONDS = 75.0
 """How long a whole body may take on any route; batches are let go sooner, with an answer."""
+MOST_BODY_BYTES = 256 * 1024
+"""Of a request to any route that does not bound its body itself: the longest dispute, every letter of it escaped."""
 
 
 class OverQuota(Exception):
@@ -148,6 +152,28 @@ class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """The connection is over."""
         self._within(None)
         super().connection_lost(exc)
+
+
+class SmallBodies:
+    """Refuses large bodies on all paths but these: there a body is read whole before a token is asked for."""
+
+    def __init__(self, app: ASGIApp, but: Container[str]) -> None:
+        self.app = app
+        self.but = but
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer of the app behind; 413 when it reads more than MOST_BODY_BYTES."""
+        left = MOST_BODY_BYTES
+
+        async def bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"the body is over {MOST_BODY_BYTES} bytes")
+            return message
+
+        await self.app(scope, receive if scope.get("path") in self.but else bounded, send)
 
 
 def guarded(most_connections: int) -> type[asyncio.Protocol]:
