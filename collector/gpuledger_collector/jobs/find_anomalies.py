@@ -37,8 +37,8 @@ DAYS = 42
 WEEK_MS = 7 * DAY_MS
 COVERED = 0.9
 LEAST_OF_DAY = 0.05
-"""An episode that exceeds what was expected by less than this part of its owner's usual day is not worth a person's
-time; a dearer rate always is."""
+"""An episode that comes to less than this part of its owner's usual day, over what was expected or over the same hours
+before, is not worth a person's time; a dearer rate always is."""
 SHOWN_DRIVERS = 5
 STORM = "storm"
 FIRST_MINUTE = "first_minute_ms"

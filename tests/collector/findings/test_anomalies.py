@@ -183,3 +183,27 @@ def test_the_command_says_what_it_is(fleet, findings, ledger, run):
     assert row["sentence"].startswith("2 is new since Sunday")
     assert json.loads(run(*with_days, "--format", "json")[1])[0]["sentence"] == row["sentence"]
     assert "new workload" in run(*with_days)[1]
+
+
+@pytest.mark.parametrize(("hours", "days"), [(2, [11]), (30, [11, 18])])
+def test_what_costs_hardly_more_than_a_week_before_is_not_told(fleet, findings, hours, days):
+    """The same burst comes back a week later with one GPU more, for two hours (USD 5) or for all of it (USD 75).
+
+    Both stand out from what is expected; what a person is told is the amount against the week before, and a twentieth
+    of the team's usual day is USD 6.
+    """
+    furnish(fleet)
+    burst = range(11 * 24 + 6, 12 * 24 + 12)
+    again = range(burst.start + 7 * 24, burst.stop + 7 * 24)
+    held = {1: range(DAYS * 24), 2: range(DAYS * 24), 7: again[:hours], 8: ()}
+    for card in range(1, 9):
+        fleet.connection.execute(
+            "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, "
+            "unknown_ms) SELECT %(card)s, %(zero)s + h * 3600000, CASE WHEN held THEN 'held' ELSE 'unallocated' END, "
+            "CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0 FROM (SELECT h, h = ANY(%(held)s) AS held "
+            "FROM generate_series(0::bigint, %(last)s) AS h) AS x",
+            {"card": fleet.accelerator(card), "workload": fleet.workload(1 if card < 3 else 2, team="vision"),
+             "zero": OCTOBER, "held": list(held.get(card, [*burst, *again])), "last": DAYS * 24 - 1},
+        )  # fmt: skip
+    find_anomalies(findings, OCTOBER + DAYS * DAY)
+    assert [(since - OCTOBER) // DAY for _, _, since, *_ in found(fleet)] == days
