@@ -156,6 +156,7 @@ def _budget(budget: Budget) -> Table:
         "pace": terms.pace,
         "recipients": list(terms.recipients),
         "escalate_to": list(terms.escalate_to),
+        "escalate_after_hours": terms.escalate_hours,
         "quiet": _hours(terms.quiet),
     }
 

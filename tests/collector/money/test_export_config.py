@@ -58,6 +58,8 @@ actual = [80, 100]
 forecast = []
 pace = 200
 recipients = ["lead@example.com"]
+escalate_to = ["boss@example.com"]
+escalate_after_hours = 4
 quiet = "22:00-07:00"
 
 [[budget]]
@@ -145,6 +147,10 @@ def test_it_goes_round_and_changes_nothing(run, written, fleet) -> None:
     assert run("export", "config")[1] == first
     given, made = tomllib.loads(CONFIG), tomllib.loads(first)
     assert {name: len(made[name]) for name in given} == {name: len(one) for name, one in given.items()}
+    for name, tables in given.items():
+        if name != "billing_zone":
+            said, kept = ({key for one in each for key in one if one[key] != ""} for each in (tables, made[name]))
+            assert said <= kept, f"[[{name}]] loses {sorted(said - kept)}"
     assert made["shared_cost"][0]["weights"] == {"a b": 60, "nlp": 40}
     assert zones.current(fleet.connection) == "Asia/Kolkata"
 
