@@ -178,7 +178,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
     leaving = threading.Event()
     made = app.create(intake, remote, metrics, lambda: lacking(opened), readers, leaving.is_set)
-    made.include_router(queue.router(keys, readers.ledger, clock))
+    made.include_router(queue.router(intake, readers.ledger))
     made.include_router(series.router(readers))
     made.include_router(samples.router(readers))
     if (links := ack_links(settings)) is not None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request
 
 from gpuledger_collector.accounting.period import HOUR_MS, parse_instant
 from gpuledger_collector.accounting.queue import QueueRow, WaitingRow
-from gpuledger_collector.api.auth.keys import Keys
-from gpuledger_collector.api.batches import BODY_SECONDS, sender_of
-from gpuledger_collector.api.reads import denials, guarded
+from gpuledger_collector.api.batches import BODY_SECONDS, Held, Intake, sender_of
+from gpuledger_collector.api.reads import RETRY_AFTER_SECONDS, denials, guarded
+from gpuledger_collector.ingest.commit import Unavailable
 from gpuledger_collector.storage import queues
 from gpuledger_collector.storage.ledgers import Ledger
 
@@ -51,30 +50,42 @@ class Queue(msgspec.Struct):
     waiting: list[Waits]
 
 
-def router(keys: Keys, ledger: Ledger, clock: Callable[[], dt.datetime]) -> APIRouter:
-    """The route, bound to a ledger."""
+def router(intake: Intake, ledger: Ledger) -> APIRouter:
+    """The route, bound to a ledger; the tokens and bounds of batches hold here too."""
     made = APIRouter(tags=["agents"], responses=REFUSALS)
 
     @made.post("/v1/queue", openapi_extra=DESCRIPTION)
     async def queue(request: Request) -> dict[str, str]:
         """Keep one reading of a queue; the answer comes after it is committed. The same again changes nothing."""
         with denials():
-            await sender_of(request, keys)
-        body = bytearray()
+            await sender_of(request, intake.keys)
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > MOST_BYTES:
-                        raise HTTPException(413, f"the body is over {MOST_BYTES} bytes")
-        except TimeoutError as error:
-            raise HTTPException(408, f"the body took longer than {BODY_SECONDS:.0f} s") from error
-        now = clock()
-        row = _row(bytes(body), round(now.timestamp() * 1000))
+            with Held(intake) as held:
+                body = await _received(request, held)
+                now = intake.clock()
+                async with intake.decoders:
+                    row = await asyncio.to_thread(_row, body, round(now.timestamp() * 1000))
+        except Unavailable as error:
+            raise HTTPException(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS}) from error
         outcome = await asyncio.to_thread(guarded, lambda: _keep(ledger, row, now))
         return {"status": outcome}
 
     return made
+
+
+async def _received(request: Request, held: Held) -> bytes:
+    """The whole body. Raises HTTPException (408, 413), or Unavailable when too much is under way."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                held.add(len(chunk))
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    raise HTTPException(413, f"the body is over {MOST_BYTES} bytes")
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body took longer than {BODY_SECONDS:.0f} s") from error
+    return bytes(body)
 
 
 def _keep(ledger: Ledger, row: QueueRow, now: dt.datetime) -> str:

@@ -1,5 +1,6 @@
 """Queues of schedulers: taken in over HTTP and from files, and part of demand from then on."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from fakes.collector import JSON, running
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
+from gpuledger_collector.api import queue
 from gpuledger_collector.insight.forecast import GOES_ON
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.fold_usage import ALWAYS
@@ -73,6 +75,18 @@ def test_only_agents_may_tell_a_queue(dsn, tmp_path):
     """With tokens asked for, a request without one is 401."""
     with running(dsn, require_tokens=True) as collector:
         assert post(collector, {"source": "s", "at": 1, "waiting": []})[0] == 401
+
+
+def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
+    """It is read beside the event loop, and its body counts among what may be under way: 503 when that is too much."""
+    body, read, loops = {"source": "s", "at": 1, "waiting": [WAITS]}, queue._row, []
+    monkeypatch.setattr(queue, "_row", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told))
+    assert post(collector, body)[0] == 200
+    assert loops == [None]
+    collector.parts.intake.most_bytes = 10
+    status, headers, _ = collector.request("POST", "/v1/queue", json.dumps(body).encode(), JSON)
+    assert (status, headers["Retry-After"]) == (503, "5")
+    assert collector.parts.intake.under_way == 0
 
 
 def test_a_file_of_readings(run, tmp_path, database):
