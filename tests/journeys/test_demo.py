@@ -3,10 +3,13 @@
 import csv
 import datetime as dt
 import json
+import re
 import shutil
+import socket
 import subprocess
 from collections import defaultdict
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -21,17 +24,26 @@ STEP_H = Decimal(5) / 60
 @pytest.fixture(scope="module")
 def demo():
     folder = open_folder("gpuledger-demo-")
-    answer = subprocess.run(
-        [BIN / "gpuledger", "demo", "--once", "--days", str(DAYS), "--output", str(folder / "out"), "--port", "0"],
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    yield answer, folder / "out"
+    process = started(folder, DAYS)
+    try:
+        told, said = process.communicate(timeout=300)
+    finally:
+        ended(process)
+    yield subprocess.CompletedProcess(process.args, process.returncode, told, said), folder / "out"
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def started(folder, days):
+    command = [BIN / "gpuledger", "demo", "--once", "--days", str(days), "--output", str(folder / "out"), "--port", "0"]
+    return subprocess.Popen(
+        command, env=environment(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process):
+    """By SIGTERM, so that it ends its collector."""
+    process.terminate()
+    process.communicate(timeout=60)
 
 
 def test_it_ends_well_and_tells_its_story(demo):
@@ -91,3 +103,22 @@ def true_hours(start_ms, end_ms):
 def away(fleet, node, slot, first, last):
     """Milliseconds in which this GPU had failed or its node was silent, minute by minute."""
     return sum(60_000 for at in range(first, last, 60_000) if fleet.failed(node, slot, at) or fleet.silent(node, at))
+
+
+def test_killed_in_the_middle_it_leaves_no_collector():
+    """SIGTERM during the month ends the collector and its Postgres as well: nothing listens any more."""
+    folder = open_folder("gpuledger-demo-")
+    process = started(folder, 1)
+    try:
+        line = next(line for line in process.stdout if "collector at http" in line)
+        address = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        with socket.create_connection(("127.0.0.1", int(address[1]))):
+            pass
+        postmaster = int(next((folder / "out" / "data").rglob("postmaster.pid")).read_text().split()[0])
+    finally:
+        ended(process)
+    assert process.returncode == 130
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", int(address[1])))
+    assert not Path(f"/proc/{postmaster}").exists()
+    shutil.rmtree(folder, ignore_errors=True)

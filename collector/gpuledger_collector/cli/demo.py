@@ -1,7 +1,7 @@
 """gpuledger demo: a month of a simulated fleet through the real agent and the real collector, then live.
 
 Nothing here computes a number: the demo starts the commands that a user would start, and prints what they print. The
-month is sampled more coarsely than the live part, so that it passes in about a minute; the code is the same.
+month is sampled more coarsely than the live part, so that it passes in minutes; the code is the same.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def demo(
 ) -> None:
     """Show the product on a simulated fleet: its bill, its waste, and the proof that every GPU-second is there."""
     now = datetime.now(UTC)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as after Ctrl-C
     stage = set_up(output, port)
     start = (now - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
     with collector(stage):
@@ -286,10 +287,11 @@ def wait_ready(stage: Stage, server: subprocess.Popen[bytes]) -> None:
     refuse(f"the demo's collector did not become ready: {last[0]} (see {log})", LACKING)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, patience, then SIGKILL: to the process that the demo started, and to no other."""
-    if process.poll() is None:
+def end(*processes: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to all, patience, then SIGKILL: to processes that the demo started, and to no other."""
+    for process in processes:
         process.terminate()
+    for process in processes:
         try:
             process.wait(timeout=40)
         except subprocess.TimeoutExpired:
@@ -333,7 +335,7 @@ def show_mails(folder: Path) -> None:
     print(f"    {'mails':18} {len(found):>10} .eml files:")
     for path in found:
         mail = email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
-        print(f"        {path.name[:8]}  {mail['To']}: {mail['Subject']}")
+        print(f"        {path.name[:8]}  {mail['To']}: {str(mail['Subject']).strip()}")
 
 
 def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> None:
@@ -368,7 +370,7 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
         stage.run("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")
     print()
     stage.say("done; the files are in " + str(stage.folder))
-    for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv", "budgets.toml"):
+    for name in ("chargeback.csv", "chargeback.json", "focus.csv", "prices.csv", "budgets.toml", "contacts.toml"):
         print(f"    {name:18} {(stage.folder / name).stat().st_size:>10,} bytes")
     for index in sorted((stage.folder / "statements").glob("*/index.html")):
         print(f"    {index.relative_to(stage.folder)!s}: who held, used and wasted what in that month")
@@ -381,11 +383,24 @@ def live(stage: Stage, now: datetime) -> None:
         [str(Path(sys.executable).with_name("gpuledger-agent")), "simulate", "--list-nodes"],
         env=stage.environment, check=True, capture_output=True, text=True,
     ).stdout.split()  # fmt: skip
-    agents = [start_agent(stage, name) for name in names]
+    agents: list[subprocess.Popen[bytes]] = []
+    try:
+        agents.extend(start_agent(stage, name) for name in names)  # one by one: those that run are ended
+        tell(stage, now, len(agents))
+        signal.pause()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        stage.say("ending the agents ...")
+        end(*agents)
+
+
+def tell(stage: Stage, now: datetime, agents: int) -> None:
+    """What can be looked at now, and how."""
     question = f"accelerators --from {now:%Y-%m-%d} --to {now + timedelta(days=1):%Y-%m-%d} --sort idlest"
     print(
         f"""
-Live now: {len(agents)} agents sample every 10 s and push every minute. Open:
+Live now: {agents} agents sample every 10 s and push every minute. Open:
     {stage.collector}/           the overview: spend, idle GPUs, budgets, demand, and a statement for each team
     {stage.collector}/docs       the API
     {stage.collector}/metrics    the collector's own metrics
@@ -395,15 +410,6 @@ Ask it, in another terminal:
 Ctrl-C ends everything.""",
         flush=True,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        signal.pause()
-    except KeyboardInterrupt:
-        print()
-    finally:
-        stage.say("ending the agents ...")
-        for agent in agents:
-            end(agent)
 
 
 def start_agent(stage: Stage, name: str) -> subprocess.Popen[bytes]:
