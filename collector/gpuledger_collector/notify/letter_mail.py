@@ -43,6 +43,8 @@ CAUSES = (
     "and a job that waits for its input or for one of its workers."
 )
 NO_PRICE = "no price is known"
+STORM = "storm"
+"""State of an episode that its runs told (jobs.find_anomalies)."""
 
 
 def idle(news: IdleNews, links: AckLinks | None = None) -> Content:
@@ -229,24 +231,30 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
     # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
     said = f"{money_text(abs(one.cost_micro or 0), currency)} {'more' if more else 'less'}"
     who = named(one.subject, 80)
+    if one.state == STORM:  # its money is that of the one job, and the team as a whole may have spent less
+        who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
     since = instant(one.since_ms)
     why = {
         "price": "a rate changed", "usage": "it uses more", "both": "it uses more, and a rate changed",
-        "storm": "one job is started again and again",
+        STORM: "one job is started again and again",
     }  # fmt: skip
     verdict = f"{who} has spent {said} than {_before(evidence)} since {since}: {why.get(one.state, one.state)}."
     if evidence.get("nature"):
         verdict += f" It looks like {_nature_text(evidence)}."
+    parts = [int(evidence.get(f"{name}_micro", 0)) for name in ("price", "volume", "mix")]
     rows = [
         ("Since", since), ("Seen up to", instant(one.until_ms)), ("Change", change),
-        *((name.capitalize(), money_text(int(evidence[f"{name}_micro"]), currency))
-          for name in ("price", "volume", "mix") if evidence.get(f"{name}_micro")),
-        ("A day more", money_text(one.per_day_micro or 0, currency)),
+        *((name, said) for name, said in zip(("Price", "Volume", "Mix"), _amounts(parts, currency), strict=True)
+          if said != money_text(0, currency)),
+        *([("A day more", money_text(one.per_day_micro or 0, currency))] if more else []),
         ("How sure", _how_sure(one)),
     ]  # fmt: skip
     blocks = [Block(f"Spending of {who}", "", rows, (), _anomaly_link(news, links))]
-    drivers = [(named(str(row["workload"]), 60) + (f" ({row['model']})" if row.get("model") else ""),
-                money_text(int(row["change_micro"]), currency)) for row in evidence.get("drivers", [])]  # fmt: skip
+    moved = evidence.get("drivers", [])
+    drivers = [
+        (named(str(row["workload"]), 60) + (f" ({row['model']})" if row.get("model") else ""), amount)
+        for row, amount in zip(moved, _amounts([int(row["change_micro"]) for row in moved], currency), strict=True)
+    ]
     if drivers:
         blocks.append(Block("What moved it", "The changes add up to the whole, in price, volume and mix.", drivers))
     if evidence.get("rates"):
@@ -269,7 +277,7 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
 
 def _how_sure(one: Finding) -> str:
     """What the confidence of an episode is made of: its flagged hours, or nothing that was measured."""
-    if one.state == "storm":
+    if one.state == STORM:
         return f"{round(one.confidence * 100)} %, a guess: told by its runs, not by its money"
     if "highest_score" not in one.evidence:
         return f"{round(one.confidence * 100)} %, a guess: told within minutes, before its hours are whole"
@@ -363,12 +371,16 @@ def _together(wasted: Sequence[Wasted]) -> list[str]:
     """Amounts in minor units, rounded together for each currency: those shown add up to the sum that is shown."""
     said = [NO_PRICE] * len(wasted)
     for currency in {one.currency for one in wasted if one.currency is not None}:
-        digits = minor_digits(currency)
         places = [at for at, one in enumerate(wasted) if one.currency == currency]
-        units = to_minor_units([wasted[at].cost_micro or 0 for at in places], digits)
-        for at, unit in zip(places, units, strict=True):
-            said[at] = money_text(unit * MICRO // 10**digits, currency)
+        for at, amount in zip(places, _amounts([wasted[at].cost_micro or 0 for at in places], currency), strict=True):
+            said[at] = amount
     return said
+
+
+def _amounts(micros: Sequence[int], currency: str) -> list[str]:
+    """Parts of one sum as people read them, rounded together: what is shown adds up to the sum that is shown."""
+    digits = minor_digits(currency)
+    return [money_text(unit * MICRO // 10**digits, currency) for unit in to_minor_units(micros, digits)]
 
 
 def _week_row(one: Wasted, cost: str) -> tuple[str, str]:

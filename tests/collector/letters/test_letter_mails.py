@@ -57,7 +57,8 @@ PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", cards=
 ANOMALY = Finding(
     "anomaly:vision:USD:0", "anomaly", "both", "vision", None, None, "vision", {"team": "vision"}, SINCE - DAY_MS,
     SINCE, NOW, None, 0.92, "USD", 3_141_592_653, 2_500_000_000,
-    {"days_before": 7, "highest_score": 9.5, "price_micro": 141_592_653, "volume_micro": 2_900_000_000, "mix_micro": 100_000_000,
+    {"days_before": 7, "highest_score": 9.5,
+     "price_micro": 141_592_653, "volume_micro": 2_900_000_000, "mix_micro": 100_000_000,
      "drivers": [{"workload": "sweep-a", "model": "H100", "change_micro": 3_000_000_000},
                  {"workload": "3 others", "model": "", "change_micro": 141_592_653}],
      "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}]},
@@ -158,3 +159,45 @@ def test_a_name_cannot_break_out() -> None:
     assert "<script>" not in content.html
     assert "\nBcc" not in content.text
     assert "'=x" in content.attachments["idle.csv"]
+
+
+def told(**changes: object) -> Content:
+    """The mail of the anomaly with other facts; those of the evidence by their names."""
+    evidence = {**ANOMALY.evidence, "drivers": [], "rates": [], **changes.pop("evidence", {})}
+    return letter_mail.anomaly(AnomalyNews(21, replace(ANOMALY, evidence=evidence, **changes), NOW))
+
+
+def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
+    """The money is that of the one job: the team is not said to have spent it, and no day more is foretold of less."""
+    storm = {"nature": "retry storm", "sentence": "54 runs", "workloads": ["asr-eval"]}
+    made = told(state="storm", cost_micro=-4_300_000, per_day_micro=-900_000, evidence=storm)
+    assert made.subject == "[GPU spending] asr-eval of vision: USD 4.30 less than usual since 20 Nov, 03:10 UTC"
+    text = " ".join(made.text.split())
+    assert text.startswith("asr-eval of vision has spent USD 4.30 less than in the same hours a week before since")
+    assert "one job is started again and again. It looks like a retry storm: 54 runs." in text
+    assert "Change USD -4.30" in text
+    assert "A day more" not in text
+
+
+@pytest.mark.parametrize(
+    ("state", "score", "said"),
+    [("usage", 9.5, "92 % of its hours stand out"), ("usage", None, "92 %, a guess: told within minutes"),
+     ("storm", None, "92 %, a guess: told by its runs")],
+)  # fmt: skip
+def test_how_sure_says_what_it_is_made_of(state: str, score: float | None, said: str) -> None:
+    """Hours that were judged are counted; what no hour has confirmed is called a guess."""
+    evidence = {name: value for name, value in ANOMALY.evidence.items() if name != "highest_score"}
+    evidence |= {"workloads": ["x"], **({} if score is None else {"highest_score": score})}
+    made = letter_mail.anomaly(AnomalyNews(21, replace(ANOMALY, state=state, evidence=evidence), NOW))
+    assert f"How sure {said}" in " ".join(made.text.split())
+
+
+def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:
+    """Price, volume and mix are rounded together, and so is what moved it; a part of under half a cent is no row."""
+    moved = [{"workload": name, "change_micro": micro} for name, micro in
+             (("a", 27_264_800), ("b", 15_774_900), ("c", 6_004_900))]  # fmt: skip
+    parts = {"price_micro": 1_000, "volume_micro": 27_266_000, "mix_micro": 21_777_600, "drivers": moved}
+    text = told(cost_micro=49_044_600, evidence=parts).text
+    amounts = {name: round(float(amount) * 100) for name, amount in re.findall(r"(\w+) +USD ([\d.]+)", text)}
+    assert amounts["Change"] == amounts["Volume"] + amounts["Mix"] == amounts["a"] + amounts["b"] + amounts["c"]
+    assert "Price" not in amounts
