@@ -164,8 +164,14 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
     with reads.ledger.connect() as connection:
         gathered.snapshot(connection)
         whole = gathered.whole_of(connection, level, month, reads.now_ms)
-        with behind(connection, who.owner):
-            return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms, whole))
+        try:
+            with behind(connection, who.owner):
+                return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms, whole))
+        except gathered.NoStatement as error:
+            if who.owner is None:
+                raise
+            # The sentence names who was billed, which is not for this reader.
+            raise gathered.NoStatement(f"{level} {owner!r} was billed nothing in {month}") from error
 
 
 def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:

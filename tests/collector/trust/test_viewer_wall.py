@@ -8,7 +8,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, two_teams
+from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api import pages, reads, runs
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.storage import beside, migrate, overview, series, viewer_wall
@@ -120,11 +120,18 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
         assert ask(fleet, path)[::2] == walled[path], path
 
 
-def test_a_statement_of_nobody_names_no_other_owner(fleet):
-    """Of a month without a bill the page tells a viewer of no other team."""
-    status, _, text = ask(fleet, f"/statements/team/{OWN}/2020-01")
+@pytest.mark.parametrize("walled", [True, False])
+def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
+    """Of a month in which others were billed, the page tells a viewer of no other team, without a wall too."""
+    if not walled:
+        monkeypatch.setattr(viewer_wall, "enter", lambda *_: False)
+    collector, _ = fleet
+    headers = {"Authorization": f"Bearer {token(collector.dsn, 'viewer', f'idle {walled}', owner={'team': 'idle'})}"}
+    status, _, text = collector.request("GET", f"/statements/team/idle/{MONTH}", headers=headers)
     assert status == 404
+    assert "was billed nothing" in text
     assert FOREIGN not in text
+    assert FOREIGN in ask(fleet, f"/statements/team/idle/{MONTH}", "finance")[2]
 
 
 def test_what_stands_behind_the_wall_is_declared(fleet):
