@@ -90,4 +90,21 @@ def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[s
         ("bill matches", declared.bill_matches, bills.replace_matches),
         ("pools", declared.pools, scaling.replace),
     )
+    _lock(connection, declared)
     return {name: replace(connection, wanted, at) for name, wanted, replace in steps if wanted is not None}
+
+
+def _lock(connection: Connection, declared: Declared) -> None:
+    """Take the locks of these steps in the order of a close and of `prices set`: the audit log's comes last.
+
+    Else a file with prices and shared costs and a close would wait for each other.
+    """
+    from gpuledger_collector.storage.locks import Lock
+
+    needs = (
+        (Lock.LEDGER, (declared.billing_zone, declared.shared_costs, declared.carbon)),
+        (Lock.PRICES, (declared.prices, declared.owned)),
+    )
+    for lock, steps in needs:
+        if any(wanted is not None for wanted in steps):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))

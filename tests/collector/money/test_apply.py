@@ -1,8 +1,13 @@
 """gpuledger apply: rules and prices declared in a file; and samples from recordings."""
 
 import json
+import threading
+import time
+
+import psycopg
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from gpuledger_collector.storage.locks import Lock
 
 RULES = """
 [[rule]]
@@ -55,6 +60,27 @@ def test_rules_apply_from_their_dates_and_rate_again(fleet, run, written) -> Non
     assert str(fleet.rows("SELECT rate_per_gpu_hour FROM price WHERE gpu_model = 'H100'")[0][0]) == "2.123456789"
     checked = run("tags", "check", "--from", "2025-10-01", "--to", "2025-10-03")[1]
     assert "1 accounts: 1 workloads, 2.000 GPU-hours" in checked
+
+
+def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, dsn) -> None:
+    """A close holds the ledger and wants the audit log: whoever waits for the ledger must not hold that log."""
+    shared = '[[shared_cost]]\nname = "support"\namount_per_month = 5\ncurrency = "USD"\nkey = "cost"\n'
+    path, codes = written("ledger.toml", RULES + shared), []
+    with psycopg.connect(dsn, autocommit=True) as closing:
+        closing.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
+        applying = threading.Thread(target=lambda: codes.append(run("apply", path)[0]))
+        applying.start()
+        try:
+            for _ in range(600):
+                if fleet.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+                    break
+                time.sleep(0.1)
+            assert closing.execute("SELECT pg_try_advisory_lock(%s)", (Lock.AUDIT,)).fetchone() == (True,)
+        finally:
+            closing.execute("SELECT pg_advisory_unlock_all()")
+            applying.join(60)
+    assert codes == [0]
+    assert fleet.rows("SELECT name FROM shared_cost") == [("support",)]
 
 
 def test_every_mistake_is_named_with_its_line(run, written, fleet) -> None:
