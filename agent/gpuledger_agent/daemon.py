@@ -51,6 +51,8 @@ RELOADED = frozenset({
 """Settings that change while the agent runs; the others do with a restart."""
 STALE_S = 120.0
 """A loop that has not moved for so long gets no watchdog signal."""
+NOTIFY_S = 1.0
+"""How long systemd may leave a word of ours unread."""
 OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
 LAST_SEND_S = 10.0
 HANDOVER_S = 2.0
@@ -63,11 +65,15 @@ def wall_ms() -> int:
 
 
 def notify(state: str) -> None:
-    """Tells systemd (sd_notify(3)): one datagram to the socket that it named, if it named one."""
+    """Tells systemd (sd_notify(3)): one datagram to the socket that it named, if it named one.
+
+    A systemd that does not read just now (its queue holds ten) delays a round by a second, and stops none.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.settimeout(NOTIFY_S)
         channel.connect("\0" + address[1:] if address.startswith("@") else address)
         channel.sendall(state.encode())
 

@@ -7,7 +7,6 @@ The agents read the C stand-in for NVML through the real binding. The expression
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -18,6 +17,7 @@ import pytest
 
 from fakes.agents import Agent
 from fakes.nvml import stand_in
+from fakes.ports import free_port
 from fakes.sink import sink
 from gpuledger_agent.dcgm_names import families, text_of
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
@@ -48,13 +48,7 @@ RULES = {
     "GpuEnergyCounts": ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION > 0", {"0", "1"}),
 }
 """Name -> (a common rule on DCGM_FI_*, the GPUs on which it must fire here)."""
-DEADLINE_S = 20
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+DEADLINE_S = 60
 
 
 class Prometheus:
@@ -78,7 +72,7 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str):
         address = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=30) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list:
@@ -177,7 +171,7 @@ def test_prometheus_knows_our_types_and_drops_nothing(scraped):
                        ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge"), ("gpu_power_watts", "gauge")):  # fmt: skip
         assert {entry["type"] for entry in kinds[name]} == {kind}, name
     for port in scraped.ports.values():
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
         lines = [line for line in page.splitlines() if line and not line.startswith("#")]
         assert len({line.rpartition(" ")[0] for line in lines}) == len(lines), "no series stands there twice"
     assert not re.search(r"level=(warn|error)", scraped.log.read_text()), "no sample was refused"
@@ -188,7 +182,7 @@ def test_promtool_finds_nothing_of_ours(scraped):
     promtool = shutil.which("promtool")
     assert promtool, "it comes in the same Debian package"
     for port in scraped.ports.values():
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read()
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read()
         told = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True)
         remarks = [line for line in told.stderr.decode().splitlines() if not line.startswith("DCGM_")]
         assert not remarks

@@ -37,7 +37,7 @@ class Agent:
             self.process = subprocess.Popen([AGENT, "run", "--config", self.config], env=self.environment, stderr=log)
         return self
 
-    def wait_for(self, true, seconds=30):
+    def wait_for(self, true, seconds=90):
         deadline = time.monotonic() + seconds
         while not true():
             assert self.process.poll() is None, self.log.read_text()
@@ -49,7 +49,7 @@ class Agent:
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
-        return self.process.wait(25)
+        return self.process.wait(60)
 
     def counts(self):
         spool = Spool(self.spool, 2**29, 0)

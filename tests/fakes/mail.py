@@ -15,6 +15,7 @@ from typing import Any
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
+from fakes.ports import free_port
 from gpuledger_collector.accounting.messages import Content, Message
 
 PLAIN = Content("GPUs of vision", "Text\n.a line that begins with a dot\nä\n", "<p>Text</p>", {"a.csv": "a,b\n"})
@@ -51,10 +52,11 @@ class Inbox:
         self.logins.append(data.login)
         return AuthResult(success=(data.login, data.password) == (b"ledger", b"s3cret"), handled=False)
 
-    def wait(self, count: int, seconds: float = 10) -> None:
+    def wait(self, count: int, seconds: float = 60) -> None:
         """Waits until this many mails came, then a little for one too many."""
         deadline = time.monotonic() + seconds
-        while len(self.mails) < count and time.monotonic() < deadline:
+        while len(self.mails) < count:
+            assert time.monotonic() < deadline, f"{len(self.mails)} mails of {count} came"
             time.sleep(0.02)
         time.sleep(0.15)
 
@@ -68,15 +70,6 @@ def mail_server(inbox: Inbox, port: int = 0, **options: Any) -> Iterator[int]:
         yield int(controller.port)
     finally:
         controller.stop()
-
-
-def free_port() -> int:
-    """A port of loopback on which nobody listens now."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,15 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fakes.batches import body_of
+from fakes.ports import free_port
 
 BIN = Path(sys.executable).parent
 MSGPACK = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -50,7 +44,7 @@ class CollectorProcess:
                 [BIN / "gpuledger", "serve"], env=self.environment, stdout=log, stderr=log, cwd=self.folder
             )
 
-    def wait_ready(self, seconds: float = 60) -> None:
+    def wait_ready(self, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -62,7 +56,7 @@ class CollectorProcess:
         raise AssertionError("not ready: " + (self.folder / "collector.log").read_text()[-3000:])
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -72,7 +66,7 @@ class CollectorProcess:
 
     def send(self, made) -> int | None:
         """HTTP status of one batch, None when no answer came."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("POST", "/v1/batches", body_of(made), MSGPACK)
             answer = connection.getresponse()

@@ -86,7 +86,7 @@ def replicas(folder: Path, dsn: str, count: int = 2, **settings: str) -> Iterato
                 one.kill()
 
 
-def until(what, seconds: float = 30) -> float:
+def until(what, seconds: float = 90) -> float:
     """Waits until `what()` holds; the seconds that it took."""
     begun = time.monotonic()
     while not what():
@@ -112,7 +112,7 @@ class Balancer:
 
     def __enter__(self) -> "Balancer":
         self._thread.start()
-        assert self._begun.wait(10)
+        assert self._begun.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fakes.processes import free_port
+from fakes.ports import free_port
 
 NODE = socket.gethostname().partition(".")[0]
 GPUS = 4

@@ -16,8 +16,8 @@ import time
 import pytest
 
 from fakes.collector import JSON, running
+from fakes.ports import free_port
 from fakes.postgres import database, dsn, open_folder, postgres
-from fakes.processes import free_port
 from fakes.slurm import DEPLOY, NODE, PATH, Cluster, answers, why_not
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.jobs import bring_up_to_date
@@ -173,7 +173,7 @@ def scale(url, *arguments, environment=None, **settings):
     return done.returncode, done.stdout + done.stderr
 
 
-def wait_for(true, seconds=25.0):
+def wait_for(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 import subprocess
-import time
+import threading
 import urllib.error
 import urllib.request
 from itertools import pairwise
@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakes.agents import AGENT, agent
+from fakes.ports import free_port
 from fakes.sink import sink
 from gpuledger_agent import daemon
 from gpuledger_agent.exposition import AgentCollector, serve
@@ -62,12 +63,10 @@ def test_kill_9_loses_no_spooled_batch_and_doubles_none(agent):
 
 def test_an_absent_collector_stops_nothing(agent):
     """Batches wait in the spool; when the collector comes, all arrive."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     running = agent(f"http://127.0.0.1:{port}")
     running.wait_for(running.said("accelerators"))
-    time.sleep(2.5)
+    running.wait_for(lambda: running.counts().pending >= 2)
     assert running.stop() == 0
     assert running.counts().pending >= 2
 
@@ -144,9 +143,7 @@ def test_why_nothing_is_delivered_stands_in_the_log_once(agent):
 
 def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
     """The spool's file is gone bad: each scrape gets status 500 and no traceback, and the place of the fault counts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = Settings(node="h100-03", source="simulated", spool_dir=tmp_path)
     running = daemon.build(settings, lambda: settings)
     end = serve(f"127.0.0.1:{port}", AgentCollector(running.sampler, running.spool))
@@ -154,7 +151,7 @@ def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
     try:
         for _ in range(2):
             with pytest.raises(urllib.error.HTTPError, match="500"):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
     finally:
         end()
     assert running.sampler.faults.counts == {"metrics": 2}
@@ -164,9 +161,7 @@ def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
 
 def test_an_asker_that_leaves_is_no_traceback(agent):
     """A scrape that is cut off before its answer: the log says nothing of it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with sink() as target:
         running = agent(target.url, metrics_listen=f"127.0.0.1:{port}")
         running.wait_for(lambda: target.committed())
@@ -174,20 +169,18 @@ def test_an_asker_that_leaves_is_no_traceback(agent):
             with socket.create_connection(("127.0.0.1", port)) as scrape:
                 scrape.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 scrape.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read()
         assert running.stop() == 0
     assert "Traceback" not in running.log.read_text()
 
 
 def test_metrics_are_clean_and_tell_of_every_gpu(agent, tmp_path):
     """/metrics parses, names each family once, speaks base units; promtool finds nothing where it is installed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with sink() as target:
         running = agent(target.url, metrics_listen=f"127.0.0.1:{port}")
         running.wait_for(lambda: target.committed())
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
         assert running.stop() == 0
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families["gpu_power_watts"].samples) == 8
@@ -224,7 +217,7 @@ def test_bad_input_is_one_sentence_and_an_exit_code(arguments, environment, code
     """What is wrong, where, and how it should be: no traceback."""
     environment = {"GPULEDGER_AGENT_SPOOL_DIR": str(tmp_path), **environment}
     answer = subprocess.run(
-        [AGENT, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=30
+        [AGENT, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
     assert answer.returncode == code, answer.stderr
     assert words in answer.stderr
@@ -238,21 +231,40 @@ def test_check_config_checks_and_ends(tmp_path):
     assert (answer.returncode, answer.stdout) == (0, "the settings are good\n")
 
 
-def test_systemd_is_told_when_it_is_ready(agent, tmp_path):
-    """READY, WATCHDOG and STOPPING go to the socket that systemd names."""
+@pytest.fixture
+def systemd(tmp_path, monkeypatch):
+    """The socket that systemd would read; as long as nobody does, its queue holds ten datagrams or so."""
     path = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, sink() as target:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(path)
-        channel.settimeout(20)
-        os.environ["NOTIFY_SOCKET"] = path
-        try:
-            running = agent(target.url)
-        finally:
-            del os.environ["NOTIFY_SOCKET"]
-        said = {channel.recv(200).decode() for _ in range(2)}
+        channel.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        yield channel
+
+
+def test_systemd_is_told_when_it_is_ready(agent, systemd):
+    """READY, WATCHDOG and STOPPING go to the socket that systemd names."""
+    said = []
+
+    def listen():
+        while "STOPPING=1" not in said:
+            said.append(systemd.recv(200).decode())
+
+    listening = threading.Thread(target=listen, daemon=True)
+    listening.start()
+    with sink() as target:
+        running = agent(target.url)
         running.wait_for(lambda: target.committed())
         assert running.stop() == 0
-        channel.settimeout(1)
-        while "STOPPING=1" not in said:
-            said.add(channel.recv(200).decode())
-    assert {"READY=1", "WATCHDOG=1", "STOPPING=1"} <= said
+    listening.join(60)
+    assert said[-1] == "STOPPING=1"
+    assert {"READY=1", "WATCHDOG=1"} <= set(said)
+
+
+def test_a_systemd_that_does_not_read_stops_no_sampling(agent, systemd):
+    """Its queue is full after a second: rounds are late by a second each, and batches go on, to the end with 0."""
+    with sink() as target:
+        running = agent(target.url)
+        running.wait_for(lambda: len(target.committed()) >= 4)
+        assert running.stop() == 0
+    assert systemd.recv(200) == b"READY=1"

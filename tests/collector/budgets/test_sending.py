@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from fakes.mail import PLAIN, Inbox, certificate, free_port, mail_server, message
+from fakes.mail import PLAIN, Inbox, certificate, mail_server, message
+from fakes.ports import free_port
 from gpuledger_collector.notify.folder import Folder
 from gpuledger_collector.notify.hooks import Hook
 from gpuledger_collector.notify.sender import MOST_ATTEMPTS, Sender
