@@ -106,7 +106,7 @@ def away(fleet, node, slot, first, last):
 
 
 def test_killed_in_the_middle_it_leaves_no_collector():
-    """SIGTERM during the month ends the collector and its Postgres as well: nothing listens any more."""
+    """SIGTERM during the month ends the collector and its Postgres as well. A second demo in its folder is refused."""
     folder = open_folder("gpuledger-demo-")
     process = started(folder, 1)
     try:
@@ -114,6 +114,9 @@ def test_killed_in_the_middle_it_leaves_no_collector():
         address = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         with socket.create_connection(("127.0.0.1", int(address[1]))):
             pass
+        second = started(folder, 1)
+        assert "a demo is running in" in second.communicate(timeout=60)[1]
+        assert second.returncode == 2
         postmaster = int(next((folder / "out" / "data").rglob("postmaster.pid")).read_text().split()[0])
     finally:
         ended(process)

@@ -6,6 +6,7 @@ month is sampled more coarsely than the live part, so that it passes in minutes;
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -227,6 +228,8 @@ def set_up(output: Path, port: int) -> Stage:
     folder = output.resolve()
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
         refuse(f"{folder} is not empty and was not made by the demo; name another folder with --output")
+    if in_use(folder / "data"):
+        refuse(f"a demo is running in {folder}: end it first (Ctrl-C), or name another folder with --output")
     if folder.exists():
         shutil.rmtree(folder)
     (folder / "logs").mkdir(parents=True)
@@ -243,6 +246,18 @@ def set_up(output: Path, port: int) -> Stage:
         "GPULEDGER_BUDGET_SECONDS": "3600",
     }
     return Stage(folder, environment, chosen)
+
+
+def in_use(data: Path) -> bool:
+    """Whether some command uses the embedded Postgres of this data folder: each holds a lock on its file `users`."""
+    try:
+        with (data / "users").open("a") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def free_port(wanted: int) -> int:
