@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from gpuledger_collector.accounting.money import minor_digits
-from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, split
 
 PLACES = 18
@@ -148,6 +148,8 @@ class Comparison:
     bill: Mapping[str, Decimal]
     ledger: Mapping[str, Decimal]
     differences: Sequence[Difference]
+    calendar: Calendar = UTC_DAYS
+    """In which its days have their names."""
 
     def by_kind(self) -> dict[tuple[str, str], Decimal]:
         """Amounts by currency and kind, in the order of KINDS."""

@@ -100,26 +100,25 @@ def _against_bill(
 ) -> None:
     if period is None:
         refuse("--bill: say which month, by --period 2026-10")
+    asked = _asked(period, None, None)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import bill as forms
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.jobs.reconcile_bill import NoBill, reconcile_bill
+        from gpuledger_collector.storage import zones
         from gpuledger_collector.storage.bills import Bills
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
         with ledger.connect() as connection:
-            source = Bills(connection)
+            asked = zones.in_zone(connection, asked)
+        with bar("rating") as on_day:
+            bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
+        with ledger.connect() as connection:
             try:
-                asked = source.month(period)
-            except ValueError as error:
-                refuse(str(error))
-            with bar("rating") as on_day:
-                bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
-            try:
-                found = reconcile_bill(source, provider, asked, effective=amount is Amount.effective)
+                found = reconcile_bill(Bills(connection), provider, asked, effective=amount is Amount.effective)
             except NoBill as error:
                 refuse(str(error))
     form = {Shape.table: forms.as_text, Shape.json: forms.as_json, Shape.csv: forms.as_csv}[shape]

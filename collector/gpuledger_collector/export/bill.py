@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
 from gpuledger_collector.accounting.bill import EXPLAINED, KINDS, Comparison, Difference
-from gpuledger_collector.accounting.period import format_date, format_instant
+from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.export.cells import neutral
 
 COLUMNS = ("kind", "day", "pool", "node", "sku", "region", "gpu_hours", "amount", "currency")
 SHOWN = 15
 
 
-def _cells(one: Difference) -> list[str]:
+def _cells(one: Difference, calendar: Calendar) -> list[str]:
     return [
         one.kind,
-        "" if one.day_ms is None else format_date(one.day_ms),
+        _day(one, calendar),
         neutral(one.pool),
         neutral(one.node),
         neutral(one.sku),
@@ -30,12 +30,16 @@ def _cells(one: Difference) -> list[str]:
     ]
 
 
+def _day(one: Difference, calendar: Calendar) -> str:
+    return "" if one.day_ms is None else calendar.date_of(one.day_ms).isoformat()
+
+
 def as_csv(found: Comparison) -> str:
     """Every difference, one a row: bill less ledger."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_cells(one) for one in found.differences)
+    writer.writerows(_cells(one, found.calendar) for one in found.differences)
     return out.getvalue()
 
 
@@ -53,7 +57,7 @@ def as_json(found: Comparison) -> str:
             for (currency, kind), amount in found.by_kind().items()
         ],
         "holds": found.holds,
-        "differences": [dict(zip(COLUMNS, _cells(one), strict=True)) for one in found.differences],
+        "differences": [dict(zip(COLUMNS, _cells(one, found.calendar), strict=True)) for one in found.differences],
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
@@ -65,7 +69,7 @@ def as_text(found: Comparison) -> str:
 
 def _sentences(found: Comparison) -> Iterator[str]:
     pools = ", ".join(found.pools) or "no pool: nothing in the bill names one"
-    yield f"bill of {found.provider} for {format_date(found.period.start_ms)[:7]} against the ledger of {pools}"
+    yield f"bill of {found.provider} for {found.calendar.month_of(found.period.start_ms)} against the ledger of {pools}"
     kinds = found.by_kind()
     with localcontext(prec=60):
         for currency in sorted({*found.bill, *found.ledger}):
@@ -91,7 +95,6 @@ def _questions(found: Comparison) -> Iterator[str]:
     yield ""
     yield f"the largest of {len(asked)} differences to be asked about (--format csv shows all):"
     for one in asked[:SHOWN]:
-        day = "" if one.day_ms is None else format_date(one.day_ms)
-        where = " ".join(part for part in (day, one.pool, one.node, one.sku, one.region) if part)
+        where = " ".join(part for part in (_day(one, found.calendar), one.pool, one.node, one.sku, one.region) if part)
         hours = "" if one.hours is None else f", {one.hours:f} GPU-hours"
         yield f"  {one.kind:<12} {one.amount:f} {one.currency}{hours}  {where}"

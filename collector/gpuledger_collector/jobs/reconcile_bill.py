@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gpuledger_collector.accounting.bill import BillLine, BillMatch, Comparison, Observed, Place, compare
-from gpuledger_collector.accounting.period import Period, format_date
+from gpuledger_collector.accounting.period import Calendar, Period, format_date
 
 HALF_DAY_MS = 43_200_000
 """Billing periods are months in the provider's zone: one that begins within half a day of ours is the same month."""
@@ -50,8 +51,8 @@ class BillSource(Protocol):
     def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], Place]:
         """Where each node stood on each day."""
 
-    def days(self, period: Period) -> Sequence[Period]:
-        """The days of a period, in the billing zone."""
+    def calendar(self) -> Calendar:
+        """The days and months of the bill, in the billing zone."""
 
 
 def reconcile_bill(source: BillSource, provider: str, period: Period, *, effective: bool = False) -> Comparison:
@@ -65,9 +66,11 @@ def reconcile_bill(source: BillSource, provider: str, period: Period, *, effecti
     if not asked:
         months = ", ".join(sorted({format_date(one.start_ms)[:7] for one in mine}))
         raise NoBill(f"--bill: of {mine[0].provider} there are bills for {months} only")
-    days = source.days(period)
+    calendar = source.calendar()
+    days = calendar.days(period)
     lines = source.lines_of([one.id for one in asked])
-    return compare(
+    found = compare(
         asked[0].provider, lines, source.matches(), source.observed(period), source.places(days), days,
         effective=effective,
     )  # fmt: skip
+    return replace(found, calendar=calendar)

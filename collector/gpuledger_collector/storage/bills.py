@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.bill import BillLine, BillMatch, Observed, Place
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage import audit, inventory, zones
 
@@ -181,10 +181,6 @@ class Bills:
         """Where each node stood on each day."""
         return places(self.connection, days)
 
-    def days(self, period: Period) -> Sequence[Period]:
-        """The days of a period, in the billing zone."""
-        return zones.calendar(self.connection).days(period)
-
-    def month(self, name: str) -> Period:
-        """A month (as 2026-10), in the billing zone. Raises ValueError."""
-        return zones.calendar(self.connection).month(name)
+    def calendar(self) -> Calendar:
+        """The days and months of the bill, in the billing zone."""
+        return zones.calendar(self.connection)

@@ -150,6 +150,25 @@ def test_lines_over_days_are_laid_on_each_and_what_is_left_out_is_told(fleet, ru
     assert {one["day"] for one in found["differences"] if one["kind"] == "unobserved"} == {"2025-10-02"}
 
 
+def test_the_days_of_a_bill_have_their_names_in_the_billing_zone(fleet, run, tmp_path):
+    """October of Berlin begins on 30 September in UTC; page, CSV and JSON name its first day alike."""
+    run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
+    fleet.capacity(1, -2 * HOUR, 22 * HOUR)
+    fleet.evidence([Held(1, 1, -2 * HOUR, 22 * HOUR)])
+    row = {"BilledCost": "60", "PricingQuantity": "24", "BillingPeriodStart": "2025-09-30T22:00:00Z",
+           "BillingPeriodEnd": "2025-10-31T23:00:00Z", "ChargePeriodStart": "2025-09-30T22:00:00Z",
+           "ChargePeriodEnd": "2025-10-01T22:00:00Z"}  # fmt: skip
+    _, kinds, found = reconciled(run, tmp_path, row, match='billing_zone = "Europe/Berlin"\n' + MATCH)
+    assert kinds == {("USD", "price"): "12"}
+    assert [one["day"] for one in found["differences"]] == ["2025-10-01"]
+    asked = ("reconcile", "--period", "2025-10", "--bill", "Big Cloud")
+    assert "\nprice,2025-10-01,train,,gpu.1x,north,,12,USD\n" in run(*asked, "--format", "csv")[1]
+    page = run(*asked)[1]
+    assert page.startswith("bill of Big Cloud for 2025-10 against the ledger of train\n")
+    assert "12 USD  2025-10-01 train gpu.1x north\n" in page
+    assert "2025-09" not in page
+
+
 def test_a_newer_file_supersedes_and_the_same_changes_nothing(october, tmp_path):
     """Both are kept; the reconciliation sees the newer one alone, whichever columns name the provider."""
     first = bill(tmp_path / "a.csv", {"BilledCost": "1", "PricingQuantity": "24"})
