@@ -47,7 +47,7 @@ class AgentProcess:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(40)
+        return self.process.wait(60)
 
     def said(self) -> str:
         return (self.folder / "agent.log").read_text()
@@ -55,7 +55,7 @@ class AgentProcess:
 
 def batches(collector: CollectorProcess) -> int:
     """Batches in the ledger; a database that was just killed is asked again until it is back."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         try:
             with psycopg.connect(collector.dsn()) as connection:
@@ -69,7 +69,7 @@ def batches(collector: CollectorProcess) -> int:
 
 
 def wait_for_batches(collector: CollectorProcess, more: int, agent: AgentProcess) -> None:
-    wanted, deadline = batches(collector) + more, time.monotonic() + 60
+    wanted, deadline = batches(collector) + more, time.monotonic() + 120
     while batches(collector) < wanted:
         assert time.monotonic() < deadline, agent.said()[-2000:]
         assert agent.process.poll() is None, agent.said()[-2000:]
@@ -96,7 +96,7 @@ def test_killed_agents_and_collectors_leave_no_hole(folder, rounds):
             wait_for_batches(collector, 2, agent)
             collector.kill_postgres()
         wait_for_batches_of_a_revived(collector, agent)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while agent_pending(agent) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert agent.stop() == 0, agent.said()[-2000:]
@@ -120,7 +120,7 @@ def test_killed_agents_and_collectors_leave_no_hole(folder, rounds):
 
 def wait_for_batches_of_a_revived(collector: CollectorProcess, agent: AgentProcess) -> None:
     """Wait until the database, which was killed, answers again and takes new batches."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         try:
             collector.wait_ready()

@@ -117,12 +117,13 @@ def test_a_method_that_the_server_does_not_have_is_a_status_in_trailers_only(nod
 def test_a_kubelet_that_hangs_costs_the_timeout_and_no_more(node):
     """The deadline is that of the whole call."""
     stop = threading.Event()
-    node.behave = lambda context: stop.wait(10) and b""
+    node.behave = lambda context: stop.wait(120) and b""
     began = time.monotonic()
     with pytest.raises(CallFailed, match=r"no whole answer within 0\.3 s"):
         list_pods(node.path, timeout_s=0.3)
-    assert time.monotonic() - began < 1.5
+    took = time.monotonic() - began
     stop.set()
+    assert took < 20
 
 
 def test_a_kubelet_that_goes_away_and_comes_back_is_asked_again(tmp_path):
@@ -317,23 +318,24 @@ def test_a_slow_kubelet_never_delays_a_tick():
     def look():
         looks.append(1)
         if len(looks) > 1:
-            hang.wait(20)
+            hang.wait(120)
         return Cluster([pod("p", UUID)])
 
     cluster = Refreshed("kubernetes", look, 0.01, 120)
-    cluster.start(wait_s=5)
+    cluster.start(wait_s=60)
     owners = KubernetesOwners(cluster)
-    for _ in range(200):
-        if len(looks) > 1:
-            break
+    deadline = time.monotonic() + 60
+    while len(looks) < 2:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert len(looks) == 2
     began = time.monotonic()
     for _ in range(100):
         assert UUID in owners.holders([WHOLE], [])
-    assert time.monotonic() - began < 0.5
-    cluster.close()
+    took = time.monotonic() - began
     hang.set()
+    cluster.close()
+    assert took < 20
+    assert len(looks) == 2
 
 
 # ---- the API server ----
@@ -406,7 +408,7 @@ def test_a_server_that_trickles_does_not_hold_the_thread_for_ever(api, asked, mo
     began = time.monotonic()
     with pytest.raises(ApiFailed, match="took too long"):
         asked.pods("n1")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])

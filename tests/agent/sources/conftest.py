@@ -46,7 +46,7 @@ class Card:
 
     def python(self, code: str) -> str:
         answer = subprocess.run(
-            [sys.executable, "-c", code], env=self.environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code], env=self.environment, capture_output=True, text=True, timeout=240
         )
         assert answer.returncode == 0, answer.stderr
         return answer.stdout

@@ -84,15 +84,15 @@ def test_a_hung_gpu_delays_nobody_beyond_the_deadline(card):
     printed = card.python(
         "import json, time\n"
         "from gpuledger_agent.sources.nvml import NvmlSource\n"
-        "source = NvmlSource(deadline_s=0.3); source.open()\n"
+        "source = NvmlSource(deadline_s=0.8); source.open()\n"
         f"path = {str(card.path)!r}\n"
-        "open(path, 'w').write('gpus 2\\nhang 1 2\\n')\n"
+        "open(path, 'w').write('gpus 2\\nhang 1 5\\n')\n"
         "look = lambda: [s.health.status for s in source.read(('fast',))]\n"
         "start = time.monotonic(); first, second = look(), look(); took = time.monotonic() - start\n"
         "open(path, 'w').write('gpus 2\\n')\n"
         "deadline = time.monotonic() + 40\n"
         "while (last := look()) != ['ok', 'ok'] and time.monotonic() < deadline: time.sleep(0.1)\n"
-        "print(json.dumps([first, second, took < 2, last]))\n"
+        "print(json.dumps([first, second, took < 4, last]))\n"
     )
     first, second, in_time, last = json.loads(printed)
     assert first == second == ["ok", "unknown"]
@@ -229,8 +229,8 @@ def test_a_gpu_that_hangs_when_it_is_attached_keeps_nobody_waiting(card):
     """The others are attached and read; the sentence names the silent one, and it joins when it answers."""
     inventory, health, late, after = told(
         card,
-        "scene('gpus 2\\nhang 1 1\\n')\n"
-        "source = NvmlSource(attach_deadline_s=0.3)\n"
+        "scene('gpus 2\\nhang 1 4\\n')\n"
+        "source = NvmlSource(attach_deadline_s=0.8)\n"
         "inventory = attach(source)\n"
         "show([[entry.index for entry in inventory.accelerators], list(inventory.problems)])\n"
         "show(health(source.read(('fast',))))\n"
@@ -367,7 +367,7 @@ def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
         "def until_told(gpus):\n"
         f"    open({str(card.path)!r} + '.new', 'w').write(f'gpus {{gpus}}\\n')\n"
         f"    os.replace({str(card.path)!r} + '.new', {str(card.path)!r})\n"
-        "    for _ in range(50):\n"
+        "    for _ in range(1500):\n"
         "        try: source.read(('fast', 'slow'))\n"
         "        except SourceUnavailable as error: return error\n"
         "        time.sleep(0.02)\n"
