@@ -163,6 +163,11 @@ class Letter:
     why: str = ""
     closed_ms: int | None = None
 
+    @property
+    def matter(self) -> str:
+        """What it is about (see matter_of)."""
+        return matter_of(self.key, self.subject)
+
     def meant_so(self, at_ms: int) -> bool:
         """Whether somebody said that it is meant so, and that still holds."""
         return self.ack_until_ms is not None and at_ms < self.ack_until_ms
@@ -224,6 +229,15 @@ class SummaryNews:
     meant_so: int
     gave_back: int
     unreachable: tuple[str, ...] = field(default_factory=tuple)
+
+
+def matter_of(key: str, subject: str) -> str:
+    """What an episode is about: a workload, an owner's spending in a currency, or one job's storm, which its key names.
+
+    A storm of some cents is another matter than the spending of the same owner: neither hides the other.
+    """
+    storm = f"{ANOMALY}:storm:{subject}:"
+    return f"{subject}:{key.removeprefix(storm).rpartition(':')[0]}" if key.startswith(storm) else subject
 
 
 def of_team(contacts: Iterable[Contact], team: str) -> Contact:

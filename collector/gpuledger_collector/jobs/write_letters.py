@@ -30,6 +30,7 @@ from gpuledger_collector.insight.letters import (
     Section,
     SummaryNews,
     Wasted,
+    matter_of,
     must_escalate,
     of_team,
     recipients_of,
@@ -230,16 +231,19 @@ def _anomalies(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writer
         subject = f"{one.subject}:{one.currency or ''}"
         contact = of_team(contacts, one.team)
         recipients = contact.recipients or contact.leads
+        matter = matter_of(one.key, subject)
+        # Spending that one job makes most of, and of whose storm was told, is that storm, grown.
+        matters = {matter, *(f"{subject}:{job}" for job in one.evidence.get("workloads", [])[:1])}
         # A new look may move an episode's begin, and with it its key: what overlaps is the same episode.
         same = next(
-            (letter for letter in known if letter.subject == subject and letter.until_ms >= one.since_ms
+            (letter for letter in known if letter.matter in matters and letter.until_ms >= one.since_ms
              and letter.since_ms < one.until_ms), None,
         )  # fmt: skip
         if same is not None:
             unit.keep(replace(same, until_ms=max(same.until_ms, one.until_ms),
                               findings=tuple(dict.fromkeys([*same.findings, one.key]))))  # fmt: skip
             continue
-        if not recipients or any(letter.subject == subject and letter.meant_so(at_ms) for letter in known):
+        if not recipients or any(letter.matter == matter and letter.meant_so(at_ms) for letter in known):
             continue
         number = unit.add(
             Letter(0, one.key, ANOMALY, subject, one.team, recipients, (one.key,), one.since_ms, one.until_ms, at_ms)

@@ -287,7 +287,8 @@ def by_id(connection: Connection, letter_id: int) -> Letter | None:
 def subject_of(connection: Connection, letter: Letter) -> str:
     """What a letter is about, as people call it."""
     if letter.kind != IDLE:
-        return f"spending of {letter.subject.partition(':')[0]}"
+        job = letter.matter.removeprefix(letter.subject).removeprefix(":")
+        return f"spending of {f'{job} of ' if job else ''}{letter.subject.rpartition(':')[0]}"
     row = connection.execute(
         "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s", (letter.subject,)
     ).fetchone()

@@ -12,6 +12,7 @@ from gpuledger_agent.sources.fleet import BLOCK_MS, RUNAWAY, STORM, Fleet
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.findings import HourUse
+from gpuledger_collector.insight.letters import matter_of
 from gpuledger_collector.jobs import find_anomalies
 
 HOUR = 3_600_000
@@ -127,6 +128,7 @@ def test_a_storm_is_found_by_its_runs_though_it_costs_little(told):
         assert (one.team, one.evidence["nature"]) == ("speech", "retry storm")
         assert one.cost_micro == round(9 * Decimal(RATES["L40S"]) * 1_000_000)
         assert one.opened_ms - one.since_ms == 100 * 60_000
+        assert matter_of(one.key, "speech:USD") == "speech:USD:asr-eval"  # letters tell storms apart by their keys
 
 
 def test_every_episode_says_what_is_behind_it(told):

@@ -250,6 +250,34 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
     assert "sweep (H100)" in text
 
 
+def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None:
+    """A cheap storm that goes on, or is meant so, and a runaway of the same team: both are told; the storm, grown, not.
+
+    The same overlap of time that joins two looks at one episode must not join two matters.
+    """
+    apply(CONTACTS)
+
+    def finding(key: str, state: str, job: str, since: int) -> None:
+        fleet.connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
+            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', %s, 'robotics', 'robotics', "
+            "'{}', %s, %s, %s, 0.8, 'USD', 5000000, 5000000, %s)",
+            (key, state, OCTOBER + since, OCTOBER + since + HOUR, OCTOBER + DAY, json.dumps({"workloads": [job]})),
+        )
+
+    finding("anomaly:storm:robotics:USD:eval:1", "storm", "eval", 2 * HOUR)
+    assert write(1).anomalies == 1
+    assert "spending of eval of robotics" in run("letters", "list")[1]
+    finding("anomaly:storm:robotics:USD:eval:2", "storm", "eval", HOUR)
+    finding("anomaly:robotics:USD:2", "usage", "eval", 3 * HOUR)
+    assert write(1.01).anomalies == 0
+    assert run("letters", "ack", "1")[0] == 0
+    finding("anomaly:robotics:USD:3", "usage", "sweep", 20 * HOUR)
+    assert write(1.02).anomalies == 1
+    assert write(1.03).anomalies == 0
+    assert [text.split(" has spent")[0] for _, _, text in outbox(fleet)] == ["eval of robotics", "robotics"]
+
+
 def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings) -> None:
     """On the first round of a week, once; its GPU-hours are of that week alone, and priced exactly."""
     apply(CONTACTS)
