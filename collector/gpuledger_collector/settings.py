@@ -107,6 +107,9 @@ class Settings:
     keep_series_days: int = field(
         default=400, metadata={"help": "days that five-minute series of owners are kept; 0: for ever"}
     )
+    keep_heat_days: int = field(
+        default=400, metadata={"help": "days that the heat of nodes is kept by quarters of an hour; 0: for ever"}
+    )
     series_seconds: int = field(default=300, metadata={"help": "how often changed days are drawn as series again"})
     budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
     send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
@@ -353,6 +356,8 @@ def _retention_faults(settings: Settings) -> list[str]:
         )
     if settings.keep_series_days < 0:
         faults.append("keep_series_days: must be 0 (for ever) or more")
+    if settings.keep_heat_days < 0:
+        faults.append("keep_heat_days: must be 0 (for ever) or more")
     return faults
 
 

@@ -243,6 +243,7 @@ def jobs(
     from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
+    from gpuledger_collector.jobs.roll_heat import roll_heat
     from gpuledger_collector.jobs.roll_series import roll_series
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.jobs.watch_spending import SpendingWatch
@@ -254,6 +255,7 @@ def jobs(
     from gpuledger_collector.storage.backtests import ForecastStore
     from gpuledger_collector.storage.budgets import BudgetBook
     from gpuledger_collector.storage.findings import FindingStore
+    from gpuledger_collector.storage.heat import HeatStore
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.storage.letters import LetterBook
     from gpuledger_collector.storage.recommendations import RecommendationStore
@@ -334,6 +336,14 @@ def jobs(
             lambda: counted(
                 roll_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms(), stopping),
                 "days drawn",
+            ),
+            apart=True,
+        ),
+        Job(
+            "roll_heat",
+            3_600,
+            lambda: counted(
+                roll_heat(HeatStore(opened.current_dsn()), settings.keep_heat_days, now_ms(), stopping), "days made"
             ),
             apart=True,
         ),

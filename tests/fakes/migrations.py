@@ -10,8 +10,8 @@ from alembic.script import ScriptDirectory
 
 BIG = {
     "charge", "correction", "counter_hour", "counter_reading", "dirty_hour", "gpu_minute", "gpu_sample", "gpu_state",
-    "imported_usage", "ingest_batch", "ledger_day", "owner_5min", "sample_archive", "scrape_sample", "stretch",
-    "usage_hour", "workload",
+    "imported_usage", "ingest_batch", "ledger_day", "node_heat", "owner_5min", "sample_archive", "scrape_sample",
+    "stretch", "usage_hour", "workload",
 }  # fmt: skip
 """Tables that grow with the fleet: a lock that lasts as long as reading them stops every writer."""
 _MADE = re.compile(r"CREATE (?:TABLE|VIEW|FUNCTION)(?: IF NOT EXISTS)? (\w+)", re.I)

@@ -38,6 +38,7 @@ from gpuledger_collector.storage import (
     beside,
     commitments,
     findings,
+    heat,
     inventory,
     partitions,
     periods,
@@ -148,8 +149,9 @@ class LedgerUnit:
         usage.replace(self.connection, hours, pieces)
 
     def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
-        """The minute rollup of these (accelerator, hour) pairs is made again; the idle search returns to late ones."""
+        """Minutes of these (accelerator, hour) pairs and their nodes' heat; the idle search returns to late ones."""
         usage.roll_minutes(self.connection, hours)
+        heat.roll(self.connection, hours)
         if hours:
             findings.mark_late(self.connection, "idle", min(hour_ms for _, hour_ms in hours))
 

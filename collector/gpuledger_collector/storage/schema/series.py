@@ -1,10 +1,11 @@
-"""Series for drawing: what owners held every five minutes."""
+"""Series for drawing: what owners held every five minutes, and how busy nodes were every quarter of an hour."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
 
-from gpuledger_collector.storage.schema.columns import BIG, instant, metadata, text
+from gpuledger_collector.storage.schema.columns import BIG, foreign, instant, metadata, text
 
 owner_5min = sa.Table(
     "owner_5min",
@@ -36,4 +37,35 @@ series_day = sa.Table(
     sa.Column("day_ms", BIG, primary_key=True, autoincrement=False),
     instant("proved_at"),
     comment="Days in owner_5min, and which rating they were made from: another one in day_proof makes them again.",
+)
+
+node_heat = sa.Table(
+    "node_heat",
+    metadata,
+    sa.Column("hour_ms", BIG, primary_key=True),
+    foreign("node_id", "node.id", primary_key=True),
+    sa.Column("accelerator_ids", pg.ARRAY(BIG), nullable=False, comment="whose minutes are in it"),
+    sa.Column(
+        "utilization",
+        pg.ARRAY(sa.Double),
+        nullable=False,
+        comment="by quarter the sum of its minutes' ratios; null: nobody knows, never 0",
+    ),
+    sa.Column(
+        "utilization_minutes",
+        pg.ARRAY(sa.Integer),
+        nullable=False,
+        comment="by quarter how many accelerator-minutes are in the sum",
+    ),
+    sa.Column("sm_active", pg.ARRAY(sa.Double), nullable=False),
+    sa.Column("sm_active_minutes", pg.ARRAY(sa.Integer), nullable=False),
+    comment="Activity of a node's accelerators by quarters of an hour, from gpu_minute: what heat maps read.",
+)
+
+heat_day = sa.Table(
+    "heat_day",
+    metadata,
+    sa.Column("day_ms", BIG, primary_key=True, autoincrement=False),
+    sa.Column("made_ms", BIG, nullable=False),
+    comment="Days of node_heat that were made as a whole, and when: minutes of before it was there are taken in so.",
 )
