@@ -81,6 +81,7 @@ def chargeback(
         refuse(str(error))
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
+        from gpuledger_collector.api.statements import snapshot
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage import reports, zones
@@ -95,6 +96,7 @@ def chargeback(
         with bar("rating") as on_day:
             bring_up_to_date(ledger, period, now_ms, on_day)
         with ledger.connect() as connection:
+            snapshot(connection)
             aside = beside(connection, period, names, now_ms)
             made = report(reports.charged_lines(connection, period, names), names, aside)
             notes = _notes(connection, period, now_ms, made)

@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.export.focus_check import check
+from gpuledger_collector.storage.beside import beside
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 BOOK = """
@@ -165,6 +166,19 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     table = page.table("shared cost")
     assert sum(Decimal(row[-1].replace(",", "")) for row in table.rows[1:]) == Decimal(mine["cost_shared"])
     assert {name for row in table.rows[1:] for name in SHARED if row[0].startswith(name)} == SHARED - {"network"}
+
+
+def test_a_report_is_of_one_state_of_the_ledger(month, fleet, monkeypatch):
+    """Shares, lines and files are read one after the other: what is rated in between is in none of them."""
+    before = billed(month)
+
+    def rated_meanwhile(*arguments):
+        made = beside(*arguments)
+        fleet.connection.execute("UPDATE ledger_day SET cost_micro = 2 * cost_micro")
+        return made
+
+    monkeypatch.setattr("gpuledger_collector.storage.beside.beside", rated_meanwhile)
+    assert billed(month) == before
 
 
 def test_what_is_declared_later_changes_nothing_that_was_booked(month, written, fleet):
