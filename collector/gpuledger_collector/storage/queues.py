@@ -9,10 +9,12 @@ from typing import Any
 
 import psycopg
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.queue import QueueRow
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+KEEP_MS = 400 * DAY_MS
 
 
 def add(connection: Connection, rows: Sequence[QueueRow], now: dt.datetime) -> ImportOutcome:
@@ -33,6 +35,11 @@ def add(connection: Connection, rows: Sequence[QueueRow], now: dt.datetime) -> I
         added += found is not None and bool(found[0])
         updated += found is not None and not found[0]
     return ImportOutcome(added, updated, len(rows) - added - updated)
+
+
+def forget_old(connection: Connection, now_ms: int) -> None:
+    """Let readings go that are older than KEEP_MS: a scheduler's queue may be read every minute."""
+    connection.execute("DELETE FROM queue_reading WHERE at_ms < %s", (now_ms - KEEP_MS,))
 
 
 def _summed(row: QueueRow) -> list[dict[str, object]]:

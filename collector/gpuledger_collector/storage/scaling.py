@@ -39,6 +39,8 @@ FRESH_MS = 6 * FINE_MS
 """What was held so long ago is what is held now."""
 PAST_MS = DAY_MS
 """How far back what was desired is looked at: no cool-down and no stabilisation window is longer."""
+KEEP_MS = 400 * DAY_MS
+"""How long decisions and what came of them are kept: there may be one every five minutes for each pool."""
 
 
 def replace(connection: psycopg.Connection[Any], wanted: Sequence[Terms], now: dt.datetime) -> ImportOutcome:
@@ -204,6 +206,17 @@ def sums(connection: Connection, since_ms: int) -> dict[tuple[str, str], float]:
     query = f"SELECT d.pool, {parts} FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id"
     rows = connection.execute(sa.text(f"{query} WHERE o.from_ms >= :since GROUP BY d.pool"), {"since": since_ms})
     return {(row[0], kind): float(value) for row in rows for kind, value in zip(KINDS, row[1:], strict=True)}
+
+
+def forget_old(connection: psycopg.Connection[Any], now_ms: int) -> None:
+    """Let decisions go that were made longer ago than KEEP_MS, with their outcomes; each pool's last one stays."""
+    connection.execute(
+        "WITH old AS (SELECT id FROM scaling_decision d WHERE made_ms < %s AND EXISTS (SELECT FROM scaling_decision "
+        "later WHERE later.pool = d.pool AND later.made_ms > d.made_ms)), "
+        "judged AS (DELETE FROM scaling_outcome WHERE decision_id IN (SELECT id FROM old)) "
+        "DELETE FROM scaling_decision WHERE id IN (SELECT id FROM old)",
+        (now_ms - KEEP_MS,),
+    )
 
 
 @dataclass(frozen=True)

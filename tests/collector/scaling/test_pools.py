@@ -18,7 +18,7 @@ from gpuledger_collector.insight.scaling.pools import Terms
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.notify.hooks import Hook
 from gpuledger_collector.notify.sender import Sender
-from gpuledger_collector.storage import scaling
+from gpuledger_collector.storage import queues, scaling
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.outbox import Box
 from gpuledger_collector.storage.scaling import ScalingStore
@@ -241,3 +241,28 @@ def test_the_month_of_a_pool_is_shown_in_money_beside_the_setting(ledger, pool, 
     assert run("scale", "backtest")[0] == 2
     assert run("scale", "backtest", "a.csv", "--pool", "train")[0] == 2
     assert run("scale", "backtest", "--pool", "nowhere")[0] == 2
+
+
+def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, pool, store, hour_ms, database, dsn):
+    """Decisions with their outcomes, and readings of queues; what is decided next still knows what was desired last."""
+    ledger()
+    for hours in (50, 26, 24):
+        advise_scaling(store, hour_ms - hours * HOUR_MS)
+    known = rows(database, "SELECT d.id, o.decision_id FROM scaling_decision d LEFT JOIN scaling_outcome o "
+                           "ON o.decision_id = d.id ORDER BY d.id")  # fmt: skip
+    assert [decision == outcome for decision, outcome in known] == [True, False, False]
+    later_ms = hour_ms - 25 * HOUR_MS + scaling.KEEP_MS
+    with open_connection(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
+            "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
+            (hour_ms - 26 * HOUR_MS, hour_ms - 24 * HOUR_MS),
+        )
+        for _ in range(2):
+            scaling.forget_old(connection, later_ms)
+            queues.forget_old(connection, later_ms)
+        assert rows(database, "SELECT id FROM scaling_decision") == [(known[2][0],)]
+        assert rows(database, "SELECT count(*) FROM scaling_outcome") == [(0,)]
+        assert rows(database, "SELECT at_ms FROM queue_reading") == [(hour_ms - 24 * HOUR_MS,)]
+        scaling.forget_old(connection, later_ms + scaling.KEEP_MS)
+    assert rows(database, "SELECT id FROM scaling_decision") == [(known[2][0],)]
