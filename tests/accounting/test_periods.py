@@ -60,6 +60,9 @@ def test_months_and_ranges():
         date_range("2026-10-02", "2026-10-02")
     with pytest.raises(ValueError, match="is not a date"):
         date_range("2026-10-32", "2026-11-01")
+    for far in (("0001-01-01", "2026-11-01"), ("2026-10-01", "9999-12-31")):
+        with pytest.raises(ValueError, match="lies outside the years 1900 to 2200"):
+            date_range(*far)
 
 
 @given(st.integers(-(10**12), 10**13), st.integers(0, 40 * DAY_MS))

@@ -90,6 +90,8 @@ def date_range(start: str, end: str) -> Period:
     period_start, period_end = parse_date(start), parse_date(end)
     if period_end <= period_start:
         raise ValueError(f"the range {start} to {end} is empty: its end, which is not included, must come later")
+    if period_start < _YEAR_1900_MS or period_end > _YEAR_2200_MS:
+        raise ValueError(f"the range {start} to {end} lies outside the years 1900 to 2200")
     return Period(period_start, period_end)
 
 
