@@ -73,10 +73,10 @@ def erase(
                 found, pseudonym = privacy.show(connection, user), "a pseudonym"
             else:
                 pseudonym, found = privacy.erase(connection, user, person(), now_ms)
-                row = connection.execute("SELECT min(day_ms) FROM day_proof").fetchone()
-                if found and row is not None and row[0] is not None:
-                    bring_up_to_date(Ledger(opened.dsn), Period(row[0], row[0] + DAY_MS), now_ms)
-                    privacy.forget_owners(connection, user)
+                row = connection.execute("SELECT min(day_ms), max(day_ms) FROM dirty_day").fetchone()
+                if row is not None and row[0] is not None:
+                    bring_up_to_date(Ledger(opened.dsn), Period(row[0], row[1] + DAY_MS), now_ms)
+                privacy.forget_owners(connection, user)
     for place in found:
         said = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"
         print(f"{place.table}.{place.column}: {place.rows} rows {said}")

@@ -1,7 +1,9 @@
 """What the ledger knows of a person (a user name of the scheduler or the system), and how it forgets.
 
 A name stands where evidence and estimates name a user. Erasing puts a random pseudonym in its place there, so that
-every sum stays as it is, and has the open days rated again, so that owners of the level `user` bear it as well.
+hours and money stay, and has the open days rated again, so that owners of the level `user` bear it as well. An account
+of the scheduler that is called like the user is taken for the user's own. A rule that matches by the name matches no
+longer, so that the time goes to whoever is named without it, until the rule names the pseudonym.
 Bookkeeping stays: sealed months, corrections and the audit log are records that must not change; `show` names them.
 """
 
@@ -34,7 +36,7 @@ KEPT = {
     "token": "who had access: the audit log names the token; gpuledger token revoke ends it",
     "owner": "an owner of sealed months or of charges that are rated again soon",
     "audit": "the audit log is only added to",
-    "attribution_rule": "declared in a file: change it there and apply it",
+    "attribution_rule": "declared in a file: it no longer matches; put the pseudonym there and apply it",
     "budget": "declared in a file: change it there and apply it",
     "letter_rule": "declared in a file: change it there and apply it",
 }
@@ -105,7 +107,11 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
                     {**values, **more},
                 )
         if places:
-            connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof")
+            # Of a closed day a correction would book the name anew, beside the pseudonym.
+            connection.execute(
+                "INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof p WHERE NOT EXISTS "
+                "(SELECT FROM billing_period b WHERE p.day_ms >= b.start_ms AND p.day_ms < b.end_ms)"
+            )
             rows = sum(place.rows for place in places if not place.kept)
             audit.record(connection, [audit.Change("privacy", pseudonym, None, {"rows": rows})], now_ms, who)
     return pseudonym, places

@@ -117,6 +117,20 @@ def test_an_erased_name_is_gone_and_the_sums_stay(two_months, run):
     assert "alice" not in run("audit", "list", "--format", "json")[1]
 
 
+def test_open_days_forget_at_once_and_closed_ones_get_no_correction(two_months, run):
+    """A correction would book the old name beside the pseudonym, and tell whose it is."""
+    two_months.workload(3, team="vision", user="carol")
+    for day in (31, 33):
+        two_months.evidence([Held(1, 3, day * DAY + 6 * HOUR, day * DAY + 8 * HOUR)])
+    assert "carol" in {row["user"] for row in bill(run, NOVEMBER, "team,user")}
+    assert run("privacy", "erase", "carol")[0] == 0
+    assert named_in(two_months.connection, "carol") == set()
+    assert run("privacy", "erase", "alice")[0] == 0
+    two_months.connection.commit()
+    assert two_months.connection.execute("SELECT count(*) FROM correction").fetchone() == (0,)
+    assert two_months.connection.execute("SELECT count(*) FROM dirty_day").fetchone() == (0,)
+
+
 def test_what_only_looks_like_a_name_stays(two_months, run):
     """A team that is called like the user keeps its name: only what names a user is erased."""
     two_months.workload(3, team="alice", user="carol")
