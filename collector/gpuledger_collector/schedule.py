@@ -106,8 +106,9 @@ class Schedule:
         self._running = threading.Lock()
         self._apart = threading.Lock()
         self._stopping = stopping or threading.Event()
+        # One thread for each of the two: several would wait for a lock, which lets whomever it likes go first.
         self._scheduler = BackgroundScheduler(
-            timezone=dt.UTC, executors={"default": ThreadPoolExecutor(len(jobs) or 1)}
+            timezone=dt.UTC, executors={"default": ThreadPoolExecutor(1), "apart": ThreadPoolExecutor(1)}
         )
 
     def start(self) -> None:
@@ -120,6 +121,7 @@ class Schedule:
                 args=[job],
                 seconds=job.seconds,
                 id=job.name,
+                executor="apart" if job.apart else "default",
                 next_run_time=begin + dt.timedelta(milliseconds=100 * place),
                 max_instances=1,
                 coalesce=True,
