@@ -214,12 +214,12 @@ def restore(
     """
     with database(dsn, config, migrated=False) as opened:
         from gpuledger_collector.storage import migrate
-        from gpuledger_collector.storage.backup import NotEmpty
+        from gpuledger_collector.storage.backup import NotABackup, NotEmpty
         from gpuledger_collector.storage.backup import restore as bring
 
         try:
             bring(opened.dsn, file)
-        except NotEmpty as error:
+        except (NotABackup, NotEmpty) as error:
             refuse(str(error))
         migrated = migrate.upgrade(opened.dsn).done
         broken = broken_seals(opened.dsn)

@@ -28,6 +28,10 @@ class NotEmpty(StorageError):
     """The database that a backup was to be restored into holds something already."""
 
 
+class NotABackup(StorageError):
+    """The file that was to be restored is not what `backup` writes, is cut short, or of a newer Postgres."""
+
+
 def program(name: str) -> Path:
     """A client program of Postgres: the bundled one, or the one on the path. Raises EnvironmentLacks."""
     try:
@@ -50,7 +54,7 @@ def backup(dsn: str, target: Path) -> int:
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            _run("pg_dump", dsn, "--format=custom", "--no-owner", "--no-privileges", stdout=file)
+            _run(program("pg_dump"), dsn, "--format=custom", "--no-owner", "--no-privileges", stdout=file)
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(target)
@@ -60,30 +64,34 @@ def backup(dsn: str, target: Path) -> int:
 
 
 def restore(dsn: str, source: Path) -> None:
-    """Bring a backup into an empty database, in one transaction. Raises NotEmpty, or StorageError."""
+    """Bring a backup into an empty database, in one transaction. Raises NotEmpty, NotABackup, or StorageError."""
     with open_connection(dsn) as connection:
         row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
     if row is not None and row[0]:
         raise NotEmpty(f"the database holds {row[0]} tables already: restore into an empty one")
     with tempfile.NamedTemporaryFile("w+", suffix=".list") as chosen:
-        listed = _run("pg_restore", None, "--list", str(source), stdout=subprocess.PIPE)
+        pg_restore = program("pg_restore")
+        try:
+            listed = _run(pg_restore, None, "--list", str(source), stdout=subprocess.PIPE)
+        except StorageError as error:
+            raise NotABackup(f"{source} cannot be read as a backup ({error})") from error
         chosen.writelines(line for line in listed.splitlines(keepends=True) if not _ROLES.search(line))
         chosen.flush()
         given = ("--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error", "--use-list", chosen.name)
-        _run("pg_restore", dsn, *given, str(source))
+        _run(pg_restore, dsn, *given, str(source))
 
 
-def _run(name: str, dsn: str | None, *arguments: str, stdout: object = subprocess.DEVNULL) -> str:
+def _run(tool: Path, dsn: str | None, *arguments: str, stdout: object = subprocess.DEVNULL) -> str:
     """What a client program wrote; the password goes by the environment, where other users cannot read it."""
     parts = conninfo_to_dict(dsn or "")
     password = parts.pop("password", None)
     environment = {**os.environ, **({} if password is None else {"PGPASSWORD": str(password)})}
     address = make_conninfo("", **parts)
     done = subprocess.run(
-        [program(name), *(() if dsn is None else ("--dbname", address)), *arguments],
+        [tool, *(() if dsn is None else ("--dbname", address)), *arguments],
         env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
     )  # type: ignore[call-overload]  # fmt: skip
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-        raise StorageError(f"{name}: {said[-1] if len(said) == 1 else said[0]}")
+        raise StorageError(f"{tool.name}: {said[0].removeprefix(f'{tool.name}: error: ')}")
     return str(done.stdout or "")

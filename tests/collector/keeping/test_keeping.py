@@ -76,7 +76,7 @@ def restored(dsn, target):
 
 
 def test_a_file_that_is_no_backup_leaves_nothing_behind(postgres, tmp_path):
-    """One sentence, exit 3, and the database is as empty as before."""
+    """One sentence, exit 2, and the database is as empty as before."""
     from typer.testing import CliRunner
 
     from gpuledger_collector.cli import build
@@ -88,7 +88,10 @@ def test_a_file_that_is_no_backup_leaves_nothing_behind(postgres, tmp_path):
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
         result = CliRunner().invoke(build(), ["db", "restore", str(broken), "--dsn", dsn])
-        assert explain(result.exception)[1] == 3
+        sentence, code = explain(result.exception)
+        assert code == 2
+        assert sentence.startswith(f"{broken} cannot be read as a backup")
+        assert sentence.count("pg_restore") == 1
         assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
 
 
