@@ -250,7 +250,7 @@ def jobs(
     from gpuledger_collector.jobs.write_letters import write_letters
     from gpuledger_collector.notify import budget_mail, letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
-    from gpuledger_collector.storage import outbox
+    from gpuledger_collector.storage import outbox, queues, scaling
     from gpuledger_collector.storage.archive import Archive
     from gpuledger_collector.storage.backtests import ForecastStore
     from gpuledger_collector.storage.budgets import BudgetBook
@@ -259,7 +259,6 @@ def jobs(
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.storage.letters import LetterBook
     from gpuledger_collector.storage.recommendations import RecommendationStore
-    from gpuledger_collector.storage.scaling import ScalingStore
     from gpuledger_collector.storage.series import SeriesStore
 
     ledger = Ledger(opened.current_dsn)
@@ -268,7 +267,7 @@ def jobs(
     spending = SpendingWatch(found)
     advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
-    capacity = ScalingStore(lambda: opened.engine)
+    capacity = scaling.ScalingStore(lambda: opened.engine)
     letters, writers = LetterBook(connect), letter_writers(settings)
     write = partial(budget_mail.write, links=ack_links(settings))
 
@@ -286,6 +285,8 @@ def jobs(
             forget_old_runs(connection, now())
             outbox.forget_old(connection, now_ms())
             counters.forget_old(connection, now_ms())
+            scaling.forget_old(connection, now_ms())
+            queues.forget_old(connection, now_ms())
 
     return [
         Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),

@@ -13,11 +13,13 @@ import pytest
 import sqlalchemy as sa
 
 from fakes.collector import running
+from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.scaling.pools import Terms
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.notify.hooks import Hook
 from gpuledger_collector.notify.sender import Sender
+from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage import queues, scaling
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.outbox import Box
@@ -266,3 +268,16 @@ def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, 
         assert rows(database, "SELECT at_ms FROM queue_reading") == [(hour_ms - 24 * HOUR_MS,)]
         scaling.forget_old(connection, later_ms + scaling.KEEP_MS)
     assert rows(database, "SELECT id FROM scaling_decision") == [(known[2][0],)]
+
+
+def test_a_collectors_daily_tidying_lets_them_go(database, dsn, hour_ms):
+    """The job that runs each day does so."""
+    with open_connection(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) VALUES "
+            "('slurm', %s, 0, 0, '[]', now()), ('slurm', %s, 0, 0, '[]', now())",
+            (hour_ms - queues.KEEP_MS - HOUR_MS, hour_ms),
+        )
+    made = wiring.jobs(Settings(), database, lambda: open_connection(dsn, autocommit=True))
+    next(one for one in made if one.name == "tidy").work()
+    assert rows(database, "SELECT at_ms FROM queue_reading") == [(hour_ms,)]
