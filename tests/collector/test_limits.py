@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from fakes.collector import JSON, MSGPACK, running
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from gpuledger_agent.push import Reply, reaction
 from gpuledger_collector.api import limits
+from gpuledger_collector.api.batches import LEAST_BYTES_PER_SECOND
 from gpuledger_collector.api.limits import BURST_SECONDS, OverQuota, Quota
 from gpuledger_collector.storage import tokens
 from gpuledger_collector.storage.tokens import Token
@@ -61,12 +63,13 @@ def test_names_without_end_take_no_memory(monkeypatch):
 def test_a_node_over_its_quota_is_asked_to_come_back(dsn):
     """429 with Retry-After, which the agent follows; nothing of it is committed, and another node is served."""
     with running(dsn, node_samples_per_second=20) as collector:
+        collector.parts.intake.quotas.samples.steady = lambda: 0.0  # however long the requests take
         statuses = [collector.send(large(seq))[0] for seq in (1, 2)]
         assert statuses == [200, 200]
         status, told, answer = collector.request("POST", "/v1/batches", body_of(large(3)), MSGPACK)
         assert status == 429
         assert answer == {"status": "refused", "detail": "node-1 sends more than 20 samples a second"}
-        assert 30 <= int(told["Retry-After"]) <= 60
+        assert 40 <= int(told["Retry-After"]) <= 60
         found = reaction(Reply(status, {"retry-after": told["Retry-After"]}, b""), 0)
         assert (found.step, found.wait_s) == ("retry", float(told["Retry-After"]))
         assert collector.send(large(1, "node-2"))[0] == 200
@@ -76,6 +79,7 @@ def test_a_node_over_its_quota_is_asked_to_come_back(dsn):
 def test_bytes_have_a_quota_too(dsn):
     """Bodies are counted as they are sent."""
     with running(dsn, node_bytes_per_second=10) as collector:
+        collector.parts.intake.quotas.bytes.steady = lambda: 0.0
         statuses = [collector.send(large(seq))[0] for seq in (1, 2, 3)]
     assert statuses == [200, 429, 429]
 
@@ -88,7 +92,7 @@ def test_a_token_of_a_node_is_refused_before_its_body_comes(dsn):
     with running(dsn, node_bytes_per_second=1, require_tokens=True) as collector:
         bearer = {**MSGPACK, "Authorization": f"Bearer {secret}"}
         assert collector.post(body_of(large(1)), bearer)[0] == 200
-        with socket.create_connection(("127.0.0.1", collector.port), 5) as connection:
+        with socket.create_connection(("127.0.0.1", collector.port), 60) as connection:
             head = "".join(f"{name}: {value}\r\n" for name, value in bearer.items())
             connection.sendall(f"POST /v1/batches HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 5000\r\n\r\n".encode())
             assert connection.recv(100).startswith(b"HTTP/1.1 429")
@@ -97,6 +101,7 @@ def test_a_token_of_a_node_is_refused_before_its_body_comes(dsn):
 def test_remote_write_over_its_quota_is_kept_by_prometheus(dsn):
     """503 with Retry-After, not 429: that would be dropped."""
     with running(dsn, remote_write_samples_per_second=1) as collector:
+        collector.parts.remote.quota.steady = lambda: 0.0  # a bucket that fills while the requests go would take more
         answers = []
         for at_ms in range(NOON_MS, NOON_MS + 100_000, 1000):
             body = snappy(one(scrape(at_ms)))
@@ -137,7 +142,7 @@ SLOW = {
 def drip(port: int, first: bytes, again: bytes, seconds: float) -> float:
     """Sends `first`, then `again` ten times a second, until the connection is closed; after how many seconds."""
     begun = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.settimeout(0.1)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(first)
@@ -153,7 +158,7 @@ def test_slow_senders_are_let_go(impatient):
     """Heads and bodies of a byte now and then, or of nothing: each connection is over in seconds."""
     lasted: dict[str, float] = {}
     threads = [
-        threading.Thread(target=lambda name=name: lasted.update({name: drip(impatient.port, *SLOW[name], 12)}))
+        threading.Thread(target=lambda name=name: lasted.update({name: drip(impatient.port, *SLOW[name], 60)}))
         for name in SLOW
     ]
     for thread in threads:
@@ -161,12 +166,12 @@ def test_slow_senders_are_let_go(impatient):
     for thread in threads:
         thread.join()
     assert len(lasted) == len(SLOW)
-    assert {name: seconds for name, seconds in lasted.items() if seconds > 8} == {}
+    assert {name: seconds for name, seconds in lasted.items() if seconds > 30} == {}
 
 
 def test_a_head_is_bounded(impatient):
     """A megabyte of header is not kept."""
-    with socket.create_connection(("127.0.0.1", impatient.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", impatient.port), 60) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1_000_000)
             connection.sendall(b"y" * 1_000_000)
@@ -174,28 +179,32 @@ def test_a_head_is_bounded(impatient):
             assert connection.recv(100)[9:12] in {b"", b"400", b"431"}
 
 
-def test_a_slow_but_steady_body_is_taken(impatient):
-    """What comes faster than the least rate may take its time."""
-    body = body_of(large(1))
+def test_a_slow_but_steady_body_is_taken(impatient, monkeypatch):
+    """What comes faster than the least rate may take longer than one that does not: here more than a second."""
+    monkeypatch.setattr(limits.Guarded, "body_seconds", 60.0)
+    instants, chance = range(NOON_MS, NOON_MS + 500 * 1000, 1000), random.Random(1)
+    noise = samples(2, instants, gpu_utilization_ratio=[chance.random() for _ in range(1000)])
+    body = body_of(batch(1, samples=noise))
+    assert len(body) > 4 * LEAST_BYTES_PER_SECOND
     head = "".join(f"{name}: {value}\r\n" for name, value in MSGPACK.items())
-    with socket.create_connection(("127.0.0.1", impatient.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", impatient.port), 60) as connection:
         connection.sendall(
             f"POST /v1/batches HTTP/1.1\r\nHost: x\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode()
         )
         step = len(body) // 8 + 1
         for place in range(0, len(body), step):
             connection.sendall(body[place : place + step])
-            time.sleep(0.1)
+            time.sleep(0.2)
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_too_many_connections_are_closed(dsn):
     """Those beyond the bound are closed at once; those within are served."""
     with running(dsn, most_connections=20) as collector, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 5)) for _ in range(20)]
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 60)) for _ in range(20)]
         held[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert held[0].recv(100).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(("127.0.0.1", collector.port), 5) as other, contextlib.suppress(OSError):
+        with socket.create_connection(("127.0.0.1", collector.port), 60) as other, contextlib.suppress(OSError):
             other.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert other.recv(100) == b""
 
@@ -212,7 +221,7 @@ def test_a_thousand_slow_senders_take_no_memory(dsn):
         kinds = list(SLOW.values())
         held = []
         for number in range(1000):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 5))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 60))
             connection.sendall(kinds[number % len(kinds)][0])
             held.append(connection)
         for _ in range(5):
@@ -221,7 +230,7 @@ def test_a_thousand_slow_senders_take_no_memory(dsn):
                     connection.sendall(kinds[number % len(kinds)][1])
             begun = time.monotonic()
             assert collector.request("GET", "/healthz")[0] == 200
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 20
         assert resident_mib() - before < 40
 
 
