@@ -177,7 +177,7 @@ def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
         return _run(dsn, before, post=post)
     finally:
         with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
-            viewer_wall.lift(opened)
+            viewer_wall.lift(opened, LOCK_TRIES, LOCK_PAUSE_SECONDS)
 
 
 def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:

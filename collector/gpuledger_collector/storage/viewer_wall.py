@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 log = logging.getLogger(__name__)
 ROLE = "gpuledger_viewer"
 POLICY = "gpuledger_wall"
-LOCK_TIMEOUT = "5s"
+LOCK_TIMEOUT = "500ms"
+"""Shorter than Postgres waits before it looks for deadlocks, as migrations do: batches go first."""
 _OWNER = "nullif(nullif(current_setting('gpuledger.owner', true), ''), '{}')::jsonb"
 """The viewer's owner (level -> value); null, so that nothing is seen, where nobody is named."""
 _PATH = (
@@ -149,24 +151,37 @@ def lower(connection: Connection) -> int:
     return len(found)
 
 
-def lift(connection: Connection) -> str:
-    """Raise the wall where it does not stand; what is in the way, in a sentence, empty when it stands."""
+def lift(connection: Connection, tries: int = 1, pause_s: float = 0) -> str:
+    """Raise the wall where it does not stand; what is in the way, in a sentence, empty when it stands.
+
+    While others hold a table it is tried again, `pause_s` apart.
+    """
     if stands(connection):
         return ""
-    try:
-        with connection.transaction():
-            connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-            _role(connection)
-            row = connection.execute("SELECT current_schema()").fetchone()
-            assert row is not None
-            found = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
-            for statement in statements(row[0], {name for (name,) in found}):
-                connection.execute(statement)
-    except psycopg.Error as error:
-        said = str(error).strip().partition("\n")[0]
-        log.warning("row-level security for viewers was not set up: %s", said)
-        return said
+    for left in reversed(range(tries)):
+        try:
+            _raise(connection)
+            break
+        except psycopg.Error as error:
+            if left and isinstance(error, psycopg.errors.LockNotAvailable):
+                time.sleep(pause_s)
+                continue
+            said = str(error).strip().partition("\n")[0]
+            log.warning("row-level security for viewers was not set up: %s", said)
+            return said
     return "" if stands(connection) else f"this user may not become {ROLE}"
+
+
+def _raise(connection: Connection) -> None:
+    """The role and the policies, in one transaction. Raises psycopg.Error."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        _role(connection)
+        row = connection.execute("SELECT current_schema()").fetchone()
+        assert row is not None
+        found = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", row)
+        for statement in statements(row[0], {name for (name,) in found}):
+            connection.execute(statement)
 
 
 def _role(connection: Connection) -> None:

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import threading
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import fresh_database
+from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api import pages, reads, runs
 from gpuledger_collector.api.auth.principal import Principal
@@ -155,6 +157,22 @@ def test_what_stands_behind_the_wall_is_declared(fleet):
                 connection.execute("DELETE FROM charge")
             connection.execute("RESET ROLE")
     assert set(readable) == (set(viewer_wall.OWNED) | set(viewer_wall.COMMON)) & set(tables)
+
+
+def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
+    """A batch that holds a table which the wall needs, and wants one that it has, goes on; the wall is tried again."""
+    monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0.1)
+    with psycopg.connect(dsn, autocommit=True) as watch, psycopg.connect(dsn) as writer:
+        viewer_wall.lower(watch)
+        writer.execute("LOCK TABLE accelerator IN ROW EXCLUSIVE MODE")
+        upgrade = threading.Thread(target=migrate.upgrade, args=(dsn,))
+        upgrade.start()
+        waits = "SELECT FROM pg_locks WHERE relation = 'accelerator'::regclass AND NOT granted"
+        until(lambda: watch.execute(waits).fetchone() is not None)
+        writer.execute("LOCK TABLE workload IN ROW EXCLUSIVE MODE")
+        writer.commit()
+        upgrade.join(60)
+        assert viewer_wall.stands(watch)
 
 
 @pytest.fixture
