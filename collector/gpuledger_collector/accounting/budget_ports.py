@@ -28,7 +28,7 @@ class Spend:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The estimate of the period's end in micro-units, and the days (unix ms) on which the budget is spent.
+    """The estimate of the period's end in micro-units, and the days (their starts) on which the budget is spent.
 
     A run-out of None: not before the period's end.
     """

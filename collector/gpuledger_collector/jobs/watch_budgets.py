@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from gpuledger_collector.accounting.budget_ports import Ahead, BudgetStore, BudgetUnit, News, Status
 from gpuledger_collector.accounting.budgets import (
@@ -23,7 +24,7 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.messages import Content, Message
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, parse_date
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out
 
 LATE_MS = 2 * DAY_MS
@@ -137,14 +138,15 @@ def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spen
     since_ms = max(unit.rated_since(known_ms), days.day_of(today_ms - MOST_HISTORY * DAY_MS).start_ms)
     history = unit.daily(budget, Period(since_ms, today_ms))
     first = next((at for at, cost in enumerate(history) if cost), len(history))
-    left = (today.end_ms - known_ms) / DAY_MS
+    left = (today.end_ms - known_ms) / today.ms
     after = len(days.days(Period(today_ms, period.end_ms))) - 1
     found = outlook(history[first:], spent_micro, left, after)
     if found is None:
         return None
     out = run_out(found, budget.amount_micro)
-    named_ms = parse_date(days.date_of(today_ms).isoformat())
-    dates = [None if day is None else named_ms + day * DAY_MS for day in (out.earliest, out.middle, out.latest)]
+    named = days.date_of(today_ms)
+    gone = (out.earliest, out.middle, out.latest)
+    dates = [None if day is None else days.start_of(named + timedelta(days=day)) for day in gone]
     ends = (found.low[-1], found.middle[-1], found.high[-1], found.likely[-1])
     return Ahead(*ends, found.days_of_history, *dates)
 

@@ -9,12 +9,15 @@ import threading
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, OCTOBER
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.budgets import MICRO
+from gpuledger_collector.export.budgets import rows
+from gpuledger_collector.jobs import rate_usage
 from gpuledger_collector.jobs.watch_budgets import statuses, watch_budgets
 from gpuledger_collector.notify import budget_mail
 from gpuledger_collector.storage import budgets as stored
 from gpuledger_collector.storage.budgets import BudgetBook
+from gpuledger_collector.storage.ledgers import Ledger
 
 VISION = """
 [[budget]]
@@ -65,6 +68,17 @@ def test_figures_are_the_ledgers_own(october, apply, connect, run) -> None:
     assert status.pace_percents == (100 * 1000 // even, 100 * 1000 // even)
     early = statuses(BudgetBook(connect), OCTOBER + 4 * DAY)[0]
     assert early.ahead is None
+
+
+def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, connect, dsn) -> None:
+    """24 a day of 400 are gone on the 17th, which begins at four in UTC."""
+    apply('billing_zone = "America/New_York"\n' + VISION)
+    rate_usage(Ledger(dsn), NOW_MS)
+    (status,) = statuses(BudgetBook(connect), OCTOBER + 10 * DAY + 4 * HOUR)
+    assert status.ahead is not None
+    assert status.spend.cost_micro == 240 * MICRO
+    (row,) = rows([status])
+    assert (row["period_from"], row["run_out"]) == ("2025-10-01", "2025-10-17")
 
 
 def test_within_a_day_pace_and_rated_time_count(october, apply, connect) -> None:
