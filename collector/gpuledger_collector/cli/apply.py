@@ -61,6 +61,8 @@ def apply(
         rows = [(name, one.added, one.updated, one.unchanged, one.dirty_days, dry_run) for name, one in done.items()]
         sys.stdout.write(rows_as(shape.value, COLUMNS, rows))
         return
+    if not done:
+        print(f"{file} declares nothing: nothing was changed")
     for name, outcome in done.items():
         print(
             f"{name}: {outcome.added} added, {outcome.updated} superseded, {outcome.unchanged} unchanged; "
@@ -75,7 +77,7 @@ def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[s
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
         ("billing zone", declared.billing_zone, zones.replace),
-        ("prices", declared.prices, prices.add),
+        ("prices", declared.prices or None, prices.add),  # added, never taken away: without any there is nothing to say
         ("owned hardware", declared.owned, prices.add_derived),
         ("commitments", declared.commitments, commitments.replace),
         ("choices of purchase", declared.purchases, commitments.replace_choices),

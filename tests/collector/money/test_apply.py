@@ -83,6 +83,14 @@ def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, d
     assert fleet.rows("SELECT name FROM shared_cost") == [("support",)]
 
 
+def test_only_what_the_file_declares_is_told(run, written, fleet) -> None:
+    """A file without prices says nothing of prices, and one without anything that it changed nothing."""
+    rules = RULES[: RULES.index("[[price]]")]
+    assert run("apply", written("rules.toml", rules))[1].startswith("rules: 2 added")
+    code, out, _ = run("apply", written("empty.toml", "# later\n"))
+    assert (code, out.endswith("declares nothing: nothing was changed\n")) == (0, True)
+
+
 def test_every_mistake_is_named_with_its_line(run, written, fleet) -> None:
     """Unknown keys and levels name the nearest, bad values their line; nothing is applied."""
     text = RULES.replace("[[price]]", "[[price]]\ncolour = 1").replace("org =", "orgg =")
