@@ -28,7 +28,7 @@ def action(job: str, user: str) -> Action:
     return Action(1, "k", 1, "scancel", {"workload": job, "user": user}, "vision", "doing", 0, 0)
 
 
-def wait_for(true, seconds=30.0):
+def wait_for(true, seconds=90.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
