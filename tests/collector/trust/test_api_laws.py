@@ -89,9 +89,11 @@ def test_many_requests_are_no_fault_and_show_no_foreign_row(fleet, operations, r
 
 
 PATHS = ("/v1/chargeback", "/v1/accelerators", "/v1/nodes", "/v1/forecast", "/v1/budgets", "/v1/idle",
-         "/v1/anomalies", "/v1/audit", "/v1/scaling/x")  # fmt: skip
+         "/v1/anomalies", "/v1/audit", "/v1/scaling/x", "/v1/runs", "/v1/series", "/v1/samples", "/v1/recommendations",
+         "/v1/disputes")  # fmt: skip
 values = st.sampled_from(INJECTIONS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-NAMES = ("from", "to", "by", "limit", "after", "days", "open_only", "pool", "horizon_hours", "delay_s")
+NAMES = ("from", "to", "by", "limit", "after", "days", "open_only", "pool", "horizon_hours", "delay_s",
+         "gpu", "node", "metrics", "step", "state", "all")  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
