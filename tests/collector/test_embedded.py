@@ -108,8 +108,9 @@ def test_a_killed_postmaster_is_started_again_with_every_row(server):
     keep_rows(dsn)
     pid = server.pid
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while server.pid is not None and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while server.pid is not None:
+        assert time.monotonic() < deadline
         server._child.poll()
     assert server.ensure_running()
     assert server.pid not in (None, pid)

@@ -89,7 +89,7 @@ class Keda:
         kind = self.channel.unary_stream if stream else self.channel.unary_unary
         made = kind(f"/externalscaler.ExternalScaler/{name}", request_serializer=type(request).SerializeToString,
                     response_deserializer=C[answer].FromString)  # fmt: skip
-        return made(request, timeout=20)
+        return made(request, timeout=60)
 
     def active(self):
         return self.call("IsActive", self.ref, "IsActiveResponse").result
@@ -282,7 +282,7 @@ def test_the_command_serves_until_it_is_told_to_stop(dsn):
         assert Keda(port[1], pool="serve").value().metricValueFloat >= 3
     finally:
         child.send_signal(signal.SIGTERM)
-        _, complaints = child.communicate(timeout=20)
+        _, complaints = child.communicate(timeout=60)
     assert (child.returncode, complaints) == (0, "")
 
 

@@ -40,7 +40,7 @@ def test_a_scrape_shows_the_number_of_the_api_and_nothing_of_a_stale_pool(dsn):
         bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
         assert "gpuledger_scaling" not in collector.request("GET", "/metrics")[2]
     with running(dsn, scaling_gauge_delay_seconds=600) as collector:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         series = []
         while not series:
             assert time.monotonic() < deadline
@@ -62,7 +62,7 @@ class Made:
 
     def __call__(self):
         self.begun += 1
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -80,7 +80,8 @@ def steered():
     def settle():
         looking = gauge._refreshing
         if looking is not None:
-            looking.join(10)
+            looking.join(60)
+            assert not looking.is_alive()
 
     return clock, made, scrape, settle
 

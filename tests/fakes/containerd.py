@@ -32,7 +32,7 @@ class Daemon:
     def start(self):
         words = ["containerd", "-c", self._folder / "config.toml"]
         self._daemon = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while self._ctr("version").returncode:
             if self._daemon.poll() is not None or time.monotonic() > until:
                 pytest.skip("containerd does not start here")
@@ -47,8 +47,9 @@ class Daemon:
 
     def kill(self, namespace, name):
         self._ctr("-n", namespace, "task", "kill", "-s", "KILL", name)
-        until = time.monotonic() + 10
-        while "STOPPED" not in self._ctr("-n", namespace, "task", "ls").stdout and time.monotonic() < until:
+        until = time.monotonic() + 60
+        while "STOPPED" not in self._ctr("-n", namespace, "task", "ls").stdout:
+            assert time.monotonic() < until
             time.sleep(0.05)
 
     def close(self):
@@ -56,13 +57,13 @@ class Daemon:
             self._ctr("-n", namespace, "task", "rm", "-f", name)
             self._ctr("-n", namespace, "container", "rm", name)
         self._daemon.terminate()
-        self._daemon.wait(10)
+        self._daemon.wait(60)
 
     def _ctr(self, *words):
         path = f"{os.environ['PATH']}:{self._folder}"
         return subprocess.run(
             ["ctr", "-a", self.path, *words],
-            capture_output=True, text=True, timeout=20, env={**os.environ, "PATH": path},
+            capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": path},
         )  # fmt: skip
 
 

@@ -54,9 +54,9 @@ def delivers(command: list[str | Path], folder: Path) -> None:
         log = folder / "log"
         with log.open("wb") as file:
             process = subprocess.Popen([*command, "run"], env=environment, stderr=file, cwd=folder)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not target.committed() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()
         assert target.committed(), log.read_text()

@@ -55,7 +55,7 @@ class Podman:
             [*self._words, "system", "service", "--time=0", f"unix://{self.path}"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not self.path.exists():
             if self._service.poll() is not None or time.monotonic() > until:
                 pytest.skip(f"podman's service does not start here: {self._stop()}")
@@ -83,7 +83,7 @@ class Podman:
 
     def _stop(self):
         self._service.terminate()
-        return self._service.communicate(timeout=10)[1].decode(errors="replace")[-200:]
+        return self._service.communicate(timeout=60)[1].decode(errors="replace")[-200:]
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def running():
         yield podman
     finally:
         podman.close()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while folder.exists() and time.monotonic() < until:  # conmon may still be writing that a container has ended
             shutil.rmtree(folder, ignore_errors=True)
         CDI.unlink()

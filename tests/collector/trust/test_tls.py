@@ -54,7 +54,7 @@ def serving_tls(folder, dsn):
 
 
 def healthy(port, context):
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status, connection.sock.version() if connection.sock else None
@@ -79,7 +79,7 @@ def test_tls_is_served_and_nothing_below_1_2(authority, dsn):
             old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
         with pytest.raises((ssl.SSLError, ConnectionError)):
             healthy(port, old)
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as plain:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as plain:
             plain.request("GET", "/healthz")
             with pytest.raises((http.client.HTTPException, ConnectionError)):
                 plain.getresponse()

@@ -89,7 +89,7 @@ def test_a_revoked_token_is_refused_within_seconds(dsn, secret, command):
         seq = 2
         while send(collector, batch(seq=seq), own)[0] == 200:
             seq += 1
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < keys_module.FRESH_SECONDS + 20
             time.sleep(0.1)
         # The last token is gone, and the door stays shut: it does not open because no token is left.
         assert collector.post(body_of(batch(seq=100)))[0] == 401
