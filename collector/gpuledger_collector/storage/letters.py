@@ -244,7 +244,8 @@ def holdings(connection: Connection, at_ms: int) -> list[Holding]:
         "WHERE id = ANY(%s)",
         (list(by_workload),),
     )
-    held = _held(connection, list(by_workload), at_ms)
+    since = {number: min(card.finding.since_ms for card in cards) for number, cards in by_workload.items()}
+    held = _held(connection, since, at_ms)
     made = [
         Holding(row[0], row[1], row[2], row[3], row[4], row[5], tuple(by_workload[row[0]]),
                 max(held.get(row[0], 0), len(by_workload[row[0]])))
@@ -253,12 +254,17 @@ def holdings(connection: Connection, at_ms: int) -> list[Holding]:
     return sorted(made, key=lambda one: (-max((day for _, _, day in one.money()), default=0), one.workload_id))
 
 
-def _held(connection: Connection, ids: Sequence[int], at_ms: int) -> dict[int, int]:
-    """How many accelerators each of these workloads holds, by the usage of the last hours."""
+def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> dict[int, int]:
+    """How many accelerators each of these workloads holds, by the usage from three hours before it went idle.
+
+    Those of a node that nobody sees now are among them: that they are idle, too, is not known.
+    """
+    from_ms = {number: min(since, at_ms) - 3 * HOUR_MS for number, since in since_ms.items()}
     rows = connection.execute(
-        "SELECT workload_id, count(DISTINCT accelerator_id) FROM usage_hour WHERE hour_ms >= %s AND hour_ms <= %s "
-        "AND workload_id = ANY(%s) GROUP BY 1",
-        (at_ms - 3 * HOUR_MS, at_ms, list(ids)),
+        "SELECT u.workload_id, count(DISTINCT u.accelerator_id) FROM usage_hour u "
+        "JOIN unnest(%s::bigint[], %s::bigint[]) AS idle (id, from_ms) ON u.workload_id = idle.id "
+        "AND u.hour_ms >= idle.from_ms WHERE u.hour_ms >= %s AND u.hour_ms <= %s GROUP BY 1",
+        (list(from_ms), list(from_ms.values()), min(from_ms.values(), default=at_ms), at_ms),
     )
     return {int(workload): int(count) for workload, count in rows}
 

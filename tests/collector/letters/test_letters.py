@@ -184,14 +184,18 @@ def test_missing_data_is_never_told(idle_day, apply, write) -> None:
     assert write(1 + 1 / 24).told == 0
 
 
-def test_a_job_of_which_others_work_is_not_to_be_ended(idle_day, apply, write, connect) -> None:
-    """One of its two GPUs is idle: it is told, without a command that would end both."""
+@pytest.mark.parametrize("hour", [23, 9])
+def test_a_job_of_which_others_work_is_not_to_be_ended(hour, idle_day, apply, write, connect) -> None:
+    """One of its two GPUs is idle: it is told, without a command that would end both.
+
+    Nor where nobody has seen the other one since nine: its node is silent, and it may well work.
+    """
     apply(CONTACTS)
     idle_day.connection.execute(
         "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms) "
         "SELECT id, %s, 'held', (SELECT id FROM workload WHERE external_id = '1'), 3600000, 0, 0, 0 FROM accelerator "
         "WHERE uuid IN ('GPU-0001', 'GPU-0002')",
-        (OCTOBER + 23 * HOUR,),
+        (OCTOBER + hour * HOUR,),
     )
     write(1)
     ((text,),) = idle_day.rows("SELECT text FROM outbox WHERE recipient = 'ada@example.org'")
