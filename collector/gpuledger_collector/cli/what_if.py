@@ -87,7 +87,8 @@ def both(
         bring_up_to_date(ledger, period, now_ms)
         with ledger.unit() as unit:
             lines: Sequence[ChargedLine] = reports.charged_lines(unit.connection, period, names)
-            other = priced_anew(unit, period, PriceBook(read_prices(prices).rows), now_ms, names)
+            book = PriceBook(read_prices(prices).rows, unit.purchase_choices())
+            other = priced_anew(unit, period, book, now_ms, names)
     return report(lines, names), report(other, names)
 
 

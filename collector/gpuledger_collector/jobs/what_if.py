@@ -25,8 +25,9 @@ def what_if(unit: Unit, period: Period, book: PriceBook, now_ms: int, by: Sequen
     if period.start_ms >= now_ms:
         return []
     sums: dict[tuple[tuple[str, ...], str, str | None], ChargedLine] = {}
-    for day in Period(period.start_ms, min(period.end_ms, now_ms)).days():
-        whole = Period(day.start_ms, min(day.start_ms + 24 * HOUR_MS, period.end_ms))
+    calendar = unit.calendar()
+    for day in calendar.days(Period(period.start_ms, min(period.end_ms, now_ms))):
+        whole = Period(day.start_ms, min(calendar.day_of(day.start_ms).end_ms, period.end_ms))
         charges, *_ = priced(recut(unit, usage_of(unit, whole, now_ms), book), book)
         for charge in charges:
             line = line_of(charge, by)
@@ -52,8 +53,13 @@ def recut(unit: Unit, usage: DayUsage, book: PriceBook) -> DayUsage:
         kept = [
             one for one in usage.pieces.get(accelerator_id, ()) if one.start_ms - one.start_ms % HOUR_MS not in again
         ]
-        made = fold_hours(evidence.get(accelerator_id, ()), hours, stays, book)
-        ended = (replace(one, end_ms=one.start_ms - one.start_ms % HOUR_MS + HOUR_MS) for one in made)
+        # Where the day begins or ends inside one of these hours, the rest of that hour is another day's.
+        made = fold_hours(evidence.get(accelerator_id, ()), hours, stays, book, (usage.day.start_ms, usage.day.end_ms))
+        ended = (
+            replace(one, end_ms=one.start_ms - one.start_ms % HOUR_MS + HOUR_MS)
+            for one in made
+            if usage.day.start_ms <= one.start_ms < usage.day.end_ms
+        )
         pieces[accelerator_id] = sorted([*kept, *ended], key=_order)
     return replace(usage, pieces=pieces)
 

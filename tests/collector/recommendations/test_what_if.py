@@ -6,12 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
+from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.what_if import what_if
-from gpuledger_collector.storage import prices, reports
+from gpuledger_collector.storage import prices, reports, zones
 
 CHANGE = 10 * HOUR + 30 * 60_000 + 789
 TWO_DAYS = Period(OCTOBER, OCTOBER + 2 * DAY)
@@ -55,6 +55,35 @@ def test_the_same_prices_give_the_ledger_to_the_micro_unit(furnished, ledger, by
     assert len(made) > 1
 
 
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
+def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
+    """Days that begin at another hour, or inside one in which the rate changes as well: again the ledger."""
+    at = OCTOBER + 18 * HOUR + 2_718_281
+    with ledger.connect() as connection:
+        zones.replace(connection, zone, NOW)
+        prices.add(connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW)
+        days = zones.in_zone(connection, TWO_DAYS)
+    bring_up_to_date(ledger, days, NOW_MS)
+    with ledger.unit() as unit:
+        made = lines(what_if(unit, days, PriceBook(prices.current(unit.connection)), NOW_MS, ("team",)))
+        assert made == lines(reports.charged_lines(unit.connection, days, ("team",)))
+
+
+def test_the_own_prices_as_a_file_make_no_difference(furnished, run, tmp_path):
+    """What was chosen to be bought as spot is so under the other book, too."""
+    (tmp_path / "ledger.toml").write_text(
+        '[[price]]\npool = ""\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour = 1.11\ncurrency = "USD"\n'
+        'effective_from = 2025-01-01\n[[purchase]]\npool = "train"\npurchase = "spot"\n'
+    )
+    assert run("apply", tmp_path / "ledger.toml")[0] == 0
+    (tmp_path / "own.csv").write_text(run("prices", "list", "--format", "csv")[1])
+    span = ("--from", "2025-10-01", "--to", "2025-10-03", "--format", "csv")
+    code, out, err = run("what-if", "--prices", tmp_path / "own.csv", *span)
+    assert code == 0, err
+    total = next(row for row in csv.DictReader(io.StringIO(out)) if row["team"] == "total")
+    assert (total["cost_now"], total["difference"]) == ("106.56", "0.00")
+
+
 def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger):
     """The other book's own change inside an hour: what it charges is what a ledger under it would."""
     at = OCTOBER + 20 * HOUR + 1_234_567
@@ -64,8 +93,6 @@ def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger
         told = lines(what_if(unit, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     with ledger.connect(autocommit=True) as connection:
-        from fakes.fleet import NOW
-
         prices.add(connection, other, NOW)
         furnished.connection.execute(
             "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id, "
