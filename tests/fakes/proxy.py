@@ -309,7 +309,7 @@ class ProxyProcess:
         self._events: dict[str, dict] = {}
         self._came = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
-        self.port: int = self.wait("port", 30)["port"]
+        self.port: int = self.wait("port", 120)["port"]
 
     def _read(self) -> None:
         for line in self._process.stdout:
@@ -331,12 +331,12 @@ class ProxyProcess:
     def counts(self) -> tuple[int, Counter]:
         """Requests seen, and faults done by kind."""
         self.say("counts")
-        event = self.wait("requests", 30)
+        event = self.wait("requests", 120)
         return event["requests"], Counter(event["counts"])
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 async def main() -> None:

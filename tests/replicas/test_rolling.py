@@ -32,21 +32,21 @@ def pushing(balancer: Balancer, folder, count: int):
             node.producing.clear()
             node.stopping.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         assert not any(thread.is_alive() for thread in threads)
 
 
 def restart(one: Replica) -> None:
     """SIGTERM; it says 503 while it still serves, closes connections after its answers, ends with 0, and comes back."""
     assert one.process is not None
-    kept = http.client.HTTPConnection("127.0.0.1", one.port, timeout=10)
+    kept = http.client.HTTPConnection("127.0.0.1", one.port, timeout=60)
     assert asked(kept, "/readyz") == (200, None)
     one.process.send_signal(signal.SIGTERM)
-    until(lambda: one.get("/readyz")[0] == 503, 2)
+    until(lambda: one.get("/readyz")[0] == 503)
     assert asked(kept, "/healthz") == (200, "close")
     kept.close()
     assert one.process.poll() is None
-    assert one.process.wait(30) == 0
+    assert one.process.wait(60) == 0
     one.start()
     one.wait_ready()
 
@@ -62,7 +62,10 @@ def asked(connection: http.client.HTTPConnection, path: str) -> tuple[int, str |
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_rolling_restarts_lose_nothing_and_double_nothing(folder, dsn, rounds):
     """Each collector is restarted in turn under load; the ledger, the samples and the bill are those of the truth."""
-    with replicas(folder, dsn) as pair, Balancer([one.port for one in pair]) as balancer:
+    with (
+        replicas(folder, dsn, GPULEDGER_LEAVE_SECONDS="4") as pair,  # long enough to be seen on a slow machine
+        Balancer([one.port for one in pair]) as balancer,
+    ):
         with pushing(balancer, folder, 4) as (truth, nodes):
             for one in pair * rounds:
                 before = len(truth.acknowledged)
@@ -89,11 +92,11 @@ def test_a_request_under_way_is_answered_before_the_end(folder, dsn):
                 until(lambda: watcher.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None)
             one.process.terminate()
             # The listener is closed, and still the process waits for its answer.
-            until(lambda: not accepts(one), 5)
+            until(lambda: not accepts(one))
             assert one.process.poll() is None
             assert answers == []
-        sender.join(20)
-        assert one.process.wait(20) == 0
+        sender.join(60)
+        assert one.process.wait(60) == 0
         assert answers == [200]
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*), sum(stretches) FROM ingest_batch").fetchone() == (2, 4)

@@ -48,7 +48,7 @@ def at_once(what):
     barrier, errors = threading.Barrier(LEADERS), []
 
     def go(number):
-        barrier.wait(20)
+        barrier.wait(60)
         try:
             what(number)
         except Exception as error:
@@ -58,7 +58,7 @@ def at_once(what):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert errors == []
 
 

@@ -2,11 +2,11 @@
 
 import json
 import threading
-import time
 
 import psycopg
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from fakes.replicas import until
 from gpuledger_collector.storage.locks import Lock
 
 RULES = """
@@ -71,10 +71,7 @@ def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, d
         applying = threading.Thread(target=lambda: codes.append(run("apply", path)[0]))
         applying.start()
         try:
-            for _ in range(600):
-                if fleet.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
-                    break
-                time.sleep(0.1)
+            until(lambda: fleet.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
             assert closing.execute("SELECT pg_try_advisory_lock(%s)", (Lock.AUDIT,)).fetchone() == (True,)
         finally:
             closing.execute("SELECT pg_advisory_unlock_all()")
