@@ -54,8 +54,9 @@ def idle(news: IdleNews, links: AckLinks | None = None) -> Content:
     what = _subject_of(news.sections)
     since = instant(min(section.holding.since_ms for section in news.sections))
     has = "has" if cards == 1 else "have"
-    subject = f"[GPU idle] {what}: {plural(cards, 'GPU')} idle since {since}, {more} a day"
-    verdict = f"{plural(cards, 'GPU')} of {what} {has} done nothing since {since}: {cost} so far, {more} a day."
+    subject = f"[GPU idle] {what}: {plural(cards, 'GPU')} idle since {since}" + (f", {more} a day" if more else "")
+    money = f"{cost} so far, {more} a day" if cost else NO_PRICE
+    verdict = f"{plural(cards, 'GPU')} of {what} {has} done nothing since {since}: {money}."
     intro = [CAUSES]
     if news.told_ms is not None:
         subject = f"{subject}, nobody answered"
@@ -86,6 +87,7 @@ def _subject_of(sections: Sequence[Section]) -> str:
 
 
 def _sums(holdings: Sequence[Holding]) -> tuple[str, str]:
+    """What they cost so far, and for a further day; empty where no price is known."""
     cost: dict[str, int] = {}
     more: dict[str, int] = {}
     for holding in holdings:
@@ -93,7 +95,7 @@ def _sums(holdings: Sequence[Holding]) -> tuple[str, str]:
             cost[currency] = cost.get(currency, 0) + micro
             more[currency] = more.get(currency, 0) + per_day
     said = [" and ".join(money_text(sums[one], one) for one in sorted(sums)) for sums in (cost, more)]
-    return said[0] or "cost not known", said[1] or "cost not known"
+    return said[0], said[1]
 
 
 def _block(section: Section, news: IdleNews, links: AckLinks | None) -> Block:
@@ -107,11 +109,9 @@ def _block(section: Section, news: IdleNews, links: AckLinks | None) -> Block:
         ("Since", f"{instant(holding.since_ms)}, for {lasting(holding.until_ms - holding.since_ms)}"),
         ("Why", "; ".join(sorted({STATES.get(card.finding.state, card.finding.state) for card in holding.cards}))),
         ("Seen", _evidence(holding.cards)),
-        ("Cost", f"{cost} so far, {more} for each day more"),
+        ("Cost", f"{cost} so far, {more} for each day more" if cost else NO_PRICE),
         ("How sure", f"{round(holding.confidence * 100)} % of such pauses last on"),
     ]
-    if not holding.money():
-        rows[4] = ("Cost", NO_PRICE)
     link = None
     if links is not None:
         link = ("It is meant so", links.letter(section.letter_id, news.at_ms + LINK_MS))
