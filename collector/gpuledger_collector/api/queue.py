@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.queue import QueueRow, WaitingRow
 from gpuledger_collector.api.batches import BODY_SECONDS, Held, Intake, sender_of
 from gpuledger_collector.api.reads import RETRY_AFTER_SECONDS, denials, guarded
 from gpuledger_collector.ingest.commit import Unavailable
+from gpuledger_collector.ingest.decode import JSON_TYPES
 from gpuledger_collector.storage import queues
 from gpuledger_collector.storage.ledgers import Ledger
 
@@ -25,6 +26,7 @@ REFUSALS: dict[int | str, dict[str, str]] = {
     401: {"description": "No valid bearer token."},
     403: {"description": "The token is not an agent's."},
     413: {"description": "The body is too large."},
+    415: {"description": "The content type is not application/json."},
     503: {"description": "Not kept: come back after Retry-After."},
 }
 
@@ -59,6 +61,9 @@ def router(intake: Intake, ledger: Ledger) -> APIRouter:
         """Keep one reading of a queue; the answer comes after it is committed. The same again changes nothing."""
         with denials():
             await sender_of(request, intake.keys)
+        # A page of the web that somebody on this machine opens may post text here, and JSON only if we let it.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in JSON_TYPES:
+            raise HTTPException(415, "the content type must be application/json")
         try:
             with Held(intake) as held:
                 body = await _received(request, held)

@@ -71,6 +71,14 @@ def test_what_is_no_reading_is_refused_with_its_place(collector, body, words):
     assert words in answer["detail"]
 
 
+def test_a_queue_is_json_and_no_form(collector):
+    """415 for what a page of the web may post without asking, to a collector on its reader's machine."""
+    body = json.dumps({"source": "s", "at": 1, "waiting": []}).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        assert collector.request("POST", "/v1/queue", body, {"Content-Type": kind})[0] == 415
+    assert collector.request("POST", "/v1/queue", body, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+
+
 def test_only_agents_may_tell_a_queue(dsn, tmp_path):
     """With tokens asked for, a request without one is 401."""
     with running(dsn, require_tokens=True) as collector:
