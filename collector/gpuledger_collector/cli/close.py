@@ -211,7 +211,9 @@ def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
         return json.dumps(receipt, indent=2) + "\n"
     invoices = receipt["invoices"]
     width = max([len(one["owner"]) for one in invoices] + [5])
-    money = max([len(one["amount"]) for one in invoices] + [len(total) for total in receipt["totals"].values()])
+    money = max(
+        (len(amount) for amount in [*(one["amount"] for one in invoices), *receipt["totals"].values()]), default=0
+    )
     lines = [
         f"{receipt['period']} {'would be' if dry else 'is'} closed: {receipt['from']} to {receipt['to']}",
         f"{receipt['gpu_hours']} GPU-hours in {receipt['lines']} lines; "

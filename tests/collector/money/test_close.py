@@ -235,3 +235,13 @@ def test_corrections_are_shown_by_owner(furnished, run):
     assert {row["team"]: (row["gpu_hours"], row["cost"]) for row in rows} == {
         "team-1": ("1.000000", "2.33"), "(unobserved)": ("-1.000000", "-2.33"),
     }  # fmt: skip
+
+
+def test_a_month_of_which_nothing_has_a_price_is_closed_without_an_invoice(fleet, run):
+    """The receipt says the hours, and a total of nothing."""
+    fleet.capacity(1, 0, DAY)
+    fleet.evidence([Held(1, 1, 0, HOUR)])
+    code, out, err = run("close", "--period", "2025-10", "--allow-unpriced")
+    assert (code, err) == (0, "")
+    assert "24.000000 GPU-hours in 2 lines" in out
+    assert fleet.rows("SELECT * FROM invoice") == []
