@@ -84,7 +84,7 @@ def overview(reads):
 def pictured(tmp_path):
     """Takes a picture of a page given as text, at a width; skipped where there is no Chromium."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium to look with")
+        pytest.skip("no Chromium to look with (apt-get install chromium)")
 
     def take(text: str, width: int, height: int = 1400, *, dark: bool = False) -> tuple[Path, int]:
         """The picture, and how wide the page wants to be (pixels)."""

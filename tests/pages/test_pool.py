@@ -48,7 +48,7 @@ def page_of(reads, pool, who=ANYBODY, look=None):
     return pool_page.pool_of(reads, pool_page.look_of(reads, pool) if look is None else look, pool, who)
 
 
-def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, pictured):
+def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, request):
     """The back-test row by row, the decisions with their outcomes, the share of hours in their band; its picture."""
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: OCTOBER_NIGHT)
     text = page_of(reads, pool)
@@ -67,6 +67,7 @@ def test_its_numbers_are_those_of_the_commands(pool, reads, run, monkeypatch, pi
     assert f"inside their band {past['inside']:.0%}" in page.text
     assert "Prediction on advice only" in page.text
     assert 'name = "train"\npredict = false' in text.replace("&#34;", '"')
+    pictured = request.getfixturevalue("pictured")  # only now: without a Chromium all the rest is still judged
     for width, dark in ((1280, False), (390, False), (390, True)):
         picture, wanted = pictured(text, width, 2400, dark=dark)
         assert wanted <= width
