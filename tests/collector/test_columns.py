@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuledger_agent.wire import ABSENT_INT64, Column
-from gpuledger_collector.ingest.columns import pack, to_array
+from gpuledger_collector.ingest.columns import BinaryArray, pack, plain_arrays, to_array
 from gpuledger_collector.ingest.samples import Samples, slow_changes
 
 floats32 = st.floats(width=32, allow_nan=True, allow_infinity=False) | st.none()
@@ -46,6 +46,44 @@ def test_packed_rows_arrive_as_they_were(table, given_rows):
     # In binary: the text form of a real is the shortest that reads back as that real, and Python would widen it.
     arrived = table.execute("SELECT * FROM t", binary=True).fetchall()
     assert sorted(arrived, key=repr) == sorted(expected, key=repr)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(singles=st.lists(floats32, min_size=1), doubles=st.lists(floats64, min_size=1),
+       whole=st.lists(integers, min_size=1))  # fmt: skip
+def test_arrays_arrive_as_they_were(table, singles, doubles, whole):
+    """Numbers of each kind as a parameter: Postgres has the same values at the same places, absent as NULL."""
+    given_arrays = (
+        np.array([np.nan if value is None else value for value in singles], dtype="<f4"),
+        np.array([np.nan if value is None else value for value in doubles], dtype="<f8"),
+        np.array([ABSENT_INT64 if value is None else value for value in whole], dtype="<i8"),
+    )
+    arrived = table.execute(
+        "SELECT %b::real[], %b::double precision[], %b::bigint[]", [*map(BinaryArray, given_arrays)], binary=True
+    ).fetchone()
+    expected = [[None if value != value else value for value in values] for values in (singles, doubles, whole)]
+    assert list(arrived) == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["f4", "f8", "i8"]), st.integers(0, 3),
+                          st.booleans())), st.integers(1, 3))  # fmt: skip
+def test_columns_that_are_read_together_are_read_as_each_alone(made, rows):
+    """Those that come as bytes in the kind that is kept are what `to_array` makes of them; others are left to it."""
+    kinds = {"a": "f4", "b": "f4", "c": "f8", "d": "i8", "e": "f8"}
+    columns = {}
+    for name, kind, length, infinite in made:
+        values = np.arange(1, length + 1, dtype="<" + kind)
+        if infinite and length and kind != "i8":
+            values[0] = np.inf
+        columns[name] = Column(kind, values.tobytes())
+    found = plain_arrays(columns, rows, kinds)
+    fitting = {name for name, column in columns.items()
+               if kinds.get(name) == column.kind and len(column.values) == rows * int(column.kind[1])}  # fmt: skip
+    assert set(found) == fitting
+    for name, values in found.items():
+        alone = to_array(columns[name], rows, kinds[name])
+        assert values.dtype == alone.dtype
+        np.testing.assert_array_equal(values, alone)
 
 
 @pytest.mark.parametrize(

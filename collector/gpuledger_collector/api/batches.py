@@ -11,7 +11,7 @@ import asyncio
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -85,11 +85,20 @@ class Held:
             raise Unavailable("too much is under way")
 
 
-def router(intake: Intake) -> APIRouter:
-    """The route, bound to its intake."""
-    made = APIRouter()
+PATH = "/v1/batches"
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-    @made.post("/v1/batches", openapi_extra=DESCRIPTION, responses=ANSWERS, tags=["agents"])
+
+def router(endpoint: Endpoint) -> APIRouter:
+    """The route as FastAPI has it; `Collector` of api/app.py takes batches past it."""
+    made = APIRouter()
+    made.post(PATH, openapi_extra=DESCRIPTION, responses=ANSWERS, tags=["agents"])(endpoint)
+    return made
+
+
+def endpoint_of(intake: Intake) -> Endpoint:
+    """What answers a request with a batch, bound to its intake."""
+
     async def batches(request: Request) -> Response:
         """Take one batch of a node; the answer comes after it is committed.
 
@@ -121,7 +130,7 @@ def router(intake: Intake) -> APIRouter:
         headers = headers_of(status, wait_s)
         return Response(msgspec.json.encode(answer), status, headers, media_type="application/json")
 
-    return made
+    return batches
 
 
 def headers_of(status: int, wait_s: int) -> dict[str, str]:

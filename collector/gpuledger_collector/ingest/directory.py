@@ -40,6 +40,10 @@ class Ids:
     accelerators: dict[str, int]
     workloads: dict[str, int]
 
+    def placed(self, batch: Accepted) -> dict[int, int]:
+        """The accelerators of a batch: id by position in it."""
+        return {place: self.accelerators[one.uuid] for place, one in batch.accelerators.items()}
+
 
 @dataclass(slots=True)
 class Directory:
@@ -56,8 +60,9 @@ class Directory:
         with self.lock:
             self._forget_when_full()
             nodes = _sift(self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches))
-            accelerators = _sift(self.accelerators, ids.accelerators, _named_accelerators(batches))
-            workloads = _sift(self.workloads, ids.workloads, _named_workloads(batches))
+            instants = [newest_instant(batch) for batch in batches]
+            accelerators = _sift(self.accelerators, ids.accelerators, _named_accelerators(batches, instants))
+            workloads = _sift(self.workloads, ids.workloads, _named_workloads(batches, instants))
         if not (nodes or accelerators or workloads):
             return ids
         with connection.transaction():
@@ -82,7 +87,7 @@ class Directory:
 
 
 def newest_instant(batch: Accepted) -> int:
-    """The latest instant that a batch speaks of; 0 when it holds no record."""
+    """The latest instant that a batch speaks of, unix milliseconds; 0 when it holds no record."""
     ends = [stretch.end_ms for stretch in batch.stretches.values()]
     if batch.block is not None:
         ends.append(int(batch.block.at_ms.max()))
@@ -90,16 +95,14 @@ def newest_instant(batch: Accepted) -> int:
     return max(ends, default=0)
 
 
-def _named_accelerators(batches: Sequence[Accepted]) -> Iterator[_Entry]:
-    for batch in batches:
-        instant = newest_instant(batch)
+def _named_accelerators(batches: Sequence[Accepted], instants: Sequence[int]) -> Iterator[_Entry]:
+    for batch, instant in zip(batches, instants, strict=True):
         for accelerator in batch.accelerators.values():
             yield accelerator.uuid, accelerator, instant
 
 
-def _named_workloads(batches: Sequence[Accepted]) -> Iterator[_Entry]:
-    for batch in batches:
-        instant = newest_instant(batch)
+def _named_workloads(batches: Sequence[Accepted], instants: Sequence[int]) -> Iterator[_Entry]:
+    for batch, instant in zip(batches, instants, strict=True):
         for workload in batch.workloads.values():
             yield workload_key(workload.kind, batch.node, workload.id), workload, instant
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import msgspec
+import numpy as np
+
 from gpuledger_agent.wire import WireWorkload
 from gpuledger_collector.ingest import capacity
+from gpuledger_collector.ingest.columns import BinaryArray
 from gpuledger_collector.ingest.directory import Connection, Ids
-from gpuledger_collector.ingest.validate import DAY_MS, Accepted, workload_key
+from gpuledger_collector.ingest.validate import DAY_MS, Accepted, SampleBlock, workload_key
 
 HOUR_MS = 3_600_000
 DEFAULT_POOL = "default"
 MOST_DAYS_MARKED = 400
+_JSON = msgspec.json.Encoder().encode
 
 
 def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> None:
@@ -28,13 +32,13 @@ def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids
     ):
         copy.set_types([*["int8"] * 2, "text", *["int8"] * 8, "uuid", "int8", "int4"])
         for batch in batches:
+            known, node_id = ids.placed(batch), ids.nodes[batch.node]
             for place, one in batch.stretches.items():
-                accelerator_id = ids.accelerators[batch.accelerators[one.accelerator].uuid]
                 workload_id = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
                 copy.write_row(
                     (
-                        *(accelerator_id, workload_id, one.state, one.start_ms, one.end_ms, one.held_ms, one.busy_ms),
-                        *(one.idle_ms, one.unknown_ms, one.energy_mj, ids.nodes[batch.node], batch.epoch, batch.seq),
+                        *(known[one.accelerator], workload_id, one.state, one.start_ms, one.end_ms, one.held_ms),
+                        *(one.busy_ms, one.idle_ms, one.unknown_ms, one.energy_mj, node_id, batch.epoch, batch.seq),
                         place,
                     )
                 )
@@ -44,18 +48,25 @@ def mark_hours(connection: Connection, batches: Sequence[Accepted], ids: Ids) ->
     """Mark the hours that stretches or samples touch: their usage is folded, and their minutes are rolled up, again."""
     hours: set[tuple[int, int]] = set()
     for batch in batches:
-        known = {place: ids.accelerators[one.uuid] for place, one in batch.accelerators.items()}
+        known = ids.placed(batch)
         for stretch in batch.stretches.values():
-            first, last = stretch.start_ms // HOUR_MS, (stretch.end_ms - 1) // HOUR_MS
-            hours |= {(known[stretch.accelerator], hour) for hour in range(first, last + 1)}
+            for hour in range(stretch.start_ms // HOUR_MS, (stretch.end_ms - 1) // HOUR_MS + 1):
+                hours.add((known[stretch.accelerator], hour))
         if batch.block is not None:
-            places, touched = batch.block.accelerator.tolist(), (batch.block.at_ms // HOUR_MS).tolist()
-            hours |= {(known[place], hour) for place, hour in set(zip(places, touched, strict=True))}
-    marked = sorted(hours)
+            hours.update((known[place], hour) for place, hour in hours_of(batch.block))
+    marked = np.array(sorted(hours), dtype="<i8").reshape(-1, 2)
     connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
-        ([accelerator for accelerator, _ in marked], [hour * HOUR_MS for _, hour in marked]),
+        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
+        (BinaryArray(marked[:, 0]), BinaryArray(marked[:, 1] * HOUR_MS)),
     )
+
+
+def hours_of(block: SampleBlock) -> set[tuple[int, int]]:
+    """Position of the accelerator and number of the hour, of all rows of a block."""
+    hours = block.at_ms // HOUR_MS
+    if hours[0] == hours[-1] and (hours == hours[0]).all():
+        return {(place, int(hours[0])) for place in set(block.accelerator.tolist())}
+    return set(zip(block.accelerator.tolist(), hours.tolist(), strict=True))
 
 
 def id_of(batch: Accepted, workload: WireWorkload, ids: Ids) -> int:
@@ -67,8 +78,9 @@ def latest_states(batches: Sequence[Accepted], ids: Ids) -> dict[int, tuple[int,
     """Of each accelerator the end, the state and the (chief) holder of its latest stretch."""
     latest: dict[int, tuple[tuple[int, int], str, int | None]] = {}
     for batch in batches:
+        known = ids.placed(batch)
         for one in batch.stretches.values():
-            accelerator_id = ids.accelerators[batch.accelerators[one.accelerator].uuid]
+            accelerator_id = known[one.accelerator]
             rank = (one.end_ms, one.held_ms)
             if accelerator_id not in latest or rank > latest[accelerator_id][0]:
                 holder = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
@@ -84,19 +96,12 @@ def evidence_of(batches: Sequence[Accepted], ids: Ids) -> list[capacity.Evidence
         for one in batch.stretches.values():
             first[one.accelerator] = min(one.start_ms, first.get(one.accelerator, one.start_ms))
         if batch.block is not None:
-            for place in sorted(set(batch.block.accelerator.tolist())):
-                if place not in first:
-                    first[place] = int(batch.block.at_ms[batch.block.accelerator == place].min())
+            for place in sorted(set(batch.block.accelerator.tolist()).difference(first)):
+                first[place] = int(batch.block.at_ms[batch.block.accelerator == place].min())
+        known, node_id = ids.placed(batch), ids.nodes[batch.node]
         for place, first_ms in first.items():
-            accelerator = batch.accelerators[place]
-            seen.append(
-                capacity.Evidence(
-                    accelerator_id=ids.accelerators[accelerator.uuid],
-                    node_id=ids.nodes[batch.node],
-                    pool=accelerator.pool or DEFAULT_POOL,
-                    first_ms=first_ms,
-                )
-            )
+            pool = batch.accelerators[place].pool or DEFAULT_POOL
+            seen.append(capacity.Evidence(known[place], node_id, pool, first_ms))
     return sorted(seen, key=lambda one: (one.accelerator_id, one.first_ms))
 
 
@@ -207,24 +212,25 @@ def write_heartbeats(connection: Connection, batches: Sequence[Accepted], ids: I
     chosen = [latest[node_id] for node_id in sorted(latest)]
     connection.execute(
         """
-        UPDATE node SET last_seen_at = greatest(node.last_seen_at, %s)
-        WHERE id IN (SELECT id FROM node WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE)
-        """,
-        (now, sorted(latest)),
-    )
-    connection.execute(
-        """
-        UPDATE node SET status = beat ->> 'status', status_detail = coalesce(beat ->> 'detail', ''),
-            agent_version = beat ->> 'agent_version', source = beat ->> 'source',
-            driver = beat ->> 'driver', heartbeat = beat
-        FROM (SELECT id, beat::jsonb FROM unnest(%s::bigint[], %s::text[]) AS new (id, beat)) AS new
-        WHERE node.id = new.id AND (
-            heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
-            OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint
-        )
+        UPDATE node SET last_seen_at = greatest(last_seen_at, %s),
+            status = CASE WHEN newer THEN beat ->> 'status' ELSE status END,
+            status_detail = CASE WHEN newer THEN coalesce(beat ->> 'detail', '') ELSE status_detail END,
+            agent_version = CASE WHEN newer THEN beat ->> 'agent_version' ELSE agent_version END,
+            source = CASE WHEN newer THEN beat ->> 'source' ELSE source END,
+            driver = CASE WHEN newer THEN beat ->> 'driver' ELSE driver END,
+            heartbeat = CASE WHEN newer THEN beat ELSE heartbeat END
+        FROM (
+            SELECT id AS node_id, beat, heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
+                OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint AS newer
+            FROM node JOIN (SELECT id, beat::jsonb FROM unnest(%s::bigint[], %s::text[]) AS told (id, beat)) AS told
+                USING (id)
+            ORDER BY id FOR NO KEY UPDATE OF node
+        ) AS told
+        WHERE id = node_id
         """,
         (
+            now,
             sorted(latest),
-            [json.dumps({**batch.heartbeat, "epoch": str(batch.epoch), "seq": batch.seq}) for batch in chosen],
+            [_JSON({**batch.heartbeat, "epoch": str(batch.epoch), "seq": batch.seq}).decode() for batch in chosen],
         ),
     )

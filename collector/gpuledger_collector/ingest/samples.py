@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuledger_agent.catalogue import HOT
-from gpuledger_collector.ingest.columns import Array, blank, is_absent, pack
+from gpuledger_agent.wire import ABSENT_INT64
+from gpuledger_collector.ingest.columns import Array, BinaryArray, blank, is_absent, pack
 from gpuledger_collector.ingest.directory import Connection, Ids
-from gpuledger_collector.ingest.validate import Accepted
+from gpuledger_collector.ingest.validate import METRIC_KINDS, Accepted
 
 HOT_KINDS = {metric.name: metric.column_kind for metric in HOT}
 _SQL_TYPES = {"f4": "real", "f8": "double precision", "i8": "bigint"}
@@ -31,12 +32,11 @@ def join_samples(batches: Sequence[Accepted], ids: Ids) -> Samples | None:
     if not blocks:
         return None
     names = sorted({name for _, block in blocks for name in block.columns})
-    kinds = {name: block.columns[name].dtype.str[1:] for _, block in blocks for name in block.columns}
     accelerators = []
     for batch, block in blocks:
         table = np.zeros(max(batch.accelerators) + 1, dtype="<i8")
-        for place, accelerator in batch.accelerators.items():
-            table[place] = ids.accelerators[accelerator.uuid]
+        for place, accelerator_id in ids.placed(batch).items():
+            table[place] = accelerator_id
         accelerators.append(table[block.accelerator])
     return Samples(
         accelerator=np.concatenate(accelerators),
@@ -44,7 +44,7 @@ def join_samples(batches: Sequence[Accepted], ids: Ids) -> Samples | None:
         columns={
             name: np.concatenate(
                 [
-                    block.columns[name] if name in block.columns else blank(len(block.at_ms), kinds[name])
+                    block.columns[name] if name in block.columns else blank(len(block.at_ms), METRIC_KINDS[name])
                     for _, block in blocks
                 ]
             )
@@ -96,35 +96,37 @@ def keep_latest(
     connection: Connection, samples: Samples | None, states: dict[int, tuple[int, str, int | None]]
 ) -> None:
     """Keep of each accelerator the newest sample, its state and its holder; what is older changes nothing."""
-    rows: dict[int, int] = {}
-    if samples is not None:
-        order = np.lexsort((samples.at_ms, samples.accelerator))
-        rows = {int(samples.accelerator[row]): int(row) for row in order}
-    accelerators = sorted({*rows, *states})
-    if not accelerators:
+    known, rows = newest_rows(samples)
+    accelerators = np.union1d(known, np.array(list(states), dtype="<i8"))
+    if not len(accelerators):
         return
-    at = [
-        int(samples.at_ms[rows[one]]) if samples is not None and one in rows else states[one][0] for one in accelerators
-    ]
-    hot = [newest_values(samples, name, [rows.get(one) for one in accelerators]) for name in HOT_KINDS]
-    state = [states[one][1] if one in states else None for one in accelerators]
-    holder = [states[one][2] if one in states else None for one in accelerators]
-    connection.execute(_LATEST, (accelerators, at, state, holder, *hot))
+    row = np.full(len(accelerators), -1)
+    row[np.searchsorted(accelerators, known)] = rows
+    told = [states.get(one, (ABSENT_INT64, None, None)) for one in accelerators.tolist()]
+    at = np.array([one[0] for one in told], dtype="<i8")
+    hot = [blank(len(row), kind) for kind in HOT_KINDS.values()]
+    if samples is not None:
+        there = row >= 0
+        at[there] = samples.at_ms[row[there]]
+        for values, name in zip(hot, HOT_KINDS, strict=True):
+            if name in samples.columns:
+                values[there] = samples.columns[name][row[there]]
+    holder = np.array([ABSENT_INT64 if one[2] is None else one[2] for one in told], dtype="<i8")
+    connection.execute(
+        _LATEST,
+        (BinaryArray(accelerators), BinaryArray(at), [one[1] for one in told], BinaryArray(holder),
+         *map(BinaryArray, hot)),
+    )  # fmt: skip
 
 
-def newest_values(samples: Samples | None, name: str, rows: Sequence[int | None]) -> Sequence[float | int | None]:
-    """A hot metric's values in these rows; None where there is no row or no reading."""
-    if samples is None:
-        return [None] * len(rows)
-    there = [row for row in rows if row is not None]
-    picked = hot_column(samples, name)[there]
-    found: list[float | int | None] = picked.tolist()
-    for place in np.flatnonzero(is_absent(picked)):
-        found[place] = None
-    if len(there) == len(rows):
-        return found
-    whole = iter(found)
-    return [None if row is None else next(whole) for row in rows]
+def newest_rows(samples: Samples | None) -> tuple[Array, Array]:
+    """The accelerators of these samples, in order, and the row of each one's newest: the last of an instant's."""
+    if samples is None or not len(samples.at_ms):
+        return np.empty(0, dtype="<i8"), np.empty(0, dtype="<i8")
+    order = np.lexsort((samples.at_ms, samples.accelerator))
+    ordered = samples.accelerator[order]
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    return ordered[last], order[last]
 
 
 SlowChange = tuple[int, str, int, float | None]

@@ -21,7 +21,7 @@ import numpy as np
 from gpuledger_agent.catalogue import METRICS
 from gpuledger_agent.wire import WIRE_VERSION, Count, Rejected, Samples, Stretch, WireAccelerator, WireWorkload
 from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
-from gpuledger_collector.ingest.columns import Array, to_array
+from gpuledger_collector.ingest.columns import Array, plain_arrays, to_array
 from gpuledger_collector.ingest.decode import Decoded, Refused
 
 DAY_MS = 86_400_000
@@ -279,8 +279,10 @@ def _accept_samples(
         reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
         rejected.append(Rejected("samples", reason))
         return None
-    columns = {}
+    columns = plain_arrays(samples.columns, rows, METRIC_KINDS)
     for name, column in samples.columns.items():
+        if name in columns:
+            continue
         try:
             columns[name] = to_array(column, rows, kind_of(name))
         except ValueError as error:
@@ -307,7 +309,10 @@ def kind_of(metric: str) -> str:
 
 
 def _good_rows(samples: Samples, accelerators: set[int], now_ms: int, rejected: list[Rejected]) -> list[int]:
-    kept, latest = [], now_ms + FUTURE_MS
+    rows, latest = samples.at_ms, now_ms + FUTURE_MS
+    if rows and min(rows) >= EARLIEST_MS and max(rows) <= latest and accelerators.issuperset(samples.accelerator):
+        return list(range(len(rows)))
+    kept = []
     for row, (accelerator, at_ms) in enumerate(zip(samples.accelerator, samples.at_ms, strict=True)):
         if accelerator not in accelerators:
             reason = f"accelerator: there is no accepted accelerators[{accelerator}]"
