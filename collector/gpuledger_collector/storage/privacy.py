@@ -163,7 +163,7 @@ def _condition(column: str, kind: str, name: str) -> tuple[sql.Composable, dict[
 def _word(name: str) -> str:
     """A regular expression of Postgres for the name where it is no part of a longer one."""
     escaped = re.sub(r"(\W)", r"\\\1", name)
-    return rf"(^|[^[:alnum:]_.-]){escaped}($|[^[:alnum:]_-])"
+    return rf"(?<![[:alnum:]_.-]){escaped}(?![[:alnum:]_-])"
 
 
 def _messages(connection: Connection, name: str) -> list[Place]:
@@ -199,8 +199,8 @@ def _replaced(column: str, kind: str, name: str, pseudonym: str) -> tuple[sql.Co
     if kind == "text":
         return sql.SQL("%(pseudonym)s"), values
     if kind == "words":
-        values |= {"word": _word(name), "put": f"\\1{pseudonym}\\2"}
-        return sql.SQL("regexp_replace({}, %(word)s, %(put)s, 'g')").format(sql.Identifier(column)), values
+        values |= {"word": _word(name)}
+        return sql.SQL("regexp_replace({}, %(word)s, %(pseudonym)s, 'g')").format(sql.Identifier(column)), values
     text: sql.Composable = sql.SQL("{}::text").format(sql.Identifier(column))
     for key in KEYS:
         text = sql.SQL(

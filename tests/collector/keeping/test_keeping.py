@@ -209,3 +209,11 @@ def test_any_name_is_a_text_and_never_a_pattern(postgres, name):
         for text, found in ((f"({name})", True), (f"x{name}x", False), ("", False)):
             row = connection.execute(query, {"text": text, "word": privacy._word(name)}).fetchone()
             assert row == (found,), text
+
+
+def test_a_name_goes_as_often_as_it_stands(postgres):
+    """Next to itself too: the sign between two of them bounds both."""
+    with psycopg.connect(postgres) as connection:
+        query = "SELECT regexp_replace(%s, %s, 'gone', 'g')"
+        text = connection.execute(query, ("alice alice,alice malice alice2", privacy._word("alice"))).fetchone()
+    assert text == ("gone gone,gone malice alice2",)
