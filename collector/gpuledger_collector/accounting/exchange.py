@@ -13,14 +13,17 @@ from itertools import pairwise
 
 from gpuledger_collector.accounting.chargeback import Beside, Report, Row, report
 from gpuledger_collector.accounting.money import RATE_DIGITS, rate_nano
-from gpuledger_collector.accounting.period import Period, format_date
+from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.quantity import round_half_even_div
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """One unit of `from_currency` is `rate` units of `to_currency`, from `effective_from_ms` until the next one."""
+    """One unit of `from_currency` is `rate` units of `to_currency`, from a day on until the next one.
+
+    `effective_from_ms` names that day as one of UTC.
+    """
 
     from_currency: str
     to_currency: str
@@ -40,23 +43,25 @@ class ExchangeRate:
 
 
 class Exchange:
-    """Dated rates into one currency; the inverse of a rate is another rate, and is not guessed."""
+    """Dated rates into one currency, each from where its day of the bill begins.
 
-    def __init__(self, rates: Iterable[ExchangeRate], to_currency: str) -> None:
-        mine = (one for one in rates if one.to_currency == to_currency)
+    The inverse of a rate is another rate, and is not guessed.
+    """
+
+    def __init__(self, rates: Iterable[ExchangeRate], to_currency: str, calendar: Calendar = UTC_DAYS) -> None:
+        mine = [one for one in rates if one.to_currency == to_currency]
+        begins = (calendar.named(Period(one.effective_from_ms, one.effective_from_ms)).start_ms for one in mine)
         self.to_currency = to_currency
-        self._rates = sorted(mine, key=lambda one: one.effective_from_ms)
+        self._rates = sorted(zip(begins, mine, strict=True), key=lambda dated: dated[0])
 
     def rate_at(self, currency: str, at_ms: int) -> ExchangeRate | None:
         """The rate in force at an instant, None when there is none."""
-        mine = (one for one in reversed(self._rates) if one.from_currency == currency)
-        return next((one for one in mine if one.effective_from_ms <= at_ms), None)
+        mine = (dated for dated in reversed(self._rates) if dated[1].from_currency == currency)
+        return next((one for begins_ms, one in mine if begins_ms <= at_ms), None)
 
     def spans(self, period: Period) -> list[Period]:
         """The period, cut where a rate begins to hold: within each part one rate holds for each currency."""
-        inside = {
-            one.effective_from_ms for one in self._rates if period.start_ms < one.effective_from_ms < period.end_ms
-        }
+        inside = {begins_ms for begins_ms, _ in self._rates if period.start_ms < begins_ms < period.end_ms}
         edges = sorted({period.start_ms, *inside, period.end_ms})
         return [Period(start, end) for start, end in pairwise(edges)]
 

@@ -121,7 +121,7 @@ def _in_currency(
 ) -> Report:
     """The same in another currency; refuses when there is no rate into it at all."""
     from gpuledger_collector.accounting.exchange import Exchange, view
-    from gpuledger_collector.storage import commitments, reports
+    from gpuledger_collector.storage import commitments, reports, zones
     from gpuledger_collector.storage.beside import beside
 
     rates = commitments.exchange(connection)
@@ -129,7 +129,7 @@ def _in_currency(
     if currency not in known:
         refuse(f"--currency: there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
                f"{', '.join(known) or 'none'} (gpuledger apply)")  # fmt: skip
-    exchange = Exchange(rates, currency)
+    exchange = Exchange(rates, currency, zones.calendar(connection))
     parts = [
         (span, reports.charged_lines(connection, span, names), beside(connection, span, names, now_ms))
         for span in exchange.spans(period)

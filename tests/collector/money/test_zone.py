@@ -81,6 +81,21 @@ def test_a_local_month_is_closed_and_exported(berlin, run, tmp_path) -> None:
     assert "as it was sealed" in run("periods", "--verify", "2025-10")[1]
 
 
+def test_an_exchange_rate_holds_from_a_day_of_the_zone(berlin, run, written) -> None:
+    """A rate from the first of October is that of the whole first of October, which begins on 30 September in UTC."""
+    text = "".join(
+        f'[[exchange]]\nfrom = "USD"\nto = "EUR"\nrate = {rate}\neffective_from = {day}\n'
+        for rate, day in (("0.5", "2025-10-01"), ("0.25", "2025-10-31"))
+    )
+    assert run("apply", written("rates.toml", text))[0] == 0
+    made = json.loads(run("chargeback", *OCT, "--currency", "EUR", "--format", "json")[1])
+    totals = {one["exchange"]: (one["currency"], one["gpu_hours"], one["cost"]) for one in made["totals"]}
+    assert totals == {
+        "USD at 0.25 from 2025-10-31": ("EUR", "24.000000", "12.00"),
+        "USD at 0.5 from 2025-10-01": ("EUR", "721.000000", "721.00"),
+    }
+
+
 def test_a_budgets_days_are_the_zones(berlin, run) -> None:
     """What was spent counts from the local midnight on."""
     found = json.loads(run("budgets", "--format", "json")[1])
