@@ -6,6 +6,8 @@ for its quota is none.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import ssl
 import urllib.error
@@ -43,18 +45,44 @@ def reading(source: str, at_s: float, waiting: Sequence[Waiting]) -> dict[str, o
     return {"source": source, "at": at_s, "waiting": [asdict(one) for one in waiting]}
 
 
+class _NoOtherAddress(urllib.request.HTTPRedirectHandler):
+    """A redirection would take the token to wherever it points."""
+
+    def redirect_request(self, *_: object) -> None:
+        """None: it is an answer like others that are not a collector's."""
+
+
 def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_file: Path | None = None) -> str:
     """Hand a reading over; the collector's answer in words. Raises QueueUnread."""
     headers = {"Content-Type": "application/json"}
     try:
         if token_file is not None:
-            headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            token = token_file.read_text().strip()
+            if not (token.isascii() and token.isprintable()):  # http.client would quote it in its sentence
+                raise QueueUnread(f"{token_file} holds more than a token")
+            headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(url.rstrip("/") + PATH, json.dumps(body).encode(), headers)  # noqa: S310
         context = ssl.create_default_context(cafile=str(ca_file)) if ca_file is not None else None
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:  # noqa: S310
-            return str(json.loads(answer.read(65_536)).get("status", ""))
+        opener = urllib.request.build_opener(_NoOtherAddress, urllib.request.HTTPSHandler(context=context))
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            told = json.loads(answer.read(65_536))
     except urllib.error.HTTPError as error:
-        said = error.read(2_000).decode(errors="replace")
-        raise QueueUnread(f"{url}{PATH}: HTTP status {error.code}: {said}") from error
-    except (OSError, ValueError) as error:
-        raise QueueUnread(f"{url}{PATH}: {getattr(error, 'reason', None) or error}") from error
+        raise QueueUnread(f"{url}{PATH}: HTTP status {error.code}: {_said(error)}") from error
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        said = _one_line(str(getattr(error, "reason", None) or error))
+        raise QueueUnread(f"{url}{PATH}: {said or type(error).__name__}") from error
+    if not isinstance(told, dict):
+        raise QueueUnread(f"{url}{PATH}: the answer is not a collector's")
+    return str(told.get("status", ""))
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """What a refusal says."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return _one_line(error.read(2_000).decode(errors="replace"))
+    return ""
+
+
+def _one_line(text: str) -> str:
+    """What others wrote, without what would do something to a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip()

@@ -30,6 +30,7 @@ NOT_FOR_GPUS = frozenset({
 """Reasons that no further GPU cures; limits of accounts and QOS begin with these words besides."""
 LIMITS = ("Assoc", "QOS", "MaxJobs", "PartitionNodeLimit", "PartitionTimeLimit", "NodeDown")
 _TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
+_NUMBER = re.compile(r"(\d+)(K?)")
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z_][^:,=(]*))?(?:[:=](\d+))?(?:\(.*\))?")
 
 
@@ -95,8 +96,14 @@ def gpus_of(told: Mapping[str, str]) -> tuple[int, str]:
     ):
         count, model = _asked(told[name])
         if count:
-            return count * max(1, int(times.partition("-")[0]) if times[:1].isdecimal() else 1), model
+            return count * _times(times), model
     return 0, ""
+
+
+def _times(text: str) -> int:
+    """How many nodes or tasks, at the least: `2-4` is two, and squeue writes 1,024 nodes as `1K`."""
+    found = _NUMBER.match(text)
+    return max(1, int(found[1]) * (1024 if found[2] else 1)) if found else 1
 
 
 def _asked(text: str) -> tuple[int, str]:

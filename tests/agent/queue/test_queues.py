@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 
 import pytest
 
 from fakes.apiserver import api_server
 from gpuledger_agent.cli import main
 from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer
-from gpuledger_agent.queue import QueueUnread, kubernetes, slurm
+from gpuledger_agent.queue import QueueUnread, kubernetes, reading, send, slurm
 
 COLUMNS = [name for name, _ in slurm.FIELDS]
 
@@ -29,6 +31,7 @@ def line(**told):
         ({"tres_alloc": "cpu=4,gres/gpu:h100=2,gres/gpu:l4=1"}, 3, ""),
         ({"tres_alloc": "cpu=4", "tres_per_node": "gres:gpu:h100:4", "NumNodes": "3"}, 12, "h100"),
         ({"tres_per_node": "gres/gpu:2", "NumNodes": "2-4"}, 4, ""),
+        ({"tres_per_node": "gres/gpu:2", "NumNodes": "1K"}, 2048, ""),
         ({"tres_per_job": "gpu:5"}, 5, ""),
         ({"tres_per_task": "gres:gpu:a100", "NumTasks": "8"}, 8, "a100"),
         ({"tres_per_node": "gres:shard:2"}, 0, ""),
@@ -72,6 +75,48 @@ def test_a_squeue_that_fails_is_one_sentence():
         slurm.pending(command=("no-such-squeue",))
     with pytest.raises(QueueUnread, match="ended with 3: no controller"):
         slurm.pending(command=("sh", "-c", "echo no controller >&2; exit 3"))
+
+
+ANSWERS = {
+    "no HTTP at all": b"\x15\x03\x01\r\n\r\n",
+    "closed": b"",
+    "a redirection": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/elsewhere\r\nContent-Length: 0\r\n\r\n",
+    "a proxy's page": b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 9\r\n\r\n<p>\x1b[31m\n",
+    "a portal's page": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+    "a list": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+    "torn": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
+    "brackets": b"HTTP/1.1 200 OK\r\nContent-Length: 65000\r\n\r\n" + b"[" * 65_000,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_whatever_answers_is_one_sentence(name):
+    """`--every` goes on after each, for all are QueueUnread; nothing follows to another address with the token."""
+
+    def answer():
+        line, _ = listener.accept()
+        with line:
+            line.settimeout(60)
+            while not line.recv(65_536).endswith(b"}"):
+                pass
+            line.sendall(ANSWERS[name])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(QueueUnread) as caught:
+            send(reading("slurm", 1.0, []), f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join(60)
+    assert str(caught.value).isprintable()
+    assert "elsewhere" not in str(caught.value)
+
+
+def test_a_token_file_that_holds_more_is_said_without_its_content(tmp_path):
+    """A sentence that is logged has no secret in it."""
+    (tmp_path / "token").write_text("geheim\ngeheim too\n")
+    with pytest.raises(QueueUnread, match="holds more than a token") as caught:
+        send({}, "http://127.0.0.1:1", tmp_path / "token")
+    assert "geheim" not in str(caught.value)
 
 
 @pytest.fixture
