@@ -270,15 +270,20 @@ def bars(title: str, description: str, query: str, unit: str, *, width: int = 12
 
 
 def heatmap(title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9,
-            interval: str = "") -> Panel:  # fmt: skip
-    """Counts per bucket over time; the query gives time, the bucket's name as metric, and the count."""
+            interval: str = "", parts: bool = False) -> Panel:  # fmt: skip
+    """Counts per bucket over time; the query gives time, the bucket's name as metric, and the count.
+
+    `parts`: values are parts of a whole, of which 0 is one like others and is drawn; a count of 0 is not.
+    """
+    color: Json = {"exponent": 0.5, "scale": "exponential"}
+    if parts:
+        color = {"scale": "linear", "min": 0, "max": 1}
     options = {
         "calculate": False,
         "cellGap": 1,
-        "color": {"mode": "scheme", "scheme": "Cividis", "steps": 64, "exponent": 0.5, "fill": "dark-orange",
-                  "scale": "exponential", "reverse": False},
+        "color": {"mode": "scheme", "scheme": "Cividis", "steps": 64, "fill": "dark-orange", "reverse": False, **color},
         "exemplars": {"color": BLUE},
-        "filterValues": {"le": 1e-9},
+        "filterValues": {"le": -1 if parts else 1e-9},
         "legend": {"show": True},
         "rowsFrame": {"layout": "auto"},
         "tooltip": {"show": True, "yHistogram": False},

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import COUNT, GREEN, ORANGE, VERMILION, Board, bars, column, heatmap, link, stat, table, words
-from dashboards.sql import ACCELERATORS, FROM_MS, TO_MS, datasource, node, picked
+from dashboards.grafana import (
+    COUNT,
+    GREEN,
+    ORANGE,
+    RATIO,
+    VERMILION,
+    Board,
+    bars,
+    column,
+    heatmap,
+    link,
+    stat,
+    table,
+    words,
+)
+from dashboards.sql import ACCELERATORS, DAY_MS, FROM_MS, TO_MS, datasource, node, picked
 
 THERE = f"({ACCELERATORS}) a"
 NODES = picked("a.node", "node")
@@ -25,6 +39,11 @@ SLOWED = (
     "gpu_throttle_hw_thermal_seconds_total", "gpu_throttle_hw_power_brake_seconds_total",
 )  # fmt: skip
 SILENT_S = 300
+HOUR_MS = 3_600_000
+MOST_STEPS = 96
+"""Of a heat map beyond two days: as many as a day has quarters."""
+LANES = 10_000_000
+"""More than there are nodes: cells are in order by one number, which is half the time of instants and names."""
 
 
 def named(metrics: tuple[str, ...]) -> str:
@@ -45,6 +64,34 @@ def spread(column_name: str, size: int, unit: str) -> str:
         FROM step CROSS JOIN {THERE}
         JOIN gpu_minute m ON m.accelerator_id = a.id AND m.minute_ms = step.at_ms
         WHERE {NODES} AND m.{column_name} IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
+    """
+
+
+def heat(name: str) -> str:
+    """The mean of a ratio over each node's accelerators: by quarters of an hour in ranges of up to two days.
+
+    Beyond, by as many hours as make MOST_STEPS at most. What nobody knows has no row.
+    """
+    step_ms = f"({HOUR_MS} * (1 + ({TO_MS} - {FROM_MS} - 1) / ({MOST_STEPS}::bigint * {HOUR_MS})))"
+    there = f"""
+        FROM node_heat h
+        JOIN (SELECT id, name, row_number() OVER (ORDER BY name) AS lane FROM node) a ON a.id = h.node_id
+        WHERE h.hour_ms > {FROM_MS} - {HOUR_MS} AND h.hour_ms < {TO_MS} AND {picked("a.name", "node")}
+            AND {TO_MS} - {FROM_MS}"""
+    total = " + ".join(f"coalesce(h.{name}[{at}], 0)" for at in range(1, 5))
+    minutes = " + ".join(f"h.{name}_minutes[{at}]" for at in range(1, 5))
+    return f"""
+        SELECT cell.at AS "time", cell.metric, (cell.total / cell.minutes)::real AS ratio
+        FROM (
+            SELECT quarter.* FROM (
+                SELECT h.hour_ms / 1000 + generate_series(0, 2700, 900) AS at, a.name AS metric, a.lane,
+                    unnest(h.{name}) AS total, unnest(h.{name}_minutes) AS minutes {there} <= 2 * {DAY_MS}
+            ) quarter WHERE quarter.at > {FROM_MS} / 1000 - 900 AND quarter.at < {TO_MS} / 1000
+            UNION ALL
+            SELECT (h.hour_ms - mod(h.hour_ms, {step_ms})) / 1000, a.name, a.lane, sum({total}), sum({minutes})
+            {there} > 2 * {DAY_MS} GROUP BY 1, 2, 3
+        ) cell
+        WHERE cell.minutes > 0 ORDER BY cell.at * {LANES}::bigint + cell.lane
     """
 
 
@@ -128,6 +175,14 @@ BOARD = Board(
                       column("node", links=list(TO_NODE), unit="string"), column("last seen", unit="dateTimeAsIso"),
                       column("silent for", unit="s", decimals=0, cell="color-text",
                              steps=((None, GREEN), (SILENT_S, ORANGE), (3600, VERMILION))))),
+        )),
+        ("Activity", (
+            heatmap("Utilisation of nodes", "Mean over each node's accelerators, by quarters of an hour (hours beyond "
+                    "two days); where nobody knows, there is nothing.", heat("utilization"), RATIO, height=12,
+                    parts=True),
+            heatmap("SM activity of nodes", "The same for SM activity, which says how much of a GPU is at work and not "
+                    "only whether it is; may be empty where cards do not tell it.", heat("sm_active"), RATIO,
+                    height=12, parts=True),
         )),
         ("Heat and power", (
             heatmap("Temperature of the fleet", "Accelerators per band of 5 °C, at 24 instants of the range.",

@@ -65,7 +65,7 @@ _WRITE = f"""
 WITH stay AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(at)s::bigint[], %(from)s::bigint[], %(until)s::bigint[])
         AS s (accelerator_id, node_id, from_ms, until_ms)
-), minute AS MATERIALIZED (
+), minute AS (
     SELECT accelerator_id, minute_ms, {", ".join(f"{source}::float8 AS {name}" for name, source in RATIOS.items())}
     FROM gpu_minute
     WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(hour)s AND minute_ms < %(hour)s + {HOUR_MS}
@@ -107,12 +107,13 @@ def roll(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
 
 
 def _roll_hour(connection: Connection, hour_ms: int, nodes: Sequence[int]) -> None:
-    """The heat of these nodes in an hour, from the minutes of every accelerator that was there."""
+    """The heat of these nodes in an hour, from the minutes of every accelerator that was there. In a transaction."""
     if not nodes:
         return
     stays = connection.execute(_STAYS, {"hour": hour_ms, "nodes": list(nodes)}).fetchall()
     ids, at, since, until = ([row[place] for row in stays] for place in range(4))
     values = {"hour": hour_ms, "nodes": list(nodes), "ids": ids, "at": at, "from": since, "until": until}
+    connection.execute("SET LOCAL work_mem = '64MB'")
     connection.execute(_WRITE.encode(), values)
 
 

@@ -135,7 +135,7 @@ def test_an_accelerator_that_was_elsewhere_leaves_the_node(fleet, ledger, run, t
 
 def test_days_of_before_are_made_once_and_once_more_when_they_are_over(dsn, fleet, ledger):
     """Minutes without heat, as an older collector leaves them, are taken in; a day that is over is made a last time."""
-    fleet.capacity(1, -400 * DAY)
+    fleet.capacity(1, -20 * DAY)
     for day in (0, 1, 2):
         sample(fleet, 1, day * DAY + HOUR, 0.25)
     fold_usage(ledger)
@@ -143,7 +143,7 @@ def test_days_of_before_are_made_once_and_once_more_when_they_are_over(dsn, flee
     assert len(whole) == 3
     fleet.connection.execute("DELETE FROM node_heat")
     store, now_ms = HeatStore(dsn), OCTOBER + 2 * DAY + 2 * HOUR
-    assert roll_heat(store, 0, now_ms) == 403
+    assert roll_heat(store, 0, now_ms) == 23
     assert kept(fleet) == whole
     assert roll_heat(store, 0, now_ms) == 0
     fleet.connection.execute("DELETE FROM node_heat")
