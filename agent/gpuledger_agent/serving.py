@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import http.client
 import logging
+import os
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +32,8 @@ TIMEOUT_S = 3.0
 MOST_PAGE_BYTES = 4 * 1024 * 1024
 MOST_SERIES = 500
 """Counters taken of one page: an endpoint has some for each of its models."""
+MOST_PART_LETTERS = 500
+"""Of the labels of a series; one with more is left out. With MOST_KEPT, a batch stays within what a collector takes."""
 MOST_KEPT = 20_000
 """Readings kept in memory while the spool cannot be written; of more, the oldest go."""
 MOST_ENDPOINTS, MOST_FILES = 64, 256
@@ -158,7 +162,10 @@ class CounterReader:
         holders = [one for of in self.holders().values() for one in of]
         for endpoint in self.endpoints:
             self._one(endpoint.source, endpoint.workload, holders, lambda url=endpoint.url: page(url))  # type: ignore[misc]
-        for path in self._files():
+        files = self._files()
+        here = {f"file:{path.name}" for path in files}
+        self._said = {name: text for name, text in self._said.items() if name in here or not name.startswith("file:")}
+        for path in files:
             self._one(f"file:{path.name}", path.stem, holders, lambda path=path: _text(path))  # type: ignore[misc]
 
     def _files(self) -> list[Path]:
@@ -182,17 +189,19 @@ class CounterReader:
             return
         at_ms = self.at_ms()
         rows = [Counted(workload, source, one.counter, at_ms, one.value, one.part, one.engine, started_ms)
-                for one in counters[:MOST_SERIES]]  # fmt: skip
+                for one in counters[:MOST_SERIES] if len(one.part) <= MOST_PART_LETTERS]  # fmt: skip
         self._say(source, "" if rows else "has no counter that we know")
-        self.put_back(rows)
+        with self._lock:
+            self._read = [*self._read, *rows][-MOST_KEPT:]
 
     def _say(self, source: str, sentence: str) -> None:
         if self._said.get(source, "") != sentence:
             self._said[source] = sentence
+            name = "".join(letter if letter.isprintable() else "?" for letter in source)  # a file's is its user's
             if sentence:
-                log.warning("counters of %s: %s", source, sentence)
+                log.warning("counters of %s: %s", name, sentence)
             else:
-                log.info("counters of %s are read", source)
+                log.info("counters of %s are read", name)
 
     def take(self) -> list[Counted]:
         """What was read since the last time."""
@@ -201,11 +210,18 @@ class CounterReader:
         return taken
 
     def put_back(self, rows: Sequence[Counted]) -> None:
-        """Keep readings for the next batch."""
+        """Keep readings that could not be spooled for the next batch, before those that were made meanwhile."""
         with self._lock:
             self._read = [*rows, *self._read][-MOST_KEPT:]
 
 
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _text(path: Path) -> str:
-    with path.open(encoding="utf-8", errors="replace") as file:
+    """The file's text. Raises OSError, and ValueError for a pipe or a device, which would hold up all that is read."""
+    with open(path, encoding="utf-8", errors="replace", opener=_at_once) as file:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("is no file")
         return file.read(MOST_FILE_BYTES)

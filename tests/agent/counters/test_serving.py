@@ -1,11 +1,13 @@
 """What agents read of inference servers and of files of runs."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from fakes import serving as fake
+from gpuledger_agent import serving
 from gpuledger_agent.counted import parse
 from gpuledger_agent.readings import Holder, Workload
 from gpuledger_agent.serving import MOST_PAGE_BYTES, CounterReader, endpoints, page, whose
@@ -110,6 +112,52 @@ def test_a_file_belongs_to_the_workload_that_it_is_named_after(tmp_path):
     made.read()
     (row,) = made.take()
     assert (row.workload, row.counter, row.value, row.source) == (OTHER, "steps", 40, "file:4712.prom")
+
+
+def test_a_file_that_is_none_holds_nothing_up(tmp_path, caplog):
+    """A pipe that nobody writes to, a folder, a device: what a user may put there. Names that are gone are no more."""
+    os.mkfifo(tmp_path / "4711.prom")
+    (tmp_path / "chat.prom").mkdir()
+    (tmp_path / "train.prom").symlink_to("/dev/zero")
+    (tmp_path / "4712.prom").write_text("gpuledger_run_steps_total 40\n")
+    (tmp_path / "a\nERROR b.prom").touch()
+    made = reader(progress_dir=tmp_path, holders={"GPU-0": [Holder(LLM)], "GPU-1": [Holder(OTHER)]})
+    open_files = len(os.listdir("/proc/self/fd"))
+    with caplog.at_level("INFO", "gpuledger_agent"):
+        made.read()
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    assert [one.source for one in made.take()] == ["file:4712.prom"]
+    said = [record.getMessage() for record in caplog.records]
+    assert "counters of file:4711.prom: gives no counters: is no file" in said
+    assert any(one.startswith("counters of file:a?ERROR b.prom: no workload") for one in said)
+    assert len(made._said) == 4
+    for path in tmp_path.iterdir():
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    made.read()
+    assert made._said == {}
+
+
+def test_of_more_readings_than_are_kept_the_oldest_go(tmp_path, monkeypatch):
+    """In the order of their making, what could not be spooled before what was read meanwhile; no endless labels."""
+    monkeypatch.setattr(serving, "MOST_KEPT", 3)
+    file, now = tmp_path / "4711.prom", [0]
+    made = reader(progress_dir=tmp_path, now=lambda: now[0])
+
+    def look(at_ms, text="gpuledger_run_steps_total 1"):
+        now[0] = at_ms
+        file.write_text(text + "\n")
+        made.read()
+
+    look(1)
+    unspooled = made.take()
+    look(2)
+    made.put_back(unspooled)
+    look(3)
+    assert [one.at_ms for one in made.take()] == [1, 2, 3]
+    for at_ms in range(10, 20):
+        look(at_ms)
+    look(20, f'gpuledger_run_steps_total{{run="{"x" * 600}"}} 1')
+    assert [one.at_ms for one in made.take()] == [17, 18, 19]
 
 
 @pytest.mark.parametrize(
