@@ -221,7 +221,7 @@ def _at_once(path: str, flags: int) -> int:
 
 def _text(path: Path) -> str:
     """The file's text. Raises OSError, and ValueError for a pipe or a device, which would hold up all that is read."""
-    with open(path, encoding="utf-8", errors="replace", opener=_at_once) as file:  # noqa: PTH123
+    with open(path, encoding="utf-8", errors="replace", opener=_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("is no file")
         return file.read(MOST_FILE_BYTES)
