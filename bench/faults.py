@@ -4,7 +4,7 @@ A *fault* is one act against the system, counted when it is done: a request or a
 repeats, delays or replaces (one each; a request may suffer one on its way there and one on its way back), a process
 killed, a poisoned body, a clock that is set, a write that a full disk refuses, a batch that a full spool drops. A
 stampede of 2,000 agents is one fault. What follows from a fault is none. Every retry of every batch is made by the
-agent's own spool and push; only their waits are cut to 50 ms.
+agent's own spool and push; only their waits are cut to 50 ms, and their patience with an answer to 1.5 s.
 
 The same proxy with the same seed then stands between Prometheus' agent mode and VictoriaMetrics, if both are here.
 It ends with 1 when something acknowledged was lost, something was billed twice, or a loss is not accounted for.

@@ -234,8 +234,7 @@ class FaultyFleet:
         self.proxy.say("faults 0")
         self.proxy.say("release")
         for node in self.nodes:
-            node.producing.clear()
-            node.stopping.set()
+            node.end()
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.1, deadline - time.monotonic()))

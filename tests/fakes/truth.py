@@ -110,6 +110,12 @@ class Node:
     def _wall_ms(self) -> int:
         return max(0, time.time_ns() // 1_000_000 + self.offset_ms)
 
+    def end(self) -> None:
+        """The faults are over: nothing more is made, and what waits is delivered, also by a machine that is slow."""
+        self.producing.clear()
+        self.http._timeout_s = 30.0
+        self.stopping.set()
+
     def make(self) -> None:
         """Spools the next batch; raises what the spool raises, and then the batch is still to be made."""
         k = self._next

@@ -29,8 +29,7 @@ def pushing(balancer: Balancer, folder, count: int):
         yield truth, nodes
     finally:
         for node in nodes:
-            node.producing.clear()
-            node.stopping.set()
+            node.end()
         for thread in threads:
             thread.join(120)
         assert not any(thread.is_alive() for thread in threads)
