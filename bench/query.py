@@ -10,8 +10,8 @@ remote write, gets every tenth GPU, and its times are therefore of a tenth of th
 Each question is what a person asks, in the form in which each side can answer it best: ours read what was added up
 when evidence came, which is what they are for; the heat map is the query of its panel. All sides are up at once and are
 asked in turn, question by question, so that a load that comes and goes falls on all of them; the best of nine to a
-hundred after one that warms counts. Answers are read whole; VictoriaMetrics works without its cache of them. Before the clock runs, the
-heat map's 24,000 cells are held against VictoriaMetrics'. It ends with 1 when a goal is missed.
+hundred after one that warms counts. Answers are read whole; VictoriaMetrics works without its cache of them. Before
+the clock runs, the heat map's 24,000 cells are held against VictoriaMetrics'. It ends with 1 when a goal is missed.
 """
 
 from __future__ import annotations
