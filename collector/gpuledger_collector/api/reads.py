@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, f
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.statements import snapshot
 from gpuledger_collector.storage import reports, viewer_wall, zones
 from gpuledger_collector.storage.activity import activity
 from gpuledger_collector.storage.beside import beside, stranded_of
@@ -212,6 +213,7 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     report([], names)  # an unknown dimension is refused before the database is asked
     period = period_of(start, end)
     with reads.ledger.connect() as connection:
+        snapshot(connection)
         period = zones.in_zone(connection, period)
         with viewer_wall.behind(connection, who.owner):
             lines = lines_of(connection, period, names, who)

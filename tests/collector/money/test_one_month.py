@@ -12,7 +12,7 @@ from beancount import loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.fleet import DAY, HOUR, Held
+from fakes.fleet import DAY, HOUR, NOW, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.chargeback import Beside, SharedPart, report
 from gpuledger_collector.accounting.closing import invoices
@@ -21,8 +21,11 @@ from gpuledger_collector.accounting.ports import ChargedLine, ExportedCharge
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.api.reads import Reads, chargeback_of
 from gpuledger_collector.export.focus_check import check
 from gpuledger_collector.storage.beside import beside
+from gpuledger_collector.storage.ledgers import Ledger
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 BOOK = """
@@ -168,17 +171,30 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     assert {name for row in table.rows[1:] for name in SHARED if row[0].startswith(name)} == SHARED - {"network"}
 
 
-def test_a_report_is_of_one_state_of_the_ledger(month, fleet, monkeypatch):
+def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
     """Shares, lines and files are read one after the other: what is rated in between is in none of them."""
     before = billed(month)
 
-    def rated_meanwhile(*arguments):
-        made = beside(*arguments)
+    def rated_again():
         fleet.connection.execute("UPDATE ledger_day SET cost_micro = 2 * cost_micro")
+
+    def rated_after_it(*arguments):
+        made = beside(*arguments)
+        rated_again()
         return made
 
-    monkeypatch.setattr("gpuledger_collector.storage.beside.beside", rated_meanwhile)
+    def rated_before_it(*arguments):
+        rated_again()
+        return beside(*arguments)
+
+    monkeypatch.setattr("gpuledger_collector.storage.beside.beside", rated_after_it)
     assert billed(month) == before
+    reads = Reads(Ledger(dsn), None, lambda: NOW, None)
+    asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
+    before = json.loads(chargeback_of(reads, *asked))
+    monkeypatch.setattr("gpuledger_collector.api.reads.beside", rated_before_it)
+    again = json.loads(chargeback_of(reads, *asked))
+    assert (again["rows"], again["totals"]) == (before["rows"], before["totals"])
 
 
 def test_what_is_declared_later_changes_nothing_that_was_booked(month, written, fleet):
