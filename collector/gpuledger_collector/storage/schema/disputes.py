@@ -95,10 +95,7 @@ bill_line = sa.Table(
     text("resource_name"),
     text("region"),
     text("service"),
-    text(
-        "commitment",
-        "",
-    ),
+    text("commitment"),
     sa.Column("quantity", sa.Numeric, comment="PricingQuantity, else ConsumedQuantity; null: none"),
     text("unit"),
     sa.Column("currency", sa.Text, nullable=False),

@@ -96,6 +96,3 @@ corrected_day = sa.Table(
     sa.Column("commitments", pg.JSONB, nullable=False, server_default="{}"),
     comment="Proof of a closed day with its corrections; the sealed proof stays in day_proof.",
 )
-
-
-# Findings
