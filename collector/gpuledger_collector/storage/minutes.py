@@ -10,6 +10,7 @@ import numpy.typing as npt
 import psycopg
 
 from gpuledger_collector.insight.findings import Card, HeldNow, HeldSpan, HourUse
+from gpuledger_collector.storage.distribution import has_citus
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
@@ -76,10 +77,18 @@ def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, i
     return {(int(row[0]), int(row[1])) for row in rows}
 
 
+_END = "SELECT {end}(minute_ms) FROM gpu_minute"
+_END_BY_KEY = (
+    "SELECT {end}((SELECT {end}(minute_ms) FROM gpu_minute m WHERE m.accelerator_id = a.id)) FROM accelerator a"
+)
+"""The same by a look-up an accelerator, however many minutes there are; Citus takes no such subquery."""
+
+
 def newest(connection: Connection) -> tuple[int, int] | None:
     """First and last minute of the rollup (unix ms); None when there is none."""
-    row = connection.execute("SELECT min(minute_ms), max(minute_ms) FROM gpu_minute").fetchone()
-    return None if row is None or row[0] is None else (int(row[0]), int(row[1]))
+    query = _END if has_citus(connection) else _END_BY_KEY
+    ends = [row[0] for end in ("min", "max") for row in connection.execute(query.format(end=end).encode())]
+    return None if ends[0] is None else (int(ends[0]), int(ends[1]))
 
 
 def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourUse]:
