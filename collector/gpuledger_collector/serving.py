@@ -8,6 +8,7 @@ again. KILL loses nothing that was acknowledged: what was not committed was not 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -211,11 +212,12 @@ def reload_tokens(settings: Settings, parts: Collector) -> None:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd, when it asked to be told (Type=notify)."""
+    """Tell systemd, when it asked to be told (Type=notify); one that does not listen now is no reason to stop."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.settimeout(1.0)
         channel.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
