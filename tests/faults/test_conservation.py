@@ -20,7 +20,7 @@ def test_hundreds_of_faults_lose_and_double_nothing():
         while fleet.proxy.counts()[1].total() < 400 and time.monotonic() - begun < MOST_SECONDS:
             time.sleep(0.1)
         faults = fleet.injected()
-        verdict = fleet.settle(60)
+        verdict = fleet.settle(180)
     assert (verdict.lost, verdict.twice, verdict.unaccounted) == ([], [], [])
     assert faults.total() >= 400
     assert sum("collector killed: in a transaction" in kind for kind in faults) == 1
@@ -37,7 +37,7 @@ def test_the_verdict_sees_what_it_looks_for():
         begun = time.monotonic()
         while len(fleet.truth.acknowledged) < 12 and time.monotonic() - begun < MOST_SECONDS:
             time.sleep(0.05)
-        clean = fleet.settle(60)
+        clean = fleet.settle(180)
         assert clean.clean
         assert clean.batches["made"] == clean.batches["acknowledged"] == clean.batches["committed"]
         with psycopg.connect(fleet.collector.dsn()) as connection:
@@ -45,7 +45,7 @@ def test_the_verdict_sees_what_it_looks_for():
             connection.execute("DELETE FROM ingest_batch WHERE seq = 3")
             connection.execute("DELETE FROM gpu_sample WHERE at_ms = (SELECT max(at_ms) FROM gpu_sample)")
         fleet.truth.made["node-0", fleet.nodes[0].spool.epoch, 999] = 999
-        found = fleet.settle(60)
+        found = fleet.settle(180)
     assert any("batch ('node-0'" in one for one in found.lost)
     assert any("sample" in one for one in found.lost) or any("no committed batch has" in one for one in found.twice)
     assert any("stretches of" in one for one in found.twice)

@@ -202,7 +202,7 @@ async def commit(
             accepted = await asyncio.to_thread(read)
     who.may_report(accepted.node)
     intake.quotas.take(accepted.node, accepted.samples + len(accepted.stretches), len(body))
-    answer = await asyncio.wrap_future(intake.commit.submit(accepted))
+    answer = await intake.commit.submit(accepted)
     count(accepted, answer, intake.metrics)
     return STATUS[answer.status], answer
 

@@ -170,7 +170,7 @@ async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sen
     written = Written(writing.stale, 0)
     remote.quota.take(sender, writing.samples + writing.foreign)
     if writing.samples or writing.counts:
-        written = await asyncio.wrap_future(remote.writers().submit(writing))
+        written = await remote.writers().submit(writing)
     metrics = remote.intake.metrics
     metrics.remote_samples.labels(outcome="written").inc(written.samples)
     metrics.remote_samples.labels(outcome="foreign").inc(writing.foreign)

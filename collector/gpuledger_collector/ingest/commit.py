@@ -7,13 +7,14 @@ is turned away at once, because the agent's spool is the place to wait.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime as dt
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -76,7 +77,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[B, A]):
     batch: B
-    answer: Future[A]
+    answer: asyncio.Future[A]
 
 
 class GroupCommit(Generic[B, A]):
@@ -109,12 +110,12 @@ class GroupCommit(Generic[B, A]):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, batch: B) -> Future[A]:
+    def submit(self, batch: B) -> asyncio.Future[A]:
         """Queue a batch; the future holds the answer after COMMIT, or Unavailable, or psycopg.Error for poison.
 
-        Raises Unavailable when the queue is full or closed.
+        To be called in the event loop, the same one each time. Raises Unavailable when the queue is full or closed.
         """
-        waiting: _Waiting[B, A] = _Waiting(batch, Future())
+        waiting: _Waiting[B, A] = _Waiting(batch, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._closing:
                 raise Unavailable("the collector is stopping")
@@ -142,8 +143,7 @@ class GroupCommit(Generic[B, A]):
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for waiting in self._take(len(self._queue)):
-            waiting.answer.set_exception(Unavailable("the collector is stopping"))
+        _tell([(waiting, Unavailable("the collector is stopping")) for waiting in self._take(len(self._queue))])
 
     def _take(self, most: int) -> list[_Waiting[B, A]]:
         taken: list[_Waiting[B, A]] = []
@@ -152,8 +152,8 @@ class GroupCommit(Generic[B, A]):
             while self._queue and len(taken) < most and size < self._limits.flush_bytes:
                 waiting = self._queue.popleft()
                 size += waiting.batch.size
-                # A caller that has gone away no longer waits; from here on it can no longer go.
-                if waiting.answer.set_running_or_notify_cancel():
+                # A caller that has gone away no longer waits; one that goes from here on is written all the same.
+                if not waiting.answer.cancelled():
                     taken.append(waiting)
             self._bytes -= size
         return taken
@@ -186,8 +186,7 @@ class GroupCommit(Generic[B, A]):
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
-        for waiting, answer in zip(group, answers, strict=True):
-            waiting.answer.set_result(answer)
+        _tell(list(zip(group, answers, strict=True)))
         self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
         return connection
 
@@ -196,8 +195,7 @@ class GroupCommit(Generic[B, A]):
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
         log.warning("batches could not be written, their agents will send them again: %s", reason)
-        for waiting in group:
-            waiting.answer.set_exception(Unavailable(f"the database is away: {reason}"))
+        _tell([(waiting, Unavailable(f"the database is away: {reason}")) for waiting in group])
         if connection is not None and not connection.broken:
             if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
                 return connection
@@ -214,7 +212,24 @@ class GroupCommit(Generic[B, A]):
         except Exception as error:
             self._store.forget()
             log.exception("batch %s cannot be written", waiting.batch.key)
-            waiting.answer.set_exception(error)
+            _tell([(waiting, error)])
             return connection
-        waiting.answer.set_result(answer)
+        _tell([(waiting, answer)])
         return connection
+
+
+def _tell(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
+    """Wake the event loop once for a whole group: once for each batch costs as much as to decode it."""
+    if outcomes:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits there any more
+            outcomes[0][0].answer.get_loop().call_soon_threadsafe(_settle, outcomes)
+
+
+def _settle(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
+    for waiting, outcome in outcomes:
+        if waiting.answer.done():
+            continue  # its caller has gone
+        if isinstance(outcome, Exception):
+            waiting.answer.set_exception(outcome)
+        else:
+            waiting.answer.set_result(outcome)
