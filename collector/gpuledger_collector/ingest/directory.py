@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_agent.wire import WireAccelerator, WireWorkload
-from gpuledger_collector.ingest.validate import Accepted, workload_key
+from gpuledger_collector.ingest.validate import DAY_MS, Accepted, workload_key
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Entry = tuple[str, Any, int]
@@ -67,6 +67,9 @@ class Directory:
             return ids
         with connection.transaction():
             ids.nodes.update(write_nodes(connection, [name for name, _, _ in nodes], now))
+            claimed = claims(connection, batches, {name for name, _, _ in accelerators})
+            ids.accelerators.update(claimed)
+            accelerators = [entry for entry in accelerators if entry[0] not in claimed]
             ids.accelerators.update(write_accelerators(connection, [face for _, face, _ in accelerators]))
             ids.workloads.update(write_workloads(connection, workloads, now))
         with self.lock:
@@ -93,6 +96,14 @@ def newest_instant(batch: Accepted) -> int:
         ends.append(int(batch.block.at_ms.max()))
     ends += [one.at_ms for one in batch.counts.values()]
     return max(ends, default=0)
+
+
+def oldest_instant(batch: Accepted) -> int:
+    """The earliest instant that a batch speaks of, unix milliseconds; 0 when it holds no record."""
+    starts = [stretch.start_ms for stretch in batch.stretches.values()]
+    if batch.block is not None:
+        starts.append(int(batch.block.at_ms.min()))
+    return min(starts, default=0)
 
 
 def _named_accelerators(batches: Sequence[Accepted], instants: Sequence[int]) -> Iterator[_Entry]:
@@ -137,6 +148,36 @@ def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> d
         (now, now, names),
     )
     return dict(connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (names,)).fetchall())
+
+
+def claims(connection: Connection, batches: Sequence[Accepted], uuids: set[str]) -> dict[str, int]:
+    """Accelerators (id by uuid) that one of these batches speaks of while another node holds and still shows them.
+
+    What such a batch says of them, the model and the health for instance, is not taken over: it would change what
+    another node's time costs. The inventory treats the claim in the same way (evidence.is_contested).
+    """
+    told = [
+        (one.uuid, batch.node, oldest_instant(batch))
+        for batch in batches
+        for one in batch.accelerators.values()
+        if one.uuid in uuids
+    ]
+    if not told:
+        return {}
+    rows = connection.execute(
+        """
+        SELECT DISTINCT a.uuid, a.id FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS told (uuid, node, first_ms)
+        JOIN accelerator a ON a.uuid = told.uuid
+        JOIN capacity c ON c.accelerator_id = a.id AND c.out_ms IS NULL
+        JOIN node n ON n.id = c.node_id AND n.name <> told.node
+        WHERE EXISTS (
+            SELECT FROM stretch s WHERE s.accelerator_id = a.id AND s.node_id = n.id
+                AND s.start_ms >= told.first_ms - %s AND s.end_ms > told.first_ms
+        )
+        """,
+        (*map(list, zip(*told, strict=True)), DAY_MS),
+    )
+    return dict(rows.fetchall())
 
 
 def write_accelerators(connection: Connection, faces: list[WireAccelerator]) -> dict[str, int]:

@@ -8,6 +8,24 @@ from fakes.collector import running
 from gpuledger_agent.wire import Samples
 
 
+def test_what_a_second_node_says_of_a_gpu_that_another_holds_is_not_taken_over(dsn):
+    """Threat: forged usage. Model and health stay as the holder tells them; once it shows the GPU no more, it moved."""
+    with running(dsn) as collector, psycopg.connect(dsn, autocommit=True) as connection:
+
+        def face():
+            return connection.execute("SELECT model, health FROM accelerator").fetchone()
+
+        collector.send(batch(1, accelerators=1, start_ms=NOON_MS, samples=Samples()))
+        told = face()
+        forged = msgspec.structs.replace(accelerator(0, "node-1"), model="Tesla T4", health="failed")
+        for seq, start_ms, expected in ((1, NOON_MS, told), (2, NOON_MS + 3_600_000, ("Tesla T4", "failed"))):
+            claim = batch(seq, node="node-2", accelerators=1, start_ms=start_ms, samples=Samples())
+            assert collector.send(msgspec.structs.replace(claim, accelerators=[forged]))[0] == 200
+            assert face() == expected
+            moved = connection.execute("SELECT count(*) FROM capacity").fetchone()
+            assert moved == ((1,) if expected == told else (2,))
+
+
 def test_doctor_names_a_gpu_on_two_nodes(dsn, command):
     """Threat: forged usage. The accelerator stays where it was, the metric counts, doctor says which and where."""
     with running(dsn) as collector:
