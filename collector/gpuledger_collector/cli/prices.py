@@ -145,7 +145,9 @@ def set_price(
     model: Annotated[str, typer.Option("--model", help="Only for this GPU model (a name, or words of it).")] = "",
     purchase: Annotated[str, typer.Option("--purchase", help="on_demand, spot, reserved or owned.")] = "on_demand",
     list_rate: Annotated[str, typer.Option("--list-rate", help="List price per GPU-hour.")] = "",
-    region: Annotated[str, typer.Option("--region", help="Only in this region.")] = "",
+    region: Annotated[
+        str, typer.Option("--region", help="Refused: no accelerator has a region yet; name its pool.")
+    ] = "",
     node: Annotated[str, typer.Option("--node", help="Only on this node.")] = "",
     dry_run: DryRun = False,
     dsn: Dsn = None,

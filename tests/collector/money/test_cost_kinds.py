@@ -159,6 +159,8 @@ RATE = '[[exchange]]\nfrom = "USD"\nrate = 1\n'
         (f"{TERM}gpus = 1\nstarts = 2025-01-01\n", "costs something"),
         (f"{TERM}gpus = 1\nupfront = 5\nstarts = 2025-01-01T00:30:00Z\n", "whole hour"),
         (f"{TERM}gpus = 0\nupfront = 5\nstarts = 2025-01-01\n", "less than 1"),
+        (f'{TERM}gpus = 1\nupfront = 5\nstarts = 2025-01-01\nregion = "eu"\n', ":1:region: 'eu' matches nothing"),
+        (f'{BOUGHT}capex = 5\nregion = "eu"\n', "bad.toml:1:region: 'eu' matches nothing"),
         (f"{BOUGHT}capex = 5\nsalvage = 6\n", "more than capex"),
         (f"{BOUGHT}capex = 5\npue = 0.9\n", "below 1"),
         (f'{BOUGHT}capex = 5\nper = "node"\n', "gpus is empty"),

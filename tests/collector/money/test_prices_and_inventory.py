@@ -26,10 +26,10 @@ def test_listed_prices_can_be_imported_again(run, written) -> None:
     run(
         "import",
         "prices",
-        written("p.csv", BOOK + "a,H100,reserved,2.490,USD,2025-10-01T01:30:00Z,2026-01-01,3,eu,n1\n"),
+        written("p.csv", BOOK + "a,H100,reserved,2.490,USD,2025-10-01T01:30:00Z,2026-01-01,3,,n1\n"),
     )
     _, listed, _ = run("prices", "list", "--format", "csv")
-    assert listed == BOOK + "a,H100,reserved,2.49,USD,2025-10-01T01:30:00Z,2026-01-01T00:00:00Z,3,eu,n1\n"
+    assert listed == BOOK + "a,H100,reserved,2.49,USD,2025-10-01T01:30:00Z,2026-01-01T00:00:00Z,3,,n1\n"
     assert "0 added, 0 updated, 1 unchanged" in run("import", "prices", written("l.csv", listed))[1]
 
 
@@ -45,6 +45,17 @@ def test_bad_prices_are_all_named(run, written, fleet) -> None:
     places = [line.removeprefix(f"{path}:").split(": ")[0] for line in err.splitlines()[:-1]]
     assert places == ["2:currency", "2:effective_to", "2:purchase", "2:rate_per_gpu_hour", "3:effective_from",
                       "3:rate_per_gpu_hour", "5:rate_per_gpu_hour"]  # fmt: skip
+    assert fleet.rows("SELECT * FROM price") == []
+
+
+def test_a_rate_of_a_region_is_refused(run, written, fleet) -> None:
+    """No accelerator has a region: such a rate would match nothing, whichever way it comes."""
+    said = "'eu' matches nothing: no accelerator has a region yet; name its pool"
+    path = written("p.csv", BOOK + ",H100,on_demand,2,USD,2025-10-01,,,eu,\n")
+    code, _, err = run("import", "prices", path)
+    assert (code, err.splitlines()[0]) == (2, f"{path}:2:region: {said}")
+    code, _, err = run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01", "--region", "eu")
+    assert (code, err.strip().splitlines()[-1]) == (2, f"region {said}")
     assert fleet.rows("SELECT * FROM price") == []
 
 

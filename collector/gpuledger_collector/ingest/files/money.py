@@ -50,6 +50,7 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owned import ENERGY, PER, Owned
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.pricing import PURCHASES, Price, PurchaseChoice
+from gpuledger_collector.ingest.files.prices import refuse_region
 from gpuledger_collector.ingest.files.table import RowReader
 
 _PLACE = ("pool", "gpu_model", "node")
@@ -84,7 +85,8 @@ def read_commitments(rows: Rows) -> list[Commitment]:
             row.refuse("ends", "order", "does not lie after starts")
         if not upfront and not rate and not row.bad:
             row.refuse("upfront", "free", "is missing, and so is rate_per_gpu_hour: a commitment costs something")
-        place = [row.text(column) for column in (*_PLACE, "region")]
+        refuse_region(row)
+        place = [row.text(column) for column in _PLACE]
         if row.bad or starts is None or ends is None or gpus is None:
             continue
         made.append(Commitment(None, name, gpus, int(upfront * MICRO), rate, currency, starts, ends, *place))
@@ -125,7 +127,8 @@ def _owned(row: RowReader, known: set[str]) -> Owned | None:
     )
     list_rate = row.decimal("list_rate", digits=9, most=MOST_RATE)
     currency = _currency(row, "currency")
-    place = {column: row.text(column) for column in (*_PLACE, "region")}
+    refuse_region(row)
+    place = {column: row.text(column) for column in _PLACE}
     if row.bad or capex is None or months is None or starts is None:
         return None
     return Owned(

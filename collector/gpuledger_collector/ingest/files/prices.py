@@ -50,6 +50,17 @@ def identity(price: Price) -> tuple[object, ...]:
     return (price.pool, price.gpu_model, price.purchase, price.region, price.node, price.effective_from_ms)
 
 
+def refuse_region(row: RowReader) -> None:
+    """Refuse a price or a commitment of one region.
+
+    No accelerator has a region in this ledger (neither agents nor the inventory say one), so it would match nothing: a
+    rate would leave its time unpriced, and a commitment would be billed whole as unused.
+    """
+    region = row.text("region")
+    if region:
+        row.refuse("region", "no_region", f"{region!r} matches nothing: no accelerator has a region yet; name its pool")
+
+
 def read_price(row: RowReader) -> Price | None:
     """One price of a row of cells, None (and problems noted) when it is bad."""
     purchase = row.text("purchase", required=True)
@@ -64,7 +75,8 @@ def read_price(row: RowReader) -> Price | None:
     if starts is not None and ends is not None and ends <= starts:
         row.refuse("effective_to", "order", "does not lie after effective_from")
     list_rate = row.decimal("list_rate", digits=9, most=MAX_RATE)
-    texts = {name: row.text(name) for name in ("pool", "gpu_model", "region", "node")}
+    refuse_region(row)
+    texts = {name: row.text(name) for name in ("pool", "gpu_model", "node")}
     if row.bad or rate is None or starts is None:
         return None
     return Price(
@@ -77,6 +89,5 @@ def read_price(row: RowReader) -> Price | None:
         effective_from_ms=starts,
         effective_to_ms=ends,
         list_rate=list_rate,
-        region=texts["region"],
         node=texts["node"],
     )
