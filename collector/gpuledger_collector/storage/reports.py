@@ -31,10 +31,12 @@ _DAY_COLUMNS = """owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, i
     idle_cost_micro, energy_mj, coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro,
     contracted_cost_micro"""
 _BESIDE = ", ".join(
-    f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END"
+    f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END AS {name}"
     for name in ("list_cost_micro", "contracted_cost_micro")
 )
 """List and contracted cost: known when every part of them is."""
+_SUMS = "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj"
+_ADDED = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMS)
 _CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
@@ -45,7 +47,8 @@ _CHARGE_DIMENSIONS = {
 def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> list[ChargedLine]:
     """What the period bills, by these dimensions, state and currency: its days and the corrections booked in it.
 
-    Reads the daily ledger; charges only where a dimension (workload, node) is no part of it.
+    Reads the daily ledger; charges only where a dimension (workload, node) is no part of it. Days are added up by
+    number of owner first: by name it takes twice as long.
     """
     daily = all(name in _DAY_DIMENSIONS for name in by)
     table, dimensions = ("ledger_day", _DAY_DIMENSIONS) if daily else ("charge", _CHARGE_DIMENSIONS)
@@ -58,11 +61,14 @@ def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> 
         f"SELECT {columns} FROM {table} WHERE day_ms >= %s AND day_ms < %s UNION ALL "
         f"SELECT {columns} FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s"
     )
+    if daily:
+        kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
+        own = f"{kept}l.owner_id, l.state, l.currency"
+        lines = f"SELECT {own}, {_ADDED}, {_BESIDE} FROM ({lines}) l GROUP BY {own}"
     groups = ", ".join(str(at + 1) for at in range(len(by) + 2))
     rows = connection.execute(
-        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, sum(l.gpu_ns), sum(l.busy_ns), "
-        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj), "
-        f"{_BESIDE} FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, {_ADDED}, {_BESIDE} "
+        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
         (period.start_ms, period.end_ms) * 2,
     )
     return [_line(row, len(by)) for row in rows]
