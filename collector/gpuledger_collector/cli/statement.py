@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
@@ -24,9 +24,17 @@ def register(root: typer.Typer) -> None:
 def statement(
     period: Annotated[str, typer.Option("--period", metavar="YYYY-MM", help="The month (of the billing zone).")],
     owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME", help="Whose month; (unattributed) is an owner, too.")
+        str | None,
+        typer.Option(
+            "--owner",
+            metavar="[LEVEL=]NAME",
+            help="Whose month: vision, or project=nlp; (unattributed) is an owner, too.",
+        ),
     ] = None,
-    level: Annotated[str, typer.Option("--level", help="Level of the owner tree that the owner stands on.")] = "team",
+    level: Annotated[
+        str | None,
+        typer.Option("--level", help="Level of the owner tree where --owner says none; team.", show_default=False),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The page; without it, standard output.")
     ] = None,
@@ -45,6 +53,7 @@ def statement(
 
     if everyone == (owner is not None) or everyone != (folder is not None) or (everyone and output is not None):
         refuse("say either --owner NAME (and -o FILE), or --all --dir DIR")
+    level, owner = _asked(level, owner)
     try:
         level_of(level)
         asked = month(period)
@@ -75,6 +84,16 @@ def statement(
                 _write_all(connection, level, period, asked, folder, now_ms)
             else:
                 _write_one(connection, level, owner or "", period, output, now_ms)
+
+
+def _asked(level: str | None, owner: str | None) -> tuple[str, str | None]:
+    """Level and name of `--owner`. A `=` in it parts the two: a name that has one itself is said with its level."""
+    if owner is None or "=" not in owner:
+        return level or "team", owner
+    ((of, name),) = owner_levels([owner]).items()
+    if level not in {None, of}:
+        refuse(f"--level {level} and --owner {owner} say two levels: leave --level out")
+    return of, name
 
 
 def _write_one(connection: Connection, level: str, owner: str, period: str, output: Path | None, now_ms: int) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections import defaultdict
 from decimal import Decimal
 
@@ -169,6 +170,25 @@ def test_every_side_of_a_closed_month_says_the_same(month, fleet, tmp_path):
     table = page.table("shared cost")
     assert sum(Decimal(row[-1].replace(",", "")) for row in table.rows[1:]) == Decimal(mine["cost_shared"])
     assert {name for row in table.rows[1:] for name in SHARED if row[0].startswith(name)} == SHARED - {"network"}
+
+
+def test_an_owner_is_named_as_tokens_and_disputes_name_it(month):
+    """`--owner team=x` is x of the teams; a level that is none, or two levels, are refused with a sentence."""
+    asked = ("--period", "2025-10")
+    code, said, _ = month("statement", "--owner", "team=team-1", *asked)
+    assert code == 0
+    plain = month("statement", "--owner", "team-1", "--level", "team", *asked)[1]
+    pays = [re.findall(r"statement · team team-1|You pay [0-9.]+ USD", Page(text).text) for text in (said, plain)]
+    assert len(pays[0]) == 2
+    assert pays[0] == pays[1]
+    code, _, err = month("statement", "--owner", "org=(unattributed)", *asked)
+    assert (code, err) == (0, "")
+    code, _, err = month("statement", "--owner", "taem=team-1", *asked)
+    assert code == 2
+    assert "'taem=team-1' is not LEVEL=VALUE" in err
+    code, _, err = month("statement", "--owner", "team=team-1", "--level", "org", *asked)
+    assert code == 2
+    assert "say two levels" in err
 
 
 def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
