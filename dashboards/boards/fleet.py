@@ -83,15 +83,20 @@ def heat(name: str) -> str:
     return f"""
         SELECT cell.at AS "time", cell.metric, (cell.total / cell.minutes)::real AS ratio
         FROM (
-            SELECT quarter.* FROM (
-                SELECT h.hour_ms / 1000 + generate_series(0, 2700, 900) AS at, a.name AS metric, a.lane,
-                    unnest(h.{name}) AS total, unnest(h.{name}_minutes) AS minutes {there} <= 2 * {DAY_MS}
-            ) quarter WHERE quarter.at > {FROM_MS} / 1000 - 900 AND quarter.at < {TO_MS} / 1000
-            UNION ALL
-            SELECT (h.hour_ms - mod(h.hour_ms, {step_ms})) / 1000, a.name, a.lane, sum({total}), sum({minutes})
-            {there} > 2 * {DAY_MS} GROUP BY 1, 2, 3
+            SELECT step.at + generate_series(0, 2700, 900) AS at, step.metric, step.lane,
+                unnest(step.total) AS total, unnest(step.minutes) AS minutes
+            FROM (
+                SELECT h.hour_ms / 1000 AS at, a.name AS metric, a.lane, h.{name} AS total, h.{name}_minutes AS minutes
+                {there} <= 2 * {DAY_MS}
+                UNION ALL
+                SELECT (h.hour_ms - mod(h.hour_ms, {step_ms})) / 1000, a.name, a.lane, ARRAY[sum({total})],
+                    ARRAY[sum({minutes})]::int[]
+                {there} > 2 * {DAY_MS} GROUP BY 1, 2, 3
+            ) step
         ) cell
-        WHERE cell.minutes > 0 ORDER BY cell.at * {LANES}::bigint + cell.lane
+        WHERE cell.minutes > 0 AND cell.at < {TO_MS} / 1000 AND cell.at > {FROM_MS} / 1000
+            - CASE WHEN {TO_MS} - {FROM_MS} <= 2 * {DAY_MS} THEN 900 ELSE {step_ms} / 1000 END
+        ORDER BY cell.at * {LANES}::bigint + cell.lane
     """
 
 
