@@ -236,7 +236,8 @@ def _table(
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(row["id"], row["kind"], row["team"], row["advice"], span(row, "cash"), span(row, "capacity"),
-                      span(row, "energy"), row["currency"], row["state"], row["realised"])  # fmt: skip
+                      span(row, "energy"), row["currency"], row["state"],
+                      row["realised"] or ("not known" if row["realised_until"] else ""))  # fmt: skip
     print_table(table, 170)
     if len(rows) < count:
         print(f"... and {count - len(rows)} more (--top 0 shows all)")

@@ -1,7 +1,7 @@
 """Recommend: the evidence of the last weeks becomes advice, priced as the difference of two ledgers, kept once.
 
 Run again it writes the same: advice is known by its kind and subject. What people decided stays; open advice whose
-evidence is gone expires; what was accepted is measured by the ledger, before against after.
+evidence is gone expires; what was accepted is measured by the ledger, before against after, at the rates since.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from gpuledger_collector.accounting.counterfactual import (
 )
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.ports import Unit
-from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import present_ms
+from gpuledger_collector.accounting.realised import Brought, Spent, brought
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UsagePiece
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Advice, Atom, Estimate, Holding, Place, Reading, Window, advise
 from gpuledger_collector.insight.recommendations.energy import Tariff, energy_micro
-from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent, Three
+from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Three
+from gpuledger_collector.jobs.cover import book_of
 from gpuledger_collector.jobs.rate_usage import DayUsage, places, usage_of
 
 WINDOW_DAYS, DEMAND_DAYS = 28, 90
 VALID_MS = 30 * DAY_MS
-"""So long advice stands, and a rejection keeps it away."""
+"""So long advice stands, and a rejection keeps it away; and so long a rate that is missing is waited for."""
+BUYING = frozenset({"spot", "reserve"})
+"""Advice to buy in another way: the way in which time was bought before is what it is held against."""
 
 
 class RecommendationUnit(Protocol):
@@ -66,8 +69,8 @@ class RecommendationUnit(Protocol):
     def accepted(self) -> Sequence[Accepted]:
         """Recommendations whose saving is to be measured."""
 
-    def spent(self, scope: Mapping[str, object], period: Period, currency: str | None) -> Spent:
-        """What the charges of a scope came to on these days."""
+    def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
+        """The charges of a scope by day and place."""
 
     def put_realised(self, found: Iterable[Realised]) -> None:
         """Write what accepted recommendations brought."""
@@ -105,7 +108,7 @@ class _Look:
         end_ms = now_ms - now_ms % HOUR_MS
         period = Period((end_ms - WINDOW_DAYS * DAY_MS) // DAY_MS * DAY_MS, end_ms)
         capacity = ledger.capacity(period)
-        self.book = PriceBook(ledger.prices(), ledger.purchase_choices())
+        self.book = book_of(ledger)
         self.window: Window | None = None
         self.days: list[DayUsage] = []
         begin = min((row.in_ms for row in capacity), default=end_ms)
@@ -315,35 +318,46 @@ def _three(values: Sequence[int | None]) -> Three:
 
 def measured(unit: RecommendationUnit, now_ms: int) -> list[Realised]:
     """What accepted advice brought by the ledger: whole days since, as long as the window was, against those before."""
+    accepted = unit.accepted()
+    if not accepted:
+        return []
+    calendar, book = unit.ledger.calendar(), book_of(unit.ledger)
+    today_ms = calendar.day_of(now_ms).start_ms
     found = []
-    for one in unit.accepted():
-        days = max(1, (one.end_ms - one.start_ms) // DAY_MS)
-        opened, decided = -(-one.start_ms // DAY_MS) * DAY_MS, one.decided_ms // DAY_MS * DAY_MS
-        first = -(-one.decided_ms // DAY_MS) * DAY_MS
-        last = min(now_ms // DAY_MS * DAY_MS, first + days * DAY_MS)
-        if decided <= opened or last <= first:
+    for one in accepted:
+        wanted = max(1, (one.end_ms - one.start_ms) // DAY_MS)
+        decided = calendar.day_of(one.decided_ms)
+        opened_ms, first_ms = (_begun(calendar.day_of(at_ms), at_ms) for at_ms in (one.start_ms, one.decided_ms))
+        if decided.start_ms <= opened_ms or today_ms <= first_ms:
             continue
-        before, after = Period(opened, decided), Period(first, last)
-        was, now = unit.spent(one.scope, before, one.currency), unit.spent(one.scope, after, one.currency)
-        micro, how = brought(was, now, before.ms, after.ms, idle=one.scope.get("measure") == "idle")
-        told = {"compared": how, "before": _said(before, was), "after": _said(after, now)}
-        found.append(Realised(one.id, micro, last, told, done=after.ms >= days * DAY_MS))
+        days = calendar.days(Period(first_ms, today_ms))[:wanted]
+        before, after = Period(opened_ms, decided.start_ms), Period(first_ms, days[-1].end_ms)
+        was, now = unit.spent(one.scope, before), unit.spent(one.scope, after)
+        came = Brought("nothing: the advice has no currency", unknown="no rate priced the advice")
+        if one.currency is not None:
+            came = brought(was, before.ms, now, days, one.currency, book, idle=one.scope.get("measure") == "idle",
+                           same_purchase=one.kind in BUYING)  # fmt: skip
+        told = {"compared": came.compared, "before": _said(before, was, one), "after": _said(after, now, one),
+                "before_at_rates_since_micro": came.before_micro, "unknown": came.unknown}  # fmt: skip
+        over = len(days) >= wanted and (came.micro is not None or now_ms >= after.end_ms + VALID_MS)
+        found.append(Realised(one.id, came.micro, after.end_ms, told, done=over))
     return found
 
 
-def brought(was: Spent, now: Spent, before_ms: int, after_ms: int, *, idle: bool) -> tuple[int, str]:
-    """Micro-units saved, and what was compared.
-
-    Idle time that was to go: its cost a day. Else the cost of the same work (busy time), so that work which simply
-    ended is no saving; where nothing works on one side, the cost a day.
-    """
-    if idle:
-        return was.idle_cost_micro * after_ms // before_ms - now.idle_cost_micro, "cost of idle time, a day"
-    if was.busy_ns and now.busy_ns:
-        return was.cost_micro * now.busy_ns // was.busy_ns - now.cost_micro, "cost of the same busy time"
-    return was.cost_micro * after_ms // before_ms - now.cost_micro, "cost, a day"
+def _begun(day: Period, at_ms: int) -> int:
+    """Where the first whole day from an instant on begins, which lies in this day."""
+    return day.start_ms if day.start_ms == at_ms else day.end_ms
 
 
-def _said(period: Period, spent: Spent) -> dict[str, int]:
-    return {"start_ms": period.start_ms, "end_ms": period.end_ms, "cost_micro": spent.cost_micro,
-            "idle_cost_micro": spent.idle_cost_micro, "gpu_ns": spent.gpu_ns, "busy_ns": spent.busy_ns}  # fmt: skip
+def _said(period: Period, spent: Sequence[Spent], one: Accepted) -> dict[str, int]:
+    """What was charged, at the rates of its own days, and for how much time (GPU-nanoseconds)."""
+    priced = [line for line in spent if line.currency == one.currency is not None]
+    return {
+        "start_ms": period.start_ms,
+        "end_ms": period.end_ms,
+        "cost_micro": sum(line.cost_micro for line in priced),
+        "idle_cost_micro": sum(line.idle_cost_micro for line in priced),
+        "gpu_ns": sum(line.gpu_ns for line in spent),
+        "busy_ns": sum(line.busy_ns for line in spent),
+        "idle_ns": sum(line.idle_ns for line in spent),
+    }

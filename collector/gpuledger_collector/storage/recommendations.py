@@ -13,11 +13,13 @@ import numpy.typing as npt
 import psycopg
 from psycopg.rows import dict_row
 
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.accounting.realised import Place, Spent
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Reading
-from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Spent
+from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run
 from gpuledger_collector.storage import audit, commitments, findings, minutes, prices
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import LedgerUnit
@@ -122,34 +124,44 @@ class RecommendationUnit:
     def accepted(self) -> Sequence[Accepted]:
         """Recommendations whose saving is to be measured."""
         rows = self.connection.execute(
-            "SELECT id, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
+            "SELECT id, kind, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
             "WHERE state = 'accepted' ORDER BY id"
         )
         return [Accepted(*row) for row in rows]
 
-    def spent(self, scope: Mapping[str, object], period: Period, currency: str | None) -> Spent:
-        """What the charges of a scope came to on these days, corrections included; of a named series all its runs."""
+    def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
+        """The charges of a scope by day and place, corrections included; of a named series all its runs."""
         ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
-        columns = ("day_ms, workload_id, owner_id, pool, gpu_model, state, currency, cost_micro, idle_cost_micro, "
-                   "gpu_ns, busy_ns")  # fmt: skip
-        row = self.connection.execute(
+        columns = ("day_ms, accelerator_id, workload_id, owner_id, pool, gpu_model, node, state, price_id, "
+                   "commitment_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns, idle_ns")  # fmt: skip
+        rows = self.connection.execute(
             f"""
-            SELECT coalesce(sum(cost_micro), 0), coalesce(sum(idle_cost_micro), 0), coalesce(sum(gpu_ns), 0),
-                coalesce(sum(busy_ns), 0) FROM (
-                SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction
-            ) AS c
+            SELECT c.day_ms, c.pool, c.gpu_model, c.node, p.purchase, c.commitment_id,
+                CASE WHEN c.accelerator_id IS NULL THEN w.tags END AS tags, c.state = %(unused)s, c.currency,
+                coalesce(sum(c.cost_micro), 0), coalesce(sum(c.idle_cost_micro), 0), sum(c.gpu_ns), sum(c.busy_ns),
+                sum(c.idle_ns)
+            FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) AS c
             LEFT JOIN owner o ON o.id = c.owner_id LEFT JOIN workload w ON w.id = c.workload_id
-            WHERE day_ms >= %(start)s AND day_ms < %(end)s AND currency IS NOT DISTINCT FROM %(currency)s
-                AND (%(ids)s::bigint[] IS NULL OR workload_id = ANY(%(ids)s))
+            LEFT JOIN price p ON p.id = c.price_id
+            WHERE c.day_ms >= %(start)s AND c.day_ms < %(end)s
+                AND (%(ids)s::bigint[] IS NULL OR c.workload_id = ANY(%(ids)s))
                 AND (%(name)s::text IS NULL OR (w.name = %(name)s AND coalesce(o.team, '') = %(team)s))
-                AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND (%(model)s::text IS NULL OR gpu_model = %(model)s)
-                AND (%(state)s::text IS NULL OR state = %(state)s)
+                AND (%(pool)s::text IS NULL OR c.pool = %(pool)s)
+                AND (%(model)s::text IS NULL OR c.gpu_model = %(model)s)
+                AND (%(state)s::text IS NULL OR c.state = %(state)s)
+            GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
             """,
-            {"start": period.start_ms, "end": period.end_ms, "currency": currency,
-             "ids": None if "name" in scope else ids, "name": scope.get("name"), "team": scope.get("team"),
-             "pool": scope.get("pool"), "model": scope.get("model"), "state": scope.get("state")},
-        ).fetchone()  # fmt: skip
-        return Spent() if row is None else Spent(*map(int, row))
+            {"start": period.start_ms, "end": period.end_ms, "ids": None if "name" in scope else ids,
+             "name": scope.get("name"), "team": scope.get("team"), "pool": scope.get("pool"),
+             "model": scope.get("model"), "state": scope.get("state"), "unused": COMMITMENT_UNUSED},
+        ).fetchall()  # fmt: skip
+        covering = commitments.by_id(self.connection, {row[5] for row in rows if row[5] is not None})
+        found = []
+        for day_ms, pool, model, node, purchase, commitment_id, tags, unused, currency, *amounts in rows:
+            place = Place(pool, model, node, purchase, covering.get(commitment_id),
+                          tuple(sorted((tags or {}).items())), unused)  # fmt: skip
+            found.append(Spent(day_ms, place, currency, *map(int, amounts)))
+        return found
 
     def put_realised(self, found: Iterable[Realised]) -> None:
         """Write what accepted recommendations brought."""

@@ -246,6 +246,39 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     assert (found["state"], found["realised_micro"]) == ("done", idle)
 
 
+@pytest.mark.parametrize(("currency", "brought"), [("USD", 0), ("EUR", None), ("", None)])
+def test_another_rate_is_no_saving(currency, brought, fleet, ledger, findings, store, run, monkeypatch):
+    """The idle job goes on, at half the rate: nothing was saved. In another currency, or without a rate: not known."""
+    furnish(fleet)
+    at(monkeypatch, NOW)
+    run("recommend")
+    run("recommend", "accept", str(told(fleet)[RESTING]["id"]))
+    end = DAYS * DAY
+    # As before: a day of work, then rest.
+    work(fleet, 1, 1, end, end + DAY, 0.9)
+    work(fleet, 1, 1, end + DAY, end + DAYS * DAY)
+    minutes(fleet, 1, end, end + DAY, 0.9)
+    minutes(fleet, 1, end + DAY, end + DAYS * DAY, 0.0)
+    fleet.connection.execute("UPDATE price SET effective_to_ms = %s", (NOW,))
+    if currency:
+        fleet.connection.execute(
+            "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, "
+            "recorded_at) VALUES ('', 'H100', 'on_demand', 1.245, %s, %s, now())",
+            (currency, NOW),
+        )
+    at(monkeypatch, NOW + DAYS * DAY)
+    run("recommend")
+    found = told(fleet)[RESTING]
+    assert found["realised_micro"] == brought
+    assert found["state"] == ("done" if brought == 0 else "accepted")
+    ((said,),) = fleet.rows("SELECT realised FROM recommendation WHERE key = %s", RESTING)
+    assert said["before"]["idle_ns"] == said["after"]["idle_ns"] > 0
+    assert bool(said["unknown"]) is (brought is None)
+    if brought is None:
+        out = run("recommend", "--state", "accepted")[1]
+        assert "not known" in out.splitlines()[1]
+
+
 def test_a_look_as_of_an_instant_does_not_undo_a_later_one(fleet, ledger, findings, store, run, monkeypatch):
     """As of two hours ago there is the advice of then; what was made up to now is not replaced by it."""
     furnish(fleet)

@@ -50,6 +50,7 @@ class Accepted:
     """What must be known of an accepted recommendation to measure what it brought."""
 
     id: int
+    kind: str
     scope: Mapping[str, Any]
     start_ms: int
     end_ms: int
@@ -58,21 +59,11 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What the charges of a scope came to over some days, in one currency."""
-
-    cost_micro: int = 0
-    idle_cost_micro: int = 0
-    gpu_ns: int = 0
-    busy_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Realised:
-    """What an accepted recommendation brought so far: its days at the cost of the days before, less what they cost."""
+    """What an accepted recommendation brought so far (see accounting.realised); None: some rate is unknown."""
 
     id: int
-    micro: int
+    micro: int | None
     until_ms: int
     told: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False
