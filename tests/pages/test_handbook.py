@@ -20,5 +20,12 @@ def test_every_operation_stands_on_the_page(dsn, request):
         assert f"{operation.method} {operation.path}" in page.text
         for name, _, _ in operation.parameters:
             assert name in page.text
+        if operation.path in {"/v1/chargeback", "/v1/runs"}:
+            days = [meaning for name, _, meaning in operation.parameters if name in {"from", "to"}]
+            assert len([meaning for meaning in days if "(of the billing zone)" in meaning]) == 2
+    dumb = {(one.path, name) for one in told for name, _, meaning in one.parameters if not meaning}
+    assert dumb == set(), "every parameter says what it is"
+    assert "`" not in text
+    assert "<code>gpuledger chargeback --format json</code>" in text
     pictured = request.getfixturevalue("pictured")  # only now: without a Chromium all the rest is still judged
     assert pictured(text, 390)[1] <= 390

@@ -158,7 +158,7 @@ async def answer_to(request: Request, intake: Intake) -> tuple[int, Answer]:
 async def receive(request: Request, held: Held) -> bytes:
     """The whole body. Raises Refused (413), Unavailable, and TimeoutError for one that comes too slowly."""
     intake, loop = held.intake, asyncio.get_running_loop()
-    bounded_length(request)
+    announced = bounded_length(request)
     begun, body = loop.time(), bytearray()
     async with asyncio.timeout(min(intake.body_seconds, intake.grace_seconds)) as limit:
         async for chunk in request.stream():
@@ -166,6 +166,8 @@ async def receive(request: Request, held: Held) -> bytes:
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less at once")
+            if len(body) == announced:
+                continue
             seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / LEAST_BYTES_PER_SECOND)
             limit.reschedule(begun + seconds)
     intake.metrics.bytes.inc(len(body))
@@ -244,11 +246,14 @@ def sent_at(request: Request) -> int | None:
     return int(text)
 
 
-def bounded_length(request: Request) -> None:
-    """Raise Refused (413) for a body that announces itself as too large, before a byte of it is read."""
+def bounded_length(request: Request) -> int | None:
+    """The length that a body announces. Raises Refused (413) for one too large, before a byte of it is read."""
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+    if not length.isdigit():
+        return None
+    if int(length) > MAX_BODY_BYTES:
         raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less in one batch")
+    return int(length)
 
 
 def first_line(error: Exception) -> str:
@@ -270,6 +275,7 @@ DESCRIPTION = {
             "in": "header",
             "required": False,
             "schema": {"enum": ["zstd", "gzip", "identity"]},
+            "description": "How the body is compressed; without it, not at all.",
         },
     ],
     "requestBody": {

@@ -24,7 +24,7 @@ from gpuledger_collector.storage import disputes, zones
 from gpuledger_collector.storage.disputes import Contest, NoDispute
 from gpuledger_collector.storage.viewer_wall import behind
 
-Number = Annotated[int, Path(ge=1, lt=2**62)]
+Number = Annotated[int, Path(ge=1, lt=2**62, description="Number of the dispute.")]
 Words = Annotated[str, Field(min_length=1, max_length=MOST_WORDS)]
 Name = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(lambda text: words_of(text, "name"))]
 Level = Literal["org", "team", "project", "experiment", "run", "user"]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import psycopg
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from sqlalchemy.engine import Engine
 
-from gpuledger_collector.accounting.chargeback import Beside, report, shown_keys
+from gpuledger_collector.accounting.chargeback import DIMENSIONS, Beside, report, shown_keys
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
@@ -96,8 +96,17 @@ class Fleet:
 
 Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most items of one answer.")]
 After = Annotated[str, Query(description="`next` of the answer before; empty: from the start.")]
-First = Annotated[str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")]
-Last = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
+First = Annotated[str, Query(alias="from", description="First day (of the billing zone), included, as 2026-10-01.")]
+Last = Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")]
+FirstUtc = Annotated[str, Query(alias="from", description="First day (UTC), included, as 2026-10-01.")]
+LastUtc = Annotated[str, Query(alias="to", description="Last day (UTC), not included.")]
+By = Annotated[str, Query(description=f"Dimensions, separated by commas: {', '.join(DIMENSIONS)}.")]
+Pool = Annotated[str | None, Query(description="Only this pool.")]
+Delay = Annotated[
+    int | None, Query(ge=1, le=86_400, description="Seconds from an order to the GPU that serves; else the pool's own.")
+]
+OfPool = Annotated[str, Path(description="Name of the pool.")]
+Horizon = Annotated[int, Query(ge=1, le=168, description="Hours to look ahead.")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "A reader's token is asked for."},
     403: {"description": "This token may not read this, or reading is not open beyond loopback."},
@@ -112,13 +121,13 @@ def router(reads: Reads) -> APIRouter:
     reader, fleet = may_read(reads.keys), may_read(reads.keys, whole_fleet=True)
 
     @made.get("/chargeback")
-    def chargeback(start: First, end: Last, by: str = "team", who: Principal = reader) -> Response:
+    def chargeback(start: First, end: Last, by: By = "team", who: Principal = reader) -> Response:
         """Who bears what, by the dimensions of `by` (comma-separated), as `gpuledger chargeback --format json`."""
         return guarded(lambda: Response(chargeback_of(reads, start, end, by, who), media_type="application/json"))
 
     @made.get("/accelerators")
     def accelerators(
-        start: First, end: Last, limit: Limit = 100, after: After = "", who: Principal = fleet
+        start: FirstUtc, end: LastUtc, limit: Limit = 100, after: After = "", who: Principal = fleet
     ) -> dict[str, Any]:
         """What each accelerator did: held, busy, idle, unknown, unallocated and unavailable milliseconds, by UUID."""
         return guarded(lambda: accelerators_of(reads.behind(who), start, end, limit, after))
@@ -129,14 +138,12 @@ def router(reads: Reads) -> APIRouter:
         return guarded(lambda: nodes_of(reads.behind(who), limit, after))
 
     @made.get("/forecast")
-    def forecast(
-        horizon_hours: Annotated[int, Query(ge=1, le=168)] = 24, pool: str | None = None, who: Principal = fleet
-    ) -> dict[str, Any]:
+    def forecast(horizon_hours: Horizon = 24, pool: Pool = None, who: Principal = fleet) -> dict[str, Any]:
         """Demand of each pool as quantiles, hour by hour."""
         return guarded(lambda: forecast_of(reads.behind(who), horizon_hours, pool))
 
     @made.get("/forecast/history")
-    def forecast_history(pool: str | None = None, who: Principal = fleet) -> dict[str, Any]:
+    def forecast_history(pool: Pool = None, who: Principal = fleet) -> dict[str, Any]:
         """How good past forecasts of each pool were: hours in their band, loss beside that of the naive twin."""
         return guarded(lambda: forecast_history_of(reads.behind(who), pool))
 
@@ -146,9 +153,7 @@ def router(reads: Reads) -> APIRouter:
         return guarded(lambda: budgets_of(reads, who))
 
     @made.get("/scaling/{pool}")
-    def scaling(
-        pool: str, delay_s: Annotated[int | None, Query(ge=1, le=86_400)] = None, who: Principal = fleet
-    ) -> dict[str, Any]:
+    def scaling(pool: OfPool, delay_s: Delay = None, who: Principal = fleet) -> dict[str, Any]:
         """GPUs that the pool should hold now, within its limits, as one flat object; 503 and no number when demand is
         not known. `delay_s`: from an order to the GPU that serves; without it the pool's own lead time.
         """

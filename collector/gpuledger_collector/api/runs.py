@@ -94,7 +94,7 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
     def list_runs(
         start: Annotated[str, Query(alias="from", description="First day (of the billing zone), included.")],
         end: Annotated[str, Query(alias="to", description="Last day (of the billing zone), not included.")],
-        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED, description="Most runs of one answer.")] = 100,
         who: Principal = reader,
     ) -> dict[str, Any]:
         """Runs that were charged in a period, dearest first, with what a unit of their output cost."""

@@ -24,6 +24,7 @@ DATE_LENGTH = len("2026-10-01")
 First = Annotated[str, Query(alias="from", description="Date (UTC) or instant, included; a whole step.")]
 Last = Annotated[str, Query(alias="to", description="Date (UTC) or instant, not included; a whole step.")]
 By = Annotated[str, Query(description="Comma-separated: org, team, project, pool, model, state; empty: one series.")]
+Step = Annotated[Literal["5m", "1h", "1d"], Query(description="How long each step is.")]
 State = Annotated[Literal["held", "unallocated", "unavailable"], Query(description="Which time is drawn.")]
 After = Annotated[int, Query(alias="after", ge=0, description="`next` of the answer before.")]
 
@@ -35,7 +36,7 @@ def router(reads: Reads) -> APIRouter:
 
     @made.get("/series")
     def series_over_time(
-        start: First, end: Last, by: By = "team", step: Literal["5m", "1h", "1d"] = "1h", state: State = "held",
+        start: First, end: Last, by: By = "team", step: Step = "1h", state: State = "held",
         limit: Limit = 100, after: After = 0, who: Principal = reader,
     ) -> dict[str, Any]:  # fmt: skip
         """GPUs, GPU-seconds, energy and cost of each series by step; a viewer sees its owner's held time alone."""

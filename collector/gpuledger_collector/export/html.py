@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
@@ -19,6 +20,7 @@ from gpuledger_collector.accounting.period import format_date
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 
 UNKNOWN = "not known"
+_CODE = re.compile(r"`([^`]+)`")
 
 
 @lru_cache(maxsize=1)
@@ -33,7 +35,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "minor": minor, "micro": micro, "about": about, "hours": hours, "signed": signed, "date": format_date,
-        "gpus": gpus,
+        "gpus": gpus, "coded": coded,
     }  # fmt: skip
     made.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
@@ -81,6 +83,11 @@ def micro(amount: int | None, currency: str) -> str:
 def about(amount: int | None, currency: str) -> str:
     """An estimate: no minor units, so that nobody takes it for a charge."""
     return UNKNOWN if amount is None else money_text(amount, currency, 0).partition(" ")[2]
+
+
+def coded(text: str) -> Markup:
+    """A sentence of ours: what stands between backticks as code, all else escaped."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
 def signed(amount: int, currency: str) -> str:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
 
 from gpuledger_collector.accounting.messages import Content
 
@@ -18,6 +19,7 @@ WIDTH = 78
 """Characters of a line of text."""
 NO_BREAK = "\u00a0"
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_CODE = re.compile(r"`([^`]+)`")
 BAD, WARN, CALM = "#b42318", "#b54708", "#175cd3"
 
 
@@ -68,6 +70,7 @@ def environment() -> Environment:
     )
     made.filters["filled"] = filled
     made.filters["together"] = together
+    made.filters["coded"] = coded
     return made
 
 
@@ -83,6 +86,11 @@ def filled(text: str, indent: str = "") -> str:
 def together(text: str) -> str:
     """Amounts and percents that no line break parts from their unit."""
     return re.sub(r"(?<=\d) (?=%|[A-Z]{3}\b)|(?<=\b[A-Z]{3}) (?=-?\d)", NO_BREAK, text)
+
+
+def coded(text: str) -> Markup:
+    """A sentence of ours in HTML: what stands between backticks as code, all else escaped."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
 def named(text: str, longest: int = 120) -> str:
