@@ -77,19 +77,22 @@ class IdleNow:
 class News:
     """What a message tells: the threshold, the standing, and what changed between two windows of equal length.
 
-    `also`: other thresholds of the same rule that were crossed at once. `escalated`: it is told to those above.
-    `idle`: the dearest that could be given back now.
+    `before` None: the ledger knows no day before them, so there is nothing to compare with and `drivers` say where the
+    money of `after` went. `shortened`: both windows are as long as what it knows before. `also`: other thresholds of
+    the same rule that were crossed at once. `escalated`: it is told to those above. `idle`: the dearest that could be
+    given back now.
     """
 
     alert: Alert
     also: tuple[Alert, ...]
     status: Status
-    before: Period
+    before: Period | None
     after: Period
     drivers: tuple[Driver, ...]
     since_mail: bool
     escalated: bool = False
     idle: tuple[IdleNow, ...] = ()
+    shortened: bool = False
 
 
 class BudgetUnit(Protocol):
@@ -100,6 +103,9 @@ class BudgetUnit(Protocol):
 
     def rated_since(self, until_ms: int) -> int:
         """The first day of the days rated without a gap up to an instant."""
+
+    def known_since(self, period: Period) -> int:
+        """From when on the ledger knows the days of a period whole and without a gap, up to its end; that: none."""
 
     def spend(self, budget: Budget, period: Period) -> Spend:
         """What the owner was charged on the days that begin in the period."""

@@ -164,14 +164,23 @@ def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tu
 
 
 def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:
-    """What changed: whole days since the last message (else since the period began) against as many days before."""
+    """What changed: whole days since the last message (else since the period began) against as many days before.
+
+    Days that the ledger does not know are not compared with: what it knows before decides how many, the latest.
+    """
     period = status.period
     days = status.budget.calendar
     end_ms = days.day_of(status.known_ms).start_ms
     start_ms = period.start_ms if since_ms is None else days.day_of(since_ms).start_ms
     start_ms = max(min(start_ms, days.day_of(end_ms - 1).start_ms), 0)
-    after = Period(start_ms, end_ms)
-    before = Period(days.days_before(start_ms, len(days.days(after))), start_ms)
-    found = drivers(unit.held(status.budget, before), unit.held(status.budget, after))
+    since = days.days(Period(start_ms, end_ms))
+    wanted_ms = days.days_before(start_ms, len(since))
+    before = Period(unit.known_since(Period(wanted_ms, start_ms)), start_ms)
+    known = len(days.days(before))
+    after = Period(since[-known].start_ms if known else start_ms, end_ms)
+    found = drivers(unit.held(status.budget, before) if known else (), unit.held(status.budget, after))
     idle = tuple(unit.idle(status.budget, status.at_ms))[:SHOWN_IDLE]
-    return News(alert, also, status, before, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None, idle=idle)
+    return News(
+        alert, also, status, before if known else None, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None,
+        idle=idle, shortened=known < len(since),
+    )  # fmt: skip

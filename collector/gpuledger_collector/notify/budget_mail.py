@@ -28,8 +28,9 @@ from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.notify.links import AckLinks
-from gpuledger_collector.notify.texts import environment, named, plural
+from gpuledger_collector.notify.texts import environment, named
 
 PARTS = ("price", "volume", "mix")
 BAR = 30
@@ -84,9 +85,8 @@ def _facts(news: News) -> dict[str, object]:
         "elapsed": status.elapsed_percent,
         "bar": _bar(share),
         "clock": _bar(status.elapsed_percent),
-        **_changes(news.drivers, budget.currency),
-        "windows": f"{_span(news.after, budget.calendar)} against {_span(news.before, budget.calendar)}",
-        "since": "since the last mail" if news.since_mail else "since the period began",
+        **_changes(news, budget.currency),
+        "windows": _windows(news),
         "actions": _actions(news),
         "data": _data(status),
         "why": _why(news),
@@ -186,7 +186,7 @@ def _data(status: Status) -> list[str]:
         said.append(f"{_hours(spend.other_gpu_ns)} GPU-hours are charged in another currency: in no amount here.")
     if status.ahead is not None:
         said.append(
-            f"The forecast is an estimate from {status.ahead.days_of_history} days of charges by weekday; "
+            f"The forecast is an estimate from {plural(status.ahead.days_of_history, 'day')} of charges by weekday; "
             "its range is how far the same rule was off on them."
         )
     return said
@@ -219,16 +219,35 @@ def _following(status: Status, alert: Alert) -> str:
     return "Still to come: " + ", ".join(f"{rule} {percent} %" for rule, percent in left) + "."
 
 
-def _changes(drivers: Sequence[Driver], currency: str) -> dict[str, object]:
+def _windows(news: News) -> str:
+    """Which days are compared, and how far the ledger knows days to compare with."""
+    calendar = news.status.budget.calendar
+    after = _span(news.after, calendar)
+    if news.before is None:
+        return f"{after}; nothing to compare with: the ledger knows no whole day before"
+    said = f"{after} against {_span(news.before, calendar)}"
+    return f"{said}, as far back as the ledger knows" if news.shortened else said
+
+
+def _changes(news: News, currency: str) -> dict[str, object]:
     """Drivers in minor units, rounded together: what is shown adds up, down each column and along each row."""
-    digits = minor_digits(currency)
+    drivers, digits = news.drivers, minor_digits(currency)
     changes = to_minor_units([driver.change_micro for driver in drivers], digits)
     split = [_parts(driver, change, digits) for driver, change in zip(drivers, changes, strict=True)]
+    since = "since the last mail" if news.since_mail else "since the period began"
 
     def signed(units: int) -> str:
         return _signed(units, currency)
 
+    if news.before is None:
+
+        def plain(units: int) -> str:
+            return signed(units).removeprefix("+")
+
+        shown = [{**_driver(*one, plain), "parts": []} for one in zip(drivers, changes, split, strict=True)]
+        return {"drivers": shown, "change": plain(sum(changes)), "parts": None, "heading": f"Where it went {since}"}
     return {
+        "heading": f"What changed {since}",
         "drivers": [_driver(*one, signed) for one in zip(drivers, changes, split, strict=True)],
         "change": signed(sum(changes)),
         "parts": {name: signed(sum(parts[at] for parts in split)) for at, name in enumerate(PARTS)},
@@ -255,7 +274,10 @@ def _driver(driver: Driver, change: int, parts: Sequence[int], signed: Callable[
 
 
 def drivers_csv(news: News) -> str:
-    """The drivers in major units to the micro-unit; each row's parts and the rows themselves add up exactly."""
+    """The drivers in major units to the micro-unit; each row's parts and the rows themselves add up exactly.
+
+    Cells are empty where there is nothing to compare with.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(DRIVER_COLUMNS)
@@ -265,7 +287,9 @@ def drivers_csv(news: News) -> str:
             driver.before_micro, driver.after_micro, driver.change_micro,
             driver.price_micro, driver.volume_micro, driver.mix_micro,
         )  # fmt: skip
-        writer.writerow([*label, neutral(driver.model), *map(_exact, amounts), news.status.budget.currency])
+        # Without days to compare with, only what was spent is known.
+        cells = ["", _exact(driver.after_micro), *[""] * 4] if news.before is None else map(_exact, amounts)
+        writer.writerow([*label, neutral(driver.model), *cells, news.status.budget.currency])
     return out.getvalue()
 
 

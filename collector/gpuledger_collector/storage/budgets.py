@@ -209,6 +209,24 @@ class WatchUnit:
             first = day_ms
         return first
 
+    def known_since(self, period: Period) -> int:
+        """From when on all days are rated, the day left out in which evidence began."""
+        begun = self.connection.execute(
+            "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
+        ).fetchone()
+        rows = self.connection.execute(
+            "SELECT day_ms FROM day_proof WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
+        )
+        rated = {int(row[0]) for row in rows}
+        first_ms = period.end_ms
+        if begun is None or begun[0] is None:
+            return first_ms
+        for day in reversed(zones.calendar(self.connection).days(period)):
+            if day.start_ms not in rated or day.start_ms < begun[0]:
+                break
+            first_ms = day.start_ms
+        return first_ms
+
     def spend(self, budget: Budget, period: Period) -> Spend:
         """What the owner was charged."""
         where, values = _of(budget)

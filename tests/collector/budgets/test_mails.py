@@ -93,8 +93,14 @@ CASES = {
     "actual-100": news(ACTUAL, 100, status(40_950, budget())),
     "escalated": news(ACTUAL, 100, status(41_800, budget(), at_ms=NOON + 25 * HOUR_MS), escalated=True),
     "pace-200-young": news(PACE, 200, status(2_100, budget(), ahead=False)),
+    "first-days": replace(
+        news(ACTUAL, 80, status(33_400, budget())), before=None, drivers=tuple(top(drivers([], AFTER), 5)),
+        since_mail=False, shortened=True,
+    ),
+    "few-days": replace(news(ACTUAL, 80, status(33_400, budget())), since_mail=False, shortened=True),
     "yen": news(ACTUAL, 50, status(33_400, budget("視覚 Büro <b>", 60_000, "JPY"))),
-}
+}  # fmt: skip
+COMPARED = [name for name, one in CASES.items() if one.before is not None]
 
 
 def mail(name: str) -> bytes:
@@ -113,7 +119,7 @@ def test_mails_are_the_golden_ones(name: str) -> None:
     assert mail(name) == path.read_bytes()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", COMPARED)
 def test_the_shown_drivers_add_up(name: str) -> None:
     """The CSV's amounts add up to the change of the two windows, in micro-units."""
     rows = write(CASES[name]).attachments["drivers.csv"].splitlines()[1:]
@@ -132,7 +138,18 @@ def test_text_and_html_tell_the_same(name: str) -> None:
     assert max(map(len, content.text.splitlines())) <= 88
 
 
-@pytest.mark.parametrize("name", CASES)
+def test_without_days_before_what_was_spent_is_told() -> None:
+    """Rows and the shown sum are what was spent; nothing is called a change, and no cell of it is filled."""
+    content = write(CASES["first-days"])
+    spent = sum(one.cost_micro for one in AFTER)
+    rows = [row.split(",") for row in content.attachments["drivers.csv"].splitlines()[1:]]
+    assert sum(int(row[5].replace(".", "")) for row in rows) == spent
+    assert {cell for row in rows for at, cell in enumerate(row) if at in {4, 6, 7, 8, 9}} == {""}
+    assert f"Where it went since the period began: {spent / MICRO:,.2f} USD" in content.text
+    assert not re.search(r"changed|no change|mix|\+\d", content.text)
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_what_a_reader_adds_up_is_right(name: str) -> None:
     """The shown changes add up to the shown change, the shown parts to each of them and to the whole, to the cent."""
 

@@ -150,6 +150,36 @@ def test_the_drivers_of_a_mail_add_up(october, apply, watch) -> None:
     assert rows[0]["workload"] == "train-2"
 
 
+def test_days_before_the_ledger_are_not_compared_with(october, apply, watch) -> None:
+    """The ledger began with the month: what was spent is told, and not as if it had been nothing before."""
+    apply(VISION)
+    watch(9)
+    text, attachments = october.rows("SELECT text, attachments FROM outbox WHERE key LIKE '%%actual/50'")[0]
+    assert "Where it went since the period began: 216.00 USD\n(1 Oct to 9 Oct; nothing to compare with" in text
+    assert "What changed" not in text
+    (row,) = csv.DictReader(io.StringIO(attachments["drivers.csv"]))
+    assert (row["before"], row["after"], row["change"], row["volume"]) == ("", "216.000000", "", "")
+
+
+def test_as_many_days_are_compared_as_the_ledger_knows(october, apply, watch) -> None:
+    """Three whole days before the period, or two where evidence began within the first: as many of the days since."""
+
+    def told(span: str, day: int) -> str:
+        october.connection.execute("DELETE FROM outbox; DELETE FROM budget_alert")
+        apply(span)
+        watch(day)
+        ((text,),) = october.rows("SELECT text FROM outbox WHERE key LIKE '%%actual/50'")
+        return str(text)
+
+    said = "What changed since the period began: {} USD\n({}, as far back as the ledger knows)"
+    span = VISION.replace('"month"', '"range"\nfrom = 2025-10-04\nto = 2025-11-01').replace("= 400", "= 300")
+    assert said.format("0.00", "8 Oct to 10 Oct against 1 Oct to 3 Oct") in told(span, 10)
+    october.connection.execute("UPDATE capacity SET in_ms = in_ms + %s", (HOUR,))
+    assert said.format("0.00", "9 Oct to 10 Oct against 2 Oct to 3 Oct") in told(span, 10)
+    whole = told(span.replace("2025-10-04", "2025-10-11"), 17)
+    assert "What changed since the period began: +48.00 USD\n(11 Oct to 17 Oct against 4 Oct to 10 Oct)" in whole
+
+
 def test_a_larger_amount_is_a_new_budget_and_new_recipients_are_not(october, apply, watch) -> None:
     """A changed amount has fresh thresholds; changed recipients keep what was told."""
     apply(VISION)
