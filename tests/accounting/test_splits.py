@@ -12,6 +12,7 @@ from gpuledger_collector.accounting.quantity import (
     GPU_NS_PER_HOUR,
     gpu_ns,
     hours_decimal,
+    plural,
     round_half_even_div,
     round_together,
     split,
@@ -114,3 +115,20 @@ def test_a_rate_with_too_many_places_is_refused():
     for bad in ("0.0000000001", "NaN", "Infinity"):
         with pytest.raises(ValueError):
             rate_nano(Decimal(bad))
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 GPUs"),
+        (1, "1 GPU"),
+        (2, "2 GPUs"),
+        (-1, "-1 GPUs"),
+        (1000, "1,000 GPUs"),
+        ("1", "1 GPU"),
+        ("1.5", "1.5 GPUs"),
+    ],
+)
+def test_one_of_a_thing_is_said_in_the_singular(count, said):
+    """Counts with their word, as pages, mails and commands say them."""
+    assert plural(count, "GPU") == said

@@ -16,6 +16,12 @@ GPU_NS_PER_HOUR = 3_600_000_000_000
 """GPU-nanoseconds of one whole device held for one hour."""
 
 
+def plural(count: int | str, word: str) -> str:
+    """`1 GPU`, `2,000 GPUs`; a count that is written already stays as it is written: `2.5 GPUs`."""
+    said = count if isinstance(count, str) else f"{count:,}"
+    return f"{said} {word}{'' if said == '1' else 's'}"
+
+
 def gpu_ns(gpu_micro: int, ms: int) -> int:
     """GPU-nanoseconds of a share held for some milliseconds: millionths x thousandths of a second."""
     return gpu_micro * ms

@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Row,
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.api import statements as gathered
 from gpuledger_collector.api.auth.keys import KeysAway
@@ -329,7 +330,7 @@ def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period]
     first = min(day for team in teams.values() for day in team)
     values = [days.get(day.start_ms, 0) / MICRO if day.start_ms >= first else None for day in trend]
     whole = [value for value in values if value is not None]
-    said = f"{len(whole)} days, from {min(whole):,.0f} to {max(whole):,.0f} {currency} a day"
+    said = f"{plural(len(whole), 'day')}, from {min(whole):,.0f} to {max(whole):,.0f} {currency} a day"
     return plots.spark(values, f"Spend of {owner} by day", said, height=36)
 
 
@@ -337,10 +338,10 @@ def _pool(one: Pool) -> dict[str, Any]:
     lows, middles, highs = zip(*one.ahead, strict=True)
     peak = max(range(len(middles)), key=lambda at: highs[at])
     said = (
-        f"Over the next {len(middles)} hours between {min(lows):.0f} and {max(highs):.0f} GPUs with eight chances in "
-        f"ten; the highest, in {peak + 1} hours, between {lows[peak]:.0f} and {highs[peak]:.0f}."
+        f"Over the next {plural(len(middles), 'hour')} between {min(lows):.0f} and {max(highs):.0f} GPUs with eight "
+        f"chances in ten; the highest, in {plural(peak + 1, 'hour')}, between {lows[peak]:.0f} and {highs[peak]:.0f}."
     )
-    title = f"GPUs wanted in pool {one.name}: the last {len(one.past)} hours and the next {len(middles)}"
+    title = f"GPUs wanted in pool {one.name}: the last {plural(len(one.past), 'hour')} and the next {len(middles)}"
     plot = plots.spark(one.past, title, said, one.ahead, width=720, height=180, axis=True)
     rows = [(at + 1, *one.ahead[at]) for at in range(2, len(one.ahead), 3)]
     return {

@@ -20,6 +20,7 @@ from psycopg import OperationalError
 from sqlalchemy.exc import OperationalError as EngineError
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.pages import Outlook, offered, page, refused
@@ -186,15 +187,17 @@ def _demand(look: Look) -> dict[str, Any]:
     hours, now = hours_of(look)
     judged = [one for one in hours[:now] if one.actual is not None and one.band is not None]
     inside = sum(not one.missed for one in judged)
-    said = f"Of the last {now} hours "
+    said = f"Of the last {plural(now, 'hour')} "
     said += f"{inside} of {len(judged)} that had been forecast came inside their band." if judged else (
         "none was forecast yet.")  # fmt: skip
     if look.ahead:
         peak = max(range(len(look.ahead)), key=lambda at: look.ahead[at][2])
         low, _, high = look.ahead[peak]
-        said += (f" The most of the next {len(look.ahead)} hours, in {peak + 1} hours, is between {low:.0f} and "
-                 f"{high:.0f} GPUs with eight chances in ten.")  # fmt: skip
-    title = f"GPUs wanted in the last {now} hours and the next {len(look.ahead)}"
+        said += (
+            f" The most of the next {plural(len(look.ahead), 'hour')}, in {plural(peak + 1, 'hour')}, "
+            f"is between {low:.0f} and {high:.0f} GPUs with eight chances in ten."
+        )
+    title = f"GPUs wanted in the last {plural(now, 'hour')} and the next {len(look.ahead)}"
     table = [(at + 1, *look.ahead[at]) for at in range(2, len(look.ahead), 3)]
     return {"plot": pool_plots.hits(hours, now, title, said), "said": said, "note": look.note, "rows": table}
 

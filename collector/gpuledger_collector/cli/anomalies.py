@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import print_table
@@ -139,7 +140,9 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
     for row in made:
         table.add_row(*(row[name][:16] + "Z" if name in {"from", "to"} else row[name] for name in SHOWN))
     print_table(table, 190)
-    print(f"{len(made)} episodes; amounts are the difference to the same hours a week (or days) before, exact")
+    print(
+        f"{plural(len(made), 'episode')}; amounts are the difference to the same hours a week (or days) before, exact"
+    )
 
 
 def rows(judged: Judgement, read: Read) -> Iterator[tuple[str, str, float | None, *tuple[float | None, ...], int]]:
@@ -179,4 +182,6 @@ def print_episodes(judged: list[Judgement], read: Read) -> None:
             table.add_row(one.series.name, *read.write_instants(at), f"{found.excess:,.2f}", f"{top:.1f}")
             count += 1
     print_table(table, 140)
-    print(f"{count} episodes in {len(judged)} series; 'above expected' is in the series' unit times its steps")
+    print(
+        f"{plural(count, 'episode')} in {len(judged)} series; 'above expected' is in the series' unit times its steps"
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.forecast import Shape
 
@@ -66,7 +67,7 @@ def apply(
     for name, outcome in done.items():
         print(
             f"{name}: {outcome.added} added, {outcome.updated} superseded, {outcome.unchanged} unchanged; "
-            f"{outcome.dirty_days} days to rate again" + untouched(dry_run)
+            f"{plural(outcome.dirty_days, 'day')} to rate again" + untouched(dry_run)
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
@@ -109,6 +110,6 @@ def verify(
     if found.fault is not None:
         print(f"the log is NOT whole: {found.fault}")
         raise typer.Exit(FINDINGS)
-    print(f"{found.rows} rows, every one as it was written")
+    print(f"{plural(found.rows, 'row')}, every one as it was written")
     if found.rows:
         print(f"head {found.head[0]}:{found.head[1]}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, LACKING, Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
@@ -261,8 +262,8 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
             "(agents make one, or `gpuledger import inventory`)"
         )
     notes += [
-        f"pool {pool!r} has observed accelerators: the usage of {count} imported workloads in it is left out while "
-        "they were there"
+        f"pool {pool!r} has observed accelerators: the usage of {plural(count, 'imported workload')} in it is left out "
+        "while they were there"
         for pool, count in reports.displaced_imports(connection, period)
     ]
     notes += [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def periods(
     elif not rows:
         print("no month is closed")
     for row in rows if shape is Shape.table else ():
-        print(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {row['lines']} lines")
+        print(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
         print(f"         seal {row['seal']}{_said(row)}")
     if not all(intact.values()):
         raise typer.Exit(FINDINGS)
@@ -216,7 +217,7 @@ def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
     )
     lines = [
         f"{receipt['period']} {'would be' if dry else 'is'} closed: {receipt['from']} to {receipt['to']}",
-        f"{receipt['gpu_hours']} GPU-hours in {receipt['lines']} lines; "
+        f"{receipt['gpu_hours']} GPU-hours in {plural(receipt['lines'], 'line')}; "
         + (f"{receipt['coverage_percent']} % observed" if receipt["coverage_percent"] else "no inventory"),
         "",
         *(f"{one['owner']:{width}}  {one['amount']:>{money}} {one['currency']}{_shared(one)}" for one in invoices),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.progress import bar
@@ -168,14 +169,14 @@ def pack(
             days = days_to_pack(archive, kept, now_ms)
             for day_ms in days:
                 print(f"would pack {format_date(day_ms)}")
-            print(f"{len(days)} days of samples to pack")
+            print(f"{plural(len(days), 'day')} of samples to pack")
             return
         with bar("packing") as on_day:
             done = pack_samples(archive, kept, now_ms, on_day)
     for day in done.packed:
         print(
-            f"packed {format_date(day.day_ms)}: {day.rows} samples of {day.accelerators} accelerators, "
-            f"{day.hot_bytes} bytes to {day.archive_bytes}"
+            f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of "
+            f"{plural(day.accelerators, 'accelerator')}, {day.hot_bytes} bytes to {day.archive_bytes}"
         )
     print(done)
     if done.busy:

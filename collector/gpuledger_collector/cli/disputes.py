@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, owner_levels, refuse, untouched
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def lines(
         return
     for name, one in rows:
         print("  ".join((name[:12], *(str(value) for value in _line(one).values()))))
-    print(f"{len(rows)} lines")
+    print(plural(len(rows), "line"))
 
 
 @app.command(
@@ -242,7 +243,7 @@ def resolve(
     if remedy is None:
         return
     if dry_run:
-        print(f"{days} days to rate again")
+        print(f"{plural(days, 'day')} to rate again")
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
@@ -256,7 +257,10 @@ def resolve(
             bring_up_to_date(ledger, made.period, int(now().timestamp() * 1000), on_day)
         with ledger.connect() as connection:
             billed, _ = disputes.billed_now(connection, made)
-    print(f"{days} days rated again; {_owner(made.owner)} bore {_amounts(made.cost)}, and bears {_amounts(billed)} now")
+    print(
+        f"{plural(days, 'day')} rated again; {_owner(made.owner)} bore {_amounts(made.cost)}, "
+        f"and bears {_amounts(billed)} now"
+    )
 
 
 def _remedy(accept: bool, reject: bool, to: list[str], nobody: bool, unavailable: bool) -> Remedy | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, LACKING, Config, Dsn, database, explain, settings
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("bad", "prices", f"{hours(seen.unpriced_ns)} GPU-hours of the last {DAYS} days have no price",
                       "add the missing pool or model: gpuledger prices list, gpuledger prices set")  # fmt: skip
     else:
-        yield Finding("ok", "prices", f"{seen.prices} rates in force, nothing unpriced")
+        yield Finding("ok", "prices", f"{plural(seen.prices, 'rate')} in force, nothing unpriced")
     if seen.held_ns and seen.unattributed_ns * 10 > seen.held_ns:
         share = 100 * seen.unattributed_ns // seen.held_ns
         yield Finding("bad", "attribution", f"{share} % of the held time of the last {DAYS} days has no team",
@@ -157,7 +158,12 @@ def agents(seen: Signs) -> Iterator[Finding]:
     for name, detail in seen.troubled:
         yield Finding("bad", "agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
     if not seen.silent and not seen.troubled:
-        yield Finding("ok", "agents", f"{seen.nodes} nodes report, {seen.accelerators} accelerators")
+        yield Finding(
+            "ok",
+            "agents",
+            f"{plural(seen.nodes, 'node')} {'reports' if seen.nodes == 1 else 'report'}, "
+            f"{plural(seen.accelerators, 'accelerator')}",
+        )
 
 
 def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:

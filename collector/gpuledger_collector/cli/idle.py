@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import print_table
@@ -105,7 +106,10 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
         for row in rows:
             table.add_row(*row)
         print_table(table, 170)
-        print(f"{len(rows)} services; needed: busy at once in 99 of 100 minutes of seven days, and one in reserve")
+        print(
+            f"{plural(len(rows), 'service')}; needed: busy at once in 99 of 100 minutes of seven days, "
+            "and one in reserve"
+        )
     else:
         from gpuledger_collector.export.cells import rows_as
 
@@ -252,4 +256,5 @@ def summary(found: Iterable[Mapping[str, Any]]) -> str:
     going = sum(one["resolved_ms"] is None for one in found)
     so_far = ", ".join(money_text(micro, currency) for currency, micro in sorted(cost.items())) or "no price known"
     more = ", ".join(money_text(micro, currency) for currency, micro in sorted(day.items())) or "nothing"
-    return f"{len(found)} findings, {going} of them go on: {so_far} so far, {more} for each further day"
+    goes = "goes" if going == 1 else "go"
+    return f"{plural(len(found), 'finding')}, {going} of them {goes} on: {so_far} so far, {more} for each further day"

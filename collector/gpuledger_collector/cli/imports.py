@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.progress import busy
 
@@ -296,5 +297,5 @@ def _carry_out(
             connection.rollback()
     print(
         f"{what}: {done.added} added, {done.updated} updated, {done.unchanged} unchanged; "
-        f"{done.dirty_days} days to rate again" + untouched(dry_run)
+        f"{plural(done.dirty_days, 'day')} to rate again" + untouched(dry_run)
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.terminal import print_table
 
@@ -76,13 +77,13 @@ def _derived(book: list[Price]) -> list[str]:
         parts: dict[str, str] = price.basis["parts"]  # type: ignore[assignment]
         rate, starts = _plain(str(price.rate)), _cells(price)[5]
         made = " + ".join(f"{name} {_plain(part)}" for name in PARTS if (part := parts.get(name)))
-        of = f"{facts['gpus']} GPUs of a node" if facts["per"] == "node" else "a GPU"
+        of = f"{plural(facts['gpus'], 'GPU')} of a node" if facts["per"] == "node" else "a GPU"
         energy = "energy is measured, and no part of it" if facts["energy"] == "measured" else (
             f"{facts['watts']} W x PUE {facts['pue']} at {facts['price_per_kwh']} per kWh"
         )  # fmt: skip
         said.append(
             f"{price.basis['name']}: {rate} {price.currency} per GPU-hour from {starts} = {made}\n"
-            f"  for {of}: {facts['capex']} paid, {facts['salvage']} salvage, {facts['months']} months = "
+            f"  for {of}: {facts['capex']} paid, {facts['salvage']} salvage, {plural(facts['months'], 'month')} = "
             f"{facts['hours']} hours from {facts['in_service']} to {facts['written_off']}; "
             f"opex {facts['opex_per_month']} a month; {energy}"
         )
@@ -97,9 +98,9 @@ def _committed(one: Commitment) -> str:
     place = " ".join(name for name in (one.pool, one.gpu_model, one.node, one.region) if name) or "anything"
     whole = format_minor(one.cost(one.term), 6)
     return (
-        f"commitment {one.name}: {one.gpus} GPUs of {place} from {format_instant(one.starts_ms)} to "
-        f"{format_instant(one.ends_ms)}, {hours} hours; {format_minor(one.upfront_micro, 6)} {one.currency} upfront + "
-        f"{_plain(str(one.rate))} per GPU-hour = {whole} {one.currency} in all"
+        f"commitment {one.name}: {plural(one.gpus, 'GPU')} of {place} from {format_instant(one.starts_ms)} to "
+        f"{format_instant(one.ends_ms)}, {plural(str(hours), 'hour')}; {format_minor(one.upfront_micro, 6)} "
+        f"{one.currency} upfront + {_plain(str(one.rate))} per GPU-hour = {whole} {one.currency} in all"
     )
 
 
@@ -117,7 +118,7 @@ def _print_table(rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     print_table(table, 200)
-    print(f"{len(rows)} rates; an empty pool, model, region or node matches any")
+    print(f"{plural(len(rows), 'rate')}; an empty pool, model, region or node matches any")
 
 
 def _cells(price: Price) -> list[str]:
@@ -173,4 +174,4 @@ def set_price(
             if dry_run:
                 connection.rollback()
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"
-    print(f"the rate {said}; {done.dirty_days} days to rate again" + untouched(dry_run))
+    print(f"the rate {said}; {plural(done.dirty_days, 'day')} to rate again" + untouched(dry_run))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
 
@@ -41,7 +42,10 @@ def show(
         sys.stdout.write(rows_as(shape.value, COLUMNS, rows))
         return
     for place in found:
-        print(f"{place.table}.{place.column}: {place.rows} rows" + (f" (stays: {place.kept})" if place.kept else ""))
+        print(
+            f"{place.table}.{place.column}: {plural(place.rows, 'row')}"
+            + (f" (stays: {place.kept})" if place.kept else "")
+        )
     if not found:
         print(f"{user} stands nowhere")
 
@@ -79,5 +83,5 @@ def erase(
                 privacy.forget_owners(connection, user)
     for place in found:
         said = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"
-        print(f"{place.table}.{place.column}: {place.rows} rows {said}")
+        print(f"{place.table}.{place.column}: {plural(place.rows, 'row')} {said}")
     print(f"{user} stands nowhere" if not found else "dry run: nothing was changed" if dry_run else "done")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
 from gpuledger_collector.cli.scale_pools import emit as emit_month
 from gpuledger_collector.cli.scale_pools import pools as _pools
@@ -108,7 +109,8 @@ def emit_advice(given: Mapping[str, Advice | str], shape: Shape, past: Month | N
         csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *map(harmless, rows)])
         return
     for name, demand, desired, mode, reason in rows:
-        print(f"{name}: hold {desired:g} GPUs (demand now {demand:g}, {mode}). {reason}" if desired is not None
+        print(f"{name}: hold {plural(f'{desired:g}', 'GPU')} "
+              f"(demand now {demand:g}, {mode}). {reason}" if desired is not None
               else f"{name}: {reason}")  # fmt: skip
     if past is not None:
         print()
@@ -247,4 +249,7 @@ def _table(done: Backtest) -> None:
                       f"{outcome.wait_p95_s:.0f} s", cold, str(outcome.actions), verdict.setting)  # fmt: skip
     print_table(table, 160)
     print("capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU")
-    print(f"gpuledger looked ahead on {done.predictive_days} of {done.judged_days} days, else ran plain headroom")
+    print(
+        f"gpuledger looked ahead on {done.predictive_days} of {plural(done.judged_days, 'day')}, "
+        "else ran plain headroom"
+    )

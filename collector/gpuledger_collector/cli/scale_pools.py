@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, database, refuse
 from gpuledger_collector.cli.terminal import print_table
 
@@ -125,9 +126,9 @@ def show(month: Month) -> None:
         table.add_row(str(row["policy"]), *(f"{row[name]:,.1f}" for name in ("capacity", "demand")),
                       f"{row['wait']:,.2f}", f"{row['wait_p95_s']:.0f} s", str(row["actions"]), *money)  # fmt: skip
     lead = f"{month.terms.lead_ms / 60_000:g} min from order to GPU"
-    print(f"{month.terms.pool}: the last {month.done.judged_days} days, {lead}, capacity at most "
+    print(f"{month.terms.pool}: the last {plural(month.done.judged_days, 'day')}, {lead}, capacity at most "
           f"{limits.cost_cap:g} x demand; GPU-hours")  # fmt: skip
     print_table(table, 160)
-    print(f"gpuledger looked ahead on {month.done.predictive_days} of {month.done.judged_days} days, "
+    print(f"gpuledger looked ahead on {month.done.predictive_days} of {plural(month.done.judged_days, 'day')}, "
           "else it ran plain headroom")  # fmt: skip
     print(f"setting: {setting}, mode = {json.dumps(month.terms.mode)}")

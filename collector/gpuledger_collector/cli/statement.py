@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
         (folder / file).write_text(as_html(made), encoding="utf-8")
         rows.append((owner, quote(file)))
     (folder / "index.html").write_text(index(level, name, rows, whole.made), encoding="utf-8")
-    print(f"{len(rows)} statements of {name} and index.html in {folder}")
+    print(f"{plural(len(rows), 'statement')} of {name} and index.html in {folder}")
 
 
 def _free_name(owner: str, taken: set[str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def list_tokens(
         used = "never used" if one.last_used_ms is None else f"last used {_instant(one.last_used_ms)}"
         ends = "" if one.expires_ms is None or not one.live(at_ms) else f", expires {_instant(one.expires_ms)}"
         print(f"{one.id:>4}  {one.name:<24} {one.role:<8} {state:<8} {_reach(one)}; {used}{ends}")
-    print(f"{sum(one.live(at_ms) for one in found)} of {len(found)} tokens live")
+    print(f"{sum(one.live(at_ms) for one in found)} of {plural(len(found), 'token')} live")
 
 
 def _cell(value: object) -> object:

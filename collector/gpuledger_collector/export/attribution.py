@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.quantity import hours_decimal, plural
 
 COLUMNS = ("what", "name", "workloads", "gpu_hours", "cost", "currency")
 SHOWN = 20
@@ -60,7 +60,7 @@ def as_rows(
 
 
 def _amounts(matched: Matched) -> str:
-    texts = [f"{len(matched.workloads)} workloads", f"{hours_decimal([matched.gpu_ns], 3)[0]:.3f} GPU-hours"]
+    texts = [plural(len(matched.workloads), "workload"), f"{hours_decimal([matched.gpu_ns], 3)[0]:.3f} GPU-hours"]
     for currency, micro in sorted(matched.cost.items()):
         digits = minor_digits(currency)
         texts.append(f"{format_minor(to_minor_units([micro], digits)[0], digits)} {currency}")

@@ -9,7 +9,7 @@ from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.quantity import hours_decimal, plural
 
 
 def owner_text(owner: Mapping[str, str]) -> str:
@@ -118,12 +118,12 @@ def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:
         f"{stretches['count']} stretches in {least}{len(batches)} batches of {', '.join(nodes) or 'no agent'}; "
         f"SHA-256 over all {stretches['sha256'][:16]}"
     )
-    yield f"{evidence['hours']['count']} accelerator-hours folded from them"
+    yield f"{plural(evidence['hours']['count'], 'accelerator-hour')} folded from them"
     if evidence["counts"]["count"]:
-        yield f"{evidence['counts']['count']} counts of GPUs, imported"
+        yield f"{plural(evidence['counts']['count'], 'count')} of GPUs, imported"
     raw = sum(one["samples"] for one in evidence["samples"])
     packed = sum(one["rows"] for one in evidence["packed_samples"]["rows"])
-    yield f"{raw} samples kept raw, {packed} packed"
+    yield f"{plural(raw, 'sample')} kept raw, {packed} packed"
     for one in evidence["workloads"]:
         tags = ", ".join(f"{name}={value}" for name, value in sorted(one["tags"].items())) or "no tags"
         who = one["user_name"] or "nobody known"

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import format_date
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
 
 UNKNOWN = "not known"
 _CODE = re.compile(r"`([^`]+)`")
@@ -35,7 +35,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "minor": minor, "micro": micro, "about": about, "hours": hours, "signed": signed, "date": format_date,
-        "gpus": gpus, "coded": coded,
+        "gpus": gpus, "coded": coded, "plural": plural,
     }  # fmt: skip
     made.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.accounting.quantity import hours_decimal, plural
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 
 
@@ -93,7 +93,8 @@ def _sentences(sheet: Reconciliation) -> list[str]:
         charged = {one: sum(sums.cost.get(one, 0) for sums in sheet.charged.values()) for one in sheet.currencies}
         micros = [f"{charged[one]} = {sheet.capacity.cost.get(one, 0)} micro-{one}" for one in sheet.currencies]
         said.append(
-            f"It holds on each of {len(with_capacity)} days: {'; '.join(micros) or 'in time; nothing is priced'}."
+            f"It holds on each of {plural(len(with_capacity), 'day')}: "
+            f"{'; '.join(micros) or 'in time; nothing is priced'}."
         )
     if broken:
         said.append(f"It does NOT hold on {', '.join(broken)}.")

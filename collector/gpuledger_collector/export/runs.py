@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import neutral
@@ -137,7 +138,8 @@ def as_text(made: RunReport) -> str:
         lines += [f"  {_peer(one)}" for one in made.peers]
     if made.scaling:
         lines += ["", f"How it scales ({made.scaling[0].measure})"]
-        lines += [f"  {one.accelerators} GPUs: {one.per_gpu:,.3f}, efficiency {one.efficiency:.0%} (runs: {one.runs})"
+        lines += [f"  {plural(one.accelerators, 'GPU')}: {one.per_gpu:,.3f}, "
+                  f"efficiency {one.efficiency:.0%} (runs: {one.runs})"
                   for one in made.scaling]  # fmt: skip
     lines += [""] * bool(made.notes) + [f"note: {note}" for note in made.notes]
     return "\n".join(lines) + "\n"
@@ -218,7 +220,8 @@ def _bars(made: RunReport) -> Any:
                                                         day.unknown_ms / HOUR_MS)) for day in made.days]  # fmt: skip
     most = max((sum(stack.layers) for stack in stacks if stack.layers is not None), default=0.0)
     return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "Accelerator-hours held, day by day",
-                              f"{len(stacks)} days, at most {most:,.1f} accelerator-hours a day", "h")  # fmt: skip
+                              f"{plural(len(stacks), 'day')}, at most {most:,.1f} accelerator-hours a day",
+                              "h")  # fmt: skip
 
 
 def _unit_plot(made: RunReport) -> Any:

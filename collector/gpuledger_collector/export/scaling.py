@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.export.cells import rows_as
 
 COLUMNS = (
@@ -50,7 +51,7 @@ def emit_history(found: Sequence[Mapping[str, Any]], shape: str) -> str:
             f"{one['made_at']!s:<26}{one['pool']!s:<16}{one['demand_gpus']:>8.1f}{one['reactive_gpus']:>10.1f}"
             f"{one['desired_gpus']:>9.1f}{hours[0]:>12}{hours[1]:>13}  {one['reason']}{told}"
         )
-    count = f"{len(rows)} decision{'' if len(rows) == 1 else 's'}"
+    count = plural(len(rows), "decision")
     lines.append(f"{count}; wait and waste while a decision served, had it been followed")
     return "\n".join(lines) + "\n"
 

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.ports import ClosedPeriod
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
 from gpuledger_collector.accounting.statement import Change, Contested, Section
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text
@@ -265,7 +265,7 @@ def _bars(one: Section, calendar: Calendar) -> Markup:
     ]
     highest = max(one.days, key=lambda day: day.cost_micro or 0)
     said = (
-        f"{sum(day.cost_micro is not None for day in one.days)} days; the dearest was "
+        f"{plural(sum(day.cost_micro is not None for day in one.days), 'day')}; the dearest was "
         f"{calendar.date_of(highest.day_ms)} "
         f"with {html.micro(highest.cost_micro, one.currency)} {one.currency}. Each day is in the table below."
     )

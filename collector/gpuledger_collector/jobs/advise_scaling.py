@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.insight.scaling.advice import Told
 from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, decide, served
 from gpuledger_collector.insight.series import Series
@@ -92,7 +93,7 @@ def message_of(decision: Decision, number: int) -> Message | None:
         "as_of": format_instant(advice.as_of_ms),
         "valid_until": format_instant(advice.valid_until_ms),
     }
-    subject = f"{decision.pool}: hold {advice.desired_gpus:g} GPUs"
+    subject = f"{decision.pool}: hold {plural(f'{advice.desired_gpus:g}', 'GPU')}"
     content = Content(subject, advice.reason, attachments={"decision.json": json.dumps(facts)})
     at_ms, recipient = decision.made_ms, f"webhook:{decision.told}"
     return Message(f"scaling:{number}", "scaling", recipient, content, at_ms, at_ms, urgent=True)

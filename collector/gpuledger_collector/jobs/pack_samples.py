@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.archive_ports import Archive, PackedDay
 from gpuledger_collector.accounting.period import DAY_MS, day_of
+from gpuledger_collector.accounting.quantity import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,10 @@ class Outcome:
     def __str__(self) -> str:
         rows, days = sum(day.rows for day in self.packed), len(self.packed)
         return (
-            f"{days} days of {rows} samples packed, {self.forgotten} packed accelerator-days and "
-            f"{len(self.dropped)} days of stretches and {self.batches} keys of batches let go, "
-            f"{len(self.busy)} days busy"
+            f"{plural(days, 'day')} of {plural(rows, 'sample')} packed, "
+            f"{plural(self.forgotten, 'packed accelerator-day')} and "
+            f"{plural(len(self.dropped), 'day')} of stretches and {plural(self.batches, 'key')} of batches let go, "
+            f"{plural(len(self.busy), 'day')} busy"
         )
 
 

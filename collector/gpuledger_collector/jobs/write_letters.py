@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.delivery import local_week
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.waste import Place, price_waste
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.letters import (
@@ -106,8 +107,9 @@ class Written:
     def __str__(self) -> str:
         """For the run's record."""
         return (
-            f"{self.told} idle episodes told, {self.escalated} escalated, {self.closed} ended, {self.anomalies} "
-            f"anomalies told, {self.summaries} summaries, {self.unreachable} without an address"
+            f"{plural(self.told, 'idle episode')} told, {self.escalated} escalated, {self.closed} ended, "
+            f"{self.anomalies} of spending told, {plural(self.summaries, 'letter')} about a week, "
+            f"{self.unreachable} without an address"
         )
 
 

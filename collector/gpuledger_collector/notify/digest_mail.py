@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpuledger_collector.accounting.delivery import Digest, Told, counted_kinds
 from gpuledger_collector.accounting.messages import Content
-from gpuledger_collector.notify.texts import CALM, Block, Page, day, instant, named, plural
+from gpuledger_collector.accounting.quantity import plural
+from gpuledger_collector.notify.texts import CALM, Block, Page, day, instant, named
 
 SHOWN = 30
 """Messages that are told one by one; the others are counted, and attached like all."""

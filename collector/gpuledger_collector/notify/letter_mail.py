@@ -16,7 +16,7 @@ from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.letters import (
     LINK_MS,
@@ -31,7 +31,7 @@ from gpuledger_collector.insight.letters import (
     give_back,
 )
 from gpuledger_collector.notify.links import AckLinks
-from gpuledger_collector.notify.texts import BAD, CALM, WARN, Block, Page, day, instant, lasting, named, plural
+from gpuledger_collector.notify.texts import BAD, CALM, WARN, Block, Page, day, instant, lasting, named
 
 KINDS = {"slurm": "Slurm job", "kubernetes": "pod", "container": "container", "process": "process"}
 STATES = {"never_used": "never used since it was given", "gone_idle": "worked, and then stopped working"}

@@ -118,8 +118,3 @@ def lasting(ms: int) -> str:
     if hours >= 48:
         return f"{hours // 24} days {hours % 24} h"
     return f"{hours} h {rest} min" if hours else f"{rest} min"
-
-
-def plural(count: int, word: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -112,7 +112,7 @@ def test_the_command_lists_them(fleet, findings, run):
     assert all(Decimal(row["cost"]) > 0 for row in rows)
     code, out, _ = run("idle", "--days", "36500", "--team", "vision")
     assert code == 1
-    assert "1 findings" in out
+    assert "1 finding, 0 of them go on" in out
     code, _, err = run("idle", "--state", "lazy")
     assert code == 2
     assert "gone_idle" in err

@@ -59,7 +59,7 @@ def test_rules_apply_from_their_dates_and_rate_again(fleet, run, written) -> Non
     ]
     assert str(fleet.rows("SELECT rate_per_gpu_hour FROM price WHERE gpu_model = 'H100'")[0][0]) == "2.123456789"
     checked = run("tags", "check", "--from", "2025-10-01", "--to", "2025-10-03")[1]
-    assert "1 accounts: 1 workloads, 2.000 GPU-hours" in checked
+    assert "1 accounts: 1 workload, 2.000 GPU-hours" in checked
 
 
 def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, dsn) -> None:

@@ -186,7 +186,7 @@ def test_tags_check_names_what_nobody_pays_for(furnished, run) -> None:
     assert code == 1
     assert "the tag 'tema' is no level: is it 'team'?" in out
     assert re.search(
-        r"without a team\n  slurm pool=eu project=x tema=vision: 1 workloads, 2.000 GPU-hours, 3.40 EUR", out
+        r"without a team\n  slurm pool=eu project=x tema=vision: 1 workload, 2.000 GPU-hours, 3.40 EUR", out
     )
     furnished.connection.execute("DELETE FROM stretch")
     code, out, _ = run("tags", "check", "--from", "2025-10-02", "--to", "2025-10-03")

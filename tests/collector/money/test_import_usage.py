@@ -127,7 +127,7 @@ def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
     assert "trace.csv.gz:3:start: is empty" in err
     code, _, err = run("import", "usage", path, *options, "--empty-start", "skip", "--pool", "t")
     assert code == 0
-    assert "1 rows without a start were left out" in err
+    assert "1 row without a start: left out" in err
     assert stored(fleet) == [("p1", 1_759_276_800_000, 1_759_284_000_000, 250_000, "t", "qos-LS")]
     code, _, _ = run("import", "usage", path, *options, "--empty-start", "2025-09-30T00:00:00Z", "--pool", "t")
     assert code == 0

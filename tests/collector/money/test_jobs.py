@@ -205,7 +205,7 @@ def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, writ
     bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
     assert fleet.rows(imported) == [(3 * 8 * HOUR * 1_000_000,)]
     _, _, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")
-    assert "pool 'train' has observed accelerators: the usage of 1 imported workloads in it is left out" in err
+    assert "pool 'train' has observed accelerators: the usage of 1 imported workload in it is left out" in err
 
 
 def test_partitions_are_made_ahead_once(fleet, ledger) -> None:

@@ -64,7 +64,7 @@ def test_waiting_and_cpu_jobs_are_left_out_and_said(tmp_path):
     )
     parsed = read_sacct(path)
     assert [row.end_ms for row in parsed.rows] == [None]
-    assert parsed.notes == ["1 jobs have not started and were left out", "1 jobs without GPUs were left out"]
+    assert parsed.notes == ["1 job not started: left out", "1 job without GPUs: left out"]
 
 
 def test_a_requeued_job_is_two_usages(tmp_path):

@@ -55,7 +55,7 @@ def test_table_and_json(spend):
     """The table has a row per episode; JSON the rows of the CSV, null where it is empty."""
     code, out, _ = run("--series", spend)
     assert code == 0
-    assert "1 episodes in 2 series" in out
+    assert "1 episode in 2 series" in out
     code, out, _ = run("--series", spend, "--format", "json")
     rows = json.loads(out)
     assert len(rows) == 960

@@ -18,6 +18,7 @@ from pathlib import Path
 from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.ingest.files.table import Parsed, RowReader, read_text
 
 COLUMNS = ("jobidraw", "cluster", "account", "user", "partition", "qos", "state", "submit", "eligible", "start", "end",
@@ -55,9 +56,9 @@ def read_sacct(path: Path, pool: str | None = None) -> Parsed[UsageRow]:
         if usage is not None and seen.setdefault(usage.workload_id, usage) is usage:
             parsed.rows.append(usage)
     if waiting:
-        parsed.notes.append(f"{waiting} jobs have not started and were left out")
+        parsed.notes.append(f"{plural(waiting, 'job')} not started: left out")
     if without:
-        parsed.notes.append(f"{without} jobs without GPUs were left out")
+        parsed.notes.append(f"{plural(without, 'job')} without GPUs: left out")
     return parsed
 
 

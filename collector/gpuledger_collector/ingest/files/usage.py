@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.ingest.files.mapping import BadExpression, ColumnMap, parse, problem_of
 from gpuledger_collector.ingest.files.table import (
     Parsed,
@@ -63,7 +64,7 @@ def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
         parsed.notes.extend(unknown_columns(header, (*REQUIRED, *OPTIONAL, *tags)))
     skipped = _read_rows(_mapped(rows, maps), options, tags, parsed)
     if skipped:
-        parsed.notes.append(f"{skipped} rows without a start were left out (--empty-start skip)")
+        parsed.notes.append(f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)")
     return parsed
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.counterfactual import PERMILLE, Change, Reservation, dearer
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_collector.accounting.quantity import GPU_MICRO, plural
 from gpuledger_collector.insight.idle.kinds import FALSE, is_interactive, is_serving
 from gpuledger_collector.insight.recommendations.advice import Advice, Estimate, Found, NotEvaluated
 from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Holding, Window
@@ -74,7 +74,7 @@ def spot(window: Window) -> Found:
             )  # fmt: skip
     for (pool, model), ones in sorted(silent.items()):
         hours = sum(one.held_ms for one in ones) / HOUR_MS
-        reason = f"{len(ones)} workloads with {hours:.0f} GPU-hours do not say whether they can be restarted"
+        reason = f"nothing says whether {plural(len(ones), 'workload')} with {hours:.0f} GPU-hours can be restarted"
         gaps.append(NotEvaluated("spot", f"{pool}/{model}", f"{reason} (tag {RESTARTABLE[0]})"))
     return advice, gaps
 
