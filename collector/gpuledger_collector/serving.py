@@ -126,6 +126,8 @@ def run_http(
     """Answer requests until a signal and `leave_s` more; those under way are answered before this returns."""
     server = Replica(configuration(settings, parts), parts.leaving, leave_s)
     spare_garbage_collection()
+    # The event loop waits this long for a writer to let it go on: by default five times as long.
+    sys.setswitchinterval(0.001)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"gpuledger listens on {'http' if settings.tls_certificate_file is None else 'https'}://{host}:{address[1]}")
