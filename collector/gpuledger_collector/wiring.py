@@ -287,6 +287,7 @@ def jobs(
             counters.forget_old(connection, now_ms())
             scaling.forget_old(connection, now_ms())
             queues.forget_old(connection, now_ms())
+            queues.sum_missing(connection, now_ms())
 
     return [
         Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),

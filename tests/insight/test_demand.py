@@ -4,7 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.demand import HOUR_MS, HeldHour, QueueReading, Span, hourly, with_queue
+from gpuledger_collector.insight.demand import (
+    HOUR_MS,
+    QUEUE_GONE_MS,
+    QUEUE_KEPT_MS,
+    HeldHour,
+    Queue,
+    Span,
+    hourly,
+    with_queue,
+)
 from gpuledger_collector.insight.series import Series
 
 T0 = 490_000 * HOUR_MS
@@ -58,10 +67,9 @@ def test_hours_add_up_to_the_spans(spans):
 def queued(readings, hours=8, now=None):
     """Eight hours of ten held GPUs with these readings (hour, GPUs of `train`) of one source."""
     series = Series("train", T0, HOUR_MS, np.full(hours, 10.0))
-    told = [
-        QueueReading("slurm", hour(0) + round(at * HOUR_MS), {"train": gpus} if gpus else {}) for at, gpus in readings
-    ]
-    (made,) = with_queue([series], told, hour(hours) if now is None else now)
+    at_ms = np.array([hour(0) + round(at * HOUR_MS) for at, _ in readings])
+    told = Queue("slurm", at_ms, {"train": np.array([gpus or np.nan for _, gpus in readings])})
+    (made,) = with_queue([series], [told], hour(hours) if now is None else now)
     return made.values
 
 
@@ -84,5 +92,55 @@ def test_a_reader_that_was_taken_away_counts_no_more():
 def test_a_queue_of_others_changes_nothing():
     """A pool that no reading names has no queue, and no gaps when that source is silent."""
     series = Series("infer", T0, HOUR_MS, np.full(4, 3.0))
-    (made,) = with_queue([series], [QueueReading("slurm", hour(1), {"train": 5.0})], hour(4))
+    (made,) = with_queue([series], [Queue("slurm", np.array([hour(1)]), {"train": np.array([5.0])})], hour(4))
     np.testing.assert_array_equal(made.values, series.values)
+
+
+def plainly(series, readings, now_ms):
+    """With what waited, a step and a source after the other: mean of a step's readings, else the last one's for an
+    hour (or a step), else nobody knows; nothing before the first, nor after the last of a source gone for a day."""
+    values = []
+    for place, held in enumerate(series.values):
+        begin = series.start_ms + place * series.step_ms
+        end = begin + series.step_ms
+        for source in sorted({one for one, at_ms, gpus in readings if at_ms < now_ms and series.name in gpus}):
+            mine = sorted((at_ms, gpus.get(series.name, 0)) for one, at_ms, gpus in readings
+                          if one == source and at_ms < now_ms)  # fmt: skip
+            inside = [gpus for at_ms, gpus in mine if begin <= at_ms < end]
+            before = [one for one in mine if one[0] < begin]
+            if end <= mine[0][0] or (now_ms - mine[-1][0] > QUEUE_GONE_MS and begin > mine[-1][0]):
+                continue
+            if inside:
+                held += sum(inside) / len(inside)
+            elif before and end - before[-1][0] <= max(QUEUE_KEPT_MS, series.step_ms):
+                held += before[-1][1]
+            else:
+                held = np.nan
+        values.append(held)
+    return values
+
+
+@given(
+    readings=st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(-40, 400).map(lambda quarter: T0 + quarter * HOUR_MS // 4 + 1),
+            st.dictionaries(st.sampled_from(["train", "infer"]), st.integers(0, 100)),
+        ),
+        max_size=60,
+        unique_by=lambda one: one[:2],
+    ),
+    now=st.sampled_from([1, 12, 24, 30, 100]),
+    step=st.sampled_from([HOUR_MS, HOUR_MS // 12]),
+)
+def test_what_waits_is_what_each_reading_says(readings, now, step):
+    """Whole numbers, so that sums are exact in any order but for the division."""
+    series = Series("train", T0, step, np.full(24 * HOUR_MS // step, 3.0))
+    told = []
+    for source in sorted({one for one, _, _ in readings}):
+        mine = sorted((at_ms, gpus) for one, at_ms, gpus in readings if one == source)
+        names = {name for _, gpus in mine for name in gpus}
+        columns = {name: np.array([gpus.get(name, np.nan) for _, gpus in mine]) for name in names}
+        told.append(Queue(source, np.array([at_ms for at_ms, _ in mine]), columns))
+    (made,) = with_queue([series], told, hour(now))
+    np.testing.assert_allclose(made.values, plainly(series, readings, hour(now)), rtol=1e-12)

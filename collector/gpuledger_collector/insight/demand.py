@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.insight.series import Floats, Series
+from gpuledger_collector.insight.series import Floats, Ints, Series
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -47,13 +47,34 @@ class Span:
     end_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueReading:
-    """What one scheduler's whole queue asked for at an instant, in GPUs by group; a group without an entry: nothing."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Queue:
+    """What one scheduler's whole queue asked for, reading by reading."""
 
     source: str
-    at_ms: int
-    gpus: Mapping[str, float]
+    at_ms: Ints
+    """Of its readings, ascending; there is one at least."""
+    gpus: Mapping[str, Floats]
+    """By group the GPUs that each reading names; NaN: that reading does not name the group, so none of it waits."""
+
+    def before(self, end_ms: int) -> Queue | None:
+        """Its readings before an instant; None without any."""
+        count = int(np.searchsorted(self.at_ms, end_ms))
+        found = {group: gpus[:count] for group, gpus in self.gpus.items()}
+        return Queue(self.source, self.at_ms[:count], found) if count else None
+
+    def names(self, group: str) -> bool:
+        """Whether any reading names the group."""
+        return group in self.gpus and bool(np.isfinite(self.gpus[group]).any())
+
+    @property
+    def newest_ms(self) -> int:
+        """When it was last read."""
+        return int(self.at_ms[-1])
+
+    def newest(self, group: str) -> float:
+        """GPUs of the group that waited when it was last read."""
+        return float(np.nan_to_num(self.gpus[group][-1])) if group in self.gpus else 0.0
 
 
 def hourly(start_ms: int, end_ms: int, held: Iterable[HeldHour], capacity: Iterable[Span],
@@ -116,29 +137,28 @@ def owned(start_ms: int, end_ms: int, step_ms: int, held: Iterable[HeldHour], fl
     return sorted((one for one in made if one is not None), key=lambda one: one.name)
 
 
-def with_queue(series: Sequence[Series], readings: Sequence[QueueReading], now_ms: int) -> list[Series]:
+def with_queue(series: Sequence[Series], queues: Sequence[Queue], now_ms: int) -> list[Series]:
     """The series with what waited: the mean of each source's readings in a step, kept for a while, added up.
+
+    Readings of `now_ms` and later are not looked at.
 
     Before the first reading of a source demand is what is held. Where a source that names the group was silent longer
     than a reading is kept, demand is unknown; a source that has been silent for a day counts no more since then.
     """
-    by_source: dict[str, list[QueueReading]] = {}
-    for reading in sorted(readings, key=lambda one: one.at_ms):
-        by_source.setdefault(reading.source, []).append(reading)
+    told = [past for queue in queues if (past := queue.before(now_ms)) is not None]
     made = []
     for one in series:
         values = one.values
-        for mine in by_source.values():
-            if any(one.name in reading.gpus for reading in mine):
-                values = values + _waiting(one, mine, now_ms)
+        for queue in told:
+            if queue.names(one.name):
+                values = values + _waiting(one, queue, now_ms)
         made.append(Series(one.name, one.start_ms, one.step_ms, values))
     return made
 
 
-def _waiting(series: Series, readings: Sequence[QueueReading], now_ms: int) -> Floats:
-    """GPUs that waited in each step of a series by one source's readings (ascending), NaN where it was silent."""
-    at = np.asarray([reading.at_ms for reading in readings])
-    gpus = np.asarray([reading.gpus.get(series.name, 0.0) for reading in readings])
+def _waiting(series: Series, queue: Queue, now_ms: int) -> Floats:
+    """GPUs that waited in each step of a series by one source's readings, NaN where it was silent."""
+    at, gpus = queue.at_ms, np.nan_to_num(queue.gpus[series.name])
     begin = series.start_ms + series.step_ms * np.arange(len(series.values))
     end = begin + series.step_ms
     first, after = np.searchsorted(at, begin, side="left"), np.searchsorted(at, end, side="left")

@@ -8,7 +8,7 @@ days, and from the stretches only for the hours since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +22,16 @@ from gpuledger_collector.insight.demand import (
     HOUR_MS,
     QUEUE_KEPT_MS,
     HeldHour,
-    QueueReading,
+    Queue,
     Span,
     owned,
     stepped,
     with_queue,
 )
 from gpuledger_collector.insight.forecast.workloads import GOES_ON, Workloads
-from gpuledger_collector.insight.series import Series
+from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage import rules, workloads
+from gpuledger_collector.storage.queues import summed_by
 
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
@@ -70,7 +71,16 @@ _BY_WORKLOAD = """WITH stay AS ({stays})
 _COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
         least(coalesce(end_ms, :end_ms), :end_ms) AS end_ms
     FROM imported_usage WHERE start_ms < :end_ms AND (end_ms IS NULL OR end_ms > :start_ms)"""
-_QUEUES = "SELECT source, at_ms, waiting FROM queue_reading WHERE at_ms >= :start_ms AND at_ms < :end_ms ORDER BY at_ms"
+_READ = "FROM queue_reading {more} WHERE at_ms >= :start_ms AND at_ms < :end_ms"
+_LATEST = f"SELECT DISTINCT ON (source) waiting {_READ.format(more='')} ORDER BY source, at_ms DESC"
+_SUMMED = (
+    f"SELECT source, at_ms, pools AS names, pool_gpu_micro AS micro {_READ.format(more='')} AND summed_at = received_at"
+)
+_TO_SUM = "summed_at IS DISTINCT FROM received_at"
+_PACKED = """SELECT source, names, string_agg(int8send(at_ms), '') AS at_ms, string_agg(array_send(micro), '') AS micro
+    FROM ({read}) AS read GROUP BY source, names"""
+"""Readings that name the same groups in a row, as Postgres sends numbers: as objects they would cost a hundred times as
+much. Both aggregates see the readings in the same order, whichever that is."""
 _DRAWN = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE state = 'held') AS held,
         sum(gpu_ns) AS seen
     FROM owner_5min WHERE at_ms >= :start_ms AND at_ms < :end_ms AND (CAST(:only AS text) IS NULL OR pool = :only)
@@ -187,18 +197,50 @@ def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, st
     return [one for one in owned(start_ms, end_ms, step_ms, held, fleet, capacity, spans) if one.name]
 
 
-def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[QueueReading]:
-    """Every reading of a queue in a period, summed by group; none for a level that schedulers do not know."""
+def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[Queue]:
+    """Every reading of a queue in a period, summed by group, by source; none for a level that schedulers do not know.
+
+    By pool the kept sums are read, and what waits itself only where they are missing or of an older reading.
+    """
     name = _QUEUED.get(group)
     if name is None:
         return []
-    found = []
-    for row in connection.execute(sa.text(_QUEUES), {"start_ms": start_ms, "end_ms": end_ms}):
-        gpus: dict[str, float] = {}
-        for item in row.waiting:
-            gpus[item.get(name) or ""] = gpus.get(item.get(name) or "", 0.0) + item["gpu_micro"] / _MICRO
-        found.append(QueueReading(row.source, row.at_ms, gpus))
-    return found
+    summed = f", LATERAL ({summed_by(name)}) AS summed"
+    read = f"SELECT source, at_ms, names, micro {_READ.format(more=summed)}"
+    if name == "pool":
+        read = f"{_SUMMED} UNION ALL {read} AND {_TO_SUM}"
+    period = {"start_ms": start_ms, "end_ms": end_ms}
+    by_source: dict[str, list[_Named]] = {}
+    for row in connection.execute(sa.text(_PACKED.format(read=read)), period):
+        at_ms = np.frombuffer(row.at_ms, dtype=">i8").astype(np.int64)
+        by_source.setdefault(row.source, []).append((tuple(row.names), at_ms, _arrays(row.micro, len(row.names))))
+    return [_queue(source, found) for source, found in sorted(by_source.items())]
+
+
+_Named = tuple[tuple[str, ...], Ints, Ints]
+"""Groups, instants, and by instant and group the millionths of a GPU."""
+
+
+def _arrays(packed: bytes, length: int) -> Ints:
+    """Arrays of so many bigints, as array_send puts them: 20 bytes of head, then each number behind its own size."""
+    if not length:
+        return np.zeros((0, 0), dtype=np.int64)
+    number = np.dtype([("size", ">i4"), ("value", ">i8")])
+    read = np.frombuffer(packed, dtype=np.dtype([("head", "V20"), ("numbers", number, (length,))]))
+    return read["numbers"]["value"].astype(np.int64)
+
+
+def _queue(source: str, found: Sequence[_Named]) -> Queue:
+    at_ms = np.concatenate([one[1] for one in found])
+    order = np.argsort(at_ms)
+    gpus: dict[str, Floats] = {}
+    start = 0
+    for names, instants, micro in found:
+        end = start + len(instants)
+        for place, name in enumerate(names):
+            gpus.setdefault(name, np.full(len(at_ms), np.nan))[start:end] = micro[:, place] / _MICRO
+        start = end
+    return Queue(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
 
 
 def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
@@ -231,11 +273,9 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
 
 def _waiting(connection: Connection, now_ms: int, name: str) -> dict[str, dict[str, float]]:
     """GPUs that wait now by group and owner: the last reading of each source, while it is kept."""
-    latest: dict[str, list[dict[str, Any]]] = {}
-    for row in connection.execute(sa.text(_QUEUES), {"start_ms": now_ms - QUEUE_KEPT_MS, "end_ms": now_ms}):
-        latest[row.source] = row.waiting
+    latest = connection.execute(sa.text(_LATEST), {"start_ms": now_ms - QUEUE_KEPT_MS, "end_ms": now_ms}).scalars()
     found: dict[str, dict[str, float]] = {}
-    for item in (item for waiting in latest.values() for item in waiting):
+    for item in (item for waiting in latest for item in waiting):
         mine = found.setdefault(item[name], {})
         owner = item["team"] or item["account"] or item["user"]
         mine[owner] = mine.get(owner, 0.0) + item["gpu_micro"] / _MICRO

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.insight.demand import QUEUE_GONE_MS, QUEUE_KEPT_MS, QueueReading, hourly, with_queue
+from gpuledger_collector.insight.demand import QUEUE_GONE_MS, QUEUE_KEPT_MS, Queue, hourly, with_queue
 from gpuledger_collector.insight.scaling.advice import LEAST_DAYS, Told
 from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, money_micro
 from gpuledger_collector.insight.series import Series
@@ -63,11 +63,11 @@ def demand(connection: Connection, now_ms: int, only: str | None = None) -> list
     """
     end_ms, fine_end_ms = now_ms // HOUR_MS * HOUR_MS, now_ms // FINE_MS * FINE_MS
     start_ms, fine_start_ms = end_ms - DEMAND_DAYS * DAY_MS, end_ms - FINE_DAYS * DAY_MS
-    readings = queues(connection, start_ms, now_ms + 1, "pool")
+    told = queues(connection, start_ms, now_ms + 1, "pool")
 
     def waiting(held: Sequence[Series], end_ms: int) -> dict[str, Series]:
-        past = [one for one in readings if one.at_ms < end_ms]
-        return {one.name: one for one in with_queue(held, past, end_ms) if only in {None, one.name}}
+        asked = [one for one in held if only in {None, one.name}]
+        return {one.name: one for one in with_queue(asked, told, end_ms)}
 
     hours = waiting(hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool")), end_ms)
     held = {one.name: one for one in fine(connection, fine_start_ms, fine_end_ms, only)}
@@ -75,8 +75,8 @@ def demand(connection: Connection, now_ms: int, only: str | None = None) -> list
     return [
         Demand(
             wanted[name] if name in wanted and _tells(wanted[name], hour) else hour,
-            _newest(held.get(name), now_ms) + sum(one.gpus.get(name, 0.0) for one in _standing(readings, now_ms)),
-            _silence(readings, name, now_ms),
+            _newest(held.get(name), now_ms) + sum(one.newest(name) for one in told if _stands(one, now_ms)),
+            _silence(told, name, now_ms),
         )
         for name, hour in sorted({**wanted, **hours}.items())
     ]
@@ -92,7 +92,10 @@ def pools(connection: Connection, now_ms: int) -> set[str]:
 
 def silence(connection: Connection, pool: str, now_ms: int) -> str:
     """Which queue of a pool has not been read for so long that nobody knows what waits; "" for none."""
-    return _silence(queues(connection, now_ms - DEMAND_DAYS * DAY_MS, now_ms + 1, "pool"), pool, now_ms)
+    since_ms = now_ms - DEMAND_DAYS * DAY_MS
+    if all(_stands(one, now_ms) for one in queues(connection, now_ms - QUEUE_GONE_MS, now_ms + 1, "pool")):
+        return ""  # Whatever the queues named before: none of them is silent.
+    return _silence(queues(connection, since_ms, now_ms + 1, "pool"), pool, now_ms)
 
 
 def _tells(fine: Series, hours: Series) -> bool:
@@ -114,19 +117,17 @@ def _newest(held: Series | None, now_ms: int) -> float:
     return float(held.values[(until_ms - held.start_ms) // held.step_ms - 1])
 
 
-def _standing(readings: Sequence[QueueReading], now_ms: int) -> list[QueueReading]:
-    """The newest reading of each queue that still holds."""
-    newest = {one.source: one for one in sorted(readings, key=lambda one: one.at_ms)}
-    return [one for one in newest.values() if now_ms - one.at_ms <= QUEUE_KEPT_MS]
+def _stands(queue: Queue, now_ms: int) -> bool:
+    """Whether the newest reading of a queue still holds."""
+    return now_ms - queue.newest_ms <= QUEUE_KEPT_MS
 
 
-def _silence(readings: Sequence[QueueReading], pool: str, now_ms: int) -> str:
+def _silence(told: Sequence[Queue], pool: str, now_ms: int) -> str:
     """Which queue of a pool has not been read for so long that nobody knows what waits; "" for none."""
-    newest = {one.source: one for one in sorted(readings, key=lambda one: one.at_ms)}
-    for source in sorted({one.source for one in readings if pool in one.gpus}):
-        at_ms = newest[source].at_ms
-        if QUEUE_KEPT_MS < now_ms - at_ms <= QUEUE_GONE_MS:
-            return f"the queue of {source!r} was last read at {format_instant(at_ms)}, so what waits is not known"
+    for one in told:
+        if not _stands(one, now_ms) and now_ms - one.newest_ms <= QUEUE_GONE_MS and one.names(pool):
+            read = format_instant(one.newest_ms)
+            return f"the queue of {one.source!r} was last read at {read}, so what waits is not known"
     return ""
 
 

@@ -22,6 +22,13 @@ queue_reading = sa.Table(
         "empty: nothing waited",
     ),
     instant("received_at"),
+    sa.Column("pools", pg.ARRAY(sa.Text), comment="pools that waiting names, ascending; null: not summed yet"),
+    sa.Column("pool_gpu_micro", pg.ARRAY(BIG), comment="what waits for each of them"),
+    sa.Column(
+        "summed_at",
+        sa.DateTime(timezone=True),
+        comment="received_at of the reading that was summed; another: an older collector wrote since, read waiting",
+    ),
     sa.Index("ix_queue_reading_at_ms", "at_ms"),
     comment="What waited for GPUs at an instant, by a scheduler; no row: nobody looked.",
 )
