@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.reads import guarded
-from gpuledger_collector.insight.letters import MOST_MUTE_DAYS, Letter
+from gpuledger_collector.insight.letters import IDLE, MOST_MUTE_DAYS, Letter
 from gpuledger_collector.notify.links import LETTER_PATH, PATH, AckLinks
 from gpuledger_collector.storage import budgets, letters
 from gpuledger_collector.storage.ledgers import Ledger
@@ -114,7 +114,7 @@ def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[
         letter: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MOST_MUTE_DAYS)] = 7
     ) -> HTMLResponse:
         """It is meant so for some days; it stands in the audit log."""
-        _, name = guarded(lambda: known(letter, expires, mac))
+        found, name = guarded(lambda: known(letter, expires, mac))
         at_ms = round(clock().timestamp() * 1000)
         who = "by the link of its letter"
 
@@ -123,5 +123,6 @@ def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[
                 letters.acknowledge(connection, letter, who, at_ms + days * DAY_MS, "", at_ms)
 
         guarded(done)
-        said = f"<p>Noted until {html.escape(format_instant(at_ms + days * DAY_MS))}. After that you are told anew.</p>"
+        later = "After that you are told anew." if found.kind == IDLE else "A later episode is told all the same."
+        said = f"<p>Noted until {html.escape(format_instant(at_ms + days * DAY_MS))}. {later}</p>"
         return HTMLResponse(PAGE.format(title=html.escape(name), body=said), headers=HEADERS)

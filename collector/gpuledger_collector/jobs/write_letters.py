@@ -40,6 +40,8 @@ from gpuledger_collector.insight.letters import (
 
 KEPT_MS = 90 * DAY_MS
 """Letters that ended longer ago than this are looked at no more."""
+LATEST_MS = 2 * DAY_MS
+"""An anomaly that was opened longer ago than this is no news."""
 SUMMARY = "summary"
 
 
@@ -59,7 +61,7 @@ class LetterUnit(Protocol):
         """Workloads with accelerators that are found idle now."""
 
     def anomalies(self, at_ms: int) -> Sequence[Finding]:
-        """Spending that stands out, goes on, and was opened lately."""
+        """Spending that stands out and goes on."""
 
     def idle_between(self, start_ms: int, end_ms: int) -> Sequence[Mapping[str, Any]]:
         """Idle findings of a period with names, and `gpu_micro` of the accelerator."""
@@ -223,29 +225,32 @@ def _escalate(
 
 
 def _anomalies(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written) -> None:
+    """An episode is told once, however it grows, and nobody is told that it was meant so: a later one is told again."""
     known = list(unit.letters(ANOMALY, at_ms - KEPT_MS))
     found = unit.anomalies(at_ms)
     open_keys = {one.key for one in found}
     for letter in known:
-        if letter.closed_ms is None and not open_keys & set(letter.findings) and letter.told_ms < at_ms - 2 * DAY_MS:
+        if letter.closed_ms is None and not open_keys & set(letter.findings) and letter.told_ms < at_ms - LATEST_MS:
             unit.keep(replace(letter, closed_ms=at_ms))
     for one in found:
         subject = f"{one.subject}:{one.currency or ''}"
         contact = of_team(contacts, one.team)
         recipients = contact.recipients or contact.leads
-        matter = matter_of(one.key, subject)
         # Spending that one job makes most of, and of whose storm was told, is that storm, grown.
-        matters = {matter, *(f"{subject}:{job}" for job in one.evidence.get("workloads", [])[:1])}
+        matters = {matter_of(one.key, subject), *(f"{subject}:{job}" for job in one.evidence.get("workloads", [])[:1])}
         # A new look may move an episode's begin, and with it its key: what overlaps is the same episode.
         same = next(
-            (letter for letter in known if letter.matter in matters and letter.until_ms >= one.since_ms
-             and letter.since_ms < one.until_ms), None,
+            (letter for letter in known if one.key in letter.findings or (letter.matter in matters
+             and letter.until_ms >= one.since_ms and letter.since_ms < one.until_ms)), None,
         )  # fmt: skip
         if same is not None:
-            unit.keep(replace(same, until_ms=max(same.until_ms, one.until_ms),
-                              findings=tuple(dict.fromkeys([*same.findings, one.key]))))  # fmt: skip
+            keys = tuple(dict.fromkeys([*same.findings, one.key]))
+            grown = replace(same, until_ms=max(same.until_ms, one.until_ms), findings=keys)
+            if grown != same:
+                known[known.index(same)] = grown
+                unit.keep(grown)
             continue
-        if not recipients or any(letter.matter == matter and letter.meant_so(at_ms) for letter in known):
+        if not recipients or one.opened_ms < at_ms - LATEST_MS:
             continue
         number = unit.add(
             Letter(0, one.key, ANOMALY, subject, one.team, recipients, (one.key,), one.since_ms, one.until_ms, at_ms)

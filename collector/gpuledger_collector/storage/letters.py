@@ -19,8 +19,8 @@ from gpuledger_collector.storage import audit, commitments, findings, letter_rul
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-LATEST_MS = 2 * DAY_MS
-"""An anomaly that was opened longer ago than this is no news."""
+LATELY_MS = 2 * DAY_MS
+"""What was seen of an anomaly longer ago than this is history."""
 _LETTER = ("id", "key", "kind", "subject", "team", "recipients", "findings", "since_ms", "until_ms", "told_ms",
            "escalated_ms", "acked_ms", "acked_by", "ack_until_ms", "why", "closed_ms")  # fmt: skip
 _ACTION = ("id", "key", "letter_id", "what", "target", "team", "state", "first_shown_ms", "last_shown_ms",
@@ -93,9 +93,9 @@ class LetterUnit:
         return holdings(self.connection, at_ms)
 
     def anomalies(self, at_ms: int) -> Sequence[Finding]:
-        """Spending that stands out, goes on, and was opened lately."""
-        found = findings.overlapping(self.connection, ANOMALY, at_ms - LATEST_MS, at_ms + 1)
-        return [one for one in found if one.resolved_ms is None and one.opened_ms >= at_ms - LATEST_MS]
+        """Spending that stands out and goes on."""
+        found = findings.overlapping(self.connection, ANOMALY, at_ms - LATELY_MS, at_ms + 1)
+        return [one for one in found if one.resolved_ms is None and one.until_ms >= at_ms - LATELY_MS]
 
     def idle_between(self, start_ms: int, end_ms: int) -> Sequence[Mapping[str, Any]]:
         """Idle findings of a period with names, and `gpu_micro` of the accelerator."""

@@ -282,6 +282,41 @@ def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None
     assert [text.split(" has spent")[0] for _, _, text in outbox(fleet)] == ["eval of robotics", "robotics"]
 
 
+def test_what_is_meant_so_is_an_episode_and_not_later_spending(fleet, apply, write, dsn) -> None:
+    """A sweep that was planned, as long as it grows and under whatever key, is not told again; the next runaway is."""
+    apply(CONTACTS)
+
+    def finding(key: str, since: float, until: float) -> None:
+        fleet.connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
+            "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
+            "'{}', %s, %s, %s, 0.8, 'USD', 5000000, 5000000, %s) ON CONFLICT (key) DO UPDATE "
+            "SET until_ms = excluded.until_ms",
+            (key, OCTOBER + int(since * DAY), OCTOBER + int(since * DAY) + HOUR, OCTOBER + int(until * DAY),
+             json.dumps({"workloads": ["sweep"]})),
+        )  # fmt: skip
+
+    finding("anomaly:robotics:USD:1", 0.5, 1)
+    assert write(1).anomalies == 1
+    ((number,),) = fleet.rows("SELECT id FROM letter")
+    parts = urlsplit(LINKS.letter(number, OCTOBER + 9 * DAY))
+    app = FastAPI()
+    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
+    assert "A later episode is told" in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
+    for day in (2, 3, 4, 5):
+        finding("anomaly:robotics:USD:1", 0.5, day)
+        assert write(day).anomalies == 0
+    # A look that sees its last hours only gives it another key.
+    fleet.connection.execute("DELETE FROM finding")
+    finding("anomaly:robotics:USD:4", 4.5, 5.5)
+    assert write(5.5).anomalies == 0
+    fleet.connection.execute("UPDATE finding SET resolved_ms = until_ms")
+    finding("anomaly:robotics:USD:7", 7, 7.5)
+    assert write(7.5).anomalies == 1
+    assert write(7.6).anomalies == 0
+    assert [kind for kind, _, _ in outbox(fleet)] == ["anomaly", "anomaly"]
+
+
 def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings) -> None:
     """On the first round of a week, once; its GPU-hours are of that week alone, and priced exactly."""
     apply(CONTACTS)
