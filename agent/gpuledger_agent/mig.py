@@ -3,14 +3,18 @@
 A profile such as `1g.10gb` names compute slices and memory. The share is max(compute slices / 7, memory / the device's
 memory), so that a physically full device is paid for in full; on A30 there are 4 compute slices. (dominant resource
 share, Ghodsi et al., NSDI 2011) Compute instances that share the memory of one GPU instance (`1c.3g.40gb`) share its
-weight too, in proportion to their slices.
+weight too, in proportion to their slices. Where the instances of a board come to more than the board, as 4g and 3g do
+with 4/7 of the compute and 4/8 of the memory, `fitted` makes them one board.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 
-from gpuledger_agent.readings import WHOLE_GPU
+from gpuledger_agent.readings import WHOLE_GPU, Accelerator
 
 _PROFILE = re.compile(r"(\d+)(?:c\.(\d+))?g\.(\d+)gb")
 _MEMORY_GB = re.compile(r"(\d+)\s*gb", re.IGNORECASE)
@@ -66,3 +70,25 @@ def share_of(compute: int, gpu_slices: int, memory: int, model: str) -> int:
     slices = memory_slices(model)
     whole = max(gpu_slices * WHOLE_GPU // compute_slices(model), min(memory, slices) * WHOLE_GPU // slices)
     return min(WHOLE_GPU, whole * min(compute, gpu_slices) // gpu_slices)
+
+
+def fitted(accelerators: Iterable[Accelerator]) -> list[Accelerator]:
+    """The same, with the shares of a board that exceed it scaled down in proportion to exactly one board.
+
+    Micro-GPUs that the proportion leaves over go to the largest remainders, the first of equal ones.
+    """
+    found = list(accelerators)
+    boards: dict[str, list[int]] = defaultdict(list)
+    for place, one in enumerate(found):
+        if one.mig_instance is not None:
+            boards[one.device_uuid].append(place)
+    for places in boards.values():
+        whole = sum(found[place].gpu_micro for place in places)
+        if whole <= WHOLE_GPU:
+            continue
+        parts = {place: divmod(found[place].gpu_micro * WHOLE_GPU, whole) for place in places}
+        left = WHOLE_GPU - sum(share for share, _ in parts.values())
+        lucky = sorted(places, key=lambda place: -parts[place][1])[:left]
+        for place, (share, _) in parts.items():
+            found[place] = replace(found[place], gpu_micro=share + (place in lucky))
+    return found

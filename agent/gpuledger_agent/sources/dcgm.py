@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuledger_agent.catalogue import BY_NAME, METRICS
 from gpuledger_agent.health import verdict
 from gpuledger_agent.metrics import Metric
-from gpuledger_agent.mig import profile_share
+from gpuledger_agent.mig import fitted, profile_share
 from gpuledger_agent.readings import (
     WHOLE_GPU,
     Accelerator,
@@ -120,6 +120,8 @@ def parse(text: str) -> Page:
     for uuid in devices_with_mig:
         # With MIG on, the instances are what is held; the device's own lines would count it a second time.
         seen.pop(uuid, None)
+    for entry, accelerator in zip(seen.values(), fitted(entry.accelerator for entry in seen.values()), strict=True):
+        entry.accelerator = accelerator
     return Page(seen, tuple(problems))
 
 

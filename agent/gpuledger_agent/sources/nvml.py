@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from gpuledger_agent.health import worse
-from gpuledger_agent.mig import measured_share
+from gpuledger_agent.mig import fitted, measured_share
 from gpuledger_agent.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
 from gpuledger_agent.sources.kernel_log import KernelLog
 from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
@@ -223,7 +223,9 @@ class NvmlSource:
         mode = quietly(nvml, nvml.nvmlDeviceGetMigMode, handle)
         device = Accelerator(uuid, uuid, index, model, memory_bytes=total, pci_bus_id=pci)
         if mode is not None and mode[0] == 1:
-            instances = tuple(instance(nvml, handle, entry, device) for entry in instance_handles(nvml, handle))
+            found = [instance(nvml, handle, entry, device) for entry in instance_handles(nvml, handle)]
+            shares = fitted(member.accelerator for member in found)
+            instances = tuple(replace(member, accelerator=one) for member, one in zip(found, shares, strict=True))
             return Board(index, uuid, handle, pci, instances, DeviceReader(nvml, handle))
         return Board(index, uuid, handle, pci, (Member(device, DeviceReader(nvml, handle)),),
                      mig_capable=mode is not None)  # fmt: skip

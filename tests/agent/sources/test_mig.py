@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_agent.mig import measured_share, profile_share
-from gpuledger_agent.readings import WHOLE_GPU
+from gpuledger_agent.mig import fitted, measured_share, profile_share
+from gpuledger_agent.readings import WHOLE_GPU, Accelerator
+from gpuledger_agent.sources.dcgm import parse
 
 MIB = 1024**2
 SEVENTH = WHOLE_GPU // 7
@@ -57,3 +58,36 @@ def test_what_nvml_measures_gives_the_same_share(compute, slices, mib, device_mi
 def test_no_instance_is_worth_nothing_or_more_than_its_device(compute, slices, memory, device):
     """Whatever a driver says, a share lies in 1..1,000,000."""
     assert 0 < measured_share(compute, slices, memory, "NVIDIA H100", device) <= WHOLE_GPU
+
+
+shares = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, WHOLE_GPU), st.booleans()))
+
+
+@given(shares)
+def test_the_instances_of_a_board_are_never_more_than_the_board(made):
+    """Exactly the board where they came to more, in proportion to the micro-GPU; else they stay as they were."""
+    given_ones = [
+        Accelerator(f"{board}/{place}", board, 0, "H100", f"1g/{place}" if instance else None, share)
+        for place, (board, share, instance) in enumerate(made)
+    ]
+    found = fitted(given_ones)
+    for board in ("a", "b"):
+        before = [one for one in given_ones if one.device_uuid == board and one.mig_instance]
+        after = [one for one in found if one.device_uuid == board and one.mig_instance]
+        whole = sum(one.gpu_micro for one in before)
+        assert sum(one.gpu_micro for one in after) == min(whole, WHOLE_GPU)
+        for old, new in zip(before, after, strict=True):
+            assert abs(new.gpu_micro * max(whole, WHOLE_GPU) - old.gpu_micro * WHOLE_GPU) <= max(whole, WHOLE_GPU)
+    assert [one.uuid for one in found] == [one.uuid for one in given_ones]
+    assert [one for one in found if one.mig_instance is None] == [one for one in given_ones if one.mig_instance is None]
+
+
+def test_a_page_with_a_full_board_is_one_board():
+    """4g and 3g of an H100 hold all of its memory and 7/7 of its compute: 4/7 and 1/2, which come to more than it."""
+    page = "".join(
+        f'DCGM_FI_PROF_GR_ENGINE_ACTIVE{{gpu="0",UUID="GPU-m",modelName="NVIDIA H100 80GB HBM3",'
+        f'GPU_I_PROFILE="{profile}",GPU_I_ID="{number}"}} 0.5\n'
+        for number, profile in ((1, "4g.40gb"), (2, "3g.40gb"))
+    )
+    found = {name: one.accelerator.gpu_micro for name, one in parse(page).seen.items()}
+    assert found == {"GPU-m/1": 533_333, "GPU-m/2": 466_667}
