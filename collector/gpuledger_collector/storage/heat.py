@@ -28,19 +28,21 @@ RATIOS = {"utilization": "utilization_ratio", "sm_active": "sm_active_ratio"}
 """What is kept, and the column of the minute rollup that it is added up from."""
 
 _TOUCHED = """
-SELECT node_id FROM capacity WHERE accelerator_id = ANY(%(ids)s) AND node_id IS NOT NULL
-    AND in_ms < %(hour)s + 3600000 AND (out_ms IS NULL OR out_ms > %(hour)s)
-UNION SELECT node_id FROM node_heat WHERE hour_ms = %(hour)s AND accelerator_ids && %(ids)s::bigint[]
+SELECT c.node_id FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN capacity c ON c.accelerator_id = asked.id
+WHERE c.node_id IS NOT NULL AND c.in_ms < %(hour)s + 3600000 AND (c.out_ms IS NULL OR c.out_ms > %(hour)s)
+UNION SELECT h.node_id FROM node_heat h CROSS JOIN LATERAL unnest(h.accelerator_ids) AS was (id)
+    JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id WHERE h.hour_ms = %(hour)s
 """
 _STAYS = """
+WITH wanted AS (SELECT unnest(%(nodes)s::bigint[]) AS node_id)
 SELECT accelerator_id, node_id, greatest(in_ms - in_ms %% 60000, %(hour)s),
     least(out_ms + 59999 - (out_ms + 59999) %% 60000, next_ms - next_ms %% 60000, %(hour)s + 3600000)
 FROM (
     SELECT accelerator_id, node_id, in_ms, out_ms,
         lead(in_ms) OVER (PARTITION BY accelerator_id ORDER BY in_ms, id) AS next_ms
-    FROM capacity WHERE accelerator_id IN (SELECT accelerator_id FROM capacity WHERE node_id = ANY(%(nodes)s))
-) stay
-WHERE node_id = ANY(%(nodes)s) AND in_ms < %(hour)s + 3600000 AND (out_ms IS NULL OR out_ms > %(hour)s)
+    FROM capacity WHERE accelerator_id IN (SELECT accelerator_id FROM capacity JOIN wanted USING (node_id))
+) stay JOIN wanted USING (node_id)
+WHERE in_ms < %(hour)s + 3600000 AND (out_ms IS NULL OR out_ms > %(hour)s)
 """
 _THERE = """
 SELECT DISTINCT node_id FROM capacity WHERE node_id IS NOT NULL AND in_ms < %(hour)s + 3600000
