@@ -215,7 +215,7 @@ def test_the_forecast_is_made_once_an_hour_and_not_waited_for():
         made.append(1)
         if len(made) == 2:
             raise RuntimeError("no")
-        return [pages.Pool(f"p{len(made)}", (1.0,), (), "")]
+        return [pages.Pool(f"p{len(made)}", (1.0,), (), "", 0)]
 
     outlook = pages.Outlook(work)
     hour = 3_600_000

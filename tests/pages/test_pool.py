@@ -1,6 +1,7 @@
 """GET /pools/{pool}: the commands' numbers of a pool on one page; for the whole fleet's readers; good to look at."""
 
 import json
+import re
 from urllib.parse import quote
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 
 from fakes.collector import running
 from fakes.pages import Page
-from gpuledger_collector.accounting.period import HOUR_MS, format_instant
+from gpuledger_collector.accounting.period import HOUR_MS, format_instant, parse_instant
 from gpuledger_collector.api import pool_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
+from gpuledger_collector.export.plots import dates
 from gpuledger_collector.export.pool_plots import Hour
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
@@ -103,6 +105,18 @@ def test_who_may_look_and_what_is_not_there(pool, dsn, reads, run, written, monk
     assert HOSTILE in page.text
     assert "being made" in page.text
     assert quote(HOSTILE, safe="") in pool_page.html.pool_path(HOSTILE)
+
+
+def test_days_stand_under_the_chart_where_they_begin(pool, reads):
+    """Days (UTC) by their first hour, six at most; those of the page are the days of the hours that it draws."""
+    first = parse_instant("2025-10-30T21:00:00Z")
+    assert dates(first, HOUR_MS, 52) == [(3, "31 Oct"), (27, "1 Nov"), (51, "2 Nov")]
+    assert dates(first, HOUR_MS, 3) == []
+    many = dates(first + 3 * HOUR_MS, HOUR_MS, 8 * 24)
+    assert many == [(0, "31 Oct"), (48, "2 Nov"), (96, "4 Nov"), (144, "6 Nov")]
+    text = page_of(reads, pool)
+    plot = text[text.index('<svg class="plot chart') :].partition("</svg>")[0]
+    assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["25 Oct", "27 Oct", "29 Oct", "31 Oct"]
 
 
 def test_a_miss_is_outside_of_the_band_it_had():

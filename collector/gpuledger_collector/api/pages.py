@@ -65,6 +65,8 @@ class Pool:
     past: tuple[float | None, ...]
     ahead: tuple[tuple[float, float, float], ...]
     note: str
+    first_ms: int
+    """When the first hour of the past begins."""
 
 
 @dataclass
@@ -199,7 +201,8 @@ def pools_of(reads: Reads) -> list[Pool]:
         past = tuple(float(value) if np.isfinite(value) else None for value in values)
         low, middle, high = (entry.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
         ahead = tuple((float(row[low]), float(row[middle]), float(row[high])) for row in entry.values)
-        made.append(Pool(entry.series, past, ahead, entry.note or ""))
+        first_ms = known[entry.series].end_ms - (len(past) - 1) * HOUR_MS
+        made.append(Pool(entry.series, past, ahead, entry.note or "", first_ms))
     return made
 
 
@@ -342,7 +345,8 @@ def _pool(one: Pool) -> dict[str, Any]:
         f"chances in ten; the highest, in {plural(peak + 1, 'hour')}, between {lows[peak]:.0f} and {highs[peak]:.0f}."
     )
     title = f"GPUs wanted in pool {one.name}: the last {plural(len(one.past), 'hour')} and the next {len(middles)}"
-    plot = plots.spark(one.past, title, said, one.ahead, width=720, height=180, axis=True)
+    days = plots.dates(one.first_ms, HOUR_MS, len(one.past) + len(one.ahead))
+    plot = plots.spark(one.past, title, said, one.ahead, width=720, height=200, axis=True, days=days)
     rows = [(at + 1, *one.ahead[at]) for at in range(2, len(one.ahead), 3)]
     return {
         "name": one.name,

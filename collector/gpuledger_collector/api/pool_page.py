@@ -25,7 +25,7 @@ from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.pages import Outlook, offered, page, refused
 from gpuledger_collector.api.reads import Reads, guarded
-from gpuledger_collector.export import html, pool_plots
+from gpuledger_collector.export import html, plots, pool_plots
 from gpuledger_collector.export.scaling import row
 from gpuledger_collector.insight.kept import Kept, Record
 from gpuledger_collector.insight.month import Month, month
@@ -185,6 +185,7 @@ def hours_of(look: Look) -> tuple[list[pool_plots.Hour], int]:
 
 def _demand(look: Look) -> dict[str, Any]:
     hours, now = hours_of(look)
+    days = plots.dates(look.hours.end_ms - (now - 1) * HOUR_MS, HOUR_MS, len(hours))
     judged = [one for one in hours[:now] if one.actual is not None and one.band is not None]
     inside = sum(not one.missed for one in judged)
     said = f"Of the last {plural(now, 'hour')} "
@@ -199,7 +200,7 @@ def _demand(look: Look) -> dict[str, Any]:
         )
     title = f"GPUs wanted in the last {plural(now, 'hour')} and the next {len(look.ahead)}"
     table = [(at + 1, *look.ahead[at]) for at in range(2, len(look.ahead), 3)]
-    return {"plot": pool_plots.hits(hours, now, title, said), "said": said, "note": look.note, "rows": table}
+    return {"plot": pool_plots.hits(hours, now, title, said, days), "said": said, "note": look.note, "rows": table}
 
 
 def _record(made: Record) -> dict[str, Any]:

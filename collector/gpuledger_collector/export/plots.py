@@ -9,10 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from markupsafe import Markup
 
+from gpuledger_collector.accounting.period import DAY_MS
+
 HEADROOM = 1.08
+MOST_DATES = 6
+"""Under an axis: what a phone has room for."""
+DATES_HEIGHT = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,21 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
+    """The steps in which days (UTC) begin, with their dates: all of them, or every so manyth, MOST_DATES at most."""
+    starts = [at for at in range(steps) if (first_ms + at * step_ms) % DAY_MS < step_ms]
+    every = max(1, math.ceil(len(starts) / MOST_DATES))
+    days = ((at, datetime.fromtimestamp((first_ms + at * step_ms) / 1000, UTC)) for at in starts[::every])
+    return [(at, f"{day.day} {day:%b}") for at, day in days]
+
+
+def dated(x: float, top: float, height: float, width: float, said: str) -> Markup:
+    """A date under its place of an axis, and its line from `top` down; one at the right edge stays inside."""
+    line = ruled("grid", x, top, x, height - DATES_HEIGHT)
+    inside = x < width - 32
+    return line + label(x if inside else width, height - 5, said, "middle" if inside else "end")
+
+
 def stacked_bars(
     stacks: Sequence[Stack], names: Sequence[str], title: str, description: str, unit: str, width: int = 720
 ) -> Markup:
@@ -109,13 +130,17 @@ def spark(
     width: int = 240,
     height: int = 48,
     axis: bool = False,
+    days: Sequence[tuple[int, str]] = (),
 ) -> Markup:
-    """A line of the past (None: a gap), then low, middle and high of what is to come as a band around a dashed line."""
+    """A line of the past (None: a gap), then low, middle and high of what is to come as a band around a dashed line.
+
+    `days`: dates to stand under an axis, by position (`dates`).
+    """
     known = [value for value in values if value is not None]
     top = max([*known, *(high for _, _, high in band), 0.0]) * HEADROOM or 1.0
     if axis:
         top = nice_top(top)
-    left, bottom = (40, 6) if axis else (2, 2)
+    left, bottom = (54, DATES_HEIGHT if days else 6) if axis else (2, 2)
     room = height - bottom - (14 if axis else 6)
     steps = max(len(values) + len(band) - 1, 1)
 
@@ -127,6 +152,7 @@ def spark(
         for part in (0.0, 0.5, 1.0):
             y = height - bottom - room * part
             body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
+        body += [dated(at(index, 0)[0], 14, height, width, said) for index, said in days]
     if band:
         start = len(values)
         upper = [at(start + i, high) for i, (_, _, high) in enumerate(band)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from gpuledger_collector.export.plots import drawn, label, nice_top, number, path, ruled, short
+from gpuledger_collector.export.plots import DATES_HEIGHT, dated, drawn, label, nice_top, number, path, ruled, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,12 @@ def _runs(there: Sequence[bool]) -> list[range]:
     return runs
 
 
-def hits(hours: Sequence[Hour], now: int, title: str, description: str) -> Markup:
-    """What was wanted as a line over the bands of the forecasts made before; `now`: the first hour that is to come."""
-    width, height, left, bottom = 720, 220, 40, 8
+def hits(hours: Sequence[Hour], now: int, title: str, description: str, days: Sequence[tuple[int, str]] = ()) -> Markup:
+    """What was wanted as a line over the bands of the forecasts made before; `now`: the first hour that is to come.
+
+    `days`: the hours in which days begin, with their dates (`plots.dates`).
+    """
+    width, height, left, bottom = 720, 240, 54, DATES_HEIGHT
     values = [value for one in hours for value in (one.actual, one.band and one.band[2]) if value is not None]
     top = nice_top(max(values, default=1.0))
     room = height - bottom - 14
@@ -52,6 +55,7 @@ def hits(hours: Sequence[Hour], now: int, title: str, description: str) -> Marku
     for part in (0.0, 0.5, 1.0):
         y = height - bottom - room * part
         body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
+    body += [dated(at(index, 0)[0], 14, height, width, said) for index, said in days]
     for run in _runs([one.band is not None for one in hours]):
         bands = [(index, band) for index in run if (band := hours[index].band) is not None]
         upper, lower = ([at(index, band[place]) for index, band in bands] for place in (2, 0))
