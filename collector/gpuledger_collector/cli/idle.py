@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import print_table
+
+if TYPE_CHECKING:
+    from gpuledger_collector.accounting.period import Period
 
 DAY_MS = 86_400_000
 SHOWN_ROWS = 20
@@ -38,7 +41,13 @@ def register(root: typer.Typer) -> None:
 
 def idle(
     now: bool = typer.Option(False, "--now", help="Only what goes on now."),
-    days: int = typer.Option(7, "--days", min=1, max=36_500, help="How far back to look."),
+    days: int | None = typer.Option(
+        None, "--days", min=1, max=36_500, help="How far back to look; 7.", show_default=False
+    ),
+    start: str | None = typer.Option(
+        None, "--from", metavar="DATE", help="Instead: first day (of the billing zone), included."
+    ),
+    end: str | None = typer.Option(None, "--to", metavar="DATE", help="Last day (of the billing zone), not included."),
     team: str | None = typer.Option(None, "--team", help="Only this team's."),
     state: str | None = typer.Option(None, "--state", help="Only this state, such as gone_idle or never_used."),
     services: bool = typer.Option(
@@ -54,16 +63,18 @@ def idle(
 ) -> None:
     """List idle accelerators: who has them, since when, how sure that is, and what it costs so far and per day.
 
-    Ends with 1 when something is idle. Warm replicas of services are not listed; --services judges them together, by
-    the last seven days: all but the busiest hundredth of the minutes, and one replica in reserve.
+    With --from and --to it lists what was idle at some time in those days, each with its whole time and cost. Ends
+    with 1 when something is idle. Warm replicas of services are not listed; --services judges them together, by the
+    last seven days: all but the busiest hundredth of the minutes, and one replica in reserve.
     """
+    asked = _asked(days, start, end, now or services)
     if services:
         if now or state is not None or by is not None:
             refuse("--services: judges a week of replicas; --now, --state and --by do not go with it")
         raise typer.Exit(FINDINGS if show_services(dsn, config, team, shape) else DONE)
     if state is not None and state not in _states():
         refuse(f"--state: {state!r} is none of {', '.join(_states())}")
-    found = search(dsn, config, days, now)
+    found = search(dsn, config, asked, now)
     chosen = [
         one
         for one in found
@@ -117,15 +128,30 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
     return any(one.verdict.spare for one in found)
 
 
+def _asked(days: int | None, start: str | None, end: str | None, fixed: bool) -> Period | int:
+    """The days that were asked for, by their names, or how many back from now."""
+    from gpuledger_collector.accounting.period import date_range
+
+    if start is None and end is None:
+        return 7 if days is None else days
+    if start is None or end is None:
+        refuse("say both --from and --to, or how many --days")
+    if days is not None or fixed:
+        refuse("--from and --to name the days: --days, --now and --services do not go with them")
+    return date_range(start, end)
+
+
 def _states() -> list[str]:
     from gpuledger_collector.insight.idle.episodes import SHOWN
 
     return [state.name.lower() for state in SHOWN]
 
 
-def search(dsn: str | None, config: Path | None, days: int, now: bool) -> list[dict[str, Any]]:
-    """Findings of the last days, after everything that has come in was looked at."""
+def search(dsn: str | None, config: Path | None, asked: Period | int, now: bool) -> list[dict[str, Any]]:
+    """Findings of these days, or of so many back, after everything that has come in was looked at."""
+    from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.jobs import find_idle, fold_usage
+    from gpuledger_collector.storage import zones
     from gpuledger_collector.storage.findings import FindingStore, named
     from gpuledger_collector.storage.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
@@ -136,7 +162,10 @@ def search(dsn: str | None, config: Path | None, days: int, now: bool) -> list[d
         fold_usage(ledger)
         find_idle(FindingStore(opened.dsn), now_ms)
         with ledger.connect() as connection:
-            return named(connection, "idle", now_ms if now else now_ms - days * DAY_MS, now_ms + 1)
+            if isinstance(asked, Period):
+                asked = zones.in_zone(connection, asked)
+                return named(connection, "idle", asked.start_ms, asked.end_ms)
+            return named(connection, "idle", now_ms if now else now_ms - asked * DAY_MS, now_ms + 1)
 
 
 def row_of(one: Mapping[str, Any]) -> dict[str, str]:

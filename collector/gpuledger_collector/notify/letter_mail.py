@@ -31,7 +31,7 @@ from gpuledger_collector.insight.letters import (
     give_back,
 )
 from gpuledger_collector.notify.links import AckLinks
-from gpuledger_collector.notify.texts import BAD, CALM, WARN, Block, Page, day, instant, lasting, named
+from gpuledger_collector.notify.texts import BAD, CALM, WARN, Block, Page, date, day, instant, lasting, named
 
 KINDS = {"slurm": "Slurm job", "kubernetes": "pod", "container": "container", "process": "process"}
 STATES = {"never_used": "never used since it was given", "gone_idle": "worked, and then stopped working"}
@@ -359,7 +359,8 @@ def summary(news: SummaryNews) -> Content:
         actions=[
             (
                 "See all of them",
-                f"gpuledger idle --days 7 --team {shlex.quote(news.team)}" if news.team else "gpuledger idle",
+                f"gpuledger idle --from {date(news.start_ms, news.zone)} --to {date(news.end_ms, news.zone)}"
+                + (f" --team {shlex.quote(news.team)}" if news.team else ""),
             )
         ],
         notes=[*notes, "GPU-hours and cost are of this week alone, at the rates that were in force."],

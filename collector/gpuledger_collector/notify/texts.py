@@ -111,6 +111,11 @@ def day(at_ms: int, zone: str = "UTC") -> str:
     return f"{at.day} {at:%b}"
 
 
+def date(at_ms: int, zone: str = "UTC") -> str:
+    """`2026-11-21`, as commands take it, on the calendar of a zone."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone(ZoneInfo(zone)):%Y-%m-%d}"
+
+
 def lasting(ms: int) -> str:
     """`6 h 10 min`; days from two on."""
     minutes = ms // 60_000

@@ -113,6 +113,11 @@ def test_the_command_lists_them(fleet, findings, run):
     code, out, _ = run("idle", "--days", "36500", "--team", "vision")
     assert code == 1
     assert "1 finding, 0 of them go on" in out
+    dated = run("idle", "--from", "2025-10-01", "--to", "2025-10-02", "--format", "csv")
+    assert dated[:2] == (1, run("idle", "--days", "36500", "--format", "csv")[1])
+    assert run("idle", "--from", "2025-09-24", "--to", "2025-10-01")[0] == 0
+    for more in (("--days", "7", "--to", "2025-10-02"), ("--now", "--to", "2025-10-02"), ()):
+        assert run("idle", "--from", "2025-10-01", *more)[0] == 2, more
     code, _, err = run("idle", "--state", "lazy")
     assert code == 2
     assert "gone_idle" in err
