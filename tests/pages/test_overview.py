@@ -4,6 +4,7 @@ import base64
 import csv
 import datetime as dt
 import io
+import re
 import threading
 import time
 from decimal import Decimal
@@ -13,6 +14,7 @@ import pytest
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.principal import Denied, Principal
 
@@ -241,3 +243,11 @@ def test_it_is_good_to_look_at(request, overview, pictured, width, dark, what):
     picture, wanted = pictured(overview(), width, dark=dark)
     assert wanted <= width
     assert picture.stat().st_size > 15_000
+
+
+def test_a_pools_chart_has_its_days_under_it():
+    """Those of its own hours, of the past and to come."""
+    start = parse_instant("2025-10-29T12:00:00Z")
+    one = pages.Pool("p", (1.0,) * 72, ((1.0, 2.0, 3.0),) * 24, "", start)
+    plot = pages._pool(one)["plot"]
+    assert re.findall(r">(\d+ [A-Z][a-z]+)</text>", plot) == ["30 Oct", "31 Oct", "1 Nov", "2 Nov"]
