@@ -74,7 +74,11 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--collector", metavar="URL", help="address of the collector")
     simulate.add_argument("--only", metavar="NODES", default="", help="these nodes alone, comma-separated")
     simulate.add_argument("--without", metavar="NODES", default="", help="all nodes but these")
-    simulate.add_argument("--story", action="store_true", help="print what is out of the ordinary there, and end")
+    simulate.add_argument(
+        "--story", action="store_true",
+        help="print what is out of the ordinary there, and end; not in it: every job of the simulated fleet ends at "
+             "each fourth midnight (UTC), so its demand falls then",
+    )  # fmt: skip
     simulate.add_argument("--list-nodes", action="store_true", help="print the fleet's node names and end")
     return root
 

@@ -22,6 +22,7 @@ from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Workload
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 BLOCK_MS = 4 * DAY_MS
+"""Jobs end with their block at the latest: demand falls at each fourth midnight (UTC), as `simulate --story` says."""
 CYCLE_MS = 28 * DAY_MS
 """Faults repeat with this period."""
 

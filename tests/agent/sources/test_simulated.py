@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_agent.cli import main
 from gpuledger_agent.readings import WHOLE_GPU
 from gpuledger_agent.sources.fleet import BLOCK_MS, CYCLE_MS, DAY_MS, FAILED_GPU, HOUR_MS, SILENT_NODE, Fleet, activity
 from gpuledger_agent.sources.simulated import SimulatedSource
@@ -161,3 +162,15 @@ def test_the_chronicle_tells_what_the_fleet_did():
     assert fleet.silent(SILENT_NODE, silent - 1)
     assert not fleet.silent(SILENT_NODE, silent)
     assert any("given back" in said for _, _, said in told)
+
+
+def test_every_job_ends_with_its_block_and_the_help_says_so(capsys):
+    """Each fourth midnight cuts all jobs: who sees demand fall then finds the reason in the help of --story."""
+    cut = 5000 * BLOCK_MS
+    before = [hold for lane in LANES if (hold := FLEET.holding(lane, cut - 1)) is not None]
+    assert before
+    assert {hold.end_ms for hold in before} == {cut}
+    assert (BLOCK_MS, cut % DAY_MS) == (4 * DAY_MS, 0)
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    assert "each fourth midnight (UTC)" in " ".join(capsys.readouterr().out.split())
