@@ -170,7 +170,7 @@ class FaultyFleet:
         self.proxy.say(f"upstream {port}")
         self.faults["rolling upgrade"] += 1
         old.terminate()
-        code = old.wait(60)
+        code = old.wait(120)
         if code:
             self.truth.refused[f"a collector that was asked to stop ended with {code}"] += 1
         self.collector.wait_ready()
