@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuledger_agent import __version__
 from gpuledger_agent.readings import AgentError, SourceUnavailable
 from gpuledger_agent.settings import SOURCES, Settings, SettingsError, load
+from gpuledger_agent.words import plural
 
 if TYPE_CHECKING:
     from gpuledger_agent.queue import Waiting
@@ -220,10 +221,9 @@ def queue_command(given: argparse.Namespace) -> int:
             if given.show:
                 print(json.dumps(body, indent=2))
             else:
+                gpus = f"{sum(one.gpus for one in waiting):g}"
                 said = send(body, settings.collector_url, settings.token_path, settings.ca_file)
-                print(
-                    f"{source}: {len(waiting)} wait for {sum(one.gpus for one in waiting):g} GPUs ({said})", flush=True
-                )
+                print(f"{source}: {plural(len(waiting), 'job')} waiting for {plural(gpus, 'GPU')} ({said})", flush=True)
         except AgentError as error:
             if given.every is None:
                 raise

@@ -23,6 +23,7 @@ from gpuledger_agent.owners.places import Places
 from gpuledger_agent.readings import AgentError, Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.sources.recording import header_line, open_text, tick_line
+from gpuledger_agent.words import plural
 
 ALL_TIERS = ("fast", "gpm", "slow", "static")
 GPM_PAUSE_S = 0.25
@@ -168,7 +169,9 @@ def _owner(holder: Holder) -> dict[str, Any]:
 
 def once_text(seen: Mapping[str, Any]) -> str:
     """The same for people: a block for each accelerator."""
-    lines = [f"node {seen['node']}, driver {seen['driver'] or 'unknown'}, {len(seen['accelerators'])} accelerators"]
+    lines = [
+        f"node {seen['node']}, driver {seen['driver'] or 'unknown'}, {plural(len(seen['accelerators']), 'accelerator')}"
+    ]
     lines += [f"  problem: {problem}" for problem in seen["problems"]]
     for entry in seen["accelerators"]:
         mig = f" MIG {entry['mig_instance']}" if entry["mig_instance"] else ""
@@ -203,7 +206,8 @@ def check(settings: Looking) -> tuple[str, int]:
     except SourceUnavailable as error:
         return f"source {settings.source}: {error}\nThe agent would run, keep its heartbeat and try again.", LACKING
     lines = [
-        f"source {settings.source}, driver {inventory.driver or 'unknown'}: {len(inventory.accelerators)} accelerators"
+        f"source {settings.source}, driver {inventory.driver or 'unknown'}: "
+        f"{plural(len(inventory.accelerators), 'accelerator')}"
     ]
     lines += [f"problem: {problem}" for problem in inventory.problems]
     sick = bool(inventory.problems)

@@ -16,6 +16,7 @@ from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings, SettingsError
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
+from gpuledger_agent.words import plural
 
 FLUSH_MS = 6 * 3_600_000
 PATIENCE_S = 30.0
@@ -93,7 +94,7 @@ def simulate(
             batches += one_node(settings, fleet, name, (start_ms, end_ms, every_ms), http, Path(folder) / name)
     progress(len(names), len(names), "")
     gpus = sum(len(node.accelerators) for node in fleet.nodes if node.name in names)
-    sys.stdout.write(f"{len(names)} nodes, {gpus} accelerators, {batches} batches acknowledged\n")
+    sys.stdout.write(f"{plural(len(names), 'node')}, {plural(gpus, 'accelerator')}, batches acknowledged: {batches}\n")
     return 0
 
 

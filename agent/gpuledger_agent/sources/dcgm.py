@@ -32,6 +32,7 @@ from gpuledger_agent.readings import (
     SourceUnavailable,
     Workload,
 )
+from gpuledger_agent.words import plural
 from gpuledger_agent.xids import meaning
 
 TIMEOUT_S = 5.0
@@ -144,9 +145,9 @@ def _clean(text: str) -> tuple[str, list[str]]:
             stray += 1
     problems = []
     if stray:
-        problems.append(f"{stray} lines are no samples and were passed over")
+        problems.append(f"{plural(stray, 'line')} without a sample: passed over")
     if elided:
-        problems.append(f"{elided} lines have elided labels")
+        problems.append(f"{plural(elided, 'line')} with elided labels")
     return "\n".join(kept) + "\n", problems
 
 

@@ -124,7 +124,7 @@ def test_stray_lines_are_passed_over_and_said(tmp_path):
     path.write_text("Active 1g.5gb\n\n" + OLD + 'DCGM_FI_DEV_ENC_UTIL{gpu="0",...,modelName="NVIDIA L4",...} 3\n')
     source = DcgmSource(str(path))
     inventory = source.open()
-    assert inventory.problems == ("1 lines are no samples and were passed over", "1 lines have elided labels")
+    assert inventory.problems == ("1 line without a sample: passed over", "1 line with elided labels")
     assert source.read(())[0].values["gpu_encoder_utilization_ratio"] == pytest.approx(0.03)
 
 
