@@ -151,4 +151,4 @@ def _rate(place: Place, day: Period, currency: str, book: PriceBook) -> Fraction
         if price is None or price.currency != currency:
             return None
         nano_ms += rate_nano(price.rate) * part.ms
-    return (total + Fraction(nano_ms, GPU_NS_PER_HOUR * (10**RATE_DIGITS // MICRO))) / day.ms
+    return (total + Fraction(nano_ms, GPU_NS_PER_HOUR * (10**RATE_DIGITS // MICRO))) * Fraction(1, day.ms)
