@@ -88,8 +88,10 @@ def statement(
 
 
 def _asked(level: str | None, owner: str | None) -> tuple[str, str | None]:
-    """Level and name of `--owner`. A `=` in it parts the two: a name that has one itself is said with its level."""
-    if owner is None or "=" not in owner:
+    """Level and name of `--owner`: its first `=` parts the two where a level stands before it, else the name has it."""
+    from gpuledger_collector.accounting.tags import LEVELS
+
+    if owner is None or owner.partition("=")[0] not in LEVELS or "=" not in owner:
         return level or "team", owner
     ((of, name),) = owner_levels([owner]).items()
     if level not in {None, of}:
