@@ -347,7 +347,7 @@ def test_commands_pack_and_give_back_what_an_import_reads_again(dsn, tmp_path):
     ask = ["--from", "2024-10-04", "--to", "2024-10-05"]
     assert "180" in cli(dsn, "import", "samples", tmp_path / "samples.csv")
     before = cli(dsn, "export", "samples", "--gpu", "GPU-2", *ask)
-    assert cli(dsn, "db", "pack", "--dry-run") == "would pack 2024-10-04\n1 days of samples to pack\n"
+    assert cli(dsn, "db", "pack", "--dry-run") == "would pack 2024-10-04\n1 day of samples to pack\n"
     assert "packed 2024-10-04: 180 samples of 2 accelerators" in cli(dsn, "db", "pack")
     assert cli(dsn, "export", "samples", "--gpu", "GPU-2", *ask) == before
     found = list(csv.DictReader(io.StringIO(before)))
