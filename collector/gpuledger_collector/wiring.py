@@ -276,6 +276,12 @@ def jobs(
 
     scrapes = metering(settings)
 
+    def fold() -> str:
+        return counted(work.fold_usage(ledger, stopping=stopping), "accelerator-hours folded")
+
+    def rate() -> str:
+        return counted(work.rate_usage(ledger, now_ms(), stopping=stopping), "days rated")
+
     def meter() -> str:
         with connect() as connection:
             return counted(scrapes.run(connection), "slots metered")
@@ -292,8 +298,8 @@ def jobs(
     return [
         Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),
         Job("meter_scrapes", settings.fold_seconds, meter),
-        Job("fold_usage", settings.fold_seconds, lambda: counted(work.fold_usage(ledger), "accelerator-hours folded")),
-        Job("rate_usage", settings.rate_seconds, lambda: counted(work.rate_usage(ledger, now_ms()), "days rated")),
+        Job("fold_usage", settings.fold_seconds, fold),
+        Job("rate_usage", settings.rate_seconds, rate),
         Job(
             "watch_budgets",
             settings.budget_seconds,

@@ -7,7 +7,7 @@ a run that stopped anywhere is simply run again. Only the marks that the snapsho
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
@@ -20,15 +20,19 @@ BATCH = 50_000
 ALWAYS = Period(0, 7_258_118_400_000)
 
 
-def fold_usage(store: Store, period: Period = ALWAYS) -> int:
-    """Fold every marked hour of the period; how many accelerator-hours were folded."""
+def fold_usage(store: Store, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Fold every marked hour of the period; how many accelerator-hours were folded.
+
+    `stopping` is asked before each group of marks: True leaves the rest to the next run.
+    """
     folded = 0
-    while True:
+    while not stopping():
         with store.unit() as unit:
             marks = unit.marks(period, BATCH)
             folded += fold_marks(unit, marks)
         if len(marks) < BATCH:
-            return folded
+            break
+    return folded
 
 
 def fold_marks(unit: Unit, marks: Sequence[Mark]) -> int:

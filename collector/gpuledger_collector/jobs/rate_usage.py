@@ -41,15 +41,26 @@ OnDay = Callable[[int, int], None]
 """Told after each day: how many are done, of how many."""
 
 
-def rate_usage(store: Store, now_ms: int, period: Period = ALWAYS, on_day: OnDay | None = None) -> int:
-    """Rate every day of the period that needs it, up to now; how many days were rated."""
+def rate_usage(
+    store: Store,
+    now_ms: int,
+    period: Period = ALWAYS,
+    on_day: OnDay | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """Rate every day of the period that needs it, up to now; how many days were rated.
+
+    `stopping` is asked before each day: True leaves the rest to the next run.
+    """
     with store.unit() as unit:
         days = unit.days_to_rate(period, now_ms)
-    for done, day_ms in enumerate(days, 1):
+    for done, day_ms in enumerate(days):
+        if stopping():
+            return done
         with store.unit() as unit:
             rate_day(unit, day_ms, now_ms)
         if on_day is not None:
-            on_day(done, len(days))
+            on_day(done + 1, len(days))
     return len(days)
 
 

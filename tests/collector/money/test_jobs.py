@@ -153,6 +153,18 @@ def test_late_evidence_rates_its_day_again(expected, fleet, ledger) -> None:
     assert fleet.rows("SELECT bool_and(holds) FROM day_proof") == [(True,)]
 
 
+def test_a_collector_that_stops_leaves_the_rest_of_the_days_to_the_next_run(fleet, ledger) -> None:
+    """Asked to stop after one day of two, rating and folding end; whoever comes next does what is left."""
+    furnish(fleet)
+    fleet.evidence(BATCHES[0])
+    assert fold_usage(ledger, stopping=lambda: True) == 0
+    asked = iter([False, True])
+    assert rate_usage(ledger, NOW_MS, TWO_DAYS, stopping=lambda: next(asked)) == 1
+    assert fleet.rows("SELECT count(*) FROM day_proof") == [(1,)]
+    assert rate_usage(ledger, NOW_MS, TWO_DAYS) == 1
+    assert fleet.rows("SELECT count(*), bool_and(holds) FROM day_proof") == [(2, True)]
+
+
 def test_today_is_rated_up_to_now_and_again_later(fleet, ledger) -> None:
     """A day that is not over is rated up to now, and rated on when time has passed."""
     furnish(fleet)
