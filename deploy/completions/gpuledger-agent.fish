@@ -66,5 +66,5 @@ complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l step -x
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l collector -x -d 'address of the collector'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l only -x -d 'these nodes alone, comma-separated'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l without -x -d 'all nodes but these'
-complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l story -d 'print what is out of the ordinary there, and end'
+complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l story -d 'print what is out of the ordinary there, and end; not in it - every job of the simulated fleet ends at each fourth midnight (UTC), so its demand falls then'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l list-nodes -d 'print the fleets node names and end'
