@@ -46,7 +46,7 @@ def create(
     `leaving`: whether this collector stops soon. It serves on, and /readyz sends new requests elsewhere.
     """
     endpoint = batches.endpoint_of(intake)
-    app = Collector(
+    app = Application(
         endpoint,
         title="GPU Ledger collector",
         version=__version__,
@@ -67,6 +67,21 @@ def create(
     app.include_router(pages.router(ledger))
     app.include_router(pool_page.router(ledger))
     app.include_router(handbook.router(lambda: describe(app)))
+
+    _operation(app, metrics, lacking, leaving)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_request: Request, error: RequestValidationError) -> Response:
+        """What is wrong with a request, without what it said: that need be neither a number nor a text of JSON."""
+        told = [{"loc": one["loc"], "msg": one["msg"], "type": one["type"]} for one in error.errors()]
+        return Response(json.dumps({"detail": told}), 422, media_type="application/json")
+
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _operation(app: FastAPI, metrics: Metrics, lacking: Callable[[], str | None], leaving: Callable[[], bool]) -> None:
+    """What an orchestrator and a Prometheus ask."""
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:
@@ -90,17 +105,8 @@ def create(
         """The collector's own metrics for Prometheus."""
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @app.exception_handler(RequestValidationError)
-    async def not_valid(_request: Request, error: RequestValidationError) -> Response:
-        """What is wrong with a request, without what it said: that need be neither a number nor a text of JSON."""
-        told = [{"loc": one["loc"], "msg": one["msg"], "type": one["type"]} for one in error.errors()]
-        return Response(json.dumps({"detail": told}), 422, media_type="application/json")
 
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    return app
-
-
-class Collector(FastAPI):
+class Application(FastAPI):
     """FastAPI, but agents' batches go past its layers, which cost more than to decode and judge a batch.
 
     What those layers would do to a batch its endpoint does itself: it bounds the body, and answers every exception.

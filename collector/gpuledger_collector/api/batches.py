@@ -90,7 +90,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def router(endpoint: Endpoint) -> APIRouter:
-    """The route as FastAPI has it; `Collector` of api/app.py takes batches past it."""
+    """The route as FastAPI has it; `Application` of api/app.py takes batches past it."""
     made = APIRouter()
     made.post(PATH, openapi_extra=DESCRIPTION, responses=ANSWERS, tags=["agents"])(endpoint)
     return made
