@@ -9,7 +9,6 @@ again. KILL loses nothing that was acknowledged: what was not committed was not 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -125,25 +124,12 @@ def run_http(
 ) -> None:
     """Answer requests until a signal and `leave_s` more; those under way are answered before this returns."""
     server = Replica(configuration(settings, parts), parts.leaving, leave_s)
-    spare_garbage_collection()
-    # The event loop waits this long for a writer to let it go on: by default five times as long.
-    sys.setswitchinterval(0.001)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"gpuledger listens on {'http' if settings.tls_certificate_file is None else 'https'}://{host}:{address[1]}")
     notify_systemd("READY=1")
     server.run(sockets=[listener])
     notify_systemd("STOPPING=1")
-
-
-def spare_garbage_collection() -> None:
-    """Look for cycles among what requests make, and seldom: what was loaded stays, and a batch leaves next to none.
-
-    With Python's own thresholds a fifth of the time of a batch went into walking over modules again and again.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:

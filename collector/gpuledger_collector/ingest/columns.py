@@ -26,7 +26,6 @@ DTYPES: dict[str, str] = {"f4": "<f4", "f8": "<f8", "i8": "<i8"}
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _ARRAY_HEAD = struct.Struct(">iiIii")
-_NULL = struct.pack(">i", -1)
 _OIDS = {"f4": 700, "f8": 701, "i8": 20}
 """Postgres' numbers of real, double precision and bigint (pg_type.dat)."""
 

@@ -219,7 +219,7 @@ class GroupCommit(Generic[B, A]):
 
 
 def _tell(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
-    """Wake the event loop once for a whole group: once for each batch costs as much as to decode it."""
+    """Wake the event loop once for a whole group: each time is a system call, and a turn of the one lock of Python."""
     if outcomes:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits there any more
             outcomes[0][0].answer.get_loop().call_soon_threadsafe(_settle, outcomes)
