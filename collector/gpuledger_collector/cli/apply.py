@@ -47,7 +47,7 @@ def apply(
     for problem in in_order(declared.problems):
         print(problem, file=sys.stderr)
     if declared.problems:
-        refuse(f"{file}: {len(declared.problems)} problems, nothing was applied")
+        refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
