@@ -84,9 +84,7 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
     if given is not None:
         opened = Database(given)
         if migrated:
-            from gpuledger_collector.storage import migrate
-
-            migrate.require_current(given)
+            _require_current(given)
         try:
             yield opened
         finally:
@@ -98,13 +96,31 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
     opened = Database(server.acquire(), server)
     try:
         if migrated:
-            from gpuledger_collector.storage import migrate
-
-            migrate.upgrade(opened.dsn)
+            _upgrade(opened.dsn)
         yield opened
     finally:
         opened.close()
         server.release()
+
+
+def _require_current(dsn: str) -> None:
+    """migrate.require_current, without Alembic where nothing differs. Raises StorageError."""
+    from gpuledger_collector.storage import schema_version
+
+    if not schema_version.is_newest(dsn):
+        from gpuledger_collector.storage import migrate
+
+        migrate.require_current(dsn)
+
+
+def _upgrade(dsn: str) -> None:
+    """migrate.upgrade, without Alembic where nothing is left to do. Raises StorageError."""
+    from gpuledger_collector.storage import schema_version
+
+    if not schema_version.is_newest(dsn, walled=True):
+        from gpuledger_collector.storage import migrate
+
+        migrate.upgrade(dsn)
 
 
 @dataclass
@@ -207,11 +223,10 @@ def presence(opened: Database) -> Presence:
 
 def lacking(opened: Database) -> str | None:
     """What keeps the database from taking batches, in a sentence; None when nothing does."""
-    from gpuledger_collector.storage import migrate
     from gpuledger_collector.storage.errors import StorageError
 
     try:
-        migrate.require_current(opened.current_dsn())
+        _require_current(opened.current_dsn())
     except StorageError as error:
         return str(error)
     return None

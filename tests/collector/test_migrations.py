@@ -7,7 +7,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from psycopg.conninfo import make_conninfo
 
-from gpuledger_collector.storage import migrate, partitions
+from gpuledger_collector import wiring
+from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage import migrate, partitions, schema_version, viewer_wall
 from gpuledger_collector.storage.engine import open_connection, parameters
 from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
 from gpuledger_collector.storage.schema import metadata
@@ -74,6 +76,44 @@ def test_a_newer_schema_is_refused(dsn):
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaBehind, match="newer"):
         migrate.upgrade(dsn)
+
+
+def test_files_of_migrations_begin_with_their_revisions():
+    """The newest revision can be told from the names of the files, without importing them."""
+    files = sorted(file.name[:4] for file in (schema_version.scripts() / "versions").glob("*.py"))
+    assert files == sorted(migrate.steps())
+    assert schema_version.newest() == migrate.head()
+
+
+def test_the_short_look_agrees_with_the_long_one(empty_dsn):
+    """An empty database, an older and a newer one are no newest one; a current one is, once its wall stands, too."""
+    assert not schema_version.is_newest(empty_dsn)
+    migrate.upgrade(empty_dsn)
+    assert schema_version.is_newest(empty_dsn, walled=True)
+    with open_connection(empty_dsn) as connection:
+        viewer_wall.lower(connection)
+    assert schema_version.is_newest(empty_dsn)
+    assert not schema_version.is_newest(empty_dsn, walled=True)
+    for other in ("0001", "9999"):
+        with open_connection(empty_dsn) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = %s", (other,))
+        assert not schema_version.is_newest(empty_dsn)
+
+
+def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
+    """A database by DSN that nobody migrated, that lacks a step, or that only a newer version knows opens no block."""
+    settings = Settings(dsn=empty_dsn)
+    with pytest.raises(SchemaBehind, match="gpuledger db upgrade"), wiring.database(settings):
+        pass
+    migrate.upgrade(empty_dsn)
+    with wiring.database(settings) as opened:
+        assert wiring.lacking(opened) is None
+        for other, said in (("0001", "gpuledger db upgrade"), ("9999", "newer")):
+            with open_connection(empty_dsn) as connection:
+                connection.execute("UPDATE alembic_version SET version_num = %s", (other,))
+            assert said in (wiring.lacking(opened) or "")
+            with pytest.raises(SchemaBehind, match=said), wiring.database(settings):
+                pass
 
 
 def test_downgrade_removes_everything(dsn):

@@ -57,8 +57,8 @@ class Patched(Replica):
     def __init__(self, folder: Path, number: int, dsn: str, migrations: Path, **settings: str) -> None:
         super().__init__(folder, number, dsn, **settings)
         self._code = (
-            "import pathlib; from gpuledger_collector.storage import migrate;"
-            f"migrate.scripts = lambda: pathlib.Path({str(migrations)!r});"
+            "import pathlib; from gpuledger_collector.storage import schema_version;"
+            f"schema_version.scripts = lambda: pathlib.Path({str(migrations)!r});"
             "from gpuledger_collector.cli import main; main()"
         )
 

@@ -13,14 +13,14 @@ from fakes.batches import NOON_MS, batch
 from fakes.migrations import forbidden, scripts
 from fakes.replicas import Patched, replicas, until
 from gpuledger_collector.cli import build
-from gpuledger_collector.storage import migrate
+from gpuledger_collector.storage import migrate, schema_version
 from gpuledger_collector.storage import replicas as presence
 from gpuledger_collector.storage.errors import SchemaBehind, TablesLocked
 
 BEFORE_THE_FIRST_RELEASE = {"0004", "0010"}
 """Triggers and checked keys on tables that were empty then: nobody upgrades a running collector over these."""
 HEAD = migrate.head()
-MIGRATIONS = scripts(migrate.scripts())
+MIGRATIONS = scripts(schema_version.scripts())
 PRE, POST = "9001", "9002"
 NEXT = '''"""{says}
 
@@ -55,12 +55,12 @@ TAKES = ("ALTER TABLE ingest_batch RENAME COLUMN rejected TO refused",)
 def newer(folder, monkeypatch):
     """The migrations of the next version, which this process is from now on: one of each phase more."""
     made = folder / "alembic"
-    shutil.copytree(migrate.scripts(), made, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(schema_version.scripts(), made, ignore=shutil.ignore_patterns("__pycache__"))
     steps = ((PRE, HEAD, "pre", "Adds", ADDS), (POST, PRE, "post", "Takes away", TAKES))
     for revision, follows, phase, says, up in steps:
         text = NEXT.format(revision=revision, follows=follows, phase=phase, says=says, up=up)
         (made / "versions" / f"{revision}_next.py").write_text(text)
-    monkeypatch.setattr(migrate, "scripts", lambda: made)
+    monkeypatch.setattr(schema_version, "scripts", lambda: made)
     return made
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy.engine import Engine
 
 from gpuledger_collector.storage.errors import ServerUnavailable
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 SUPPORTED = range(15, 19)
 """Major versions of Postgres that are tested."""
@@ -38,8 +39,10 @@ def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
 
 def connect(dsn: str, *, pool_size: int = 5) -> Engine:
     """An engine over psycopg 3; connections are tried before use, so that a restarted server is noticed."""
+    from sqlalchemy import create_engine  # most commands open connections of their own and need no SQLAlchemy
+
     keywords = parameters(dsn)
-    return sa.create_engine(
+    return create_engine(
         "postgresql+psycopg://", connect_args=keywords, pool_size=pool_size, pool_pre_ping=True, pool_recycle=1800
     )
 

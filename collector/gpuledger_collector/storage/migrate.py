@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,7 +21,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage import engine, replicas, viewer_wall
+from gpuledger_collector.storage import engine, replicas, schema_version, viewer_wall
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
 
 PHASES = ("pre", "post")
@@ -96,19 +95,10 @@ def own_objects(_entry: Any, name: str | None, kind: str, _reflected: bool, _com
     return not (kind == "table" and name is not None and _PARTITION.search(name))
 
 
-def scripts() -> Path:
-    """The folder of the migrations: inside an installed package, or in the repository beside it."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "_migrations", package.parents[1] / "alembic"):
-        if (folder / "env.py").exists():
-            return folder
-    raise EnvironmentLacks("this installation holds no migrations: install gpuledger again")
-
-
 def configuration() -> Config:
     """Alembic's configuration, without a file."""
     config = Config()
-    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+    config.set_main_option("script_location", str(schema_version.scripts()).replace("%", "%%"))
     return config
 
 
