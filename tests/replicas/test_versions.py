@@ -49,6 +49,8 @@ def downgrade() -> None:
 ADDS = ("CREATE TABLE novelty (id BIGINT PRIMARY KEY)", "ALTER TABLE stretch ADD COLUMN novelty TEXT",
         "ALTER TABLE workload ADD COLUMN novelty TEXT DEFAULT '' NOT NULL")  # fmt: skip
 TAKES = ("ALTER TABLE ingest_batch RENAME COLUMN rejected TO refused",)
+MAKES = "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {}; RETURN NULL; END $$"
+BINDS = "CREATE TRIGGER t AFTER INSERT ON price FOR EACH STATEMENT EXECUTE FUNCTION f()"
 
 
 @pytest.fixture
@@ -90,6 +92,10 @@ def test_a_pre_migration_does_nothing_that_older_collectors_do_not_survive(revis
         "UPDATE charge SET cost_micro = 0",
         "TRUNCATE price",
         "CREATE TRIGGER t BEFORE INSERT ON price FOR EACH ROW EXECUTE FUNCTION f()",
+        "CREATE TRIGGER t AFTER INSERT ON price FOR EACH STATEMENT EXECUTE FUNCTION f()",
+        f"{MAKES.format('RAISE EXCEPTION $m$no$m$')}; {BINDS}",
+        f"{MAKES.format('DELETE FROM price')}; {BINDS}",
+        f"{MAKES.format('NULL')}; {BINDS.replace('AFTER', 'BEFORE')}",
         "ALTER TABLE price ALTER COLUMN node DROP DEFAULT",
     ],
 )
@@ -107,6 +113,7 @@ def test_what_only_adds_is_allowed():
     assert forbidden("CREATE INDEX CONCURRENTLY ix_stretch_seq ON stretch (seq)") == []
     assert forbidden("ALTER TABLE price ADD CONSTRAINT ck CHECK (node <> 'x') NOT VALID") == []
     assert forbidden("COMMENT ON COLUMN price.node IS 'DROP TABLE; RENAME'") == []
+    assert forbidden(f"CREATE TABLE a (b TEXT); {MAKES.format('DELETE FROM a')}; {BINDS}") == []
 
 
 @pytest.mark.long

@@ -272,6 +272,15 @@ class Unit(Protocol):
     def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
         """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
 
+    def add_up_month(self, now_ms: int) -> bool:
+        """Add up the latest month that is over and has rated days, and is not added up; whether there was one.
+
+        The first question of its unit.
+        """
+
+    def untrue_months(self, period: Period) -> Sequence[Period]:
+        """Months that overlap the period, are added up and are not the sum of their days: there ought to be none."""
+
     def closed_periods(self) -> Sequence[ClosedPeriod]:
         """Every closed period, by time."""
 

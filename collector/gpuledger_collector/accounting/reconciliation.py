@@ -51,6 +51,8 @@ class Reconciliation:
     unused: Sums = field(default_factory=Sums)
     """Commitments' unused part: GPU-nanoseconds beyond the capacity, and their cost, which is part of the whole."""
     calendar: Calendar = UTC_DAYS
+    untrue_months: Sequence[Period] = ()
+    """Months of the ledger that are not the sum of its days."""
 
     @property
     def charged(self) -> Mapping[str, Sums]:
@@ -59,8 +61,8 @@ class Reconciliation:
 
     @property
     def holds(self) -> bool:
-        """Whether every day's sums agree."""
-        return all(day.holds for day in self.days)
+        """Whether every day's sums agree, and every month's with its days."""
+        return all(day.holds for day in self.days) and not self.untrue_months
 
     @property
     def currencies(self) -> list[str]:

@@ -44,6 +44,7 @@ def as_json(sheet: Reconciliation) -> str:
         "commitment_unused_gpu_ns": sheet.unused.gpu_ns,
         "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
         "unpriced_gpu_ns": sheet.unpriced_ns,
+        "untrue_months": [sheet.calendar.month_of(month.start_ms) for month in sheet.untrue_months],
         "days": [
             {
                 "day": sheet.calendar.date_of(day.day_ms).isoformat(),
@@ -98,6 +99,11 @@ def _sentences(sheet: Reconciliation) -> list[str]:
         )
     if broken:
         said.append(f"It does NOT hold on {', '.join(broken)}.")
+    said += [
+        f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
+        f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
+        for month in sheet.untrue_months
+    ]
     if sheet.coverage is not None:
         last = max(day.until_ms for day in sheet.days)
         said.append(

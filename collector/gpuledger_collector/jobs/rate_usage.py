@@ -48,7 +48,7 @@ def rate_usage(
     on_day: OnDay | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Rate every day of the period that needs it, up to now; how many days were rated.
+    """Rate every day of the period that needs it, up to now, and add up months that are over; how many days were rated.
 
     `stopping` is asked before each day: True leaves the rest to the next run.
     """
@@ -61,6 +61,10 @@ def rate_usage(
             rate_day(unit, day_ms, now_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
+    while not stopping():
+        with store.unit() as unit:
+            if not unit.add_up_month(now_ms):
+                break
     return len(days)
 
 

@@ -1,7 +1,8 @@
 """Reconciliation: owners + unallocated + unavailable + unobserved = capacity x rate, shown for a period.
 
 Three sums are made apart from each other and must agree to the micro-unit: what the days' proofs recorded when they
-were rated, what the charges say now, and capacity x rate computed again from inventory and price book.
+were rated, what the charges say now, and capacity x rate computed again from inventory and price book. Months that
+were added up must be the sum of their days.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
         observed_ns = proof.held_ns + proof.unallocated_ns + proof.unavailable_ns
         holds = _holds(proof, again, rows)
         days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
-    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar())
+    untrue = unit.untrue_months(period)
+    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar(), untrue)
 
 
 class _Again:

@@ -40,6 +40,7 @@ from gpuledger_collector.storage import (
     findings,
     heat,
     inventory,
+    months,
     partitions,
     periods,
     prices,
@@ -255,6 +256,14 @@ class LedgerUnit:
             for line in rated.lines:
                 copy.write_row(_line_cells(line, owners))
         _insert_proof(self.connection, "day_proof", rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+
+    def add_up_month(self, now_ms: int) -> bool:
+        """Add up the latest month that is over and is not; whether there was one. The first thing in its unit."""
+        return months.add_up(self.connection, self.calendar, now_ms)
+
+    def untrue_months(self, period: Period) -> Sequence[Period]:
+        """Months that overlap the period and are not the sum of their days."""
+        return months.untrue(self.connection, period)
 
     def closed_periods(self) -> Sequence[ClosedPeriod]:
         """Every closed period, by time."""

@@ -22,9 +22,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 READABLE = (
     "accelerator", "backtest", "billing_period", "billing_zone", "budget", "budget_alert", "capacity", "charge",
     "corrected_day", "correction", "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute",
-    "gpu_state", "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day", "node",
-    "node_heat", "owner", "owner_5min", "price", "queue_reading", "scaling_decision", "scaling_outcome", "scaling_pool",
-    "usage_hour", "workload",
+    "gpu_state", "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day",
+    "ledger_month", "node", "node_heat", "owner", "owner_5min", "price", "queue_reading", "scaling_decision",
+    "scaling_outcome", "scaling_pool", "usage_hour", "workload",
 )  # fmt: skip
 """Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
 READABLE_COLUMNS = {

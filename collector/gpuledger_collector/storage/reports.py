@@ -37,6 +37,15 @@ _BESIDE = ", ".join(
 """List and contracted cost: known when every part of them is."""
 _SUMS = "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj"
 _ADDED = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMS)
+_ALL = ", ".join(f"l.{name}" for name in (*_SUMS, "list_cost_micro", "contracted_cost_micro"))
+_MONTH_OR_DAYS = f"""
+    SELECT {{own}}, {_ALL} FROM ledger_month l WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s
+    UNION ALL SELECT {{own}}, {_ADDED}, {_BESIDE} FROM (
+        SELECT {_DAY_COLUMNS} FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
+            AND NOT EXISTS (SELECT FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s)
+        UNION ALL SELECT {_DAY_COLUMNS} FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
+    ) l GROUP BY {{own}}"""
+"""Lines by `own` of the ledger of months where it has the whole period, else of that of days; and the corrections."""
 _CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
@@ -47,29 +56,30 @@ _CHARGE_DIMENSIONS = {
 def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> list[ChargedLine]:
     """What the period bills, by these dimensions, state and currency: its days and the corrections booked in it.
 
-    Reads the daily ledger; charges only where a dimension (workload, node) is no part of it. Days are added up by
-    number of owner first: by name it takes twice as long.
+    Reads the ledger of a month that is over and added up (storage.months), else that of days; charges only where a
+    dimension (workload, node) is no part of them. Days are added up by number of owner first: by name it takes twice
+    as long.
     """
     daily = all(name in _DAY_DIMENSIONS for name in by)
-    table, dimensions = ("ledger_day", _DAY_DIMENSIONS) if daily else ("charge", _CHARGE_DIMENSIONS)
+    dimensions = _DAY_DIMENSIONS if daily else _CHARGE_DIMENSIONS
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
     if "workload" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
     keys = [f"coalesce({dimensions[name]}, '')" for name in by]
-    columns = _DAY_COLUMNS if daily else f"{_DAY_COLUMNS}, node, workload_id"
-    lines = (
-        f"SELECT {columns} FROM {table} WHERE day_ms >= %s AND day_ms < %s UNION ALL "
-        f"SELECT {columns} FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s"
-    )
     if daily:
         kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
-        own = f"{kept}l.owner_id, l.state, l.currency"
-        lines = f"SELECT {own}, {_ADDED}, {_BESIDE} FROM ({lines}) l GROUP BY {own}"
+        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency")
+    else:
+        columns = f"{_DAY_COLUMNS}, node, workload_id"
+        lines = (
+            f"SELECT {columns} FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s UNION ALL "
+            f"SELECT {columns} FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
+        )
     groups = ", ".join(str(at + 1) for at in range(len(by) + 2))
     rows = connection.execute(
         f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, {_ADDED}, {_BESIDE} "
         f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
-        (period.start_ms, period.end_ms) * 2,
+        {"start": period.start_ms, "end": period.end_ms},
     )
     return [_line(row, len(by)) for row in rows]
 

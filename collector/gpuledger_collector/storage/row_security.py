@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-TABLES = ("budget", "budget_alert", "charge", "correction", "finding", "ledger_day", "owner")
+TABLES = ("budget", "budget_alert", "charge", "correction", "finding", "ledger_day", "ledger_month", "owner")
 """What a role of one owner may read."""
 EVERYBODY = "gpuledger_everybody"
 _COLUMNS = {"user": "user_name"}

@@ -47,6 +47,7 @@ OWNED = {
     "budget_alert": "budget_id IN (SELECT id FROM budget)",
     "charge": _BORNE,
     "ledger_day": _BORNE,
+    "ledger_month": _BORNE,
     "correction": _BORNE,
     "owner_5min": _BORNE,
     "finding": _TEAMED,

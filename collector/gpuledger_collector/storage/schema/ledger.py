@@ -217,6 +217,45 @@ ledger_day = sa.Table(
     comment="Daily ledger per owner: what reports and dashboards read.",
 )
 
+ledger_month = sa.Table(
+    "ledger_month",
+    metadata,
+    sa.Column("start_ms", BIG, nullable=False),
+    sa.Column("end_ms", BIG, nullable=False, comment="the days from start_ms to here, not included, are in it"),
+    foreign("owner_id", "owner.id", nullable=True),
+    sa.Column("state", sa.Text, nullable=False),
+    text("pool"),
+    text("gpu_model"),
+    sa.Column("currency", sa.Text),
+    sa.Column("gpu_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("busy_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("idle_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("unknown_ns", sa.Numeric(30, 0), nullable=False),
+    sa.Column("cost_micro", sa.Numeric(30, 0)),
+    sa.Column("idle_cost_micro", sa.Numeric(30, 0)),
+    sa.Column("energy_mj", sa.Numeric(30, 0)),
+    sa.Column(
+        "list_cost_micro",
+        sa.Numeric(30, 0),
+        comment="at contracted rates where there is no list; null: some of it unknown",
+    ),
+    sa.Column("contracted_cost_micro", sa.Numeric(30, 0)),
+    sa.Index(
+        "uq_ledger_month_key",
+        "start_ms",
+        "end_ms",
+        "owner_id",
+        "state",
+        "pool",
+        "gpu_model",
+        "currency",
+        unique=True,
+        postgresql_nulls_not_distinct=True,
+    ),
+    comment="The daily ledger of a month that is over, added up: all of its lines are here, or none while a day has "
+    "changed.",
+)
+
 day_proof = sa.Table(
     "day_proof",
     metadata,
