@@ -110,6 +110,20 @@ class Settings:
     keep_heat_days: int = field(
         default=400, metadata={"help": "days that the heat of nodes is kept by quarters of an hour; 0: for ever"}
     )
+    keep_minute_days: int = field(
+        default=37,
+        metadata={
+            "help": "days that readings are kept by the minute, 30 or more; 0: for ever. Before, boards of nodes and "
+            "workloads, what held a run back and how active it was are unknown; the heat of nodes, usage and money stay"
+        },
+    )
+    keep_state_days: int = field(
+        default=14,
+        metadata={"help": "days that changes of slow metrics are kept, and the last one before; 0: for ever"},
+    )
+    keep_finding_days: int = field(
+        default=400, metadata={"help": "days that findings are kept after they ended, 60 or more; 0: for ever"}
+    )
     series_seconds: int = field(default=300, metadata={"help": "how often changed days are drawn as series again"})
     budget_seconds: int = field(default=300, metadata={"help": "how often budgets are held against what was charged"})
     send_seconds: int = field(default=20, metadata={"help": "how often waiting messages are sent"})
@@ -313,6 +327,12 @@ _POSITIVE = (
 LEAST_STRETCH_DAYS = 39
 """An agent may hold 35 days; two more as for the batch ledger, one whole day, and one that stretches reach into."""
 
+LEAST_MINUTE_DAYS = 30
+"""Recommendations read the minutes of 28 days; and the search for idle accelerators goes back a few hours more."""
+
+LEAST_FINDING_DAYS = 60
+"""The searches look back 42 days, and compare what they find with what they found."""
+
 LEAST_BATCH_DAYS = 37
 """An agent may hold a batch for 35 days, rollups included; two more, so that what it sends again is known."""
 
@@ -358,6 +378,16 @@ def _retention_faults(settings: Settings) -> list[str]:
         faults.append("keep_series_days: must be 0 (for ever) or more")
     if settings.keep_heat_days < 0:
         faults.append("keep_heat_days: must be 0 (for ever) or more")
+    if settings.keep_minute_days and settings.keep_minute_days < LEAST_MINUTE_DAYS:
+        faults.append(
+            f"keep_minute_days: must be 0 (for ever) or {LEAST_MINUTE_DAYS} and more: recommendations read a month"
+        )
+    if settings.keep_state_days < 0:
+        faults.append("keep_state_days: must be 0 (for ever) or more")
+    if settings.keep_finding_days and settings.keep_finding_days < LEAST_FINDING_DAYS:
+        faults.append(
+            f"keep_finding_days: must be 0 (for ever) or {LEAST_FINDING_DAYS} and more: searches go back to them"
+        )
     return faults
 
 

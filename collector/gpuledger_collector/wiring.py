@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.remote.metering import Metering
     from gpuledger_collector.ingest.validate import Accepted
     from gpuledger_collector.insight.recommendations.energy import Tariff
+    from gpuledger_collector.jobs.let_go import Keep
     from gpuledger_collector.jobs.pack_samples import Retention
     from gpuledger_collector.jobs.write_letters import Writers
     from gpuledger_collector.notify.delivery import Transport
@@ -256,6 +257,7 @@ def jobs(
     from gpuledger_collector.jobs.act_on_idle import act_on_idle
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
     from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
+    from gpuledger_collector.jobs.let_go import let_go
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.roll_heat import roll_heat
@@ -272,6 +274,8 @@ def jobs(
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.heat import HeatStore
     from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.let_go import LetGoStore
+    from gpuledger_collector.storage.let_go import forget_old as forget_records
     from gpuledger_collector.storage.letters import LetterBook
     from gpuledger_collector.storage.recommendations import RecommendationStore
     from gpuledger_collector.storage.series import SeriesStore
@@ -308,6 +312,7 @@ def jobs(
             counters.forget_old(connection, now_ms())
             scaling.forget_old(connection, now_ms())
             queues.forget_old(connection, now_ms())
+            forget_records(connection, now_ms())
             queues.sum_missing(connection, now_ms())
 
     return [
@@ -370,6 +375,12 @@ def jobs(
             ),
             apart=True,
         ),
+        Job(
+            "let_go",
+            86_400,
+            lambda: let_go(LetGoStore(opened.current_dsn(), stopping), kept_days(settings), now_ms()),
+            apart=True,
+        ),
         Job("tidy", 86_400, tidy),
         Job(
             "pack_samples",
@@ -386,6 +397,15 @@ def retention(settings: Settings) -> Retention:
 
     return Retention(
         settings.pack_after_days, settings.keep_archive_days, settings.keep_stretch_days, settings.keep_batches_days
+    )
+
+
+def kept_days(settings: Settings) -> Keep:
+    """How long minutes, slow metrics and findings are kept, by the settings."""
+    from gpuledger_collector.jobs.let_go import Keep
+
+    return Keep(
+        settings.keep_minute_days, settings.keep_heat_days, settings.keep_state_days, settings.keep_finding_days
     )
 
 

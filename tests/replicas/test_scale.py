@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage import partitions
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, MEASURED = (DOCS / "scale.md").read_text(encoding="utf-8"), (DOCS / "performance.md").read_text(encoding="utf-8")
@@ -41,15 +42,19 @@ def test_the_figures_are_those_that_were_measured():
         measured("charge the month from its usage", 1),
         143,
         177,
+        181,
+        227,
         28,
+        3,
     ]
     assert f"{MEASURED_AT:,} GPUs" in MEASURED
 
 
 def test_the_table_follows_from_them():
     """Every cell of every fleet, to the digit that is shown."""
-    hot, packed, per_core, hour_s, month_s, minute, usage, readings = bold()
-    days = Settings().pack_after_days
+    hot, packed, per_core, hour_s, month_s, minute, usage, stretch, change, readings, moved = bold()
+    keep = Settings()
+    days, minute_days, state_days = keep.pack_after_days, keep.keep_minute_days, keep.keep_state_days
     wanted = {
         "GPU-samples a second": (lambda n: n / EVERY_S, 0),
         "posts a second": (lambda n: n / PER_NODE / PUSH_S, 1),
@@ -58,6 +63,16 @@ def test_the_table_follows_from_them():
         "archive, GB a day": (lambda n: n * DAY_S / EVERY_S * packed / 1e9, 1),
         "minutes, million rows a day": (lambda n: n * 1_440 / 1e6, 1),
         "minutes, GB a day": (lambda n: n * 1_440 * minute / 1e9, 1),
+        f"minutes, GB for the {minute_days} days that they are kept": (
+            lambda n: n * 1_440 * minute * minute_days / 1e9,
+            1,
+        ),
+        "changes of slow metrics, GB a day": (lambda n: n * 1_440 * moved * change / 1e9, 1),
+        f"changes of slow metrics, GB for the {state_days} days that they are kept": (
+            lambda n: n * 1_440 * moved * change * state_days / 1e9,
+            1,
+        ),
+        "stretches, GB a day": (lambda n: n * 1_440 * stretch / 1e9, 1),
         "usage hours, thousand rows a day": (lambda n: n * 24 / 1e3, 0),
         "usage hours, GB a year": (lambda n: n * 24 * 365 * usage / 1e9, 1),
         "cores for ingest by remote write": (lambda n: n / EVERY_S * readings / per_core, 2),
@@ -95,6 +110,21 @@ def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
             " generate_series(1, 400) m",
             143,
         ),
+        (
+            "stretch",
+            "INSERT INTO stretch SELECT a, a, 'held', at, at + 60000, 60000, 30000, 30000, 0, 1000, 1,"
+            " '00000000-0000-4000-8000-000000000001', at, a"
+            " FROM generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at, generate_series(1, 20) a",
+            181,
+        ),
+        (
+            "gpu_state",
+            "INSERT INTO gpu_state SELECT a, metric, at, random()"
+            " FROM generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at, generate_series(1, 5) a,"
+            " unnest(ARRAY['gpu_temperature_margin_celsius', 'gpu_throttle_power_seconds_total',"
+            " 'gpu_throttle_base_clocks_seconds_total', 'gpu_throttle_low_utilization_seconds_total']) metric",
+            227,
+        ),
     ],
 )
 def test_bytes_of_a_row(dsn, table_name, insert, said):
@@ -108,8 +138,14 @@ def test_bytes_of_a_row(dsn, table_name, insert, said):
         ]
         given = {"accelerator_id": "a", "minute_ms": "1790856000000 + m * 60000", "samples": "6"}
         values = ", ".join(given.get(name, "0.5") for name in names)
+        if table_name in partitions.PARTITIONED:
+            partitions.ensure(connection, table_name, [1_790_812_800_000])
         connection.execute(insert.format(columns=", ".join(names), values=values).encode())
         connection.execute("VACUUM")
-        row = connection.execute("SELECT pg_total_relation_size(%s) / 20000.0", (table_name,)).fetchone()
+        row = connection.execute(
+            "SELECT sum(pg_total_relation_size(relid)) / 20000.0 FROM (SELECT %(name)s::regclass AS relid UNION "
+            "SELECT relid FROM pg_partition_tree(%(name)s)) AS part",
+            {"name": table_name},
+        ).fetchone()
     assert row is not None
     assert float(row[0]) == pytest.approx(said, rel=0.05)

@@ -67,6 +67,9 @@ class FindingsUnit(Protocol):
     def minute_range(self) -> tuple[int, int] | None:
         """First and last minute of the rollup."""
 
+    def minutes_gone_before(self) -> int:
+        """Where retention of the rollup has come to (unix ms); 0: nothing of it was let go."""
+
     def overlapping(self, kind: str, start_ms: int, end_ms: int) -> Sequence[Finding]:
         """Findings of a kind that were seen in the period or go on."""
 
@@ -99,16 +102,18 @@ class Findings(Protocol):
 def find_idle(store: Findings, now_ms: int) -> int:
     """Look at every minute since the last look; how many findings were opened or brought up to date.
 
-    What came late (a node was cut off for hours or days) is looked at from its first hour on, with everything after it.
+    What came late (a node was cut off for hours or days) is looked at from its first hour on, with everything after it,
+    but no farther back than minutes are kept: a finding whose beginning they no longer show stays as it was.
     """
     with store.unit() as unit:
-        known = unit.minute_range()
+        known, gone_before = unit.minute_range(), unit.minutes_gone_before()
         done, late = unit.mark(KIND), unit.late_mark(KIND)
     if known is None:
         return 0
     first, last = known
     until = min(now_ms, last + SILENT_MS) // MINUTE_MS * MINUTE_MS
-    start = min(first if done is None else done, until if late is None else max(first, late)) // HOUR_MS * HOUR_MS
+    back = until if late is None else max(first, late, gone_before + CONTEXT_MS)
+    start = min(first if done is None else done, back) // HOUR_MS * HOUR_MS
     count = 0
     while start < until:
         with store.unit() as unit:

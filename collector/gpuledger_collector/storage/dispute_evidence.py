@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.attribution import Attribution
 from gpuledger_collector.accounting.disputes import canonical
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.storage import periods, rules, workloads
+from gpuledger_collector.storage import minutes, periods, rules, workloads
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 MOST = 2_000
@@ -41,7 +41,8 @@ _HOURS = """
         u.energy_mj, m.minutes, m.utilization_ratio, m.sm_active_ratio, m.memory_used_bytes, m.power_watts
     FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id JOIN workload w ON w.id = u.workload_id
     LEFT JOIN LATERAL (
-        SELECT count(*) AS minutes, round(avg(utilization_ratio)::numeric, 4)::text AS utilization_ratio,
+        SELECT CASE WHEN u.hour_ms >= %(minutes)s THEN count(*) END AS minutes,
+            round(avg(utilization_ratio)::numeric, 4)::text AS utilization_ratio,
             round(avg(sm_active_ratio)::numeric, 4)::text AS sm_active_ratio,
             round(avg(memory_used_bytes)::numeric, 0)::text AS memory_used_bytes,
             round(avg(power_watts)::numeric, 1)::text AS power_watts
@@ -106,6 +107,7 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
         "days": sorted({one.day_ms for one in charges}),
         "start": period.start_ms,
         "end": period.end_ms,
+        "minutes": minutes.gone_before(connection),
     }
     return {
         "period": {"from_ms": period.start_ms, "to_ms": period.end_ms},

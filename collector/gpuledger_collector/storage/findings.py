@@ -169,6 +169,10 @@ class FindingUnit:
         """First and last minute of the rollup."""
         return minutes.newest(self.connection)
 
+    def minutes_gone_before(self) -> int:
+        """Where retention of the rollup has come to."""
+        return minutes.gone_before(self.connection)
+
     def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[HourUse]:
         """What workloads held, by atom."""
         return minutes.hourly_use(self.connection, start_ms, end_ms)

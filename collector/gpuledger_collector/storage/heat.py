@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.storage import minutes
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -156,7 +157,12 @@ class HeatStore:
             )
 
     def _hours(self, connection: Connection, day_ms: int) -> Sequence[int]:
-        """Hours of a day; none of a day without a single minute, of which an old inventory has many."""
+        """Hours of a day; none of a day without a single minute, of which an old inventory has many.
+
+        Nor of one whose minutes are being let go: what is left of them is not the whole.
+        """
+        if day_ms < minutes.gone_before(connection):
+            return ()
         found = connection.execute(
             "SELECT FROM gpu_minute WHERE accelerator_id = ANY(ARRAY(SELECT id FROM accelerator)) AND minute_ms >= %s "
             "AND minute_ms < %s LIMIT 1",

@@ -40,6 +40,7 @@ from gpuledger_collector.storage import (
     findings,
     heat,
     inventory,
+    minutes,
     months,
     partitions,
     periods,
@@ -150,11 +151,17 @@ class LedgerUnit:
         usage.replace(self.connection, hours, pieces)
 
     def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
-        """Minutes of these (accelerator, hour) pairs and their nodes' heat; the idle search returns to late ones."""
-        usage.roll_minutes(self.connection, hours)
-        heat.roll(self.connection, hours)
-        if hours:
-            findings.mark_late(self.connection, "idle", min(hour_ms for _, hour_ms in hours))
+        """Minutes of these (accelerator, hour) pairs and their nodes' heat; the idle search returns to late ones.
+
+        Hours whose minutes retention has removed are passed over: made again of one accelerator, they would be the
+        whole of its node.
+        """
+        gone_before_ms = minutes.gone_before(self.connection)
+        kept = [pair for pair in hours if pair[1] >= gone_before_ms]
+        usage.roll_minutes(self.connection, kept)
+        heat.roll(self.connection, kept)
+        if kept:
+            findings.mark_late(self.connection, "idle", min(hour_ms for _, hour_ms in kept))
 
     def sampled_hours(self, period: Period) -> Sequence[tuple[int, int]]:
         """The (accelerator, hour) pairs of the period that have samples."""

@@ -91,6 +91,12 @@ def newest(connection: Connection) -> tuple[int, int] | None:
     return None if ends[0] is None else (int(ends[0]), int(ends[1]))
 
 
+def gone_before(connection: Connection) -> int:
+    """Where retention has come to (unix ms, the begin of a UTC day): there are no minutes before, nor will there be."""
+    row = connection.execute("SELECT before_ms FROM let_go WHERE name = 'gpu_minute'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourUse]:
     """What workloads held, by atom, workload and kind of accelerator, from the hourly usage ledger."""
     rows = connection.execute(

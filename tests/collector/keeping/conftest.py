@@ -1,5 +1,5 @@
 """Tests of what keeps a ledger: backup, restore, erasure."""
 
-from fakes.ledger import fleet, ledger, run
+from fakes.ledger import findings, fleet, ledger, run
 
-__all__ = ["fleet", "ledger", "run"]
+__all__ = ["findings", "fleet", "ledger", "run"]

@@ -65,6 +65,16 @@ def test_the_evidence_goes_back_to_the_batches_and_its_file_has_the_seal(october
     assert "slurm::2" not in content.decode()
 
 
+def test_minutes_that_retention_let_go_are_unknown_in_the_evidence_and_not_none(october, fleet, tmp_path):
+    """An hour of before the bound has null; one that is kept, and of which nobody read anything, has 0."""
+    fleet.connection.execute("INSERT INTO let_go VALUES ('gpu_minute', %s)", (OCTOBER + DAY,))
+    october("disputes", "show", opened(october, *OWN), "--evidence", tmp_path / "e.json")
+    hours = json.loads((tmp_path / "e.json").read_text())["hours"]["rows"]
+    assert [(one["hour_ms"] - OCTOBER, one["minutes"], one["power_watts"]) for one in hours] == [
+        (0, None, None), (5 * HOUR, None, None), (6 * HOUR, None, None), (DAY, 0, None),
+    ]  # fmt: skip
+
+
 def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
     """The other line of the same workload, on another day, stays where it is."""
     rows = json.loads(october("disputes", "lines", *OWN, "--format", "json")[1])

@@ -140,3 +140,12 @@ dropped_day = sa.Table(
     instant("dropped_at"),
     comment="Days whose stretches retention removed: their hours, and those of the day after, are not folded again.",
 )
+
+let_go = sa.Table(
+    "let_go",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True, comment="the table"),
+    sa.Column("before_ms", BIG, nullable=False),
+    comment="Up to where retention has removed a table that is derived: late evidence of before makes no rows of it "
+    "again.",
+)
