@@ -1,10 +1,13 @@
 """Archive blobs: what comes out is what went in, bit for bit."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.storage import packing
 from gpuledger_collector.storage.packing import Column, DamagedBlob, Readings, pack, same, unpack
 
 WIDTHS = {"<f4": 32, "<f8": 64, "<i8": 64}
@@ -31,7 +34,28 @@ def readings(draw):
     return Readings(np.array(at_ms, dtype="<i8"), columns)
 
 
-@given(readings())
+@st.composite
+def noise(draw):
+    """Columns as cards give them: noise in a narrow range, with stretches that stand still, outliers and absences."""
+    rows = draw(st.integers(1, 300))
+    dice = np.random.default_rng(draw(st.integers(0, 2**32)))
+    columns = {}
+    for name in "abc":
+        kind = draw(st.sampled_from(sorted(WIDTHS)))
+        span = 2 ** draw(st.integers(0, 63))
+        bits = draw(st.integers(0, 2**64 - 1)) + dice.integers(0, span, rows, dtype="<u8", endpoint=True)
+        values = bits.astype(f"<u{WIDTHS[kind] // 8}").view(kind)
+        if kind != "<i8" and draw(st.booleans()):
+            places = draw(st.integers(0, 6))
+            values = (draw(st.integers(-(10**6), 10**6)) + dice.integers(0, span % 10**6 + 1, rows)) / 10.0**places
+            values = values.astype(kind)
+        still = dice.random(rows) < draw(st.sampled_from([0, 0.5, 1]))
+        values = values[np.maximum.accumulate(np.where(still, 0, np.arange(rows)))]
+        columns[name] = Column(values, dice.random(rows) < draw(st.sampled_from([0.9, 1])))
+    return Readings(np.arange(rows, dtype="<i8") * 10_000, columns)
+
+
+@given(readings() | noise())
 def test_what_comes_out_is_what_went_in(made):
     """Values, NaN payloads, absences and instants survive, and packing again gives the same bytes."""
     blob = pack(made)
@@ -43,6 +67,20 @@ def test_what_comes_out_is_what_went_in(made):
             assert found.columns[name].present.tolist() == column.present.tolist()
     assert found.at_ms.tolist() == made.at_ms.tolist()
     assert pack(found) == blob
+
+
+@pytest.mark.parametrize("laid", ["as bits", "as decimals"])
+@given(noise())
+def test_values_laid_close_come_back_alone(laid, made):
+    """Also where another way is smaller, and would be taken: ways 9 and 10 on their own, at every shift."""
+    for column in made.columns.values():
+        values = np.ascontiguousarray(column.values[column.present])
+        if not len(values):
+            continue
+        for how, blocks in packing._encoded(values, None):
+            if how == {"as bits": 9, "as decimals": 10}[laid]:
+                bits = packing._decode(b"".join(blocks), how, f"<u{values.dtype.itemsize}", len(values))
+                assert bits.tobytes() == values.tobytes()
 
 
 def test_a_difference_of_one_bit_or_one_absence_is_seen():
@@ -66,7 +104,7 @@ def test_a_blob_that_was_cut_is_refused(cut):
         unpack(blob[:cut])
     with pytest.raises(DamagedBlob, match="too many"):
         unpack(blob + b"x")
-    with pytest.raises(DamagedBlob, match="version 9"):
+    with pytest.raises(DamagedBlob, match="version 9, and this program reads 1 to 2"):
         unpack(b"\x09" + blob[1:])
 
 
@@ -82,3 +120,49 @@ def test_numbers_as_drivers_tell_them_take_few_bytes():
     assert same(unpack(pack(made)), made)
     assert len(pack(made)) < alone + 200
     assert len(pack(Readings(np.arange(5000), {"ratio": Column(ratio, whole)}))) < 5000
+
+
+def test_noise_takes_hardly_more_than_its_bits():
+    """Six decimals in a range of 0.1 are 16.6 bits; idle minutes in between cost next to nothing."""
+    dice = np.random.default_rng(1)
+    ratio = np.round(0.86 + 0.1 * dice.random(8640), 6).astype("<f4")
+    whole = np.ones(8640, dtype=bool)
+    bound = np.log2(10**5) / 8 * 8640
+    assert len(pack(Readings(np.arange(8640), {"ratio": Column(ratio, whole)}))) < 1.03 * bound
+    ratio[np.arange(8640) % 360 < 180] = 0.03
+    assert len(pack(Readings(np.arange(8640), {"ratio": Column(ratio, whole)}))) < 1.06 * bound / 2
+
+
+def told():
+    """What the kept blob was packed from: a column for each of the eight ways of version 1, the fifth being time's."""
+    place = np.arange(400, dtype="<u8")
+    dice = place * np.uint64(0x9E3779B97F4A7C15)
+    dice = (dice ^ dice >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    dice = (dice ^ dice >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    whole = np.ones(400, dtype=bool)
+    free = (dice >> np.uint64(48)).astype("<f8") * 2**20
+    gray = (place + 5000) * np.uint64(0x9E3779B9) % np.uint64(2**16)
+    gray ^= gray >> np.uint64(1)
+    steps = np.bitwise_xor.accumulate(np.uint64(1) << place * np.uint64(7) % np.uint64(61) * (dice % np.uint64(2)))
+    few = np.array([0.0, -0.0, np.nan, 8], dtype="<f4")
+    columns = {
+        "a_any_bits": Column(dice.astype("<u4").view("<f4"), place % 5 > 0),
+        "b_free": Column(free, whole),
+        "c_used": Column(85_899_345_920.0 - free, whole),
+        "d_few": Column(few[dice % np.uint64(4)], whole),
+        "e_flips": Column(steps.view("<f8"), whole),
+        "f_counter": Column((place * 1_000_003 + dice % np.uint64(9)).astype("<i8"), place > 9),
+        "g_ratio": Column((dice % np.uint64(1001)).astype("<f8") / 1000, whole),
+        "h_energy": Column((place * 70 + dice % np.uint64(8)).astype("<f8") / 10, whole),
+    }
+    return Readings((1_760_000_000_000 + place * 10_000 + place % 7).astype("<i8"), columns)
+
+
+def test_a_blob_of_version_1_is_read():
+    """It was written before version 2 was thought of, with all eight ways of its time."""
+    blob = (Path(__file__).parent / "golden" / "archive_version_1.blob").read_bytes()
+    assert blob[0] == 1
+    assert same(unpack(blob), told())
+    again = pack(unpack(blob))
+    assert again[0] == 2
+    assert same(unpack(again), told())

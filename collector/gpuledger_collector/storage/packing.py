@@ -1,8 +1,8 @@
 """The bytes of an archive blob: all samples of one accelerator and UTC day.
 
-Format, version 1, little-endian throughout:
+Format, version 2, little-endian throughout (version 1 is the same without 9 and 10, and is read as well):
 
-    u8 version (1) · u32 rows · u16 columns · the instants · the columns
+    u8 version (2) · u32 rows · u16 columns · the instants · the columns
     a column: u8 length of its name · its name (ASCII) · its part
 
     a part: u8 kind (0 f4, 1 f8, 2 i8) · u8 how · u8 bitmap (1: some rows are absent) · u32 length · a zstd frame of
@@ -12,10 +12,14 @@ Format, version 1, little-endian throughout:
     2^n), planes · 4 a table of at most 256 bit patterns (u16 count, patterns), then a byte for each value ·
     5 differences of the differences (modulo 2^64), planes · 6 and 7 decimals: u8 places, then whole numbers (i8) that
     divided by 10^places in f8 and rounded to the kind are the values, in planes; 7: minus the one before · 8 whole
-    numbers (i8): these and those of the column before added up (free and used memory), in planes
+    numbers (i8): these and those of the column before added up (free and used memory), in planes · 9 and 10 bit
+    patterns as whole numbers, and decimals (u8 places), laid close: u8 width · u8 shift · i8 least · bitmap of those
+    that equal the one before · the others, less the least and times 2^shift (modulo 2^64), in `width` planes
 
 The instants are a part without a name (kind i8, how 5). Planes: all first bytes, then all second bytes, and so on.
-Each column is a frame of its own; what is smallest of 1 to 4 and 6 to 8 is tried, and taken only if it is exact.
+Each column is a frame of its own; all but 5 are tried, and the smallest is taken, only if it is exact. The writer puts
+each plane of 9 and 10 in a block of its own, which has its own Huffman code: a plane of noise next to one of few values
+is then not paid for twice. The shift moves the places where noise begins to a border between two planes.
 What comes out is what went in, bit for bit: NaN payloads, signed zeros, absent (NULL) beside NaN, rows of one instant
 in their order.
 """
@@ -23,7 +27,7 @@ in their order.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +38,15 @@ from backports import zstd
 Array = npt.NDArray[Any]
 Present = npt.NDArray[np.bool_]
 
-VERSION = 1
-LEVEL = 9
-_HEAD, _PART = struct.Struct("<BIH"), struct.Struct("<BBBI")
+VERSION, READ = 2, (1, 2)
+LEVEL = 3
+_HEAD, _PART, _LAID = struct.Struct("<BIH"), struct.Struct("<BBBI"), struct.Struct("<BBq")
 _KINDS = ("<f4", "<f8", "<i8")
-_PLAIN, _XOR, _DELTA, _TABLE, _DELTA2, _DECIMAL, _DECIMAL_DELTA, _SUM = range(1, 9)
+_PLAIN, _XOR, _DELTA, _TABLE, _DELTA2, _DECIMAL, _DECIMAL_DELTA, _SUM, _CLOSE, _CLOSE_DECIMAL = range(1, 11)
 _PLACES = range(7)
+_SHIFTS = range(8)
+_UNDER = {_DECIMAL: _PLAIN, _DECIMAL_DELTA: _DELTA, _CLOSE_DECIMAL: _CLOSE}
+"""How the whole numbers of decimals are written."""
 
 
 class DamagedBlob(ValueError):
@@ -80,8 +87,8 @@ def unpack(blob: bytes) -> Readings:
     """The samples of a blob. Raises DamagedBlob."""
     try:
         version, rows, columns = _HEAD.unpack_from(blob)
-        if version != VERSION:
-            raise DamagedBlob(f"has format version {version}, and this program reads {VERSION}")
+        if version not in READ:
+            raise DamagedBlob(f"has format version {version}, and this program reads {READ[0]} to {READ[-1]}")
         instants, at = _unpack_part(blob, _HEAD.size, rows)
         found: dict[str, Column] = {}
         before: Array | None = None
@@ -114,30 +121,43 @@ def _same_column(one: Column, other: Column) -> bool:
 
 
 def _pack_instants(at_ms: Array) -> bytes:
-    bits = at_ms.view("<u8")
-    body = zstd.compress(_planes(_differences(_differences(bits))), LEVEL)
+    body = _frame([_planes(_differences(_differences(at_ms.view("<u8"))))])
     return _PART.pack(_KINDS.index("<i8"), _DELTA2, 0, len(body)) + body
 
 
 def _pack_column(column: Column, before: Array | None = None) -> bytes:
     values = np.ascontiguousarray(column.values[column.present])
-    bits = values.view(f"<u{values.dtype.itemsize}")
     whole = bool(column.present.all())
     head = b"" if whole else np.packbits(column.present).tobytes()
-    tried = {
-        how: zstd.compress(head + body, LEVEL)
-        for how, body in (
-            (_PLAIN, _planes(bits)),
-            (_XOR, _planes(np.concatenate([bits[:1], bits[1:] ^ bits[:-1]]))),
-            (_DELTA, _planes(_differences(bits))),
-            (_TABLE, _table(bits)),
-            *_decimals(values),
-            (_SUM, _sums(values, before)),
-        )
-        if body is not None
-    }
-    how = min(tried, key=lambda one: (len(tried[one]), one))
-    return _PART.pack(_KINDS.index(values.dtype.str), how, 0 if whole else 1, len(tried[how])) + tried[how]
+    tried = ((how, _frame([head, *blocks])) for how, blocks in _encoded(values, before))
+    how, body = min(tried, key=lambda one: (len(one[1]), one[0]))
+    return _PART.pack(_KINDS.index(values.dtype.str), how, 0 if whole else 1, len(body)) + body
+
+
+def _encoded(values: Array, before: Array | None) -> Iterator[tuple[int, list[bytes]]]:
+    """All ways to write these values that give them back, each as blocks."""
+    bits = values.view(f"<u{values.dtype.itemsize}")
+    yield _PLAIN, [_planes(bits)]
+    yield _XOR, [_planes(np.concatenate([bits[:1], bits[1:] ^ bits[:-1]]))]
+    yield _DELTA, [_planes(_differences(bits))]
+    for laid in _laid_close(bits.astype("<u8")):
+        yield _CLOSE, laid
+    if (table := _table(bits)) is not None:
+        yield _TABLE, [table]
+    if (sums := _sums(values, before)) is not None:
+        yield _SUM, [sums]
+    if (decimals := _decimals(values)) is not None:
+        places, whole = decimals
+        yield _DECIMAL, [places, _planes(whole)]
+        yield _DECIMAL_DELTA, [places, _planes(_differences(whole))]
+        for laid in _laid_close(whole):
+            yield _CLOSE_DECIMAL, [places, *laid]
+
+
+def _frame(blocks: list[bytes]) -> bytes:
+    packer = zstd.ZstdCompressor(LEVEL)
+    parts = [packer.compress(block, zstd.ZstdCompressor.FLUSH_BLOCK) for block in blocks if block]
+    return b"".join([*parts, packer.flush()])
 
 
 def _unpack_part(blob: bytes, at: int, rows: int, before: Array | None = None) -> tuple[Column, int]:
@@ -151,7 +171,11 @@ def _unpack_part(blob: bytes, at: int, rows: int, before: Array | None = None) -
         body = body[size:]
     dtype = np.dtype(_KINDS[kind])
     try:
-        bits = _decode(body, how, f"<u{dtype.itemsize}") if how != _SUM else _unsum(body, before, dtype)
+        bits = (
+            _unsum(body, before, dtype)
+            if how == _SUM
+            else _decode(body, how, f"<u{dtype.itemsize}", int(present.sum()))
+        )
         values = np.zeros(rows, dtype=dtype)
         values.view(bits.dtype)[present] = bits
     except (ValueError, KeyError) as error:
@@ -159,15 +183,17 @@ def _unpack_part(blob: bytes, at: int, rows: int, before: Array | None = None) -
     return Column(values, present), at + length
 
 
-def _decode(body: bytes, how: int, unsigned: str) -> Array:
+def _decode(body: bytes, how: int, unsigned: str, count: int) -> Array:
     if how == _TABLE:
         (count,) = struct.unpack_from("<H", body)
         start = 2 + count * np.dtype(unsigned).itemsize
         table: Array = np.frombuffer(body[2:start], dtype=unsigned)
         return table[np.frombuffer(body[start:], dtype=np.uint8)]
-    if how in {_DECIMAL, _DECIMAL_DELTA}:
-        whole = _decode(body[1:], _PLAIN if how == _DECIMAL else _DELTA, "<u8").view("<i8")
+    if how in _UNDER:
+        whole = _decode(body[1:], _UNDER[how], "<u8", count).view("<i8")
         return _from_decimals(whole, body[0], unsigned.replace("u", "f")).view(unsigned)
+    if how == _CLOSE:
+        return _from_close(body, count).astype(unsigned)
     width = np.dtype(unsigned).itemsize
     bits: Array = np.ascontiguousarray(np.frombuffer(body, dtype=np.uint8).reshape(width, -1).T).view(unsigned)[:, 0]
     if how == _XOR:
@@ -192,17 +218,44 @@ def _table(bits: Array) -> bytes | None:
     return struct.pack("<H", len(table)) + table.tobytes() + places.astype(np.uint8).tobytes()
 
 
-def _decimals(values: Array) -> list[tuple[int, bytes]]:
-    """Both forms of values that all are decimals of few places; none when one of them is not."""
+def _laid_close(whole: Array) -> Iterator[list[bytes]]:
+    """Whole numbers (u8) without repeats, from the least one on, at every shift: header and bitmap, then the planes."""
+    repeats = np.concatenate([[False], whole[1:] == whole[:-1]])
+    others = whole[~repeats]
+    least = others.view("<i8").min()
+    offsets = others - least.view("<u8")
+    size = int(offsets.max()).bit_length()
+    for shift in _SHIFTS if size else (0,):
+        if size + shift > 64:
+            return
+        width = max(1, (size + shift + 7) // 8)
+        planes = (offsets << np.uint64(shift)).view(np.uint8).reshape(-1, 8).T[:width]
+        head = _LAID.pack(width, shift, int(least)) + np.packbits(repeats).tobytes()
+        yield [head, *(plane.tobytes() for plane in planes)]
+
+
+def _from_close(body: bytes, count: int) -> Array:
+    width, shift, least = _LAID.unpack_from(body)
+    start = _LAID.size + (count + 7) // 8
+    repeats = np.unpackbits(np.frombuffer(body[_LAID.size : start], dtype=np.uint8), count=count)
+    planes = np.frombuffer(body[start:], dtype=np.uint8).reshape(width, -1)
+    offsets = np.zeros((planes.shape[1], 8), dtype=np.uint8)
+    offsets[:, :width] = planes.T
+    others = (offsets.view("<u8")[:, 0] >> np.uint64(shift)) + np.int64(least).view("<u8")
+    whole: Array = others[np.cumsum(1 - repeats.astype(np.int64)) - 1]
+    return whole
+
+
+def _decimals(values: Array) -> tuple[bytes, Array] | None:
+    """Places and whole numbers (u8) of values that all are decimals of few places; None when one of them is not."""
     if values.dtype.kind != "f" or not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2.0**50 / 1e6:
-        return []
+        return None
     wide = values.astype("<f8")
     for places in _PLACES:
         whole = np.rint(wide * 10.0**places).astype("<i8")
         if _from_decimals(whole, places, values.dtype.str).tobytes() == values.tobytes():
-            bits, head = whole.view("<u8"), bytes([places])
-            return [(_DECIMAL, head + _planes(bits)), (_DECIMAL_DELTA, head + _planes(_differences(bits)))]
-    return []
+            return bytes([places]), whole.view("<u8")
+    return None
 
 
 def _from_decimals(whole: Array, places: int, dtype: str) -> Array:
@@ -222,6 +275,6 @@ def _sums(values: Array, before: Array | None) -> bytes | None:
 def _unsum(body: bytes, before: Array | None, dtype: np.dtype[Any]) -> Array:
     if before is None:
         raise ValueError("a sum with no column before it")
-    whole = _decode(body, _PLAIN, "<u8").view("<i8") - before.astype("<i8")
+    whole = _decode(body, _PLAIN, "<u8", len(before)).view("<i8") - before.astype("<i8")
     bits: Array = whole.astype(dtype).view(f"<u{dtype.itemsize}")
     return bits
