@@ -24,9 +24,10 @@ KEEP_MS = 400 * DAY_MS
 _MINUTES = "DELETE FROM gpu_minute WHERE accelerator_id = %(id)s AND minute_ms < %(before)s"
 _STATES = """
 DELETE FROM gpu_state s USING (
-    SELECT metric, max(at_ms) AS holds_ms FROM gpu_state WHERE accelerator_id = %(id)s AND at_ms < %(before)s
-    GROUP BY metric
-) k WHERE s.accelerator_id = %(id)s AND s.metric = k.metric AND s.at_ms < k.holds_ms
+    SELECT accelerator_id, metric, max(at_ms) AS holds_ms FROM gpu_state
+    WHERE accelerator_id = %(id)s AND at_ms < %(before)s GROUP BY accelerator_id, metric
+) k WHERE s.accelerator_id = %(id)s AND s.accelerator_id = k.accelerator_id AND s.metric = k.metric
+    AND s.at_ms < k.holds_ms
 """
 _FINDINGS = """
 DELETE FROM finding WHERE id = ANY(ARRAY(
