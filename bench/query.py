@@ -1,9 +1,10 @@
 """Questions of a bill and of a dashboard: our ledgers and rollups against the peers' series, over the same fleet.
 
-2,000 GPUs of 250 nodes and 20 teams. Ours, in two databases of one server: a month and a year of the daily ledger, the
-five-minute series and the heat of nodes, a day of minutes and the newest values, written straight into the tables in
-the sizes that they have there; the heat of the day is made from its minutes by the job that does so. Peers: held GPUs
-every five minutes of 30 days (17.3 million points) and utilisation every minute of a day (2.9 million), with the team
+2,000 GPUs of 250 nodes and 20 teams, up to the end of the latest month of 30 days that is over. Ours, in two databases
+of one server: a month and a year of the daily ledger, the five-minute series and the heat of nodes, a day of minutes
+and the newest values, written straight into the tables in the sizes that they have there; the heat of the day is made
+from its minutes, and the ledger of months from that of days, by the jobs that do so. Peers: held GPUs every five
+minutes of those 30 days (17.3 million points) and utilisation every minute of the last day (2.9 million), with the team
 and the node as labels; the same numbers. VictoriaMetrics gets all of it by its import; Prometheus, whose only way in is
 remote write, gets every tenth GPU, and its times are therefore of a tenth of the data.
 
@@ -34,12 +35,13 @@ import numpy as np
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gpuledger_collector.accounting.chargeback import report
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.chargeback import Report, report
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period
 from gpuledger_collector.ingest.remote.messages import ONE, RAW
 from gpuledger_collector.storage import migrate, reports, series
 from gpuledger_collector.storage.embedded import EmbeddedServer
 from gpuledger_collector.storage.heat import QUARTER_MS, HeatStore
+from gpuledger_collector.storage.ledgers import Ledger
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -153,9 +155,15 @@ def heat_map(end_ms: int) -> str:
     return found
 
 
+def chargeback(connection: psycopg.Connection, period: Period) -> Report:
+    """The report by team, as `gpuledger chargeback` and the page of the month make it."""
+    return report(reports.charged_lines(connection, period, ("team",)), ("team",))
+
+
 def ours(connection: psycopg.Connection, end_ms: int) -> dict[str, Ask]:
     """Each question as it is asked of one of our databases."""
     month = Period(end_ms - MONTH * DAY_MS, end_ms)
+    days = Period(month.start_ms - 1, month.end_ms)
     panel = heat_map(end_ms).encode()
 
     def heat() -> None:
@@ -164,7 +172,8 @@ def ours(connection: psycopg.Connection, end_ms: int) -> dict[str, Ask]:
             raise SystemExit("the heat map is empty")
 
     return {
-        "month chargeback by team": lambda: report(reports.charged_lines(connection, month, ("team",)), ("team",)),
+        "month chargeback by team": partial(chargeback, connection, month),
+        "the same from days, as of a period that is no month": partial(chargeback, connection, days),
         "idle now": lambda: connection.execute(IDLE_NOW, (end_ms - 600_000,)).fetchall(),
         "heat map 24 h, node x 15 min, means": heat,
         "heat map 24 h, node x 15 min; peers at instants": heat,
@@ -327,6 +336,28 @@ def table(found: dict[str, dict[str, float]]) -> list[str]:
     return missed
 
 
+def add_up(dsn: str, end_ms: int) -> tuple[int, float]:
+    """How many months the job added up, and the seconds it took."""
+    begun, made = time.perf_counter(), 0
+    while True:
+        with Ledger(dsn).unit() as unit:
+            if not unit.add_up_month(end_ms):
+                break
+        made += 1
+    took = time.perf_counter() - begun
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE ledger_month")
+    return made, took
+
+
+def latest_month(now_ms: int) -> Period:
+    """The latest month of 30 days that is over."""
+    month = UTC_DAYS.month(UTC_DAYS.month_of(now_ms))
+    while month.ms != MONTH * DAY_MS or month.end_ms > now_ms:
+        month = UTC_DAYS.month(UTC_DAYS.month_of(month.start_ms - 1))
+    return month
+
+
 def filled(dsn: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
     """DSNs of our two databases: a month of history, and `days`."""
     migrate.upgrade(dsn)
@@ -340,6 +371,9 @@ def filled(dsn: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
         connection.execute(f'CREATE DATABASE year TEMPLATE "{conninfo_to_dict(dsn)["dbname"]}" STRATEGY FILE_COPY')
     year = make_conninfo(dsn, dbname="year")
     more = execute(year, HISTORY, {**values, "start": end_ms - days * DAY_MS, "until": end_ms - MONTH * DAY_MS})
+    for one in (dsn, year):
+        added = add_up(one, end_ms)
+        print(f"ours: months added up: {added[0]} in {added[1]:.2f} s")
     print(f"ours: {MONTH} days in {took:.0f} s, {days} days in {more:.0f} s more", flush=True)
     return {"gpuledger": dsn, YEAR: year}
 
@@ -349,7 +383,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2000)
     parser.add_argument("--days", type=int, default=365, help="days of history in the second database")
     given = parser.parse_args()
-    end = int(time.time() * 1000) // DAY_MS * DAY_MS
+    end = latest_month(int(time.time() * 1000)).end_ms
     fleet = Fleet(given.gpus, end)
     print(f"{machine()}\n", flush=True)
     folder = open_folder("gpuledger-bench-")

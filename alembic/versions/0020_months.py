@@ -66,7 +66,10 @@ END $$""",
 CREATE FUNCTION gpuledger_check_months() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE month RECORD;
 BEGIN
-    FOR month IN SELECT DISTINCT t.start_ms, t.end_ms FROM touched t JOIN ledger_month USING (start_ms, end_ms) LOOP
+    FOR month IN
+        SELECT * FROM (SELECT DISTINCT start_ms, end_ms FROM touched) t
+        WHERE EXISTS (SELECT FROM ledger_month m WHERE m.start_ms = t.start_ms AND m.end_ms = t.end_ms)
+    LOOP
         IF EXISTS (
             SELECT FROM (
                 SELECT 1 AS side, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,

@@ -248,25 +248,17 @@ def _known(values: Sequence[int | None], rounded: Callable[[Sequence[int]], list
 
 def _total(currency: str | None, rows: Sequence[Row], width: int) -> Row:
     """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
-    idle_hours = [row.gpu_hours_idle for row in rows if row.gpu_hours_idle is not None]
-    costs = [row.cost_minor for row in rows if row.cost_minor is not None]
-    idle_costs = [row.cost_idle_minor for row in rows if row.cost_idle_minor is not None]
-    idle_ns = idle_cost = cost = None
-    for row in rows:
-        idle_ns = add_known(idle_ns, row.idle_ns)
-        idle_cost = add_known(idle_cost, row.idle_cost_micro)
-        cost = add_known(cost, row.cost_micro)
     return Row(
         keys=("",) * width,
         currency=currency,
         gpu_hours=sum((row.gpu_hours for row in rows), Decimal(0)),
-        gpu_hours_idle=sum(idle_hours, Decimal(0)) if idle_hours else None,
-        cost_minor=sum(costs) if costs else None,
-        cost_idle_minor=sum(idle_costs) if idle_costs else None,
+        gpu_hours_idle=_sum_known(row.gpu_hours_idle for row in rows),
+        cost_minor=_sum_known(row.cost_minor for row in rows),
+        cost_idle_minor=_sum_known(row.cost_idle_minor for row in rows),
         gpu_ns=sum(row.gpu_ns for row in rows),
-        idle_ns=idle_ns,
-        cost_micro=cost,
-        idle_cost_micro=idle_cost,
+        idle_ns=_sum_known(row.idle_ns for row in rows),
+        cost_micro=_sum_known(row.cost_micro for row in rows),
+        idle_cost_micro=_sum_known(row.idle_cost_micro for row in rows),
         shared_minor=_sum_known(row.shared_minor for row in rows),
         shared_micro=_sum_known(row.shared_micro for row in rows),
         energy_kwh=_sum_known(row.energy_kwh for row in rows),

@@ -62,9 +62,11 @@ def round_together(values: Sequence[int], unit: int) -> list[int]:
     """
     floors = [value // unit for value in values]
     left = round_half_even_div(sum(values), unit) - sum(floors)
-    by_remainder = sorted(range(len(values)), key=lambda at: (-(values[at] % unit), at))
-    for at in by_remainder[:left]:
-        floors[at] += 1
+    if left:
+        remainders = [value % unit for value in values]
+        by_remainder = sorted(range(len(values)), key=remainders.__getitem__, reverse=True)
+        for at in by_remainder[:left]:
+            floors[at] += 1
     return floors
 
 

@@ -97,10 +97,8 @@ def corrections_of(connection: Connection, period: Period, level: str) -> list[C
 
 
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
-    state, currency, *amounts = row[width:]
-    gpu_ns, busy_ns, idle_ns, unknown_ns = (int(amount) for amount in amounts[:4])
-    known = (None if amount is None else int(amount) for amount in amounts[4:])
-    return ChargedLine(row[:width], state, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, *known)
+    amounts: list[Any] = [None if amount is None else int(amount) for amount in row[width + 2 :]]
+    return ChargedLine(row[:width], row[width], row[width + 1], *amounts)
 
 
 _EXPORTED = """
