@@ -201,9 +201,8 @@ def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
     if line.currency is None:
         return (UNPRICED, *[""] * (len(by) - 1)) if by else ()
     if line.state == HELD:
-        return tuple(
-            key or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in zip(line.keys, by, strict=True)
-        )
+        named = zip(line.keys, by, strict=True)
+        return tuple([key or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
     cells = ["" if name in _OWNER_DIMENSIONS else key for key, name in zip(line.keys, by, strict=True)]
     if cells:
@@ -242,7 +241,10 @@ def _decimals(values: Sequence[int], unit: int, digits: int) -> list[Decimal]:
 
 def _known(values: Sequence[int | None], rounded: Callable[[Sequence[int]], list[_Rounded]]) -> list[_Rounded | None]:
     """Rounds what is known together and leaves the unknown unknown."""
-    made = iter(rounded([value for value in values if value is not None]))
+    known = [value for value in values if value is not None]
+    if not known:
+        return [None] * len(values)
+    made = iter(rounded(known))
     return [None if value is None else next(made) for value in values]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.jobs import bring_up_to_date, rate_usage
-from gpuledger_collector.storage import months, reports, zones
+from gpuledger_collector.storage import months, reports, viewer_wall, zones
 from gpuledger_collector.storage.locks import Lock
 
 SEPTEMBER, NOVEMBER = OCTOBER - 30 * DAY, OCTOBER + 31 * DAY
@@ -280,3 +280,22 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
         adding.join(10)
     assert made == [1]
     assert months.untrue(rated.connection, MONTHS[1]) == []
+
+
+def test_a_viewer_reads_its_own_lines_of_the_month_and_no_others(rated, ledger):
+    """Behind the wall of rows: the same report from the month as from its days, and no line of another owner."""
+    rated.evidence([Held(1, 2, 3 * DAY, 3 * DAY + HOUR)])
+    bring_up_to_date(ledger, MONTHS[1], NOW_MS)
+    assert viewer_wall.lift(rated.connection) == ""
+
+    def seen():
+        with viewer_wall.behind(rated.connection, {"team": "team-1"}):
+            teams = rated.rows("SELECT DISTINCT o.team FROM ledger_month LEFT JOIN owner o ON o.id = owner_id")
+            return teams, asked(rated, MONTHS[1])
+
+    teams, lines = seen()
+    assert teams == [("team-1",)]
+    assert {line.keys for line in lines[1]} == {("team-1",)}
+    assert len(rated.rows("SELECT DISTINCT owner_id FROM ledger_month")) == 3
+    rated.connection.execute("DELETE FROM ledger_month")
+    assert seen() == ([], lines)
