@@ -29,7 +29,7 @@ from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.anomalies import TUNED, ceilings, judge, price_rises
 from gpuledger_collector.insight.findings import HourUse
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs import find_anomalies
+from gpuledger_collector.jobs.find_anomalies import find_anomalies
 
 HOUR = 3_600_000
 JUDGES = Path(__file__).resolve().parents[1] / ".." / "shared" / "judges"

@@ -15,7 +15,10 @@ import numpy as np
 import pandas as pd
 
 from bench._traces import folder
-from gpuledger_collector.insight.idle import Minutes, State, classify, curve_of, episodes, gaps_of
+from gpuledger_collector.insight.idle.episodes import episodes
+from gpuledger_collector.insight.idle.minutes import Minutes
+from gpuledger_collector.insight.idle.states import State, classify
+from gpuledger_collector.insight.idle.survival import curve_of, gaps_of
 
 GIB = 2.0**30
 ROWS, DAY, PER_MINUTE = 300, 1440, 4

@@ -256,6 +256,8 @@ def jobs(
     from gpuledger_collector.ingest import counters
     from gpuledger_collector.jobs.act_on_idle import act_on_idle
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
+    from gpuledger_collector.jobs.find_anomalies import find_anomalies
+    from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
     from gpuledger_collector.jobs.let_go import let_go
     from gpuledger_collector.jobs.pack_samples import pack_samples
@@ -328,13 +330,13 @@ def jobs(
         Job(
             "find_idle",
             settings.idle_seconds,
-            lambda: counted(work.find_idle(found, now_ms()), "idle findings opened or brought up to date"),
+            lambda: counted(find_idle(found, now_ms()), "idle findings opened or brought up to date"),
         ),
         Job("watch_spending", 60, lambda: counted(spending.look(now_ms()), "episodes told from minutes")),
         Job(
             "find_anomalies",
             settings.anomaly_seconds,
-            lambda: counted(work.find_anomalies(found, now_ms()), "episodes of spending"),
+            lambda: counted(find_anomalies(found, now_ms()), "episodes of spending"),
         ),
         Job(
             "recommend",

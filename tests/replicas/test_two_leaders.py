@@ -13,8 +13,8 @@ from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
 from fakes.ledger import findings
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
-from gpuledger_collector.jobs import find_idle
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
+from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.write_letters import Writers, write_letters
 from gpuledger_collector.notify import letter_mail
 from gpuledger_collector.storage.engine import open_connection

@@ -34,6 +34,7 @@ from gpuledger_collector.jobs.watch_budgets import statuses
 from gpuledger_collector.storage import findings, overview, periods, reports, zones
 from gpuledger_collector.storage import statements as stored
 from gpuledger_collector.storage.budgets import Rehearsal
+from gpuledger_collector.storage.engine import snapshot
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.viewer_wall import behind
 
@@ -165,7 +166,7 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
     if not who.sees({level: owner}):
         raise Denied(403, "this token sees another owner's part of the ledger only")
     with reads.ledger.connect() as connection:
-        gathered.snapshot(connection)
+        snapshot(connection)
         whole = gathered.whole_of(connection, level, month, reads.now_ms)
         try:
             with behind(connection, who.owner):
@@ -182,7 +183,7 @@ def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
     gathered.level_of(level)
     nominal = UTC_DAYS.month(month)
     with reads.ledger.connect() as connection:
-        gathered.snapshot(connection)
+        snapshot(connection)
         period = zones.in_zone(connection, nominal)
         with behind(connection, who.owner):
             owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
@@ -225,7 +226,7 @@ def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: P
     """The page. What is about the whole fleet is left out for a reader who sees one owner's part."""
     now_ms = reads.now_ms
     with reads.ledger.connect() as connection:
-        gathered.snapshot(connection)
+        snapshot(connection)
         calendar = zones.calendar(connection)
         name = calendar.month_of(now_ms)
         month = calendar.month(name)

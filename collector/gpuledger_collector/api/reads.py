@@ -22,10 +22,10 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, f
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.api.statements import snapshot
 from gpuledger_collector.storage import reports, viewer_wall, zones
 from gpuledger_collector.storage.activity import activity
 from gpuledger_collector.storage.beside import beside, stranded_of
+from gpuledger_collector.storage.engine import snapshot
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledgers import Ledger
 

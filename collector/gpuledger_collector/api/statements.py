@@ -22,19 +22,8 @@ from gpuledger_collector.storage.beside import beside
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-SORT_MEMORY = "64MB"
-"""A month of a big team is added up in memory; the server's own setting is usually made for small queries."""
-
-
 class NoStatement(ValueError):
     """There is nothing to state; the message says why, in a sentence."""
-
-
-def snapshot(connection: Connection) -> None:
-    """Every read of the connection's transaction sees the same state. To be called before the first read."""
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = True
-    connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
 
 
 def level_of(level: str) -> str:

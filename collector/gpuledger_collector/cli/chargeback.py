@@ -82,11 +82,11 @@ def chargeback(
         refuse(str(error))
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
-        from gpuledger_collector.api.statements import snapshot
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage import reports, zones
         from gpuledger_collector.storage.beside import beside
+        from gpuledger_collector.storage.engine import snapshot
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 

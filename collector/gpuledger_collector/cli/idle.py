@@ -150,7 +150,8 @@ def _states() -> list[str]:
 def search(dsn: str | None, config: Path | None, asked: Period | int, now: bool) -> list[dict[str, Any]]:
     """Findings of these days, or of so many back, after everything that has come in was looked at."""
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.jobs import find_idle, fold_usage
+    from gpuledger_collector.jobs import fold_usage
+    from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.storage import zones
     from gpuledger_collector.storage.findings import FindingStore, named
     from gpuledger_collector.storage.ledgers import Ledger

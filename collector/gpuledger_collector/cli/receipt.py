@@ -41,7 +41,8 @@ def receipt(
     config: Config = None,
 ) -> None:
     """Itemise what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
-    from gpuledger_collector.jobs import bring_up_to_date, find_idle
+    from gpuledger_collector.jobs import bring_up_to_date
+    from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.fold_usage import ALWAYS
     from gpuledger_collector.jobs.receipt import receipt as made_of
     from gpuledger_collector.storage import recommendations as stored

@@ -93,7 +93,8 @@ def look(
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Recommendations after everything that has come in was looked at, and the look itself."""
     from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
-    from gpuledger_collector.jobs import bring_up_to_date, find_idle
+    from gpuledger_collector.jobs import bring_up_to_date
+    from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.recommend import WINDOW_DAYS, recommend
     from gpuledger_collector.storage.findings import FindingStore
     from gpuledger_collector.storage.ledgers import Ledger

@@ -65,10 +65,10 @@ def statement(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import Period
         from gpuledger_collector.accounting.statement import month_before
-        from gpuledger_collector.api.statements import snapshot
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.jobs import bring_up_to_date
         from gpuledger_collector.storage import zones
+        from gpuledger_collector.storage.engine import snapshot
         from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 

@@ -11,11 +11,13 @@ from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpuledger_collector.export.cells import EXCHANGE
 from gpuledger_collector.export.focus_check import INSTANTS, NUMBERS
-from gpuledger_collector.export.samples import Readings
+
+if TYPE_CHECKING:
+    from gpuledger_collector.export.samples import Readings
 
 ROWS = 20_000
 """Rows of one row group: what is held in memory at a time."""

@@ -1,8 +1,10 @@
-"""Scheduled work, one file a job; each is idempotent: stopped after any step and run again, the same ledger."""
+"""Scheduled work, one file a job; each is idempotent: stopped after any step and run again, the same ledger.
+
+Here stand those of the ledger, which reading commands call first; the searches and what needs numpy are imported from
+their own modules, so that a chargeback does not wait for them.
+"""
 
 from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
-from gpuledger_collector.jobs.find_anomalies import find_anomalies
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.fold_usage import fold_usage
 from gpuledger_collector.jobs.make_partitions import make_partitions
 from gpuledger_collector.jobs.rate_usage import rate_usage
@@ -10,8 +12,6 @@ from gpuledger_collector.jobs.roll_minutes import roll_minutes
 
 __all__ = [
     "bring_up_to_date",
-    "find_anomalies",
-    "find_idle",
     "fold_usage",
     "make_partitions",
     "rate_usage",

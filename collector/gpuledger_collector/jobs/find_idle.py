@@ -20,11 +20,11 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseCho
 from gpuledger_collector.accounting.tags import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.waste import MINUTE_MS, Place, atoms, price_waste
 from gpuledger_collector.insight.findings import Card, Finding, HeldSpan
-from gpuledger_collector.insight.idle import Episode, Minutes, carried, classify, curve_of, episodes, gaps_of
+from gpuledger_collector.insight.idle.episodes import Episode, episodes
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
-from gpuledger_collector.insight.idle.minutes import NOBODY
-from gpuledger_collector.insight.idle.states import RULES
-from gpuledger_collector.insight.idle.survival import Curve
+from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried
+from gpuledger_collector.insight.idle.states import RULES, classify
+from gpuledger_collector.insight.idle.survival import Curve, curve_of, gaps_of
 from gpuledger_collector.jobs.rate_usage import Owners
 
 KIND = "idle"

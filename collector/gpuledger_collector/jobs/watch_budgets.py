@@ -25,7 +25,6 @@ from gpuledger_collector.accounting.budgets import (
 )
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out
 
 LATE_MS = 2 * DAY_MS
 SHOWN_DRIVERS = 5
@@ -130,6 +129,8 @@ def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> S
 
 
 def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
+    from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out  # numpy: a closed month asks for none
+
     days = budget.calendar
     today = days.day_of(known_ms)
     today_ms = today.start_ms

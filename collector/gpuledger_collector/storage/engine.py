@@ -19,6 +19,8 @@ SESSION = (
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
 )
 """The server notices within 25 s that a client's machine is gone, and gives its locks (the leadership) to others."""
+SORT_MEMORY = "64MB"
+"""A month of a big team is added up in memory; the server's own setting is usually made for small queries."""
 
 
 def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
@@ -55,6 +57,13 @@ def open_connection(
         return psycopg.connect(**parameters(dsn, application), autocommit=autocommit)
     except psycopg.OperationalError as error:
         raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
+
+
+def snapshot(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    """Every read of the connection's transaction sees the same state. To be called before the first read."""
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+    connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
 
 
 def reason(error: Exception) -> str:

@@ -6,10 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import psycopg
 from psycopg.rows import dict_row
 
@@ -19,6 +17,10 @@ from gpuledger_collector.insight.findings import Card, Finding, HeldNow, HeldSpa
 from gpuledger_collector.storage import commitments, minutes, prices, rules, workloads
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = ("key", "kind", "state", "subject", "accelerator_id", "workload_id", "team", "owner", "since_ms",

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import psycopg
 
 from gpuledger_collector.insight.findings import Card, HeldNow, HeldSpan, HourUse
 from gpuledger_collector.storage.distribution import has_citus
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
             "zero_ratio", "memory_copy_ratio", "sm_clock_hertz", "slowed_ratio", "processes")  # fmt: skip
-_MINUTE = np.dtype([("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)])
+_MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
 """A minute as the server packs it: a million rows come as one value an accelerator, which a row each does not."""
-_ROW = np.dtype([("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)])
+_ROW = [("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)]
 
 
 def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
     """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
+    import numpy as np  # here alone: what reports ask of this module needs none
+
     packed = " || ".join(["int8send(minute_ms)", *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS)])
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
@@ -35,7 +39,7 @@ def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int])
     for (accelerator_id, _), part in zip(rows, parts, strict=True):
         piece = whole[at : at + len(part)]
         piece["accelerator_id"] = accelerator_id
-        for name in _MINUTE.names or ():
+        for name, _ in _MINUTE:
             piece[name] = part[name]
         at += len(part)
     return whole

@@ -10,7 +10,6 @@ import psycopg
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.ports import Mark
 from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
-from gpuledger_collector.storage import archive
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_STRETCH_MS = DAY_MS
@@ -92,6 +91,8 @@ def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> No
     """The minute rollup of these (accelerator, hour) pairs is made again from the samples."""
     if not hours:
         return
+    from gpuledger_collector.storage import archive  # brings numpy, which reports do without
+
     bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
     # A row that came again after its day was packed is one row: UNION, not UNION ALL.
     packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"

@@ -12,7 +12,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, MINUTE, furnish, minutes
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs import find_idle, fold_usage
+from gpuledger_collector.jobs import fold_usage
+from gpuledger_collector.jobs.find_idle import find_idle
 
 
 def dump(fleet: Fleet) -> list[tuple[object, ...]]:

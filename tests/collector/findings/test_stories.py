@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.findings import HourUse
 from gpuledger_collector.insight.letters import matter_of
-from gpuledger_collector.jobs import find_anomalies
+from gpuledger_collector.jobs.find_anomalies import find_anomalies
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

@@ -12,7 +12,8 @@ from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs import find_idle, fold_usage, roll_minutes
+from gpuledger_collector.jobs import fold_usage, roll_minutes
+from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.let_go import Gone, Keep, let_go
 from gpuledger_collector.jobs.roll_heat import roll_heat
 from gpuledger_collector.settings import Settings, SettingsError, check

@@ -12,7 +12,7 @@ import pytest
 from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
-from gpuledger_collector.jobs import find_idle
+from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.write_letters import Writers, Written, write_letters
 from gpuledger_collector.notify import letter_mail
 from gpuledger_collector.notify.links import AckLinks

@@ -18,8 +18,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
 from gpuledger_collector.insight.letters import Action
-from gpuledger_collector.jobs import find_idle
 from gpuledger_collector.jobs.act_on_idle import Acted, act_on_idle
+from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.notify import letter_mail
 from gpuledger_collector.notify.hooks import Hook
 from gpuledger_collector.notify.sender import Sender

@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.api import acks
 from gpuledger_collector.insight.letters import Contact, address_of
-from gpuledger_collector.jobs import find_idle
+from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.write_letters import Writers, write_letters
 from gpuledger_collector.notify.links import AckLinks
 from gpuledger_collector.storage.budgets import WatchUnit

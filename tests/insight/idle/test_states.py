@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.idle import Minutes, State, carried, classify, curve_of, episodes, gaps_of
+from gpuledger_collector.insight.idle.episodes import episodes
+from gpuledger_collector.insight.idle.minutes import Minutes, carried
+from gpuledger_collector.insight.idle.states import State, classify
+from gpuledger_collector.insight.idle.survival import curve_of, gaps_of
 
 GIB = 2.0**30
 MONDAY_NOON = 1_760_961_600_000
