@@ -143,11 +143,13 @@ class HeatStore:
         return [int(row[0]) for row in rows]
 
     def make(self, day_ms: int, now_ms: int) -> None:
-        """The heat of every node in each hour of a day, from the minutes."""
+        """The heat of every node in each hour of a day, from the minutes; what is left of some that go is no whole."""
         with open_connection(self.dsn, autocommit=True) as connection:
             for hour_ms in self._hours(connection, day_ms):
                 with connection.transaction():
                     connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+                    if hour_ms < minutes.gone_before(connection):
+                        break
                     rows = connection.execute(_THERE, {"hour": hour_ms}).fetchall()
                     _roll_hour(connection, hour_ms, [int(row[0]) for row in rows])
             connection.execute(
@@ -157,12 +159,7 @@ class HeatStore:
             )
 
     def _hours(self, connection: Connection, day_ms: int) -> Sequence[int]:
-        """Hours of a day; none of a day without a single minute, of which an old inventory has many.
-
-        Nor of one whose minutes are being let go: what is left of them is not the whole.
-        """
-        if day_ms < minutes.gone_before(connection):
-            return ()
+        """Hours of a day; none of a day without a single minute, of which an old inventory has many."""
         found = connection.execute(
             "SELECT FROM gpu_minute WHERE accelerator_id = ANY(ARRAY(SELECT id FROM accelerator)) AND minute_ms >= %s "
             "AND minute_ms < %s LIMIT 1",

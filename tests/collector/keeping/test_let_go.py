@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import psycopg
@@ -117,6 +118,22 @@ def test_stopped_anywhere_it_goes_on_and_nothing_is_made_of_what_is_left(dsn, fl
     assert let_go(LetGoStore(dsn), Keep(3, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [2]
     assert gone_before(fleet.connection) == OCTOBER + 2 * DAY
+
+
+def test_a_fold_under_way_is_waited_for(dsn, fleet, ledger):
+    """It does not know the bound yet: what it makes of the day is there before the day goes, and goes with it."""
+    three_days(fleet, ledger, dsn)
+    fleet.connection.execute("DELETE FROM gpu_minute WHERE minute_ms < %s", (OCTOBER + DAY,))
+    going = threading.Thread(target=let_go, args=(LetGoStore(dsn), Keep(2, 0, 0, 0), OCTOBER + 3 * DAY))
+    with ledger.unit() as unit:
+        assert unit.marks(Period(OCTOBER, OCTOBER + DAY)) == []
+        going.start()
+        going.join(0.5)
+        assert going.is_alive()
+        unit.roll_minutes([(fleet.accelerator(1), OCTOBER + HOUR)])
+    going.join(30)
+    assert not going.is_alive()
+    assert days_left(fleet) == [1, 2]
 
 
 def test_the_idle_search_goes_back_no_farther_than_minutes_are_whole(dsn, fleet, ledger, findings):
