@@ -206,7 +206,7 @@ def floor_blocks(parts: Sequence[list[np.ndarray]]) -> list[bytes]:
     """Binary COPY of all rows, FLOOR_ROWS to a block."""
     whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return [
-        columns.pack([column[begin : begin + FLOOR_ROWS] for column in whole])
+        b"".join(columns.pack([column[begin : begin + FLOOR_ROWS] for column in whole]))
         for begin in range(0, len(whole[0]), FLOOR_ROWS)
     ]
 

@@ -59,7 +59,9 @@ class Settings:
     tls_certificate_file: Path | None = field(default=None, metadata={"help": "PEM certificate chain"})
     tls_key_file: Path | None = field(default=None, metadata={"help": "PEM private key"})
     allow_plain_http: bool = field(default=False, metadata={"help": "listen beyond loopback without TLS"})
-    writers: int = field(default=2, metadata={"help": "database connections that write batches"})
+    writers: int = field(
+        default=1, metadata={"help": "database connections that write batches; one makes the largest groups"}
+    )
     flush_batches: int = field(default=256, metadata={"help": "most batches in one transaction"})
     queue_batches: int = field(default=4096, metadata={"help": "batches that may wait before 503"})
     queue_bytes: int = field(default=256 * 1024 * 1024, metadata={"help": "decoded bytes that may wait before 503"})

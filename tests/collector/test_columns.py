@@ -1,5 +1,6 @@
 """Columns and binary COPY: what goes in comes out, absent as NULL, whatever the pattern."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -8,9 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.wire import ABSENT_INT64, Column
-from gpuledger_collector.ingest.columns import BinaryArray, pack, plain_arrays, to_array
-from gpuledger_collector.ingest.samples import Samples, slow_changes
+from gpuledger_agent.wire import ABSENT_INT64, Column, Heartbeat, WireAccelerator
+from gpuledger_agent.wire import Samples as WireSamples
+from gpuledger_collector.ingest.columns import BinaryArray, blank, pack, to_array
+from gpuledger_collector.ingest.decode import Decoded, Listed
+from gpuledger_collector.ingest.directory import Numbered
+from gpuledger_collector.ingest.samples import Samples, join_samples, slow_changes
+from gpuledger_collector.ingest.validate import METRIC_KINDS, accept
+
+NOW_MS = 1_700_000_000_000
 
 floats32 = st.floats(width=32, allow_nan=True, allow_infinity=False) | st.none()
 floats64 = st.floats(allow_nan=True, allow_infinity=False) | st.none()
@@ -37,7 +44,7 @@ def test_packed_rows_arrive_as_they_were(table, given_rows):
         np.array([ABSENT_INT64 if row[3] is None else row[3] for row in given_rows], dtype="<i8"),
     ]
     with table.cursor() as cursor, cursor.copy("COPY t FROM STDIN (FORMAT BINARY)") as copy:
-        copy.write(pack(columns))
+        copy.write(b"".join(pack(columns)))
 
     def absent(value):
         return None if value is None or value != value else value
@@ -65,25 +72,46 @@ def test_arrays_arrive_as_they_were(table, singles, doubles, whole):
     assert list(arrived) == expected
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["f4", "f8", "i8"]), st.integers(0, 3),
-                          st.booleans())), st.integers(1, 3))  # fmt: skip
-def test_columns_that_are_read_together_are_read_as_each_alone(made, rows):
-    """Those that come as bytes in the kind that is kept are what `to_array` makes of them; others are left to it."""
-    kinds = {"a": "f4", "b": "f4", "c": "f8", "d": "i8", "e": "f8"}
-    columns = {}
-    for name, kind, length, infinite in made:
-        values = np.arange(1, length + 1, dtype="<" + kind)
-        if infinite and length and kind != "i8":
-            values[0] = np.inf
-        columns[name] = Column(kind, values.tobytes())
-    found = plain_arrays(columns, rows, kinds)
-    fitting = {name for name, column in columns.items()
-               if kinds.get(name) == column.kind and len(column.values) == rows * int(column.kind[1])}  # fmt: skip
-    assert set(found) == fitting
-    for name, values in found.items():
-        alone = to_array(columns[name], rows, kinds[name])
-        assert values.dtype == alone.dtype
-        np.testing.assert_array_equal(values, alone)
+one_of_each_kind = {kind: name for name, kind in METRIC_KINDS.items()}
+wire_columns = st.dictionaries(
+    st.sampled_from(["no_metric", *one_of_each_kind.values()]),
+    st.tuples(st.sampled_from(["f4", "f8", "i8"]), st.integers(0, 3), st.booleans(), st.booleans()),
+)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), wire_columns), min_size=1, max_size=4))
+def test_columns_that_are_joined_are_read_as_each_alone(made):
+    """Columns of several batches, as bytes, as lists, with infinities, of another kind or length: each batch's part of
+    what is joined is what `to_array` makes of its column alone, and blank where it has none that can be kept."""
+    batches = [
+        Decoded(version=1, node="n", epoch="00000000-0000-4000-8000-000000000000", seq=1,
+                heartbeat=Heartbeat("", "", "ok"), accelerators=Listed([WireAccelerator("G", "G", 0, "m")]),
+                workloads=Listed([]), stretches=[], rejected=[], sha256=b"", size=0,
+                samples=WireSamples([0] * rows, [NOW_MS] * rows, {n: column_of(*one) for n, one in columns.items()}))
+        for rows, columns in made
+    ]  # fmt: skip
+    accepted = [accept(batch, NOW_MS) for batch in batches]
+    joined = join_samples([Numbered(batch, 7, {0: 5}, {}) for batch in accepted])
+    assert joined is not None
+    begin = 0
+    for batch in batches:
+        rows = len(batch.samples.at_ms)
+        for name, values in joined.columns.items():
+            alone = blank(rows, METRIC_KINDS[name])
+            with contextlib.suppress(ValueError, KeyError):
+                alone = to_array(batch.samples.columns[name], rows, METRIC_KINDS[name])
+            assert values.dtype == alone.dtype
+            np.testing.assert_array_equal(values[begin : begin + rows], alone)
+        begin += rows
+    assert joined.accelerator.tolist() == [5] * begin
+
+
+def column_of(kind, length, infinite, as_list):
+    """A column of the wire with 1, 2, ..., or an infinity at first."""
+    values = np.arange(1, length + 1, dtype="<" + kind)
+    if infinite and length and kind != "i8":
+        values[0] = np.inf
+    return Column(kind, values.tolist() if as_list else values.tobytes())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import psycopg
@@ -190,10 +190,8 @@ async def commit(
 
     def read() -> Accepted:
         now_ms = int(intake.clock().timestamp() * 1000)
-        accepted = accept(decode(body, content_type, encoding), now_ms)
-        if sent_at_ms is not None and abs(now_ms - sent_at_ms) < MAX_SKEW_MS:
-            return replace(accepted, heartbeat={**accepted.heartbeat, "clock_skew_ms": now_ms - sent_at_ms})
-        return accepted
+        skew_ms = None if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS else now_ms - sent_at_ms
+        return accept(decode(body, content_type, encoding), now_ms, skew_ms)
 
     size = inflated_bytes(body, encoding)
     if len(body) <= INLINE_BYTES and size is not None and size <= INLINE_INFLATED_BYTES:

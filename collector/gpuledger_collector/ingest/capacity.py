@@ -80,6 +80,15 @@ def plan(rows: Sequence[CapacityRow], seen: Evidence) -> list[Step]:
     return [Change(last.id, last.in_ms, seen.first_ms), Insert(seen.first_ms, last.out_ms)]
 
 
+def covered_since(row: CapacityRow | None, node_id: int, pool: str) -> int | None:
+    """The instant since which evidence from this place changes nothing, as the newest row of an accelerator alone
+    shows; None when it does not show it.
+    """
+    if row is None or (row.place != (node_id, pool) and not row.imported):
+        return None
+    return 0 if row.imported else row.in_ms if row.out_ms is None else None
+
+
 def covers(row: CapacityRow | None, seen: Evidence) -> bool:
     """Whether the newest row of an accelerator alone shows that the evidence changes nothing."""
     return row is not None and plan([row], seen) == []

@@ -8,7 +8,7 @@ writes them all (a fifth of the time that a call per value takes).
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,9 @@ Array = npt.NDArray[Any]
 DTYPES: dict[str, str] = {"f4": "<f4", "f8": "<f8", "i8": "<i8"}
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
+_ROWS_AT_ONCE = 480
+"""Some 120 KB of wide rows: larger buffers are fresh pages of the system's each time, which costs more than filling
+them."""
 _ARRAY_HEAD = struct.Struct(">iiIii")
 _OIDS = {"f4": 700, "f8": 701, "i8": 20}
 """Postgres' numbers of real, double precision and bigint (pg_type.dat)."""
@@ -45,27 +48,6 @@ def to_array(column: Column, rows: int, kind: str) -> Array:
         values = widened
     with np.errstate(over="ignore"):
         return absent_if_not_finite(values.astype(DTYPES[kind]))
-
-
-def plain_arrays(columns: Mapping[str, Column], rows: int, kinds: Mapping[str, str]) -> dict[str, Array]:
-    """What `to_array` makes of the columns that come as bytes in the kind that is kept, all of a kind at once.
-
-    Others, and those of another length, are left out: `to_array` turns or refuses each. A batch has dozens of short
-    columns, and numpy takes longer to begin with one than to go through it.
-    """
-    found: dict[str, Array] = {}
-    for kind, dtype in DTYPES.items():
-        size = rows * np.dtype(dtype).itemsize
-        raw = {
-            name: column.values
-            for name, column in columns.items()
-            if column.kind == kind == kinds.get(name) and isinstance(column.values, bytes)
-        }
-        raw = {name: values for name, values in raw.items() if len(values) == size}
-        if raw:
-            values = absent_if_not_finite(np.frombuffer(b"".join(raw.values()), dtype=dtype))
-            found.update(zip(raw, values.reshape(len(raw), rows), strict=True))
-    return found
 
 
 def _from_bytes(column: Column) -> Array:
@@ -102,6 +84,8 @@ def absent_if_not_finite(values: Array) -> Array:
 
 def is_absent(values: Array) -> npt.NDArray[np.bool_]:
     """Where a column holds no reading."""
+    if values.dtype.kind in "SV":
+        return np.zeros(len(values), dtype=bool)
     return values == ABSENT_INT64 if values.dtype.kind == "i" else np.isnan(values)
 
 
@@ -110,42 +94,52 @@ def blank(rows: int, kind: str) -> Array:
     return np.full(rows, ABSENT_INT64 if kind == "i8" else np.nan, dtype=DTYPES[kind])
 
 
-def pack(columns: Sequence[Array]) -> bytes:
-    """Rows of these columns (equal lengths; dtypes i8, f8, f4) as one binary COPY stream, order by NULL pattern."""
-    rows = len(columns[0])
+def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
+    """Rows as a binary COPY stream. A block has a column for each of the table's (dtypes i8, i4, f8, f4; text and
+    UUIDs as S and V, which are never absent); its rows come in the order of their NULL patterns.
+    """
+    yield _HEADER
+    for columns in blocks:
+        for begin in range(0, len(columns[0]), _ROWS_AT_ONCE):
+            yield from _pack_block([column[begin : begin + _ROWS_AT_ONCE] for column in columns])
+    yield _TRAILER
+
+
+def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:
     absent = np.stack([is_absent(column) for column in columns])
     if (absent == absent[:, :1]).all():
-        return b"".join((_HEADER, _pack_group(columns, absent[:, 0]), _TRAILER)) if rows else _HEADER + _TRAILER
+        yield _pack_group(columns, absent[:, 0])
+        return
     patterns, group = np.unique(np.packbits(absent, axis=0), axis=1, return_inverse=True)
-    group = group.reshape(rows)
-    parts = [_HEADER]
+    group = group.reshape(len(columns[0]))
     for number in range(patterns.shape[1]):
         chosen = np.flatnonzero(group == number)
-        parts.append(_pack_group([column[chosen] for column in columns], absent[:, chosen[0]]))
-    parts.append(_TRAILER)
-    return b"".join(parts)
+        yield _pack_group([column[chosen] for column in columns], absent[:, chosen[0]])
 
 
 def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> bytes:
-    layout = _layout(tuple("" if none else column.dtype.str[1:] for column, none in zip(columns, absent, strict=True)))
-    packed = np.empty(len(columns[0]), dtype=layout)
-    packed["fields"] = len(columns)
+    kinds = tuple("" if none else column.dtype.str[1:] for column, none in zip(columns, absent, strict=True))
+    packed = np.repeat(_row(kinds), len(columns[0]))
     for place, column in enumerate(columns):
-        packed[f"l{place}"] = -1 if absent[place] else column.dtype.itemsize
-        if not absent[place]:
+        if kinds[place]:
             packed[f"v{place}"] = column
     return packed.tobytes()
 
 
 @lru_cache(maxsize=1024)
-def _layout(kinds: tuple[str, ...]) -> np.dtype[Any]:
-    """A row whose columns are of these kinds; "" is NULL, which has a length and no value."""
-    layout = [("fields", ">i2")]
+def _row(kinds: tuple[str, ...]) -> Array:
+    """A row whose columns are of these kinds, without its values; "" is NULL, which has a length and no value."""
+    layout, lengths = [("fields", ">i2")], {}
     for place, kind in enumerate(kinds):
         layout.append((f"l{place}", ">i4"))
+        lengths[f"l{place}"] = np.dtype(kind).itemsize if kind else -1
         if kind:
             layout.append((f"v{place}", ">" + kind))
-    return np.dtype(layout)
+    row = np.zeros(1, dtype=np.dtype(layout))
+    row["fields"] = len(kinds)
+    for name, length in lengths.items():
+        row[name] = length
+    return row
 
 
 class BinaryArray:

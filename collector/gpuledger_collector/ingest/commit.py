@@ -50,8 +50,13 @@ A_co = TypeVar("A_co", covariant=True)
 class Flushes(Protocol[B_contra, A_co]):
     """A store that writers share; each brings its own connection."""
 
-    def flush(self, connection: Connection, batches: Sequence[B_contra], now: dt.datetime) -> Sequence[A_co]:
-        """Commit these and answer each, in order. Raises psycopg.Error."""
+    def flush(
+        self, connection: Connection, batches: Sequence[B_contra], now: dt.datetime, idle: Callable[[], bool], /
+    ) -> Sequence[A_co]:
+        """Commit these and answer each, in order. `idle`: whether nothing waits behind them. Raises psycopg.Error."""
+
+    def settle(self, connection: Connection, /) -> None:
+        """Nothing waits any more: write what was left for later. Raises psycopg.Error."""
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database."""
@@ -67,7 +72,7 @@ class Unavailable(Exception):
 class Limits:
     """How much may wait, and how much goes into one transaction."""
 
-    writers: int = 2
+    writers: int = 1
     flush_batches: int = 256
     flush_bytes: int = 64 * 1024 * 1024
     queue_batches: int = 4096
@@ -168,8 +173,23 @@ class GroupCommit(Generic[B, A]):
                 connection = self._write(connection, group)
             elif self._closing and not self._queue:
                 break
+            if connection is not None and self._is_idle():
+                connection = self._settle(connection)
         if connection is not None:
             connection.close()
+
+    def _is_idle(self) -> bool:
+        return not self._queue
+
+    def _settle(self, connection: Connection) -> Connection | None:
+        """Write what was left for later; the connection to go on with, None when it is lost."""
+        try:
+            self._store.settle(connection)
+        except psycopg.Error as error:
+            log.warning("newest values are written later: %s", str(error).strip().partition("\n")[0])
+            if connection.closed:
+                return None
+        return connection
 
     def _write(self, connection: Connection | None, group: Sequence[_Waiting[B, A]]) -> Connection | None:
         """Commit a group and answer; the connection to go on with, None when it is lost."""
@@ -177,7 +197,7 @@ class GroupCommit(Generic[B, A]):
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
-            answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock())
+            answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock(), self._is_idle)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             return self._turn_away(connection, group, error)
         except Exception as error:  # one batch that cannot be written must not take its neighbours along
@@ -206,7 +226,7 @@ class GroupCommit(Generic[B, A]):
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
-            answer = self._store.flush(connection, [waiting.batch], self._clock())[0]
+            answer = self._store.flush(connection, [waiting.batch], self._clock(), self._is_idle)[0]
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             return self._turn_away(connection, [waiting], error)
         except Exception as error:

@@ -10,7 +10,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from backports import zstd
@@ -47,6 +47,19 @@ class Refused(Exception):
         self.detail = detail
 
 
+class Listed(Generic[T]):
+    """A list of records; those that its type could not hold are None. The same bytes may be the same object.
+
+    `judged` is for whoever judges the list: what it found, so that a list that comes again is judged once.
+    """
+
+    __slots__ = ("judged", "records")
+
+    def __init__(self, records: Sequence[T | None]) -> None:
+        self.records = records
+        self.judged: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """A batch with the records that its types could not hold already left out, at their positions as None."""
@@ -56,15 +69,30 @@ class Decoded:
     epoch: str
     seq: int
     heartbeat: Heartbeat
-    accelerators: list[WireAccelerator | None]
-    workloads: list[WireWorkload | None]
-    stretches: list[Stretch | None]
+    accelerators: Listed[WireAccelerator]
+    workloads: Listed[WireWorkload]
+    stretches: Sequence[Stretch | None]
     samples: Samples
     rejected: list[Rejected]
     sha256: bytes
     size: int
     """Bytes after decompression."""
     counts: Sequence[Count | None] = ()
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """A batch of which all is decoded but the lists that a node says again in every batch."""
+
+    version: int
+    node: str
+    epoch: str
+    seq: int
+    heartbeat: Heartbeat
+    accelerators: msgspec.Raw = msgspec.Raw(b"\x90")
+    workloads: msgspec.Raw = msgspec.Raw(b"\x90")
+    stretches: list[Stretch] = []
+    samples: Samples = Samples()
+    counts: list[Count] = []
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -90,8 +118,34 @@ class RawSamples(msgspec.Struct, frozen=True):
     columns: dict[str, msgspec.Raw] = {}
 
 
-_msgpack_batch = msgspec.msgpack.Decoder(Batch)
+class Lists(Generic[T]):
+    """Lists that were decoded before, by their bytes."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
+        self._known: dict[bytes, Listed[T]] = {}
+        self._bytes = 0
+
+    def of(self, raw: msgspec.Raw) -> Listed[T]:
+        """The list in these bytes. Raises msgspec.DecodeError."""
+        said = bytes(raw)
+        known = self._known.get(said)
+        if known is not None:
+            return known
+        found: Listed[T] = Listed(self._decoder.decode(said))
+        if len(said) <= MOST_REMEMBERED_BYTES // 100:
+            if self._bytes + len(said) > MOST_REMEMBERED_BYTES:
+                self._known, self._bytes = {}, 0
+            self._known[said] = found
+            self._bytes += len(said)
+        return found
+
+
+MOST_REMEMBERED_BYTES = 8 * 1024 * 1024
+"""Of lists of each kind: those of some 6,000 nodes of eight accelerators. Objects take about five times as much."""
+_whole = msgspec.msgpack.Decoder(Whole)
 _json_batch = msgspec.json.Decoder(Batch)
+_accelerators, _workloads = Lists(WireAccelerator), Lists(WireWorkload)
 
 
 def inflate(body: bytes, encoding: str) -> bytes:
@@ -141,24 +195,44 @@ def decode(body: bytes, content_type: str, encoding: str) -> Decoded:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Refused(400, f"the body cannot be decoded: {_reason(error)}") from error
     try:
-        batch = (_json_batch if is_json else _msgpack_batch).decode(plain)
+        return _from_json(plain, digest) if is_json else _from_msgpack(plain, digest)
     except msgspec.ValidationError:
         return _record_by_record(plain, is_json, digest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Refused(400, f"the body cannot be decoded: {_reason(error)}") from error
+
+
+def _from_msgpack(plain: bytes, digest: bytes) -> Decoded:
+    batch = _whole.decode(plain)
+    lists = _accelerators.of(batch.accelerators), _workloads.of(batch.workloads)
+    return _decoded(batch, *lists, digest, len(plain))
+
+
+def _from_json(plain: bytes, digest: bytes) -> Decoded:
+    batch = _json_batch.decode(plain)
+    return _decoded(batch, Listed(batch.accelerators), Listed(batch.workloads), digest, len(plain))
+
+
+def _decoded(
+    batch: Batch | Whole,
+    accelerators: Listed[WireAccelerator],
+    workloads: Listed[WireWorkload],
+    digest: bytes,
+    size: int,
+) -> Decoded:
     return Decoded(
         version=batch.version,
         node=batch.node,
         epoch=batch.epoch,
         seq=batch.seq,
         heartbeat=batch.heartbeat,
-        accelerators=list(batch.accelerators),
-        workloads=list(batch.workloads),
-        stretches=list(batch.stretches),
+        accelerators=accelerators,
+        workloads=workloads,
+        stretches=batch.stretches,
         samples=batch.samples,
         rejected=[],
         sha256=digest,
-        size=len(plain),
+        size=size,
         counts=batch.counts,
     )
 
@@ -180,8 +254,8 @@ def _record_by_record(plain: bytes, is_json: bool, digest: bytes) -> Decoded:
         epoch=envelope.epoch,
         seq=envelope.seq,
         heartbeat=envelope.heartbeat,
-        accelerators=each("accelerators", envelope.accelerators, WireAccelerator),
-        workloads=each("workloads", envelope.workloads, WireWorkload),
+        accelerators=Listed(each("accelerators", envelope.accelerators, WireAccelerator)),
+        workloads=Listed(each("workloads", envelope.workloads, WireWorkload)),
         stretches=each("stretches", envelope.stretches, Stretch),
         samples=_samples(one, envelope.samples, rejected),
         rejected=rejected,

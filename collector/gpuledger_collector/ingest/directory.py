@@ -9,14 +9,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
 from gpuledger_agent.wire import WireAccelerator, WireWorkload
-from gpuledger_collector.ingest.validate import DAY_MS, Accepted, workload_key
+from gpuledger_collector.ingest.validate import DAY_MS, NODE_SCOPED_KINDS, Accepted, workload_key
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Entry = tuple[str, Any, int]
@@ -40,9 +40,27 @@ class Ids:
     accelerators: dict[str, int]
     workloads: dict[str, int]
 
-    def placed(self, batch: Accepted) -> dict[int, int]:
-        """The accelerators of a batch: id by position in it."""
-        return {place: self.accelerators[one.uuid] for place, one in batch.accelerators.items()}
+    def numbered(self, batch: Accepted) -> Numbered:
+        """A batch with the ids of what it names."""
+        return Numbered(
+            batch,
+            self.nodes[batch.node],
+            {place: self.accelerators[one.uuid] for place, one in batch.accelerators.items()},
+            {
+                place: self.workloads[workload_key(one.kind, batch.node, one.id)]
+                for place, one in batch.workloads.items()
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A batch with the ids of what it names: its node, and by their positions its accelerators and workloads."""
+
+    batch: Accepted
+    node_id: int
+    accelerators: Mapping[int, int]
+    workloads: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -53,6 +71,51 @@ class Directory:
     accelerators: dict[str, _Known] = field(default_factory=dict)
     workloads: dict[str, _Known] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _state: object = field(default_factory=object)
+    """Another one whenever something known is written anew or forgotten: until then, what was found stays true."""
+
+    def number(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> list[Numbered]:
+        """These batches with the ids of all that they name, written first where it is new or changed.
+
+        Lists that came before are looked up once: what they name is known, and as they say, as long as nothing that
+        was known changes.
+        """
+        found = [self._recall(batch) for batch in batches]
+        others = [batch for batch, known in zip(batches, found, strict=True) if known is None]
+        if others:
+            state = self._state
+            ids = self.learn(connection, others, now)
+            self._keep(others, state)
+            return [
+                ids.numbered(batch) if known is None else known for batch, known in zip(batches, found, strict=True)
+            ]
+        return [known for known in found if known is not None]
+
+    def _recall(self, batch: Accepted) -> Numbered | None:
+        """The batch with its ids, if nothing of it needs to be looked up."""
+        node = self.nodes.get(batch.node)
+        accelerators = batch.accelerators.found.get("")
+        workloads = batch.workloads.found.get(scope_of(batch))
+        if node is None or accelerators is None or workloads is None:
+            return None
+        if accelerators.state is not self._state or workloads.state is not self._state:
+            return None
+        return Numbered(batch, node.id, accelerators.ids, workloads.ids)
+
+    def _keep(self, batches: Sequence[Accepted], state: object) -> None:
+        """Keep with the lists of these batches the ids of what they name, where what is known is what they say."""
+        with self.lock:
+            if self._state is not state:
+                return  # something known was written anew meanwhile: the next batch looks again
+            for batch in batches:
+                accelerators = {place: (self.accelerators.get(one.uuid), one)
+                                for place, one in batch.accelerators.items()}  # fmt: skip
+                workloads = {place: (self.workloads.get(workload_key(one.kind, batch.node, one.id)), one)
+                             for place, one in batch.workloads.items()}  # fmt: skip
+                if all(known is not None and known.face == face for known, face in accelerators.values()):
+                    batch.accelerators.found[""] = _Found(state, _ids_of(accelerators))
+                if all(known is not None and known.face == face for known, face in workloads.values()):
+                    batch.workloads.found[scope_of(batch)] = _Found(state, _ids_of(workloads))
 
     def learn(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> Ids:
         """The ids of all that these batches name, written first where it is new or changed."""
@@ -74,19 +137,22 @@ class Directory:
             ids.workloads.update(write_workloads(connection, workloads, now))
         with self.lock:
             _remember(self.nodes, nodes, ids.nodes)
-            _remember(self.accelerators, accelerators, ids.accelerators)
-            _remember(self.workloads, workloads, ids.workloads)
+            changed = _remember(self.accelerators, accelerators, ids.accelerators)
+            if _remember(self.workloads, workloads, ids.workloads) or changed:
+                self._state = object()
         return ids
 
     def forget(self) -> None:
         """Start anew: the database may have been restored or replaced under us."""
         with self.lock:
             self.nodes, self.accelerators, self.workloads = {}, {}, {}
+            self._state = object()
 
     def _forget_when_full(self) -> None:
         for known in (self.accelerators, self.workloads):
             if len(known) > MOST_REMEMBERED:
                 known.clear()
+                self._state = object()
 
 
 def newest_instant(batch: Accepted) -> int:
@@ -133,9 +199,30 @@ def _sift(known: dict[str, _Known], ids: dict[str, int], entries: Iterable[_Entr
     return [news[name] for name in sorted(news)]
 
 
-def _remember(into: dict[str, _Known], entries: list[_Entry], ids: dict[str, int]) -> None:
+def _remember(into: dict[str, _Known], entries: list[_Entry], ids: dict[str, int]) -> bool:
+    """Remember what was written; whether something that was known before is another one now."""
+    changed = False
     for name, face, instant in entries:
+        changed = changed or name in into
         into[name] = _Known(ids[name], face, instant)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Ids of a list by position, true while the directory is in this state."""
+
+    state: object
+    ids: Mapping[int, int]
+
+
+def _ids_of(found: Mapping[int, tuple[_Known | None, object]]) -> dict[int, int]:
+    return {place: known.id for place, (known, _) in found.items() if known is not None}
+
+
+def scope_of(batch: Accepted) -> str:
+    """The node's name where the keys of the batch's workloads carry it, else nothing."""
+    return batch.node if any(one.kind in NODE_SCOPED_KINDS for one in batch.workloads.values()) else ""
 
 
 def write_nodes(connection: Connection, names: list[str], now: dt.datetime) -> dict[str, int]:

@@ -1,107 +1,62 @@
-"""Evidence of holding: stretches as reported, the hours they touch, the inventory they imply, signs of life."""
+"""What a flush shows: hours to be folded again, the inventory that it implies."""
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 
-from gpuledger_agent.wire import WireWorkload
 from gpuledger_collector.ingest import capacity
-from gpuledger_collector.ingest.columns import BinaryArray
-from gpuledger_collector.ingest.directory import Connection, Ids
-from gpuledger_collector.ingest.validate import DAY_MS, Accepted, SampleBlock, workload_key
+from gpuledger_collector.ingest.columns import Array, BinaryArray
+from gpuledger_collector.ingest.directory import Connection, Numbered
+from gpuledger_collector.ingest.samples import Samples
+from gpuledger_collector.ingest.stretches import Stretches
+from gpuledger_collector.ingest.validate import DAY_MS
 
 HOUR_MS = 3_600_000
 DEFAULT_POOL = "default"
 MOST_DAYS_MARKED = 400
-_JSON = msgspec.json.Encoder().encode
+_HOUR_BITS = 24
+"""Of the number of an hour, which is enough for 1,900 years."""
 
 
-def copy_stretches(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> None:
-    """COPY the stretches."""
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(
-            "COPY stretch (accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,"
-            " unknown_ms, energy_mj, node_id, epoch, seq, record) FROM STDIN (FORMAT BINARY)"
-        ) as copy,
-    ):
-        copy.set_types([*["int8"] * 2, "text", *["int8"] * 8, "uuid", "int8", "int4"])
-        for batch in batches:
-            known, node_id = ids.placed(batch), ids.nodes[batch.node]
-            for place, one in batch.stretches.items():
-                workload_id = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
-                copy.write_row(
-                    (
-                        *(known[one.accelerator], workload_id, one.state, one.start_ms, one.end_ms, one.held_ms),
-                        *(one.busy_ms, one.idle_ms, one.unknown_ms, one.energy_mj, node_id, batch.epoch, batch.seq),
-                        place,
-                    )
-                )
-
-
-def mark_hours(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> None:
+def mark_hours(connection: Connection, stretches: Stretches, samples: Samples | None) -> None:
     """Mark the hours that stretches or samples touch: their usage is folded, and their minutes are rolled up, again."""
-    hours: set[tuple[int, int]] = set()
-    for batch in batches:
-        known = ids.placed(batch)
-        for stretch in batch.stretches.values():
-            for hour in range(stretch.start_ms // HOUR_MS, (stretch.end_ms - 1) // HOUR_MS + 1):
-                hours.add((known[stretch.accelerator], hour))
-        if batch.block is not None:
-            hours.update((known[place], hour) for place, hour in hours_of(batch.block))
-    marked = np.array(sorted(hours), dtype="<i8").reshape(-1, 2)
+    marked = hours_of(stretches, samples)
     connection.execute(
         "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
         (BinaryArray(marked[:, 0]), BinaryArray(marked[:, 1] * HOUR_MS)),
     )
 
 
-def hours_of(block: SampleBlock) -> set[tuple[int, int]]:
-    """Position of the accelerator and number of the hour, of all rows of a block."""
-    hours = block.at_ms // HOUR_MS
-    if hours[0] == hours[-1] and (hours == hours[0]).all():
-        return {(place, int(hours[0])) for place in set(block.accelerator.tolist())}
-    return set(zip(block.accelerator.tolist(), hours.tolist(), strict=True))
+def hours_of(stretches: Stretches, samples: Samples | None) -> Array:
+    """Accelerator and number of the hour, one of each, in order."""
+    first, last = stretches.start_ms // HOUR_MS, (stretches.end_ms - 1) // HOUR_MS
+    spans = last - first + 1
+    within = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
+    accelerators, hours = [np.repeat(stretches.accelerator, spans)], [np.repeat(first, spans) + within]
+    if samples is not None:
+        accelerators.append(samples.accelerator)
+        hours.append(samples.at_ms // HOUR_MS)
+    touched = np.unique(np.concatenate(accelerators) << _HOUR_BITS | np.concatenate(hours))
+    return np.column_stack((touched >> _HOUR_BITS, touched & ((1 << _HOUR_BITS) - 1)))
 
 
-def id_of(batch: Accepted, workload: WireWorkload, ids: Ids) -> int:
-    """The id of a workload that a batch names."""
-    return ids.workloads[workload_key(workload.kind, batch.node, workload.id)]
-
-
-def latest_states(batches: Sequence[Accepted], ids: Ids) -> dict[int, tuple[int, str, int | None]]:
-    """Of each accelerator the end, the state and the (chief) holder of its latest stretch."""
-    latest: dict[int, tuple[tuple[int, int], str, int | None]] = {}
-    for batch in batches:
-        known = ids.placed(batch)
-        for one in batch.stretches.values():
-            accelerator_id = known[one.accelerator]
-            rank = (one.end_ms, one.held_ms)
-            if accelerator_id not in latest or rank > latest[accelerator_id][0]:
-                holder = None if one.workload is None else id_of(batch, batch.workloads[one.workload], ids)
-                latest[accelerator_id] = (rank, one.state, holder)
-    return {accelerator: (rank[0], state, holder) for accelerator, (rank, state, holder) in latest.items()}
-
-
-def evidence_of(batches: Sequence[Accepted], ids: Ids) -> list[capacity.Evidence]:
+def evidence_of(batches: Sequence[Numbered]) -> list[capacity.Evidence]:
     """First evidence of each accelerator in each batch, in the order of accelerators and time."""
     seen: list[capacity.Evidence] = []
-    for batch in batches:
+    for numbered in batches:
+        batch = numbered.batch
         first: dict[int, int] = {}
         for one in batch.stretches.values():
             first[one.accelerator] = min(one.start_ms, first.get(one.accelerator, one.start_ms))
         if batch.block is not None:
             for place in sorted(set(batch.block.accelerator.tolist()).difference(first)):
                 first[place] = int(batch.block.at_ms[batch.block.accelerator == place].min())
-        known, node_id = ids.placed(batch), ids.nodes[batch.node]
         for place, first_ms in first.items():
             pool = batch.accelerators[place].pool or DEFAULT_POOL
-            seen.append(capacity.Evidence(known[place], node_id, pool, first_ms))
+            seen.append(capacity.Evidence(numbered.accelerators[place], numbered.node_id, pool, first_ms))
     return sorted(seen, key=lambda one: (one.accelerator_id, one.first_ms))
 
 
@@ -202,35 +157,3 @@ def mark_days(
 def mark_rated_since(connection: Connection, day_ms: int) -> None:
     """Mark every rated day from this one on."""
     connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof WHERE day_ms >= %s", (day_ms,))
-
-
-def write_heartbeats(connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime) -> None:
-    """Keep of each node its latest sign of life; a batch that was spooled earlier in the same epoch changes nothing."""
-    latest: dict[int, Accepted] = {}
-    for batch in sorted(batches, key=lambda batch: (str(batch.epoch), batch.seq)):
-        latest[ids.nodes[batch.node]] = batch
-    chosen = [latest[node_id] for node_id in sorted(latest)]
-    connection.execute(
-        """
-        UPDATE node SET last_seen_at = greatest(last_seen_at, %s),
-            status = CASE WHEN newer THEN beat ->> 'status' ELSE status END,
-            status_detail = CASE WHEN newer THEN coalesce(beat ->> 'detail', '') ELSE status_detail END,
-            agent_version = CASE WHEN newer THEN beat ->> 'agent_version' ELSE agent_version END,
-            source = CASE WHEN newer THEN beat ->> 'source' ELSE source END,
-            driver = CASE WHEN newer THEN beat ->> 'driver' ELSE driver END,
-            heartbeat = CASE WHEN newer THEN beat ELSE heartbeat END
-        FROM (
-            SELECT id AS node_id, beat, heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
-                OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint AS newer
-            FROM node JOIN (SELECT id, beat::jsonb FROM unnest(%s::bigint[], %s::text[]) AS told (id, beat)) AS told
-                USING (id)
-            ORDER BY id FOR NO KEY UPDATE OF node
-        ) AS told
-        WHERE id = node_id
-        """,
-        (
-            now,
-            sorted(latest),
-            [_JSON({**batch.heartbeat, "epoch": str(batch.epoch), "seq": batch.seq}).decode() for batch in chosen],
-        ),
-    )

@@ -7,16 +7,17 @@ import json
 from collections.abc import Sequence
 
 from gpuledger_agent.wire import Answer, Rejected
-from gpuledger_collector.ingest.directory import Connection, Ids
+from gpuledger_collector.ingest.directory import Connection, Numbered
 from gpuledger_collector.ingest.validate import Accepted
 
 Key = tuple[str, object, int]
 """Node, epoch and sequence number."""
 
 
-def insert_keys(connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime) -> set[Key]:
+def insert_keys(connection: Connection, numbered: Sequence[Numbered], now: dt.datetime) -> set[Key]:
     """Insert the ledger rows of these batches (in the order of their keys); the keys that were new."""
-    names = {ids.nodes[batch.node]: batch.node for batch in batches}
+    batches = [one.batch for one in numbered]
+    names = {one.node_id: one.batch.node for one in numbered}
     rows = connection.execute(
         """
         INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, stretches, rejected)
@@ -27,7 +28,7 @@ def insert_keys(connection: Connection, batches: Sequence[Accepted], ids: Ids, n
         """,
         (
             now,
-            [ids.nodes[batch.node] for batch in batches],
+            [one.node_id for one in numbered],
             [batch.epoch for batch in batches],
             [batch.seq for batch in batches],
             [batch.sha256 for batch in batches],
@@ -45,11 +46,11 @@ def _as_json(rejected: list[Rejected]) -> str | None:
     return json.dumps([{"record": refusal.record, "reason": refusal.reason} for refusal in rejected])
 
 
-def look_up(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> dict[Key, tuple[bytes, list[Rejected]]]:
+def look_up(connection: Connection, numbered: Sequence[Numbered]) -> dict[Key, tuple[bytes, list[Rejected]]]:
     """Hash and refusals of batches that are in the ledger already."""
-    if not batches:
+    if not numbered:
         return {}
-    names = {ids.nodes[batch.node]: batch.node for batch in batches}
+    names = {one.node_id: one.batch.node for one in numbered}
     rows = connection.execute(
         """
         SELECT node_id, epoch, seq, sha256, rejected FROM ingest_batch
@@ -57,9 +58,9 @@ def look_up(connection: Connection, batches: Sequence[Accepted], ids: Ids) -> di
         USING (node_id, epoch, seq)
         """,
         (
-            [ids.nodes[batch.node] for batch in batches],
-            [batch.epoch for batch in batches],
-            [batch.seq for batch in batches],
+            [one.node_id for one in numbered],
+            [one.batch.epoch for one in numbered],
+            [one.batch.seq for one in numbered],
         ),
     )
     return {

@@ -12,30 +12,28 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_agent.wire import Answer
+from gpuledger_agent.wire import Answer, Rejected
 from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest import capacity, counters
-from gpuledger_collector.ingest.directory import Connection, Directory, Ids
+from gpuledger_collector.ingest.directory import Connection, Directory, Numbered, oldest_instant
 from gpuledger_collector.ingest.evidence import (
-    copy_stretches,
+    DEFAULT_POOL,
     evidence_of,
-    id_of,
     keep_capacity,
-    latest_states,
     mark_hours,
-    write_heartbeats,
 )
 from gpuledger_collector.ingest.ledger import Key, insert_keys, look_up, record_conflicts, verdict
+from gpuledger_collector.ingest.newest import Newest, Told, told_of, write
 from gpuledger_collector.ingest.samples import (
     HOT_KINDS,
     Samples,
     copy_samples,
     join_samples,
-    keep_latest,
     slow_changes,
     write_slow,
 )
-from gpuledger_collector.ingest.validate import DAY_MS, Accepted
+from gpuledger_collector.ingest.stretches import copy_stretches, join_stretches, latest_states
+from gpuledger_collector.ingest.validate import DAY_MS, Accepted, days_of
 
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
 """Makes the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""
@@ -49,44 +47,80 @@ class Store:
     on_contest: Callable[[capacity.Evidence], None] = lambda _: None
     """Told of an accelerator that a second node reports while the first still does."""
     directory: Directory = field(default_factory=Directory)
+    newest: Newest = field(default_factory=Newest)
     _days: set[tuple[str, int]] = field(default_factory=set)
     _capacity: dict[int, capacity.CapacityRow] = field(default_factory=dict)
     """The newest row of each accelerator, to skip what changes nothing."""
+    _inventory: object = field(default_factory=object)
+    """Another one whenever a row that was remembered changes."""
     _slow: dict[tuple[int, str], tuple[int, float | None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def flush(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> list[Answer]:
-        """Commit these batches and say what became of each, in order. Raises psycopg.Error; then none was committed."""
-        ids = self.directory.learn(connection, batches, now)
+    def flush(
+        self,
+        connection: Connection,
+        batches: Sequence[Accepted],
+        now: dt.datetime,
+        idle: Callable[[], bool] = lambda: True,
+    ) -> list[Answer]:
+        """Commit these batches and say what became of each, in order. Raises psycopg.Error; then none was committed.
+
+        `idle`: whether no more wait behind them.
+        """
+        numbered = self.directory.number(connection, batches, now)
+        first: dict[Key, Numbered] = {}
+        for one in numbered:
+            first.setdefault(one.batch.key, one)
+        unique = sorted(first.values(), key=lambda one: (one.node_id, one.batch.epoch, one.batch.seq))
         self.make_days(connection, batches)
-        first: dict[Key, Accepted] = {}
-        for batch in batches:
-            first.setdefault(batch.key, batch)
-        unique = sorted(first.values(), key=lambda batch: (ids.nodes[batch.node], batch.epoch, batch.seq))
         after: list[Callable[[], None]] = []
-        with connection.transaction():
-            fresh = insert_keys(connection, unique, ids, now)
-            if fresh:
-                after = self._write(connection, [batch for batch in unique if batch.key in fresh], ids, now)
-            known = look_up(connection, [batch for batch in unique if batch.key not in fresh], ids)
-            answers = [
-                Answer("partial" if batch.rejected else "committed", rejected=batch.rejected)
-                if batch.key in fresh and batch is first[batch.key]
-                else verdict(batch, known.get(batch.key, (first[batch.key].sha256, first[batch.key].rejected)))
-                for batch in batches
-            ]
-            pairs = zip(batches, answers, strict=True)
-            record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
+        told, due = Told(), None
+        try:
+            with connection.transaction():
+                fresh = insert_keys(connection, unique, now)
+                if fresh:
+                    told = self._write(connection, [one for one in unique if one.batch.key in fresh], now, after)
+                due = self.newest.take(idle())
+                if due is not None:
+                    write(connection, due.and_then(told))
+                known = look_up(connection, [one for one in unique if one.batch.key not in fresh])
+                answers = [
+                    Answer("partial" if batch.rejected else "committed", rejected=batch.rejected)
+                    if batch.key in fresh and batch is first[batch.key].batch
+                    else verdict(batch, known.get(batch.key, said(first[batch.key].batch)))
+                    for batch in batches
+                ]
+                pairs = zip(batches, answers, strict=True)
+                record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
+        except BaseException:
+            if due is not None:
+                self.newest.put_back(due)
+            raise
         with self._lock:
             for remember in after:
                 remember()
+        if due is None:
+            self.newest.keep(told)
         return answers
+
+    def settle(self, connection: Connection) -> None:
+        """Write what was told of the newest and is not written yet. Raises psycopg.Error."""
+        told = self.newest.take(idle=True)
+        if told is None or told == Told():
+            return
+        try:
+            with connection.transaction():
+                write(connection, told)
+        except BaseException:
+            self.newest.put_back(told)
+            raise
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database: it may have been restored, or a day dropped."""
         self.directory.forget()
+        self.newest.forget()
         with self._lock:
-            self._days, self._capacity, self._slow = set(), {}, {}
+            self._days, self._capacity, self._slow, self._inventory = set(), {}, {}, object()
 
     def make_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
         """Make the days of the big tables that these batches need. Call it outside a transaction."""
@@ -94,7 +128,7 @@ class Store:
         for batch in batches:
             wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
             if batch.block is not None:
-                wanted["gpu_sample"].update((batch.block.at_ms // DAY_MS).tolist())
+                wanted["gpu_sample"] |= days_of(batch.block)
         for table, days in wanted.items():
             new = {day for day in days if (table, day) not in self._days}
             if new:
@@ -104,29 +138,59 @@ class Store:
                     self._days |= {(table, day) for day in new}
 
     def _write(
-        self, connection: Connection, batches: Sequence[Accepted], ids: Ids, now: dt.datetime
-    ) -> list[Callable[[], None]]:
-        copy_stretches(connection, batches, ids)
-        mark_hours(connection, batches, ids)
-        samples = join_samples(batches, ids)
-        after = [self.keep_inventory(connection, batches, ids)]
+        self,
+        connection: Connection,
+        batches: Sequence[Numbered],
+        now: dt.datetime,
+        after: list[Callable[[], None]],
+    ) -> Told:
+        """Write what bills are made of; what is told of the newest. `after` gets what is to be done after COMMIT."""
+        stretches, samples = join_stretches(batches), join_samples(batches)
+        copy_stretches(connection, stretches)
+        mark_hours(connection, stretches, samples)
+        after.append(self.keep_inventory(connection, batches))
         if samples is not None:
             copy_samples(connection, samples)
             after.append(self.keep_slow(connection, samples))
-        keep_latest(connection, samples, latest_states(batches, ids))
-        counters.keep(connection, counts_of(batches, ids))
-        write_heartbeats(connection, batches, ids, now)
-        return after
+        counters.keep(connection, counts_of(batches))
+        return told_of(batches, samples, latest_states(stretches), now)
 
-    def keep_inventory(self, connection: Connection, batches: Sequence[Accepted], ids: Ids) -> Callable[[], None]:
+    def keep_inventory(self, connection: Connection, batches: Sequence[Numbered]) -> Callable[[], None]:
         """Bring the inventory in line with what these batches show; call what is returned after COMMIT."""
+        news = [one for one in batches if not self._shows_nothing_new(one)]
         seen = [
             evidence
-            for evidence in evidence_of(batches, ids)
+            for evidence in evidence_of(news)
             if not capacity.covers(self._capacity.get(evidence.accelerator_id), evidence)
         ]
         rows = keep_capacity(connection, seen, self.on_contest) if seen else {}
-        return lambda: self._capacity.update(rows)
+
+        def remember() -> None:
+            if any(self._capacity.get(accelerator) not in (None, row) for accelerator, row in rows.items()):
+                self._inventory = object()
+            self._capacity.update(rows)
+
+        return remember
+
+    def _shows_nothing_new(self, one: Numbered) -> bool:
+        """Whether the inventory, as far as it is remembered, covers all that a batch may show.
+
+        It is looked up once for a list of accelerators and a node, until something that is remembered changes.
+        """
+        found = one.batch.accelerators.found
+        known = found.get(one.node_id)
+        if known is None or known[0] is not self._inventory:
+            state = self._inventory
+            since = [
+                capacity.covered_since(
+                    self._capacity.get(one.accelerators[place]), one.node_id, shown.pool or DEFAULT_POOL
+                )
+                for place, shown in one.batch.accelerators.items()
+            ]
+            if any(instant is None for instant in since):
+                return False
+            known = found[one.node_id] = state, max((instant for instant in since if instant is not None), default=0)
+        return oldest_instant(one.batch) >= known[1]
 
     def keep_slow(self, connection: Connection, samples: Samples) -> Callable[[], None]:
         """Write what slow metrics turned into; what is returned is to be called after COMMIT."""
@@ -152,15 +216,18 @@ class Store:
                 self._slow.setdefault((accelerator, name), (at_ms, value))
 
 
-def counts_of(batches: Sequence[Accepted], ids: Ids) -> list[counters.Row]:
+def counts_of(batches: Sequence[Numbered]) -> list[counters.Row]:
     """The readings of counters of these batches."""
     return [
         (
-            counters.Series(
-                id_of(batch, batch.workloads[one.workload], ids), "agent", one.source, one.part, one.counter, one.engine
-            ),
+            counters.Series(numbered.workloads[one.workload], "agent", one.source, one.part, one.counter, one.engine),
             CounterReading(one.at_ms, one.value, one.started_ms),
         )
-        for batch in batches
-        for one in batch.counts.values()
+        for numbered in batches
+        for one in numbered.batch.counts.values()
     ]
+
+
+def said(batch: Accepted) -> tuple[bytes, list[Rejected]]:
+    """What the ledger will hold of a batch: its hash and its refusals."""
+    return batch.sha256, batch.rejected

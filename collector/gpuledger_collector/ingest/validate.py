@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from gpuledger_agent.catalogue import METRICS
-from gpuledger_agent.wire import WIRE_VERSION, Count, Rejected, Samples, Stretch, WireAccelerator, WireWorkload
+from gpuledger_agent.wire import (
+    WIRE_VERSION,
+    Count,
+    Heartbeat,
+    Rejected,
+    Samples,
+    Stretch,
+    WireAccelerator,
+    WireWorkload,
+)
 from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
-from gpuledger_collector.ingest.columns import Array, plain_arrays, to_array
-from gpuledger_collector.ingest.decode import Decoded, Refused
+from gpuledger_collector.ingest.columns import DTYPES, Array, to_array
+from gpuledger_collector.ingest.decode import Decoded, Listed, Refused
 
 DAY_MS = 86_400_000
 EARLIEST_MS = 946_684_800_000
@@ -37,18 +44,40 @@ MAX_TAGS = 200
 _INT64 = 2**63 - 1
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
+_SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
 
 NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
 """Kinds of workloads whose id is unique on one node only, so that the key carries the node's name."""
 
 
+T = TypeVar("T")
+
+
+class Kept(dict[int, T]):
+    """The records of a list that are kept, by position: the same object for a list that comes again.
+
+    `found` is for what others find out of such a list, so that it is found out once.
+    """
+
+    __slots__ = ("found",)
+
+    def __init__(self, records: Mapping[int, T] | Iterable[tuple[int, T]] = ()) -> None:
+        super().__init__(records)
+        self.found: dict[object, Any] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
-    """Rows of readings: position of the accelerator in its batch, instant, and a column per metric."""
+    """Rows of readings: position of the accelerator in its batch, instant, and a column per metric.
+
+    A column is bytes as they came (little-endian, of the kind that the catalogue says): a batch has dozens of short
+    ones, and numpy takes longer to begin with one than to go through it. They are looked at when they are joined with
+    those of other batches.
+    """
 
     accelerator: Array
     at_ms: Array
-    columns: dict[str, Array]
+    columns: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +89,15 @@ class Accepted:
     seq: int
     sha256: bytes
     size: int
-    heartbeat: dict[str, Any]
-    accelerators: dict[int, WireAccelerator]
-    workloads: dict[int, WireWorkload]
+    heartbeat: Heartbeat | None
+    accelerators: Kept[WireAccelerator]
+    workloads: Kept[WireWorkload]
     stretches: dict[int, Stretch]
     block: SampleBlock | None
     rejected: list[Rejected]
     counts: dict[int, Count] = field(default_factory=dict)
+    clock_skew_ms: int | None = None
+    """How far the collector's clock was ahead of the sender's."""
 
     @property
     def key(self) -> tuple[str, uuid.UUID, int]:
@@ -84,20 +115,20 @@ def workload_key(kind: str, node: str, external_id: str) -> str:
     return f"{kind}:{node if kind in NODE_SCOPED_KINDS else ''}:{external_id}"
 
 
-def accept(batch: Decoded, now_ms: int) -> Accepted:
+def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None) -> Accepted:
     """Judge every record of a batch at `now_ms`. Raises Refused when the batch has no usable key."""
     epoch = _epoch_of(batch)
-    rejected = list(batch.rejected)
-    accelerators = _each("accelerators", batch.accelerators, check_accelerator, rejected)
-    _refuse_repeats(accelerators, rejected)
-    workloads = _each("workloads", batch.workloads, check_workload, rejected)
+    accelerators, refused = judge_accelerators(batch.accelerators)
+    rejected = [*batch.rejected, *refused]
+    workloads, refused = judge_workloads(batch.workloads)
+    rejected += refused
 
     def check(stretch: Stretch) -> str | None:
-        return check_stretch(stretch, accelerators, workloads, now_ms)
+        return check_stretch(stretch, accelerators, workloads, now_ms + FUTURE_MS)
 
     stretches = _each("stretches", batch.stretches, check, rejected)
     _refuse_wrong_sums(stretches, rejected)
-    block = _accept_samples(batch.samples, set(accelerators), now_ms, rejected)
+    block = _accept_samples(batch.samples, accelerators, now_ms, rejected)
     block = _bound_days(stretches, block, rejected)
     counts = _each("counts", batch.counts, lambda one: check_count(one, workloads, now_ms), rejected)
     return Accepted(
@@ -106,14 +137,35 @@ def accept(batch: Decoded, now_ms: int) -> Accepted:
         seq=batch.seq,
         sha256=batch.sha256,
         size=batch.size,
-        heartbeat=clean(msgspec.to_builtins(batch.heartbeat)),
+        heartbeat=batch.heartbeat,
         accelerators=accelerators,
         workloads=workloads,
         stretches=stretches,
         block=block,
         rejected=bounded(rejected),
         counts=counts,
+        clock_skew_ms=clock_skew_ms,
     )
+
+
+def judge_accelerators(listed: Listed[WireAccelerator]) -> tuple[Kept[WireAccelerator], Sequence[Rejected]]:
+    """The accelerators that are kept, and the refusals of the others."""
+    if listed.judged is None:
+        rejected: list[Rejected] = []
+        kept = _each("accelerators", listed.records, check_accelerator, rejected)
+        _refuse_repeats(kept, rejected)
+        listed.judged = Kept(kept), rejected
+    judged: tuple[Kept[WireAccelerator], Sequence[Rejected]] = listed.judged
+    return judged
+
+
+def judge_workloads(listed: Listed[WireWorkload]) -> tuple[Kept[WireWorkload], Sequence[Rejected]]:
+    """The workloads that are kept, and the refusals of the others."""
+    if listed.judged is None:
+        rejected: list[Rejected] = []
+        listed.judged = Kept(_each("workloads", listed.records, check_workload, rejected)), rejected
+    judged: tuple[Kept[WireWorkload], Sequence[Rejected]] = listed.judged
+    return judged
 
 
 def _epoch_of(batch: Decoded) -> uuid.UUID:
@@ -124,9 +176,12 @@ def _epoch_of(batch: Decoded) -> uuid.UUID:
     if not 0 <= batch.seq <= _INT64:
         raise Refused(400, f"seq: {batch.seq} is not a number from 0 to 2^63-1")
     try:
-        return uuid.UUID(batch.epoch)
+        return _uuid(batch.epoch)
     except ValueError as error:
         raise Refused(400, "epoch: is not a UUID") from error
+
+
+_uuid = lru_cache(maxsize=16_384)(uuid.UUID)
 
 
 def _each(
@@ -162,9 +217,8 @@ def clean(value: Any) -> Any:
     return value
 
 
-@lru_cache(maxsize=16_384)
 def check_accelerator(accelerator: WireAccelerator) -> str | None:
-    """Why an accelerator cannot be kept; remembered, as each of its batches brings it again."""
+    """Why an accelerator cannot be kept."""
     if not accelerator.uuid:
         return "uuid: is empty"
     limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
@@ -208,28 +262,31 @@ def check_workload(workload: WireWorkload) -> str | None:
 
 
 def check_stretch(
-    stretch: Stretch,
+    one: Stretch,
     accelerators: dict[int, WireAccelerator],
     workloads: dict[int, WireWorkload],
-    now_ms: int,
+    latest_ms: int,
 ) -> str | None:
-    """Why a stretch cannot be kept."""
-    if stretch.accelerator not in accelerators:
-        return f"accelerator: there is no accepted accelerators[{stretch.accelerator}]"
-    if not EARLIEST_MS <= stretch.start_ms <= now_ms + FUTURE_MS or stretch.end_ms > now_ms + FUTURE_MS:
+    """Why a stretch cannot be kept; none may reach beyond `latest_ms`."""
+    if one.accelerator not in accelerators:
+        return f"accelerator: there is no accepted accelerators[{one.accelerator}]"
+    start_ms, end_ms = one.start_ms, one.end_ms
+    if not EARLIEST_MS <= start_ms <= latest_ms or end_ms > latest_ms:
         return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
-    if not 0 < stretch.end_ms - stretch.start_ms <= MAX_STRETCH_MS:
+    if not 0 < end_ms - start_ms <= MAX_STRETCH_MS:
         return "end_ms: is not after start_ms, or more than a day after it"
-    if stretch.energy_mj is not None and not 0 <= stretch.energy_mj <= _INT64:
+    if one.energy_mj is not None and not 0 <= one.energy_mj <= _INT64:
         return "energy_mj: is out of range"
-    parts = (stretch.held_ms, stretch.busy_ms, stretch.idle_ms, stretch.unknown_ms)
-    if stretch.state != "held":
-        return None if stretch.workload is None and not any(parts) else f"state: {stretch.state} is held by nobody"
-    if stretch.workload not in workloads:
-        return f"workload: there is no accepted workloads[{stretch.workload}]"
-    if min(parts) < 0 or stretch.held_ms > stretch.end_ms - stretch.start_ms:
+    held_ms, busy_ms, idle_ms, unknown_ms = one.held_ms, one.busy_ms, one.idle_ms, one.unknown_ms
+    if one.state != "held":
+        if one.workload is None and not (held_ms or busy_ms or idle_ms or unknown_ms):
+            return None
+        return f"state: {one.state} is held by nobody"
+    if one.workload not in workloads:
+        return f"workload: there is no accepted workloads[{one.workload}]"
+    if held_ms < 0 or busy_ms < 0 or idle_ms < 0 or unknown_ms < 0 or held_ms > end_ms - start_ms:
         return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
-    if stretch.busy_ms + stretch.idle_ms + stretch.unknown_ms != stretch.held_ms:
+    if busy_ms + idle_ms + unknown_ms != held_ms:
         return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
     return None
 
@@ -257,10 +314,14 @@ def check_count(one: Count, workloads: dict[int, WireWorkload], now_ms: int) -> 
 
 def _refuse_wrong_sums(stretches: dict[int, Stretch], rejected: list[Rejected]) -> None:
     """Holders that share a span hold it whole, no more and no less; else none of them is kept."""
-    spans: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for place, stretch in stretches.items():
-        if stretch.state == "held":
-            spans[stretch.accelerator, stretch.start_ms, stretch.end_ms].append(place)
+    spans: dict[tuple[int, int, int], list[int]] = {}
+    right = True
+    for place, one in stretches.items():
+        if one.state == "held":
+            right = right and one.held_ms == one.end_ms - one.start_ms
+            spans.setdefault((one.accelerator, one.start_ms, one.end_ms), []).append(place)
+    if right and sum(map(len, spans.values())) == len(spans):
+        return  # one holder a span, who holds it whole
     for (_, start_ms, end_ms), places in spans.items():
         held = sum(stretches[place].held_ms for place in places)
         if held == end_ms - start_ms:
@@ -272,32 +333,36 @@ def _refuse_wrong_sums(stretches: dict[int, Stretch], rejected: list[Rejected]) 
 
 
 def _accept_samples(
-    samples: Samples, accelerators: set[int], now_ms: int, rejected: list[Rejected]
+    samples: Samples, accelerators: Kept[WireAccelerator], now_ms: int, rejected: list[Rejected]
 ) -> SampleBlock | None:
     rows = len(samples.at_ms)
     if len(samples.accelerator) != rows:
         reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
         rejected.append(Rejected("samples", reason))
         return None
-    columns = plain_arrays(samples.columns, rows, METRIC_KINDS)
+    columns: dict[str, bytes] = {}
     for name, column in samples.columns.items():
-        if name in columns:
+        kind, values = column.kind, column.values
+        if kind == METRIC_KINDS.get(name) and isinstance(values, bytes) and len(values) == rows * _SIZES[kind]:
+            columns[name] = values
             continue
         try:
-            columns[name] = to_array(column, rows, kind_of(name))
+            columns[name] = to_array(column, rows, kind_of(name)).tobytes()
         except ValueError as error:
             rejected.append(Rejected(f"samples.columns[{name[:100]!a}]", str(error)))
-    kept = _good_rows(samples, accelerators, now_ms, rejected)
+    kept = _good_rows(samples, accelerators, now_ms + FUTURE_MS, rejected)
     if not kept:
         return None
-    if len(kept) == rows:
-        return SampleBlock(np.array(samples.accelerator, dtype="<i8"), np.array(samples.at_ms, dtype="<i8"), columns)
-    chosen = np.array(kept)
-    return SampleBlock(
-        accelerator=np.array([samples.accelerator[row] for row in kept], dtype="<i8"),
-        at_ms=np.array([samples.at_ms[row] for row in kept], dtype="<i8"),
-        columns={name: values[chosen] for name, values in columns.items()},
-    )
+    accelerator, at_ms = samples.accelerator, samples.at_ms
+    if len(kept) < rows:
+        accelerator, at_ms = [accelerator[row] for row in kept], [at_ms[row] for row in kept]
+        columns = cut(columns, np.array(kept))
+    return SampleBlock(np.array(accelerator, dtype="<i8"), np.array(at_ms, dtype="<i8"), columns)
+
+
+def cut(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
+    """These rows of columns: by their numbers, or by a mask."""
+    return {name: np.frombuffer(values, DTYPES[METRIC_KINDS[name]])[rows].tobytes() for name, values in columns.items()}
 
 
 def kind_of(metric: str) -> str:
@@ -308,15 +373,17 @@ def kind_of(metric: str) -> str:
     return kind
 
 
-def _good_rows(samples: Samples, accelerators: set[int], now_ms: int, rejected: list[Rejected]) -> list[int]:
-    rows, latest = samples.at_ms, now_ms + FUTURE_MS
-    if rows and min(rows) >= EARLIEST_MS and max(rows) <= latest and accelerators.issuperset(samples.accelerator):
-        return list(range(len(rows)))
+def _good_rows(
+    samples: Samples, accelerators: Kept[WireAccelerator], latest_ms: int, rejected: list[Rejected]
+) -> Sequence[int]:
+    rows = samples.at_ms
+    if rows and min(rows) >= EARLIEST_MS and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
+        return range(len(rows))
     kept = []
     for row, (accelerator, at_ms) in enumerate(zip(samples.accelerator, samples.at_ms, strict=True)):
         if accelerator not in accelerators:
             reason = f"accelerator: there is no accepted accelerators[{accelerator}]"
-        elif not EARLIEST_MS <= at_ms <= latest:
+        elif not EARLIEST_MS <= at_ms <= latest_ms:
             reason = "at_ms: lies before the year 2000 or more than a day ahead"
         else:
             kept.append(row)
@@ -331,7 +398,7 @@ def _bound_days(
     """Keep what lies in the earliest MAX_DAYS days of the batch."""
     days = {stretch.start_ms // DAY_MS for stretch in stretches.values()}
     if block is not None:
-        days.update((block.at_ms // DAY_MS).tolist())
+        days |= days_of(block)
     if len(days) <= MAX_DAYS:
         return block
     last = sorted(days)[MAX_DAYS - 1]
@@ -345,9 +412,13 @@ def _bound_days(
     rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
     if not kept.any():
         return None
-    return SampleBlock(
-        block.accelerator[kept], block.at_ms[kept], {name: values[kept] for name, values in block.columns.items()}
-    )
+    return SampleBlock(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept))
+
+
+def days_of(block: SampleBlock) -> set[int]:
+    """Numbers of the UTC days that a block touches."""
+    ends = {int(block.at_ms.min()) // DAY_MS, int(block.at_ms.max()) // DAY_MS}
+    return ends if len(ends) == 1 else set((block.at_ms // DAY_MS).tolist())
 
 
 def bounded(rejected: list[Rejected]) -> list[Rejected]:

@@ -18,7 +18,7 @@ from gpuledger_collector.ingest.directory import Ids
 from gpuledger_collector.ingest.remote.decode import Writing
 from gpuledger_collector.ingest.remote.series import HOT_BIT, METRIC_NUMBER, NONE, Book
 from gpuledger_collector.ingest.samples import Samples
-from gpuledger_collector.ingest.validate import Accepted, SampleBlock, workload_key
+from gpuledger_collector.ingest.validate import Accepted, Kept, SampleBlock, workload_key
 
 _NO_EPOCH = uuid.UUID(int=0)
 _UTILIZATION = METRIC_NUMBER["gpu_utilization_ratio"]
@@ -149,9 +149,9 @@ class Gathered:
             seq=0,
             sha256=b"",
             size=0,
-            heartbeat={},
-            accelerators=accelerators,
-            workloads={place: self.book.workloads[number] for place, number in enumerate(workloads)},
+            heartbeat=None,
+            accelerators=Kept(accelerators),
+            workloads=Kept({place: self.book.workloads[number] for place, number in enumerate(workloads)}),
             stretches={},
             block=SampleBlock(np.array([places[name] for name in uuids]), self.at_ms[chosen], {}),
             rejected=[],

@@ -18,11 +18,12 @@ from gpuledger_agent.meter import Meter
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 from gpuledger_agent.sources.dcgm import BY_POD, whole
 from gpuledger_collector.ingest.directory import Connection, Ids
-from gpuledger_collector.ingest.evidence import HOUR_MS, copy_stretches, mark_rated_since
+from gpuledger_collector.ingest.evidence import HOUR_MS, mark_rated_since
 from gpuledger_collector.ingest.remote.gather import WITNESSES, Scrape
 from gpuledger_collector.ingest.remote.store import SLOT_MS, read_range
 from gpuledger_collector.ingest.store import Store
-from gpuledger_collector.ingest.validate import DAY_MS, Accepted, workload_key
+from gpuledger_collector.ingest.stretches import copy_stretches, join_stretches
+from gpuledger_collector.ingest.validate import DAY_MS, Accepted, Kept, workload_key
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")
 """The epoch of every stretch that was made from scrapes (`gpu`, `remotewrite`); its `seq` is the slot's number."""
@@ -97,9 +98,9 @@ def stretches_of(
         seq=batch.seq,
         sha256=b"",
         size=0,
-        heartbeat={},
-        accelerators=dict(enumerate(batch.accelerators)),
-        workloads=dict(enumerate(batch.workloads)),
+        heartbeat=None,
+        accelerators=Kept(enumerate(batch.accelerators)),
+        workloads=Kept(enumerate(batch.workloads)),
         stretches=dict(enumerate(batch.stretches)),
         block=None,
         rejected=[],
@@ -159,8 +160,9 @@ class Metering:
         with connection.transaction():
             batches, made, divided, ids = self._make(connection, slots, splits)
             drop_stretches(connection, made)
-            copy_stretches(connection, batches, ids)
-            after = self.store.keep_inventory(connection, batches, ids)
+            numbered = [ids.numbered(batch) for batch in batches]
+            copy_stretches(connection, join_stretches(numbered))
+            after = self.store.keep_inventory(connection, numbered)
             ended = end_devices(connection, divided)
             mark_hours_of(connection, made)
             connection.execute("DELETE FROM dirty_scrape WHERE id = ANY(%s)", ([mark[0] for mark in marks],))

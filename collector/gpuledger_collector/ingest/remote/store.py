@@ -19,12 +19,14 @@ from gpuledger_agent.health import EVIDENCE
 from gpuledger_agent.sources.dcgm import judged
 from gpuledger_collector.ingest.columns import Array
 from gpuledger_collector.ingest.directory import Connection, Ids
+from gpuledger_collector.ingest.newest import latest_of, write_latest
 from gpuledger_collector.ingest.remote.counted import CounterStore
 from gpuledger_collector.ingest.remote.decode import Writing
 from gpuledger_collector.ingest.remote.gather import WITNESSES, Gathered, Scrape, cut, only
 from gpuledger_collector.ingest.remote.series import METRIC_NUMBER, Book
-from gpuledger_collector.ingest.samples import copy_samples, keep_latest
+from gpuledger_collector.ingest.samples import copy_samples
 from gpuledger_collector.ingest.store import Store
+from gpuledger_collector.ingest.stretches import States
 
 SLOT_MS = 300_000
 """The unit in which stretches are made again from scrapes."""
@@ -55,7 +57,13 @@ class RemoteStore:
     _health: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """Newest readings that a verdict needs, by accelerator: a part of a scrape need not hold them all."""
 
-    def flush(self, connection: Connection, batches: Sequence[Writing], now: dt.datetime) -> list[Written]:
+    def flush(
+        self,
+        connection: Connection,
+        batches: Sequence[Writing],
+        now: dt.datetime,
+        _idle: Callable[[], bool] = lambda: True,
+    ) -> list[Written]:
         """Commit these requests and say what became of each. Raises psycopg.Error: then some may be, and all may
         be sent again.
         """
@@ -69,6 +77,9 @@ class RemoteStore:
         self.counters.keep(connection, [sample for one in batches for sample in one.counts], now)
         return [Written(answer.samples + len(one.counts), answer.too_old)
                 for answer, one in zip(answers, batches, strict=True)]  # fmt: skip
+
+    def settle(self, connection: Connection) -> None:
+        """Nothing is left for later."""
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database."""
@@ -113,7 +124,7 @@ class RemoteStore:
         if len(unread):
             copy_samples(connection, only(samples, unread, fresh))
         after = self.store.keep_slow(connection, samples)
-        keep_latest(connection, samples, latest_of(keys, scrapes))
+        write_latest(connection, latest_of(samples, States.of(states_of(keys, scrapes))))
         mark(connection, [key for key, is_changed in zip(keys, changed, strict=True) if is_changed])
         move_heads(connection, keys)
         return after
@@ -234,7 +245,7 @@ def _row(key: _Key, one: Scrape) -> tuple[object, ...]:
     )
 
 
-def latest_of(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int, tuple[int, str, int | None]]:
+def states_of(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int, tuple[int, str, int | None]]:
     """Of each accelerator the instant, state and (first) holder of its newest scrape here."""
     latest: dict[int, tuple[int, str, int | None]] = {}
     for (accelerator, at_ms), one in zip(keys, scrapes, strict=True):

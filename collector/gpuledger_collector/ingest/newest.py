@@ -1,0 +1,256 @@
+"""What people look at first: the newest values and state of each accelerator, the latest sign of life of each node.
+
+No bill is made of them, so they need not be written with every batch. When nobody waits they are written in the
+transaction of the batches that brought them. While more batches wait (a fleet that comes back after an outage sends
+hours of them) only the newest of some seconds are: the rest would be written over at once. A collector that is killed
+loses none but those, and the node's next batch brings newer ones.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuledger_agent.wire import Heartbeat
+from gpuledger_collector.ingest.columns import Array, BinaryArray, blank, is_absent
+from gpuledger_collector.ingest.directory import Connection, Numbered
+from gpuledger_collector.ingest.samples import HOT_KINDS, Samples
+from gpuledger_collector.ingest.stretches import STATES, States
+from gpuledger_collector.ingest.validate import clean
+
+LATE_SECONDS = 5.0
+"""How old the newest values may grow while batches wait."""
+_SQL_TYPES = {"f4": "real", "f8": "double precision", "i8": "bigint"}
+_NO_STATE = -1
+_JSON = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest of some accelerators, a row each in their order: instant, state, holder, and a column a hot metric."""
+
+    accelerator: Array
+    at_ms: Array
+    state: Array
+    """Place in STATES; _NO_STATE where it is not told."""
+    holder: Array
+    hot: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: the key of its batch, what it says, how far the sender's clock was off, when it came."""
+
+    epoch: str
+    seq: int
+    heartbeat: Heartbeat | None
+    clock_skew_ms: int | None
+    seen_at: dt.datetime
+
+    def as_json(self) -> str:
+        """What is kept of it."""
+        told: dict[str, Any] = {} if self.heartbeat is None else clean(msgspec.to_builtins(self.heartbeat))
+        if self.clock_skew_ms is not None:
+            told["clock_skew_ms"] = self.clock_skew_ms
+        return _JSON({**told, "epoch": self.epoch, "seq": self.seq}).decode()
+
+
+Beats = dict[int, Beat]
+"""By node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What some batches tell of the newest."""
+
+    latest: Sequence[Latest] = ()
+    beats: Beats = field(default_factory=dict)
+
+    def and_then(self, later: Told) -> Told:
+        """Both; where they speak of the same, what was told later stands."""
+        return Told((*self.latest, *later.latest), merged_beats([self.beats, later.beats]))
+
+
+class Newest:
+    """What was committed and not yet written of the newest. Shared by all writers."""
+
+    def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._told = Told()
+        self._written = steady()
+
+    def take(self, idle: bool) -> Told | None:
+        """What is to be written now: all of it when nobody waits or it grows old, None otherwise."""
+        with self._lock:
+            if not idle and self._steady() - self._written < LATE_SECONDS:
+                return None
+            told, self._told, self._written = self._told, Told(), self._steady()
+        return told
+
+    def keep(self, told: Told) -> None:
+        """Keep for later what was told after all that is kept."""
+        with self._lock:
+            both = self._told.and_then(told)
+            self._told = Told([merged(both.latest)] if both.latest else (), both.beats)
+
+    def put_back(self, told: Told) -> None:
+        """Keep what was taken and could not be written: it was told before all that is kept."""
+        with self._lock:
+            self._told = told.and_then(self._told)
+
+    def forget(self) -> None:
+        """Forget what is kept: its numbers may mean nothing in the database that is there now."""
+        with self._lock:
+            self._told = Told()
+
+
+def told_of(batches: Sequence[Numbered], samples: Samples | None, states: States, now: dt.datetime) -> Told:
+    """What these batches tell of the newest."""
+    beats = [
+        {one.node_id: Beat(str(one.batch.epoch), one.batch.seq, one.batch.heartbeat, one.batch.clock_skew_ms, now)}
+        for one in batches
+    ]
+    latest = latest_of(samples, states)
+    return Told([latest] if len(latest.accelerator) else (), merged_beats(beats))
+
+
+def merged_beats(told: Iterable[Beats]) -> Beats:
+    """Of each node the latest; one that was spooled earlier in the same epoch changes nothing."""
+    found: Beats = {}
+    for beats in told:
+        for node_id, beat in beats.items():
+            old = found.get(node_id)
+            if old is None or old.epoch != beat.epoch or old.seq < beat.seq:
+                found[node_id] = beat
+    return found
+
+
+def latest_of(samples: Samples | None, states: States) -> Latest:
+    """The newest sample and state of each accelerator that these speak of."""
+    known, rows = newest_rows(samples)
+    accelerators = np.union1d(known, states.accelerator)
+    told = _places(accelerators, states.accelerator, np.arange(len(states.accelerator)))
+    at, holder, state = blank(len(told), "i8"), blank(len(told), "i8"), np.full(len(told), _NO_STATE)
+    there = told >= 0
+    at[there], holder[there], state[there] = states.end_ms, states.workload, states.state
+    hot = tuple(blank(len(told), kind) for kind in HOT_KINDS.values())
+    if samples is not None:
+        row = _places(accelerators, known, rows)
+        there = row >= 0
+        at[there] = samples.at_ms[row[there]]
+        for values, name in zip(hot, HOT_KINDS, strict=True):
+            if name in samples.columns:
+                values[there] = samples.columns[name][row[there]]
+    return Latest(accelerators, at, state, holder, hot)
+
+
+def _places(accelerators: Array, some: Array, places: Array) -> Array:
+    """The place of each accelerator (in order) by those of some of them; -1 for the others."""
+    found = np.full(len(accelerators), -1)
+    found[np.searchsorted(accelerators, some)] = places
+    return found
+
+
+def newest_rows(samples: Samples | None) -> tuple[Array, Array]:
+    """The accelerators of these samples, in order, and the row of each one's newest: the last of an instant's."""
+    if samples is None or not len(samples.at_ms):
+        return np.empty(0, dtype="<i8"), np.empty(0, dtype="<i8")
+    order = np.lexsort((samples.at_ms, samples.accelerator))
+    ordered = samples.accelerator[order]
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    return ordered[last], order[last]
+
+
+def merged(told: Sequence[Latest]) -> Latest:
+    """The newest of each accelerator of all these; where instants are equal a later one completes an earlier one."""
+    if len(told) == 1:
+        return told[0]
+    accelerator, at_ms, state, holder = (
+        np.concatenate([getattr(one, name) for one in told]) for name in ("accelerator", "at_ms", "state", "holder")
+    )
+    hot = tuple(np.concatenate(columns) for columns in zip(*(one.hot for one in told), strict=True))
+    order = np.lexsort((np.arange(len(at_ms)), at_ms, accelerator))
+    same = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
+    for before, row in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
+        if state[row] == _NO_STATE:
+            state[row], holder[row] = state[before], holder[before]
+        if at_ms[row] == at_ms[before]:
+            for values in hot:
+                if is_absent(values[row : row + 1])[0]:
+                    values[row] = values[before]
+    ordered = accelerator[order]
+    last = order[np.append(ordered[1:] != ordered[:-1], True)]
+    return Latest(accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot))
+
+
+def write(connection: Connection, told: Told) -> None:
+    """Write what was told, rows in the order of their keys; what is older than what is there changes nothing."""
+    if told.latest:
+        write_latest(connection, merged(told.latest))
+    if told.beats:
+        write_beats(connection, told.beats)
+
+
+def _latest_sql() -> str:
+    names = ["accelerator_id", "at_ms", "state", "workload_id", *HOT_KINDS]
+    types = ["bigint", "bigint", "bigint", "bigint", *[_SQL_TYPES[kind] for kind in HOT_KINDS.values()]]
+    # The same instant again completes the row: remote write may bring a scrape in parts.
+    hot = ", ".join(
+        f"{name} = CASE WHEN excluded.at_ms > old.at_ms THEN excluded.{name}"
+        f" ELSE coalesce(excluded.{name}, old.{name}) END"
+        for name in HOT_KINDS
+    )
+    told = ", ".join(["accelerator_id", "at_ms", f"({_STATES})[state + 1]", "workload_id", *HOT_KINDS])
+    return f"""
+        INSERT INTO gpu_latest AS old ({", ".join(names)})
+        SELECT {told} FROM unnest({", ".join(f"%b::{kind}[]" for kind in types)}) AS told ({", ".join(names)})
+        ON CONFLICT (accelerator_id) DO UPDATE SET
+            at_ms = excluded.at_ms, state = coalesce(excluded.state, old.state),
+            workload_id = CASE WHEN excluded.state IS NULL THEN old.workload_id ELSE excluded.workload_id END, {hot}
+        WHERE excluded.at_ms >= old.at_ms
+        """
+
+
+_STATES = "ARRAY[" + ", ".join(f"'{state}'" for state in STATES) + "]"
+_LATEST = _latest_sql()
+
+
+def write_latest(connection: Connection, latest: Latest) -> None:
+    """Keep of each accelerator the newest sample, its state and its holder."""
+    columns = (latest.accelerator, latest.at_ms, latest.state, latest.holder, *latest.hot)
+    connection.execute(_LATEST, tuple(map(BinaryArray, columns)))
+
+
+def write_beats(connection: Connection, beats: Beats) -> None:
+    """Keep of each node its latest sign of life."""
+    ordered = sorted(beats)
+    connection.execute(
+        """
+        UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),
+            status = CASE WHEN newer THEN beat ->> 'status' ELSE status END,
+            status_detail = CASE WHEN newer THEN coalesce(beat ->> 'detail', '') ELSE status_detail END,
+            agent_version = CASE WHEN newer THEN beat ->> 'agent_version' ELSE agent_version END,
+            source = CASE WHEN newer THEN beat ->> 'source' ELSE source END,
+            driver = CASE WHEN newer THEN beat ->> 'driver' ELSE driver END,
+            heartbeat = CASE WHEN newer THEN beat ELSE heartbeat END
+        FROM (
+            SELECT id AS node_id, seen_at, beat, heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
+                OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint AS newer
+            FROM node JOIN (
+                SELECT id, seen_at, beat::jsonb
+                FROM unnest(%s::bigint[], %s::timestamptz[], %s::text[]) AS told (id, seen_at, beat)
+            ) AS told USING (id)
+            ORDER BY id FOR NO KEY UPDATE OF node
+        ) AS told
+        WHERE id = node_id
+        """,
+        (ordered, [beats[node_id].seen_at for node_id in ordered], [beats[node_id].as_json() for node_id in ordered]),
+    )
