@@ -1,6 +1,6 @@
 """The bytes of an archive blob: all samples of one accelerator and UTC day.
 
-Format, version 2, little-endian throughout (version 1 is the same without 9 and 10, and is read as well):
+Format, version 2, little-endian throughout (version 1 is the same without 9 to 12, and is read as well):
 
     u8 version (2) · u32 rows · u16 columns · the instants · the columns
     a column: u8 length of its name · its name (ASCII) · its part
@@ -14,11 +14,12 @@ Format, version 2, little-endian throughout (version 1 is the same without 9 and
     divided by 10^places in f8 and rounded to the kind are the values, in planes; 7: minus the one before · 8 whole
     numbers (i8): these and those of the column before added up (free and used memory), in planes · 9 and 10 bit
     patterns as whole numbers, and decimals (u8 places), laid close: u8 width · u8 shift · i8 least · bitmap of those
-    that equal the one before · the others, less the least and times 2^shift (modulo 2^64), in `width` planes
+    that equal the one before · the others, less the least and times 2^shift (modulo 2^64), in `width` planes · 11
+    and 12 as 9 and 10, of whole numbers minus the one before (modulo 2^64), all but the first (u8), which stands ahead
 
 The instants are a part without a name (kind i8, how 5). Planes: all first bytes, then all second bytes, and so on.
 Each column is a frame of its own; all but 5 are tried, and the smallest is taken, only if it is exact. The writer puts
-each plane of 9 and 10 in a block of its own, which has its own Huffman code: a plane of noise next to one of few values
+each plane of 9 to 12 in a block of its own, which has its own Huffman code: a plane of noise next to one of few values
 is then not paid for twice. The shift moves the places where noise begins to a border between two planes.
 What comes out is what went in, bit for bit: NaN payloads, signed zeros, absent (NULL) beside NaN, rows of one instant
 in their order.
@@ -39,13 +40,32 @@ Array = npt.NDArray[Any]
 Present = npt.NDArray[np.bool_]
 
 VERSION, READ = 2, (1, 2)
-LEVEL = 3
+LEVEL, NOISE_LEVEL = 3, 1
+"""Of zstd; where planes of noise have been set apart there is nothing to look for, and looking costs bytes as well."""
 _HEAD, _PART, _LAID = struct.Struct("<BIH"), struct.Struct("<BBBI"), struct.Struct("<BBq")
 _KINDS = ("<f4", "<f8", "<i8")
-_PLAIN, _XOR, _DELTA, _TABLE, _DELTA2, _DECIMAL, _DECIMAL_DELTA, _SUM, _CLOSE, _CLOSE_DECIMAL = range(1, 11)
+(
+    _PLAIN,
+    _XOR,
+    _DELTA,
+    _TABLE,
+    _DELTA2,
+    _DECIMAL,
+    _DECIMAL_DELTA,
+    _SUM,
+    _CLOSE,
+    _CLOSE_DECIMAL,
+    _CLOSE_DELTA,
+    _CLOSE_DECIMAL_DELTA,
+) = range(1, 13)
 _PLACES = range(7)
-_SHIFTS = range(8)
-_UNDER = {_DECIMAL: _PLAIN, _DECIMAL_DELTA: _DELTA, _CLOSE_DECIMAL: _CLOSE}
+_SHIFTS = (0, 2, 4, 6)
+_UNDER = {
+    _DECIMAL: _PLAIN,
+    _DECIMAL_DELTA: _DELTA,
+    _CLOSE_DECIMAL: _CLOSE,
+    _CLOSE_DECIMAL_DELTA: _CLOSE_DELTA,
+}
 """How the whole numbers of decimals are written."""
 
 
@@ -129,7 +149,10 @@ def _pack_column(column: Column, before: Array | None = None) -> bytes:
     values = np.ascontiguousarray(column.values[column.present])
     whole = bool(column.present.all())
     head = b"" if whole else np.packbits(column.present).tobytes()
-    tried = ((how, _frame([head, *blocks])) for how, blocks in _encoded(values, before))
+    tried = (
+        (how, _frame([head, *blocks], NOISE_LEVEL if how >= _CLOSE else LEVEL))
+        for how, blocks in _encoded(values, before)
+    )
     how, body = min(tried, key=lambda one: (len(one[1]), one[0]))
     return _PART.pack(_KINDS.index(values.dtype.str), how, 0 if whole else 1, len(body)) + body
 
@@ -140,8 +163,9 @@ def _encoded(values: Array, before: Array | None) -> Iterator[tuple[int, list[by
     yield _PLAIN, [_planes(bits)]
     yield _XOR, [_planes(np.concatenate([bits[:1], bits[1:] ^ bits[:-1]]))]
     yield _DELTA, [_planes(_differences(bits))]
-    for laid in _laid_close(bits.astype("<u8")):
-        yield _CLOSE, laid
+    whole = bits.astype("<u8")
+    yield from ((_CLOSE, laid) for laid in _laid_close(whole))
+    yield from ((_CLOSE_DELTA, laid) for laid in _steps_laid_close(whole))
     if (table := _table(bits)) is not None:
         yield _TABLE, [table]
     if (sums := _sums(values, before)) is not None:
@@ -150,12 +174,12 @@ def _encoded(values: Array, before: Array | None) -> Iterator[tuple[int, list[by
         places, whole = decimals
         yield _DECIMAL, [places, _planes(whole)]
         yield _DECIMAL_DELTA, [places, _planes(_differences(whole))]
-        for laid in _laid_close(whole):
-            yield _CLOSE_DECIMAL, [places, *laid]
+        yield from ((_CLOSE_DECIMAL, [places, *laid]) for laid in _laid_close(whole))
+        yield from ((_CLOSE_DECIMAL_DELTA, [places, *laid]) for laid in _steps_laid_close(whole))
 
 
-def _frame(blocks: list[bytes]) -> bytes:
-    packer = zstd.ZstdCompressor(LEVEL)
+def _frame(blocks: list[bytes], level: int = LEVEL) -> bytes:
+    packer = zstd.ZstdCompressor(level)
     parts = [packer.compress(block, zstd.ZstdCompressor.FLUSH_BLOCK) for block in blocks if block]
     return b"".join([*parts, packer.flush()])
 
@@ -194,6 +218,9 @@ def _decode(body: bytes, how: int, unsigned: str, count: int) -> Array:
         return _from_decimals(whole, body[0], unsigned.replace("u", "f")).view(unsigned)
     if how == _CLOSE:
         return _from_close(body, count).astype(unsigned)
+    if how == _CLOSE_DELTA:
+        steps = [np.frombuffer(body[:8], dtype="<u8"), _from_close(body[8:], count - 1)]
+        return np.cumsum(np.concatenate(steps), dtype="<u8").astype(unsigned)
     width = np.dtype(unsigned).itemsize
     bits: Array = np.ascontiguousarray(np.frombuffer(body, dtype=np.uint8).reshape(width, -1).T).view(unsigned)[:, 0]
     if how == _XOR:
@@ -234,11 +261,17 @@ def _laid_close(whole: Array) -> Iterator[list[bytes]]:
         yield [head, *(plane.tobytes() for plane in planes)]
 
 
+def _steps_laid_close(whole: Array) -> Iterator[list[bytes]]:
+    """The same of the differences; the first value stands ahead, for it would be an outlier among them."""
+    if len(whole) > 1:
+        yield from ([whole[:1].tobytes(), *laid] for laid in _laid_close(whole[1:] - whole[:-1]))
+
+
 def _from_close(body: bytes, count: int) -> Array:
     width, shift, least = _LAID.unpack_from(body)
     start = _LAID.size + (count + 7) // 8
     repeats = np.unpackbits(np.frombuffer(body[_LAID.size : start], dtype=np.uint8), count=count)
-    planes = np.frombuffer(body[start:], dtype=np.uint8).reshape(width, -1)
+    planes = np.frombuffer(body[start:], dtype=np.uint8).reshape(width, count - int(repeats.sum()))
     offsets = np.zeros((planes.shape[1], 8), dtype=np.uint8)
     offsets[:, :width] = planes.T
     others = (offsets.view("<u8")[:, 0] >> np.uint64(shift)) + np.int64(least).view("<u8")
@@ -248,7 +281,7 @@ def _from_close(body: bytes, count: int) -> Array:
 
 def _decimals(values: Array) -> tuple[bytes, Array] | None:
     """Places and whole numbers (u8) of values that all are decimals of few places; None when one of them is not."""
-    if values.dtype.kind != "f" or not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2.0**50 / 1e6:
+    if values.dtype.kind != "f" or not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2.0**62 / 1e6:
         return None
     wide = values.astype("<f8")
     for places in _PLACES:
