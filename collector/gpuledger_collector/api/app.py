@@ -112,15 +112,14 @@ class Application(FastAPI):
     What those layers would do to a batch its endpoint does itself: it bounds the body, and answers every exception.
     """
 
-    def __init__(self, batch: batches.Endpoint, **given: Any) -> None:
+    def __init__(self, batch: ASGIApp, **given: Any) -> None:
         super().__init__(**given)
         self._batch = batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The answer to one request."""
         if scope["type"] == "http" and scope["path"] == batches.PATH and scope["method"] == "POST":
-            response = await self._batch(Request(scope, receive))
-            await response(scope, receive, send)
+            await self._batch(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 

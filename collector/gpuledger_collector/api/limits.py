@@ -60,6 +60,8 @@ class Quota:
 
     def check(self, name: str) -> None:
         """Raise OverQuota while this name owes."""
+        if not self.rate:
+            return
         left = self._left(name)
         if left < 0:
             raise OverQuota(f"{name} sends more than {self.rate:.0f} {self.unit} a second", -left / self.rate)

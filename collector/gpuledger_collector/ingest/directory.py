@@ -159,7 +159,7 @@ def newest_instant(batch: Accepted) -> int:
     """The latest instant that a batch speaks of, unix milliseconds; 0 when it holds no record."""
     ends = [stretch.end_ms for stretch in batch.stretches.values()]
     if batch.block is not None:
-        ends.append(int(batch.block.at_ms.max()))
+        ends.append(batch.block.last_ms)
     ends += [one.at_ms for one in batch.counts.values()]
     return max(ends, default=0)
 
@@ -168,7 +168,7 @@ def oldest_instant(batch: Accepted) -> int:
     """The earliest instant that a batch speaks of, unix milliseconds; 0 when it holds no record."""
     starts = [stretch.start_ms for stretch in batch.stretches.values()]
     if batch.block is not None:
-        starts.append(int(batch.block.at_ms.min()))
+        starts.append(batch.block.first_ms)
     return min(starts, default=0)
 
 

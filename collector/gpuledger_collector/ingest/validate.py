@@ -78,6 +78,13 @@ class SampleBlock:
     accelerator: Array
     at_ms: Array
     columns: dict[str, bytes]
+    first_ms: int
+    last_ms: int
+
+    @classmethod
+    def of(cls, accelerator: Array, at_ms: Array, columns: dict[str, bytes]) -> SampleBlock:
+        """A block of these rows, of which there is one at least."""
+        return cls(accelerator, at_ms, columns, int(at_ms.min()), int(at_ms.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +129,12 @@ def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None) -> Acc
     rejected = [*batch.rejected, *refused]
     workloads, refused = judge_workloads(batch.workloads)
     rejected += refused
-
-    def check(stretch: Stretch) -> str | None:
-        return check_stretch(stretch, accelerators, workloads, now_ms + FUTURE_MS)
-
-    stretches = _each("stretches", batch.stretches, check, rejected)
+    known = accelerators, workloads, now_ms + FUTURE_MS
+    stretches = _each("stretches", batch.stretches, check_stretch, rejected, *known)
     _refuse_wrong_sums(stretches, rejected)
     block = _accept_samples(batch.samples, accelerators, now_ms, rejected)
     block = _bound_days(stretches, block, rejected)
-    counts = _each("counts", batch.counts, lambda one: check_count(one, workloads, now_ms), rejected)
+    counts = _each("counts", batch.counts, check_count, rejected, workloads, now_ms)
     return Accepted(
         node=batch.node,
         epoch=epoch,
@@ -185,13 +189,14 @@ _uuid = lru_cache(maxsize=16_384)(uuid.UUID)
 
 
 def _each(
-    name: str, records: Iterable[Any], check: Callable[[Any], str | None], rejected: list[Rejected]
+    name: str, records: Iterable[Any], check: Callable[..., str | None], rejected: list[Rejected], *known: object
 ) -> dict[int, Any]:
+    """Those of these records that are kept, by position; `check` says of one, in the light of `known`, why not."""
     kept = {}
     for place, record in enumerate(records):
         if record is None:
             continue
-        reason = check(record)
+        reason = check(record, *known)
         if reason is None:
             kept[place] = record
         else:
@@ -340,11 +345,15 @@ def _accept_samples(
         reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
         rejected.append(Rejected("samples", reason))
         return None
-    columns: dict[str, bytes] = {}
-    for name, column in samples.columns.items():
-        kind, values = column.kind, column.values
-        if kind == METRIC_KINDS.get(name) and isinstance(values, bytes) and len(values) == rows * _SIZES[kind]:
-            columns[name] = values
+    columns = {
+        name: column.values
+        for name, column in samples.columns.items()
+        if column.kind == METRIC_KINDS.get(name)
+        and isinstance(column.values, bytes)
+        and len(column.values) == rows * _SIZES[column.kind]
+    }
+    for name, column in samples.columns.items() if len(columns) < len(samples.columns) else ():
+        if name in columns:
             continue
         try:
             columns[name] = to_array(column, rows, kind_of(name)).tobytes()
@@ -357,7 +366,8 @@ def _accept_samples(
     if len(kept) < rows:
         accelerator, at_ms = [accelerator[row] for row in kept], [at_ms[row] for row in kept]
         columns = cut(columns, np.array(kept))
-    return SampleBlock(np.array(accelerator, dtype="<i8"), np.array(at_ms, dtype="<i8"), columns)
+    rows_at = np.array(accelerator, dtype="<i8"), np.array(at_ms, dtype="<i8")
+    return SampleBlock(*rows_at, columns, min(at_ms), max(at_ms))
 
 
 def cut(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
@@ -412,12 +422,12 @@ def _bound_days(
     rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
     if not kept.any():
         return None
-    return SampleBlock(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept))
+    return SampleBlock.of(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept))
 
 
 def days_of(block: SampleBlock) -> set[int]:
     """Numbers of the UTC days that a block touches."""
-    ends = {int(block.at_ms.min()) // DAY_MS, int(block.at_ms.max()) // DAY_MS}
+    ends = {block.first_ms // DAY_MS, block.last_ms // DAY_MS}
     return ends if len(ends) == 1 else set((block.at_ms // DAY_MS).tolist())
 
 

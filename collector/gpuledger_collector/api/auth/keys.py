@@ -8,6 +8,7 @@ for longer, nobody is let in: a token may have been revoked meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -80,6 +81,8 @@ class Keys:
     _noted: float = field(default=0.0, init=False)
     _used: dict[int, int] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _look: asyncio.Future[None] | None = field(default=None, init=False)
+    """The look at the database that is under way."""
 
     def is_fresh(self, header: str) -> bool:
         """Whether what is known of the database is young enough to judge this header."""
@@ -106,6 +109,13 @@ class Keys:
                 self._failed = (self.steady(), f"the database that knows the tokens is away: {_first_line(error)}")
                 raise KeysAway(self._failed[1]) from error
             self._looked, self._failed = begun, None
+
+    async def refreshed(self, header: str) -> None:
+        """`refresh` on a thread, and on one alone: whoever comes meanwhile waits for what it finds."""
+        while not self.is_fresh(header):
+            if self._look is None or self._look.done():
+                self._look = asyncio.ensure_future(asyncio.to_thread(self.refresh, header))
+            await asyncio.shield(self._look)
 
     def _read(self) -> None:
         found = list(self.book.tokens())

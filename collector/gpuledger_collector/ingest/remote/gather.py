@@ -153,7 +153,7 @@ class Gathered:
             accelerators=Kept(accelerators),
             workloads=Kept({place: self.book.workloads[number] for place, number in enumerate(workloads)}),
             stretches={},
-            block=SampleBlock(np.array([places[name] for name in uuids]), self.at_ms[chosen], {}),
+            block=SampleBlock.of(np.array([places[name] for name in uuids]), self.at_ms[chosen], {}),
             rejected=[],
         )
 
