@@ -9,10 +9,11 @@ and the node as labels; the same numbers. VictoriaMetrics gets all of it by its 
 remote write, gets every tenth GPU, and its times are therefore of a tenth of the data.
 
 Each question is what a person asks, in the form in which each side can answer it best: ours read what was added up
-when evidence came, which is what they are for; the heat map is the query of its panel. All sides are up at once and are
-asked in turn, question by question, so that a load that comes and goes falls on all of them; the best of nine to a
-hundred after one that warms counts. Answers are read whole; VictoriaMetrics works without its cache of them. Before
-the clock runs, the heat map's 24,000 cells are held against VictoriaMetrics'. It ends with 1 when a goal is missed.
+when evidence came, which is what they are for; the heat map is the query of its panel. All sides are up at once and
+are asked in turn, question by question, so that a load that comes and goes falls on all of them; each is asked twice
+at its turn, the second counts, and of those the best of nine to a hundred. Answers are read whole; VictoriaMetrics
+works without its cache of them. Before the clock runs, the heat map's 24,000 cells are held against VictoriaMetrics'.
+It ends with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from fakes.prometheus import WRITE, headers
 TEAMS, PROJECTS, PER_NODE = 20, 2, 8
 STEP_MS = 300_000
 MONTH = 30
-RUNS, MOST_RUNS, ENOUGH_S = 9, 100, 10
+RUNS, MOST_RUNS, ENOUGH_S = 9, 100, 20
 """Every question is asked RUNS times at least, and up to MOST_RUNS times while that takes less than ENOUGH_S."""
 EVERY = 10
 """Of how many GPUs Prometheus gets one."""
@@ -224,7 +225,11 @@ def peer(port: int, end_ms: int, **more: object) -> dict[str, Ask]:
 
 
 def in_turn(sides: dict[str, dict[str, Ask]]) -> dict[str, dict[str, float]]:
-    """Best milliseconds of each question by side; the sides take turns, another one first each time."""
+    """Best milliseconds of each question by side; the sides take turns, another one first each time.
+
+    Each is asked twice at its turn and the second counts: the first finds the processor's caches as another side has
+    left them, which is most of what an answer of less than a millisecond takes.
+    """
     found: dict[str, dict[str, float]] = {name: {} for name in sides}
     for question in next(iter(sides.values())):
         asked_of = [name for name in sides if question in sides[name]]
@@ -233,6 +238,7 @@ def in_turn(sides: dict[str, dict[str, Ask]]) -> dict[str, dict[str, float]]:
             if turn > RUNS and time.perf_counter() - start > ENOUGH_S:
                 break
             for name in asked_of[turn % len(asked_of) :] + asked_of[: turn % len(asked_of)]:
+                sides[name][question]()
                 begun = time.perf_counter()
                 sides[name][question]()
                 took = (time.perf_counter() - begun) * 1000
@@ -373,7 +379,7 @@ def filled(dsn: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
     more = execute(year, HISTORY, {**values, "start": end_ms - days * DAY_MS, "until": end_ms - MONTH * DAY_MS})
     for one in (dsn, year):
         added = add_up(one, end_ms)
-        print(f"ours: months added up: {added[0]} in {added[1]:.2f} s")
+        print(f"ours: months added up: {added[0]} in {added[1]:.2f} s", flush=True)
     print(f"ours: {MONTH} days in {took:.0f} s, {days} days in {more:.0f} s more", flush=True)
     return {"gpuledger": dsn, YEAR: year}
 

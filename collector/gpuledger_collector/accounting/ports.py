@@ -272,8 +272,11 @@ class Unit(Protocol):
     def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
         """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
 
+    def lacks_month(self, now_ms: int) -> bool:
+        """Whether a month that is over and has rated days is not added up."""
+
     def add_up_month(self, now_ms: int) -> bool:
-        """Add up the latest month that is over and has rated days, and is not added up; whether there was one.
+        """Add up the latest of those months; whether there was one.
 
         The first question of its unit.
         """

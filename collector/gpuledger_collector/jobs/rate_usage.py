@@ -54,6 +54,7 @@ def rate_usage(
     """
     with store.unit() as unit:
         days = unit.days_to_rate(period, now_ms)
+        lacking = unit.lacks_month(now_ms)
     for done, day_ms in enumerate(days):
         if stopping():
             return done
@@ -61,7 +62,7 @@ def rate_usage(
             rate_day(unit, day_ms, now_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
-    while not stopping():
+    while (days or lacking) and not stopping():
         with store.unit() as unit:
             if not unit.add_up_month(now_ms):
                 break

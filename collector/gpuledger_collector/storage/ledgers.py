@@ -264,6 +264,10 @@ class LedgerUnit:
                 copy.write_row(_line_cells(line, owners))
         _insert_proof(self.connection, "day_proof", rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
 
+    def lacks_month(self, now_ms: int) -> bool:
+        """Whether a month that is over and has rated days is not added up."""
+        return months.missing(self.connection, self.calendar(), now_ms) is not None
+
     def add_up_month(self, now_ms: int) -> bool:
         """Add up the latest month that is over and is not; whether there was one. The first thing in its unit."""
         return months.add_up(self.connection, self.calendar, now_ms)

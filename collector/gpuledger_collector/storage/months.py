@@ -10,7 +10,7 @@ made alone in writing the ledger, on a snapshot that is taken once nobody else i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -36,8 +36,24 @@ _ADDED = (
 _KEPT = f"SELECT {_COLUMNS} FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s"
 
 
+def missing(connection: Connection, calendar: Calendar, now_ms: int) -> Period | None:
+    """The latest month that is over and has rated days, and is not added up."""
+    first = connection.execute("SELECT min(day_ms) FROM ledger_day").fetchone()
+    if first is None or first[0] is None:
+        return None
+    months = _over(calendar, first[0], now_ms)
+    row = connection.execute(
+        "SELECT start_ms, end_ms FROM unnest(%s::bigint[], %s::bigint[]) AS m (start_ms, end_ms) "
+        "WHERE EXISTS (SELECT FROM ledger_day WHERE day_ms >= m.start_ms AND day_ms < m.end_ms) "
+        "AND NOT EXISTS (SELECT FROM ledger_month k WHERE k.start_ms = m.start_ms AND k.end_ms = m.end_ms) "
+        "ORDER BY 1 DESC LIMIT 1",
+        ([month.start_ms for month in months], [month.end_ms for month in months]),
+    ).fetchone()
+    return None if row is None else Period(*row)
+
+
 def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int) -> bool:
-    """Add up the latest month that is over and has rated days, and is not added up; whether there was one.
+    """Add up the latest month that is missing; whether there was one.
 
     The first statement of a transaction that is alone in writing the ledger. While somebody else writes days nothing
     is done: the next run comes to it.
@@ -47,16 +63,13 @@ def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int
             connection.execute("LOCK TABLE ledger_day IN SHARE MODE NOWAIT")
     except psycopg.errors.LockNotAvailable:
         return False
-    first = connection.execute("SELECT min(day_ms) FROM ledger_day").fetchone()
-    if first is None or first[0] is None:
-        return False
-    missing = _missing(connection, _over(calendar(), first[0], now_ms))
-    if missing is None:
+    month = missing(connection, calendar(), now_ms)
+    if month is None:
         return False
     connection.execute(
         f"INSERT INTO ledger_month (start_ms, end_ms, {_COLUMNS}) SELECT %(start)s, %(end)s, days.* "
         f"FROM ({_ADDED}) AS days",
-        {"start": missing.start_ms, "end": missing.end_ms},
+        {"start": month.start_ms, "end": month.end_ms},
     )
     return True
 
@@ -69,18 +82,6 @@ def _over(calendar: Calendar, since_ms: int, now_ms: int) -> list[Period]:
         found.append(month)
         month = calendar.month(calendar.month_of(month.end_ms))
     return found
-
-
-def _missing(connection: Connection, months: Sequence[Period]) -> Period | None:
-    """The latest of these months that has days and is not there."""
-    row = connection.execute(
-        "SELECT start_ms, end_ms FROM unnest(%s::bigint[], %s::bigint[]) AS m (start_ms, end_ms) "
-        "WHERE EXISTS (SELECT FROM ledger_day WHERE day_ms >= m.start_ms AND day_ms < m.end_ms) "
-        "AND NOT EXISTS (SELECT FROM ledger_month k WHERE k.start_ms = m.start_ms AND k.end_ms = m.end_ms) "
-        "ORDER BY 1 DESC LIMIT 1",
-        ([month.start_ms for month in months], [month.end_ms for month in months]),
-    ).fetchone()
-    return None if row is None else Period(*row)
 
 
 def untrue(connection: Connection, period: Period) -> list[Period]:

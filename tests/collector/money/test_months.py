@@ -17,10 +17,7 @@ from gpuledger_collector.storage.locks import Lock
 
 SEPTEMBER, NOVEMBER = OCTOBER - 30 * DAY, OCTOBER + 31 * DAY
 MONTHS = [UTC_DAYS.month(name) for name in ("2025-09", "2025-10")]
-KEPT = (
-    "SELECT start_ms, end_ms, count(*), sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM ledger_month "
-    "GROUP BY 1, 2 ORDER BY 1"
-)
+KEPT = "SELECT start_ms, end_ms, count(*), sum(gpu_ns), sum(cost_micro) FROM ledger_month GROUP BY 1, 2 ORDER BY 1"
 LINE = (
     "INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, "
     "cost_micro, idle_cost_micro, energy_mj, list_cost_micro, contracted_cost_micro) "
@@ -135,9 +132,7 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
     assert [row[:2] for row in rated.rows(KEPT)] == [(OCTOBER, NOVEMBER)]
     assert (
         rated.rows(KEPT)[0][3:]
-        == rated.rows(
-            "SELECT sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM ledger_day WHERE day_ms < %s", NOVEMBER
-        )[0]
+        == rated.rows("SELECT sum(gpu_ns), sum(cost_micro) FROM ledger_day WHERE day_ms < %s", NOVEMBER)[0]
     )
     assert asked(rated, MONTHS[1]) == from_days(rated, MONTHS[1])
     plan = "\n".join(row[0] for row in rated.rows(
