@@ -64,6 +64,7 @@ gpu_latest = sa.Table(
     sa.Column("state", sa.Text),
     sa.Column("workload_id", BIG),
     *[sa.Column(metric.name, HOT_TYPES[metric.column_kind]) for metric in HOT],
+    postgresql_with={"fillfactor": 50},
     comment="The newest sample of each accelerator, for pages that ask about now.",
 )
 

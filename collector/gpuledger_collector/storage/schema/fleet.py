@@ -20,6 +20,7 @@ node = sa.Table(
     text("source"),
     sa.Column("driver", sa.Text),
     sa.Column("heartbeat", pg.JSONB),
+    postgresql_with={"fillfactor": 50},
     comment="A machine that runs one agent; kept when it has no GPU.",
 )
 

@@ -1,12 +1,12 @@
 """What retention has removed of a derived table is remembered, so that late evidence does not make half of it again.
 
-Revision ID: 0022
+Revision ID: 0021
 Revises: 0020
 """
 
 from alembic import op
 
-revision = "0022"
+revision = "0021"
 down_revision = "0020"
 branch_labels = None
 depends_on = None
