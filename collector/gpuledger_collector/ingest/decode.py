@@ -133,16 +133,19 @@ class Lists(Generic[T]):
         if known is not None:
             return known
         found: Listed[T] = Listed(self._decoder.decode(said))
-        if len(said) <= MOST_REMEMBERED_BYTES // 100:
-            if self._bytes + len(said) > MOST_REMEMBERED_BYTES:
+        size = len(said) + LIST_BYTES + RECORD_BYTES * len(found.records)
+        if size <= MOST_REMEMBERED_BYTES // 100:
+            if self._bytes + size > MOST_REMEMBERED_BYTES:
                 self._known, self._bytes = {}, 0
             self._known[said] = found
-            self._bytes += len(said)
+            self._bytes += size
         return found
 
 
-MOST_REMEMBERED_BYTES = 8 * 1024 * 1024
-"""Of lists of each kind: those of some 6,000 nodes of eight accelerators. Objects take about five times as much."""
+MOST_REMEMBERED_BYTES = 40 * 1024 * 1024
+"""Of lists of each kind, with all that is found out of them: those of some 6,000 nodes of eight accelerators."""
+LIST_BYTES, RECORD_BYTES = 1500, 500
+"""What a list and a record take in memory besides their bytes: of a short list, thirty times these."""
 _whole = msgspec.msgpack.Decoder(Whole)
 _json_batch = msgspec.json.Decoder(Batch)
 _accelerators, _workloads = Lists(WireAccelerator), Lists(WireWorkload)

@@ -180,11 +180,13 @@ def _epoch_of(batch: Decoded) -> uuid.UUID:
     if not 0 <= batch.seq <= _INT64:
         raise Refused(400, f"seq: {batch.seq} is not a number from 0 to 2^63-1")
     try:
-        return _uuid(batch.epoch)
+        # A UUID may be written with any number of hyphens: a long one must not be remembered.
+        return (_uuid if len(batch.epoch) <= MOST_EPOCH else uuid.UUID)(batch.epoch)
     except ValueError as error:
         raise Refused(400, "epoch: is not a UUID") from error
 
 
+MOST_EPOCH = 64
 _uuid = lru_cache(maxsize=16_384)(uuid.UUID)
 
 

@@ -111,8 +111,12 @@ class Keys:
             self._looked, self._failed = begun, None
 
     async def refreshed(self, header: str) -> None:
-        """`refresh` on a thread, and on one alone: whoever comes meanwhile waits for what it finds."""
-        while not self.is_fresh(header):
+        """`refresh` on a thread, and on one alone: whoever comes meanwhile waits for what it finds.
+
+        What was looked up since the caller came is young enough, however long the look took.
+        """
+        came = self.steady()
+        while not self.is_fresh(header) and (self._looked is None or self._looked < came):
             if self._look is None or self._look.done():
                 self._look = asyncio.ensure_future(asyncio.to_thread(self.refresh, header))
             await asyncio.shield(self._look)
