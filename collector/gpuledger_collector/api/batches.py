@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.api.limits import OverQuota, Quotas
+from gpuledger_collector.api.limits import WHOLE, OverQuota, Quotas
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.bounds import inflated_bytes
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
@@ -101,16 +101,20 @@ class Asking(Protocol):
     def receive(self) -> Receive:
         """The next message of the body."""
 
+    @property
+    def scope(self) -> Scope:
+        """What the server says of it."""
+
 
 class Asked:
     """A request with a batch, made at a tenth of what a Request costs: there are many, and little is asked of each."""
 
-    __slots__ = ("headers", "receive")
+    __slots__ = ("headers", "receive", "scope")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         # As with Starlette, the first of several headers of a name counts.
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        self.receive = receive
+        self.scope, self.receive = scope, receive
 
 
 def router(endpoint: ASGIApp) -> APIRouter:
@@ -203,26 +207,39 @@ async def answer_to(request: Asking, intake: Intake) -> tuple[int, Answer]:
 
 async def receive(request: Asking, held: Held) -> bytes:
     """The whole body. Raises Refused (413), Unavailable, and TimeoutError for one that comes too slowly."""
-    intake, loop = held.intake, asyncio.get_running_loop()
     announced = bounded_length(request)
-    begun, body = loop.time(), bytearray()
+    if WHOLE in request.scope.get("extensions", ()):
+        body, _ = await next_part(request, held)
+    else:
+        body = await receive_slowly(request, held, announced)
+    if len(body) > MAX_BODY_BYTES:
+        raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less at once")
+    held.intake.metrics.bytes.inc(len(body))
+    return body
+
+
+async def receive_slowly(request: Asking, held: Held, announced: int | None) -> bytes:
+    """A body that comes in parts; not more of one that is too large than shows it. Raises TimeoutError."""
+    intake, loop = held.intake, asyncio.get_running_loop()
+    begun, body, more = loop.time(), bytearray(), True
     async with asyncio.timeout(min(intake.body_seconds, intake.grace_seconds)) as limit:
-        more = True
-        while more:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunk, more = message.get("body", b""), message.get("more_body", False)
-            held.add(len(chunk))
+        while more and len(body) <= MAX_BODY_BYTES:
+            chunk, more = await next_part(request, held)
             body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise Refused(413, f"the body is over {MAX_BODY_BYTES} bytes: send less at once")
-            if not more or len(body) == announced:
-                continue
-            seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / LEAST_BYTES_PER_SECOND)
-            limit.reschedule(begun + seconds)
-    intake.metrics.bytes.inc(len(body))
+            if more and len(body) != announced:
+                seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / LEAST_BYTES_PER_SECOND)
+                limit.reschedule(begun + seconds)
     return bytes(body)
+
+
+async def next_part(request: Asking, held: Held) -> tuple[bytes, bool]:
+    """The next bytes of a body, and whether more come. Raises Unavailable, and ClientDisconnect."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body: bytes = message.get("body", b"")
+    held.add(len(body))
+    return body, message.get("more_body", False)
 
 
 def too_slow(intake: Intake) -> str:

@@ -35,6 +35,10 @@ MOST_BODY_BYTES = 256 * 1024
 """Of a request to any route that does not bound its body itself: the longest dispute, every letter of it escaped."""
 
 
+WHOLE = "gpuledger.whole_body"
+"""Extension of a request's scope: its body is here already, whole, so that nobody needs to wait for it."""
+
+
 class OverQuota(Exception):
     """A sender has used up its quota; `seconds` until it may come back."""
 
@@ -132,6 +136,8 @@ class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if cycle is not None and cycle is not self._known:
             self._known, self._head = cycle, 0
             self._within(self.body_seconds if cycle.more_body else None)
+            if not cycle.more_body:
+                cycle.scope.setdefault("extensions", {})[WHOLE] = {}
         elif cycle is None or (cycle.response_complete and not cycle.more_body):
             self._more_head(len(data))
         elif not cycle.more_body:

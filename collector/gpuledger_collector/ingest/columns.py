@@ -29,8 +29,8 @@ _ROWS_AT_ONCE = 1200
 """Some 300 KB of wide rows: larger buffers are fresh pages of the system's each time, which costs more than filling
 them."""
 _ARRAY_HEAD = struct.Struct(">iiIii")
-_OIDS = {"f4": 700, "f8": 701, "i8": 20}
-"""Postgres' numbers of real, double precision and bigint (pg_type.dat)."""
+_OIDS = {"f4": 700, "f8": 701, "i8": 20, "V16": 2950, "V32": 17}
+"""Postgres' numbers of real, double precision, bigint, uuid, and of bytea, as which hashes are kept (pg_type.dat)."""
 
 
 def to_array(column: Column, rows: int, kind: str) -> Array:
@@ -143,7 +143,9 @@ def _row(kinds: tuple[str, ...]) -> Array:
 
 
 class BinaryArray:
-    """Numbers as a parameter of a statement: one of Postgres' arrays, NULL where a value is absent."""
+    """Numbers, UUIDs (V16) or hashes (V32) as a parameter of a statement: an array of Postgres', NULL where one is
+    absent.
+    """
 
     __slots__ = ("values",)
 
@@ -159,9 +161,12 @@ class BinaryArrayDumper(Dumper):
     def dump(self, obj: BinaryArray) -> bytes:
         """As Postgres sends it: dimensions, any NULLs, type, length, lower bound; then size and bytes of each value."""
         values, absent = obj.values, is_absent(obj.values)
-        made = np.empty(len(values), dtype=[("size", ">i4"), ("value", values.dtype.newbyteorder(">").str)])
+        kind = values.dtype.str[1:]
+        made = np.empty(len(values), dtype=[("size", ">i4"), ("value", ">" + kind)])
         made["size"], made["value"] = np.where(absent, -1, values.dtype.itemsize), values
-        head = _ARRAY_HEAD.pack(1, bool(absent.any()), _OIDS[values.dtype.str[1:]], len(values), 1)
+        head = _ARRAY_HEAD.pack(1, bool(absent.any()), _OIDS[kind], len(values), 1)
+        if not absent.any():
+            return head + made.tobytes()
         there = made.view(np.uint8).reshape(len(values), made.dtype.itemsize)
         kept = np.ones_like(there, dtype=bool)
         kept[absent, 4:] = False

@@ -25,6 +25,12 @@ from gpuledger_collector.ingest.directory import Connection
 log = logging.getLogger(__name__)
 
 
+SETTLE_SECONDS = 0.1
+"""How often it is looked whether something that was left for later is due."""
+AWAY_SECONDS = 2.0
+"""How long the database is left alone after that could not be written."""
+
+
 class Committable(Protocol):
     """What is committed: an agent's batch, a request of remote write."""
 
@@ -55,8 +61,11 @@ class Flushes(Protocol[B_contra, A_co]):
     ) -> Sequence[A_co]:
         """Commit these and answer each, in order. `idle`: whether nothing waits behind them. Raises psycopg.Error."""
 
+    def is_due(self, ending: bool, /) -> bool:
+        """Whether something that was left for later is to be written now, as it is at the end."""
+
     def settle(self, connection: Connection, /) -> None:
-        """Nothing waits any more: write what was left for later. Raises psycopg.Error."""
+        """Write what was left for later. Raises psycopg.Error."""
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database."""
@@ -109,10 +118,12 @@ class GroupCommit(Generic[B, A]):
             threading.Thread(target=self._write_for_ever, name=f"writer-{number}", daemon=True)
             for number in range(limits.writers)
         ]
+        self._settled = threading.Event()
+        self._settler = threading.Thread(target=self._settle_for_ever, name="settler", daemon=True)
 
     def start(self) -> None:
         """Start the writers; the database need not be there yet."""
-        for thread in self._threads:
+        for thread in (*self._threads, self._settler):
             thread.start()
 
     def submit(self, batch: B) -> asyncio.Future[A]:
@@ -148,6 +159,9 @@ class GroupCommit(Generic[B, A]):
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        self._settled.set()
+        if self._settler.is_alive():
+            self._settler.join(max(0.0, deadline - time.monotonic()))
         _tell([(waiting, Unavailable("the collector is stopping")) for waiting in self._take(len(self._queue))])
 
     def _take(self, most: int) -> list[_Waiting[B, A]]:
@@ -173,22 +187,35 @@ class GroupCommit(Generic[B, A]):
                 connection = self._write(connection, group)
             elif self._closing and not self._queue:
                 break
-            if connection is not None and self._is_idle():
-                connection = self._settle(connection)
         if connection is not None:
             connection.close()
 
     def _is_idle(self) -> bool:
         return not self._queue
 
-    def _settle(self, connection: Connection) -> Connection | None:
+    def _settle_for_ever(self) -> None:
+        """Write what was left for later beside the writers, so that no answer waits for it."""
+        connection: Connection | None = None
+        wait_s = SETTLE_SECONDS
+        while not self._settled.wait(wait_s):
+            wait_s = SETTLE_SECONDS
+            if self._store.is_due(False):
+                connection = self._settle(connection)
+                wait_s = SETTLE_SECONDS if connection else AWAY_SECONDS
+        if self._store.is_due(True):
+            connection = self._settle(connection)
+        if connection is not None:
+            connection.close()
+
+    def _settle(self, connection: Connection | None) -> Connection | None:
         """Write what was left for later; the connection to go on with, None when it is lost."""
         try:
+            if connection is None or connection.closed:
+                connection = self._connect()
             self._store.settle(connection)
         except psycopg.Error as error:
-            log.warning("newest values are written later: %s", str(error).strip().partition("\n")[0])
-            if connection.closed:
-                return None
+            log.warning("newest values are not written now: %s", str(error).strip().partition("\n")[0])
+            return None
         return connection
 
     def _write(self, connection: Connection | None, group: Sequence[_Waiting[B, A]]) -> Connection | None:
@@ -242,10 +269,10 @@ def _tell(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
     """Wake the event loop once for a whole group: each time is a system call, and a turn of the one lock of Python."""
     if outcomes:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits there any more
-            outcomes[0][0].answer.get_loop().call_soon_threadsafe(_settle, outcomes)
+            outcomes[0][0].answer.get_loop().call_soon_threadsafe(_answer, outcomes)
 
 
-def _settle(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
+def _answer(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
     for waiting, outcome in outcomes:
         if waiting.answer.done():
             continue  # its caller has gone

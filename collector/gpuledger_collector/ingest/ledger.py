@@ -6,7 +6,10 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 
+import numpy as np
+
 from gpuledger_agent.wire import Answer, Rejected
+from gpuledger_collector.ingest.columns import BinaryArray
 from gpuledger_collector.ingest.directory import Connection, Numbered
 from gpuledger_collector.ingest.validate import Accepted
 
@@ -22,20 +25,21 @@ def insert_keys(connection: Connection, numbered: Sequence[Numbered], now: dt.da
         """
         INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, stretches, rejected)
         SELECT node_id, epoch, seq, sha256, %s, samples, stretches, rejected::jsonb
-        FROM unnest(%s::bigint[], %s::uuid[], %s::bigint[], %s::bytea[], %s::int[], %s::int[], %s::text[])
+        FROM unnest(%b::bigint[], %b::uuid[], %b::bigint[], %b::bytea[], %b::bigint[], %b::bigint[], %s::text[])
             AS new (node_id, epoch, seq, sha256, samples, stretches, rejected)
         ON CONFLICT DO NOTHING RETURNING node_id, epoch, seq
         """,
         (
             now,
-            [one.node_id for one in numbered],
-            [batch.epoch for batch in batches],
-            [batch.seq for batch in batches],
-            [batch.sha256 for batch in batches],
-            [batch.samples for batch in batches],
-            [len(batch.stretches) for batch in batches],
+            BinaryArray(np.array([one.node_id for one in numbered], dtype="<i8")),
+            BinaryArray(np.frombuffer(b"".join([batch.epoch.bytes for batch in batches]), "V16")),
+            BinaryArray(np.array([batch.seq for batch in batches], dtype="<i8")),
+            BinaryArray(np.frombuffer(b"".join([batch.sha256 for batch in batches]), "V32")),
+            BinaryArray(np.array([batch.samples for batch in batches], dtype="<i8")),
+            BinaryArray(np.array([len(batch.stretches) for batch in batches], dtype="<i8")),
             [_as_json(batch.rejected) for batch in batches],
         ),
+        binary=True,
     )
     return {(names[node_id], epoch, seq) for node_id, epoch, seq in rows}
 

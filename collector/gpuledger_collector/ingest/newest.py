@@ -1,9 +1,10 @@
 """What people look at first: the newest values and state of each accelerator, the latest sign of life of each node.
 
 No bill is made of them, so they need not be written with every batch. When nobody waits they are written in the
-transaction of the batches that brought them. While more batches wait (a fleet that comes back after an outage sends
-hours of them) only the newest of some seconds are: the rest would be written over at once. A collector that is killed
-loses none but those, and the node's next batch brings newer ones.
+transaction of the batches that brought them. While more batches wait they are kept, each over the one before, and
+written beside the batches every few seconds and when it is quiet again: a fleet that comes back after an outage sends
+hours of them, which would be written over at once. A collector that is killed loses none but those that it kept, and
+each node's next batch brings newer ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from psycopg.types.json import Jsonb
 
 from gpuledger_agent.wire import Heartbeat
 from gpuledger_collector.ingest.columns import Array, BinaryArray, blank, is_absent
@@ -26,10 +28,11 @@ from gpuledger_collector.ingest.stretches import STATES, States
 from gpuledger_collector.ingest.validate import clean
 
 LATE_SECONDS = 5.0
-"""How old the newest values may grow while batches wait."""
+"""How long the newest values may be kept while batches wait."""
+QUIET_SECONDS = 0.2
+"""They are written when none were brought for so long."""
 _SQL_TYPES = {"f4": "real", "f8": "double precision", "i8": "bigint"}
 _NO_STATE = -1
-_JSON = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,12 @@ class Beat:
     clock_skew_ms: int | None
     seen_at: dt.datetime
 
-    def as_json(self) -> str:
+    def told(self) -> dict[str, Any]:
         """What is kept of it."""
         told: dict[str, Any] = {} if self.heartbeat is None else clean(msgspec.to_builtins(self.heartbeat))
         if self.clock_skew_ms is not None:
             told["clock_skew_ms"] = self.clock_skew_ms
-        return _JSON({**told, "epoch": self.epoch, "seq": self.seq}).decode()
+        return {**told, "epoch": self.epoch, "seq": self.seq}
 
 
 Beats = dict[int, Beat]
@@ -85,19 +88,31 @@ class Newest:
         self._steady = steady
         self._lock = threading.Lock()
         self._told = Told()
-        self._written = steady()
+        self._since = self._last = steady()
 
-    def take(self, idle: bool) -> Told | None:
-        """What is to be written now: all of it when nobody waits or it grows old, None otherwise."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept."""
+        return not (self._told.latest or self._told.beats)
+
+    def is_due(self, ending: bool) -> bool:
+        """Whether what is kept is to be written now, as it is at the end."""
+        now = self._steady()
+        ripe = now - self._since >= LATE_SECONDS or now - self._last >= QUIET_SECONDS
+        return not self.is_empty and (ending or ripe)
+
+    def take(self) -> Told:
+        """All that is kept, which is to be written now."""
         with self._lock:
-            if not idle and self._steady() - self._written < LATE_SECONDS:
-                return None
-            told, self._told, self._written = self._told, Told(), self._steady()
+            told, self._told = self._told, Told()
         return told
 
     def keep(self, told: Told) -> None:
-        """Keep for later what was told after all that is kept."""
+        """Keep what was told after all that is kept."""
         with self._lock:
+            self._last = self._steady()
+            if self.is_empty:
+                self._since = self._last
             both = self._told.and_then(told)
             self._told = Told([merged(both.latest)] if both.latest else (), both.beats)
 
@@ -108,8 +123,7 @@ class Newest:
 
     def forget(self) -> None:
         """Forget what is kept: its numbers may mean nothing in the database that is there now."""
-        with self._lock:
-            self._told = Told()
+        self.take()
 
 
 def told_of(batches: Sequence[Numbered], samples: Samples | None, states: States, now: dt.datetime) -> Told:
@@ -231,7 +245,8 @@ def write_latest(connection: Connection, latest: Latest) -> None:
 
 def write_beats(connection: Connection, beats: Beats) -> None:
     """Keep of each node its latest sign of life."""
-    ordered = sorted(beats)
+    told = [{"id": node_id, "seen_at": beats[node_id].seen_at, "beat": beats[node_id].told()}
+            for node_id in sorted(beats)]  # fmt: skip
     connection.execute(
         """
         UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),
@@ -244,13 +259,10 @@ def write_beats(connection: Connection, beats: Beats) -> None:
         FROM (
             SELECT id AS node_id, seen_at, beat, heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
                 OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint AS newer
-            FROM node JOIN (
-                SELECT id, seen_at, beat::jsonb
-                FROM unnest(%s::bigint[], %s::timestamptz[], %s::text[]) AS told (id, seen_at, beat)
-            ) AS told USING (id)
+            FROM node JOIN jsonb_to_recordset(%s) AS told (id bigint, seen_at timestamptz, beat jsonb) USING (id)
             ORDER BY id FOR NO KEY UPDATE OF node
         ) AS told
         WHERE id = node_id
         """,
-        (ordered, [beats[node_id].seen_at for node_id in ordered], [beats[node_id].as_json() for node_id in ordered]),
+        (Jsonb(told, dumps=msgspec.json.encode),),
     )

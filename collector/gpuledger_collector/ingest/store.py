@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import psycopg
+
 from gpuledger_agent.wire import Answer, Rejected
 from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest import capacity, counters
@@ -74,44 +76,43 @@ class Store:
         unique = sorted(first.values(), key=lambda one: (one.node_id, one.batch.epoch, one.batch.seq))
         self.make_days(connection, batches)
         after: list[Callable[[], None]] = []
-        told, due = Told(), None
-        try:
-            with connection.transaction():
-                fresh = insert_keys(connection, unique, now)
-                if fresh:
-                    told = self._write(connection, [one for one in unique if one.batch.key in fresh], now, after)
-                due = self.newest.take(idle())
-                if due is not None:
-                    write(connection, due.and_then(told))
-                known = look_up(connection, [one for one in unique if one.batch.key not in fresh])
-                answers = [
-                    Answer("partial" if batch.rejected else "committed", rejected=batch.rejected)
-                    if batch.key in fresh and batch is first[batch.key].batch
-                    else verdict(batch, known.get(batch.key, said(first[batch.key].batch)))
-                    for batch in batches
-                ]
-                pairs = zip(batches, answers, strict=True)
-                record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
-        except BaseException:
-            if due is not None:
-                self.newest.put_back(due)
-            raise
+        told, kept = Told(), False
+        with connection.transaction():
+            fresh = insert_keys(connection, unique, now)
+            if fresh:
+                told = self._write(connection, [one for one in unique if one.batch.key in fresh], now, after)
+                kept = not (idle() and self.newest.is_empty)
+                if not kept:
+                    write(connection, told)
+            known = look_up(connection, [one for one in unique if one.batch.key not in fresh])
+            answers = [
+                Answer("partial" if batch.rejected else "committed", rejected=batch.rejected)
+                if batch.key in fresh and batch is first[batch.key].batch
+                else verdict(batch, known.get(batch.key, said(first[batch.key].batch)))
+                for batch in batches
+            ]
+            pairs = zip(batches, answers, strict=True)
+            record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
         with self._lock:
             for remember in after:
                 remember()
-        if due is None:
+        if kept:
             self.newest.keep(told)
         return answers
 
+    def is_due(self, ending: bool) -> bool:
+        """Whether something that was left for later is to be written now, as it is at the end."""
+        return self.newest.is_due(ending)
+
     def settle(self, connection: Connection) -> None:
-        """Write what was told of the newest and is not written yet. Raises psycopg.Error."""
-        told = self.newest.take(idle=True)
-        if told is None or told == Told():
-            return
+        """Write what was told of the newest and is not written yet. Raises psycopg.Error; what the database refuses is
+        let go, for the next batches bring newer.
+        """
+        told = self.newest.take()
         try:
             with connection.transaction():
                 write(connection, told)
-        except BaseException:
+        except (psycopg.OperationalError, psycopg.InterfaceError):
             self.newest.put_back(told)
             raise
 
@@ -166,9 +167,10 @@ class Store:
         rows = keep_capacity(connection, seen, self.on_contest) if seen else {}
 
         def remember() -> None:
-            if any(self._capacity.get(accelerator) not in (None, row) for accelerator, row in rows.items()):
-                self._inventory = object()
+            changed = any(self._capacity.get(accelerator) not in (None, row) for accelerator, row in rows.items())
             self._capacity.update(rows)
+            if changed:  # after the rows: whoever sees the new state must not see an old row
+                self._inventory = object()
 
         return remember
 
