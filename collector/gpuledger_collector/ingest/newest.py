@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ LATE_SECONDS = 5.0
 """How long the newest values may be kept while batches wait."""
 QUIET_SECONDS = 0.2
 """They are written when none were brought for so long."""
+MOST_PIECES = 16
+"""They are made one when there are so many: a fleet's are some megabytes."""
 _SQL_TYPES = {"f4": "real", "f8": "double precision", "i8": "bigint"}
 _NO_STATE = -1
 
@@ -57,6 +59,10 @@ class Beat:
     clock_skew_ms: int | None
     seen_at: dt.datetime
 
+    def replaces(self, before: Beat | None) -> bool:
+        """Whether it is the later; one that was spooled earlier in the same epoch changes nothing."""
+        return before is None or before.epoch != self.epoch or before.seq < self.seq
+
     def told(self) -> dict[str, Any]:
         """What is kept of it."""
         told: dict[str, Any] = {} if self.heartbeat is None else clean(msgspec.to_builtins(self.heartbeat))
@@ -73,12 +79,18 @@ Beats = dict[int, Beat]
 class Told:
     """What some batches tell of the newest."""
 
-    latest: Sequence[Latest] = ()
+    latest: list[Latest] = field(default_factory=list)
+    """In the order in which it was told."""
     beats: Beats = field(default_factory=dict)
 
-    def and_then(self, later: Told) -> Told:
-        """Both; where they speak of the same, what was told later stands."""
-        return Told((*self.latest, *later.latest), merged_beats([self.beats, later.beats]))
+    def add(self, later: Told) -> None:
+        """Add what was told later, which stands where both speak of the same."""
+        self.latest.extend(later.latest)
+        if len(self.latest) >= MOST_PIECES:
+            self.latest[:] = [merged(self.latest)]
+        for node_id, beat in later.beats.items():
+            if beat.replaces(self.beats.get(node_id)):
+                self.beats[node_id] = beat
 
 
 class Newest:
@@ -113,13 +125,13 @@ class Newest:
             self._last = self._steady()
             if self.is_empty:
                 self._since = self._last
-            both = self._told.and_then(told)
-            self._told = Told([merged(both.latest)] if both.latest else (), both.beats)
+            self._told.add(told)
 
     def put_back(self, told: Told) -> None:
         """Keep what was taken and could not be written: it was told before all that is kept."""
         with self._lock:
-            self._told = told.and_then(self._told)
+            told.add(self._told)
+            self._told = told
 
     def forget(self) -> None:
         """Forget what is kept: its numbers may mean nothing in the database that is there now."""
@@ -128,23 +140,14 @@ class Newest:
 
 def told_of(batches: Sequence[Numbered], samples: Samples | None, states: States, now: dt.datetime) -> Told:
     """What these batches tell of the newest."""
-    beats = [
-        {one.node_id: Beat(str(one.batch.epoch), one.batch.seq, one.batch.heartbeat, one.batch.clock_skew_ms, now)}
-        for one in batches
-    ]
     latest = latest_of(samples, states)
-    return Told([latest] if len(latest.accelerator) else (), merged_beats(beats))
-
-
-def merged_beats(told: Iterable[Beats]) -> Beats:
-    """Of each node the latest; one that was spooled earlier in the same epoch changes nothing."""
-    found: Beats = {}
-    for beats in told:
-        for node_id, beat in beats.items():
-            old = found.get(node_id)
-            if old is None or old.epoch != beat.epoch or old.seq < beat.seq:
-                found[node_id] = beat
-    return found
+    told = Told([latest] if len(latest.accelerator) else [])
+    for one in batches:
+        batch = one.batch
+        beat = Beat(str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now)
+        if beat.replaces(told.beats.get(one.node_id)):
+            told.beats[one.node_id] = beat
+    return told
 
 
 def latest_of(samples: Samples | None, states: States) -> Latest:
