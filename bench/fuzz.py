@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from backports import zstd
 
+from gpuledger_agent.compression import zstd
 from gpuledger_collector.ingest.decode import Refused, decode
 from gpuledger_collector.ingest.remote import decode as remote
 from gpuledger_collector.ingest.remote.series import Book

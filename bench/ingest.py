@@ -35,8 +35,8 @@ from pathlib import Path
 import cramjam
 import numpy as np
 import psycopg
-from backports import zstd
 
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.wire import Batch, Column, Heartbeat, Samples, Stretch, WireAccelerator, WireWorkload, encode
 from gpuledger_collector.ingest import columns
 from gpuledger_collector.ingest.remote.messages import ONE

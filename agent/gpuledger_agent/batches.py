@@ -11,16 +11,12 @@ import msgspec
 
 from gpuledger_agent import wire
 from gpuledger_agent.catalogue import BY_NAME
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.meter import Span, split
 from gpuledger_agent.readings import Accelerator, Health, Sample, Workload
 
 if TYPE_CHECKING:
     from gpuledger_agent.serving import Counted
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 _TYPECODES = {"f4": "f", "f8": "d", "i8": "q"}
 _NAN = float("nan")

@@ -9,7 +9,6 @@ import uuid
 import msgspec
 import psycopg
 import pytest
-from backports import zstd
 
 from fakes.batches import (
     EPOCH,
@@ -26,6 +25,7 @@ from fakes.batches import (
 )
 from fakes.collector import JSON, MSGPACK, running
 from fakes.postgres import fresh_database
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.wire import MAX_BODY_BYTES, MAX_DECODED_BYTES, Column, Samples, encode
 
 

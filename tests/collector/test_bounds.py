@@ -6,10 +6,10 @@ import tracemalloc
 
 import msgspec
 import pytest
-from backports import zstd
 
 from fakes.batches import as_json, batch, samples, workload
 from fakes.poison import msgpack_lists
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.wire import Column, Samples, encode
 from gpuledger_collector.ingest import bounds
 from gpuledger_collector.ingest.decode import Refused, decode

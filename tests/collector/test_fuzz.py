@@ -7,13 +7,13 @@ import os
 import msgspec
 import psycopg
 import pytest
-from backports import zstd
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fakes.batches import NOON_MS, batch
 from fakes.collector import JSON, MSGPACK, running
 from fakes.postgres import fresh_database
+from gpuledger_agent.compression import zstd
 
 EXAMPLES = 3000 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 150
 MOSTLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from backports import zstd
 
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.wire import (
     Batch,
     Column,

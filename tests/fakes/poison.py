@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from backports import zstd
 
 from fakes.batches import EPOCH, NOON_MS, batch, held, samples, workload
 from fakes.prometheus import WRITE, Point, headers, labels, one, snappy
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.wire import Column, Samples, encode
 
 BATCHES = "/v1/batches"

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from backports import zstd
+
+from gpuledger_agent.compression import zstd
 
 MOST: Mapping[str, int] = {"accelerators": 4_096, "workloads": 16_384, "stretches": 131_072, "counts": 131_072}
 """Records of each list."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from backports import zstd
 
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.wire import (
     MAX_DECODED_BYTES,
     Batch,

@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from backports import zstd
+
+from gpuledger_agent.compression import zstd
 
 Array = npt.NDArray[Any]
 Present = npt.NDArray[np.bool_]

@@ -6,11 +6,11 @@ import time
 import msgspec
 import psycopg
 import pytest
-from backports import zstd
 
 from fakes.batches import HOUR_MS, batch, body_of, held, workload
 from fakes.collector import JSON, running
 from fakes.prometheus import STALE, WRITE, Point, headers, one, snappy, two
+from gpuledger_agent.compression import zstd
 from gpuledger_agent.push import split_batch
 from gpuledger_agent.wire import Count, Samples, encode
 from gpuledger_collector.accounting.period import Period
