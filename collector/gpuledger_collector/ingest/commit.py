@@ -213,9 +213,17 @@ class GroupCommit(Generic[B, A]):
             if connection is None or connection.closed:
                 connection = self._connect()
             self._store.settle(connection)
-        except psycopg.Error as error:
+        except Exception as error:  # whatever it is, the next newest values must find somebody who writes them
             log.warning("newest values are not written now: %s", str(error).strip().partition("\n")[0])
+            if connection is not None:
+                connection.close()
             return None
+        return connection
+
+    def _start_anew(self, connection: Connection | None) -> Connection | None:
+        """Believe nothing that was remembered; what was committed before is written as far as it can be."""
+        connection = self._settle(connection)
+        self._store.forget()
         return connection
 
     def _write(self, connection: Connection | None, group: Sequence[_Waiting[B, A]]) -> Connection | None:
@@ -228,7 +236,7 @@ class GroupCommit(Generic[B, A]):
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             return self._turn_away(connection, group, error)
         except Exception as error:  # one batch that cannot be written must not take its neighbours along
-            self._store.forget()
+            connection = self._start_anew(connection)
             log.info("a group of %d batches failed (%s) and is written one by one", len(group), error)
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
@@ -257,7 +265,7 @@ class GroupCommit(Generic[B, A]):
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             return self._turn_away(connection, [waiting], error)
         except Exception as error:
-            self._store.forget()
+            connection = self._start_anew(connection)
             log.exception("batch %s cannot be written", waiting.batch.key)
             _tell([(waiting, error)])
             return connection

@@ -83,7 +83,8 @@ class RemoteStore:
         return False
 
     def settle(self, connection: Connection) -> None:
-        """Nothing is left for later."""
+        """Nothing of its own is left for later. Raises psycopg.Error."""
+        self.store.settle(connection)
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database."""
