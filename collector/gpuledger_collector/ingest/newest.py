@@ -13,7 +13,7 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -59,9 +59,15 @@ class Beat:
     clock_skew_ms: int | None
     seen_at: dt.datetime
 
-    def replaces(self, before: Beat | None) -> bool:
-        """Whether it is the later; one that was spooled earlier in the same epoch changes nothing."""
-        return before is None or before.epoch != self.epoch or before.seq < self.seq
+    def after(self, before: Beat | None) -> Beat:
+        """The later of the two, and when the last of them came; one that was spooled earlier in the same epoch says
+        nothing but that the node lives.
+        """
+        if before is None:
+            return self
+        later = self if before.epoch != self.epoch or before.seq < self.seq else before
+        seen_at = max(self.seen_at, before.seen_at)
+        return later if later.seen_at == seen_at else replace(later, seen_at=seen_at)
 
     def told(self) -> dict[str, Any]:
         """What is kept of it."""
@@ -89,8 +95,7 @@ class Told:
         if len(self.latest) >= MOST_PIECES:
             self.latest[:] = [merged(self.latest)]
         for node_id, beat in later.beats.items():
-            if beat.replaces(self.beats.get(node_id)):
-                self.beats[node_id] = beat
+            self.beats[node_id] = beat.after(self.beats.get(node_id))
 
 
 class Newest:
@@ -145,8 +150,7 @@ def told_of(batches: Sequence[Numbered], samples: Samples | None, states: States
     for one in batches:
         batch = one.batch
         beat = Beat(str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now)
-        if beat.replaces(told.beats.get(one.node_id)):
-            told.beats[one.node_id] = beat
+        told.beats[one.node_id] = beat.after(told.beats.get(one.node_id))
     return told
 
 
@@ -187,16 +191,22 @@ def newest_rows(samples: Samples | None) -> tuple[Array, Array]:
 
 
 def merged(told: Sequence[Latest]) -> Latest:
-    """The newest of each accelerator of all these; where instants are equal a later one completes an earlier one."""
+    """The newest of each accelerator of all these, as if they were written one by one: where instants are equal a
+    later one completes an earlier one, and what is older than one told before it changes nothing.
+    """
     if len(told) == 1:
         return told[0]
     accelerator, at_ms, state, holder = (
         np.concatenate([getattr(one, name) for one in told]) for name in ("accelerator", "at_ms", "state", "holder")
     )
     hot = tuple(np.concatenate(columns) for columns in zip(*(one.hot for one in told), strict=True))
-    order = np.lexsort((np.arange(len(at_ms)), at_ms, accelerator))
+    order, newest = np.argsort(accelerator, kind="stable"), np.arange(len(at_ms))
     same = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
     for before, row in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
+        before = newest[before]
+        if at_ms[row] < at_ms[before]:
+            newest[row] = before
+            continue
         if state[row] == _NO_STATE:
             state[row], holder[row] = state[before], holder[before]
         if at_ms[row] == at_ms[before]:
@@ -204,7 +214,7 @@ def merged(told: Sequence[Latest]) -> Latest:
                 if is_absent(values[row : row + 1])[0]:
                     values[row] = values[before]
     ordered = accelerator[order]
-    last = order[np.append(ordered[1:] != ordered[:-1], True)]
+    last = newest[order[np.append(ordered[1:] != ordered[:-1], True)]]
     return Latest(accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from gpuledger_agent.catalogue import METRICS
@@ -41,6 +42,8 @@ MAX_DAYS = 40
 """Distinct UTC days that one batch may touch: each may cost a new partition."""
 MAX_REJECTED = 1000
 MAX_TAGS = 200
+MOST_TEXT = 4000
+"""Characters of a text of a heartbeat."""
 _INT64 = 2**63 - 1
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
@@ -141,7 +144,7 @@ def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None) -> Acc
         seq=batch.seq,
         sha256=batch.sha256,
         size=batch.size,
-        heartbeat=batch.heartbeat,
+        heartbeat=short(batch.heartbeat),
         accelerators=accelerators,
         workloads=workloads,
         stretches=stretches,
@@ -150,6 +153,14 @@ def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None) -> Acc
         counts=counts,
         clock_skew_ms=clock_skew_ms,
     )
+
+
+def short(heartbeat: Heartbeat) -> Heartbeat:
+    """A heartbeat that may be kept in memory: long texts are cut as they will be when it is written."""
+    texts = heartbeat.agent_version, heartbeat.source, heartbeat.detail, heartbeat.driver or "", heartbeat.boot_id
+    if max(map(len, texts)) <= MOST_TEXT:
+        return heartbeat
+    return msgspec.convert(clean(msgspec.to_builtins(heartbeat)), Heartbeat)
 
 
 def judge_accelerators(listed: Listed[WireAccelerator]) -> tuple[Kept[WireAccelerator], Sequence[Rejected]]:
@@ -216,11 +227,11 @@ def bad_text(text: str, limit: int) -> str | None:
 
 
 def clean(value: Any) -> Any:
-    """A JSON value whose texts Postgres can store: what it cannot is replaced, texts are cut at 4,000 characters."""
+    """A JSON value whose texts Postgres can store: what it cannot is replaced, texts are cut at MOST_TEXT."""
     if isinstance(value, dict):
         return {clean(key): clean(part) for key, part in value.items()}
     if isinstance(value, str):
-        return value[:4000].replace("\0", "\ufffd").encode(errors="replace").decode()
+        return value[:MOST_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()
     return value
 
 
