@@ -323,3 +323,50 @@ def test_long_epochs_are_not_remembered():
         made = batch(1, "hyphens", epoch=plain.replace("-", "") + "-" * (100_000 + number))
         assert accepted(made).epoch == uuid.UUID(plain)
     assert validate._uuid.cache_info().currsize == before
+
+
+def test_an_inventory_that_changes_is_never_seen_half_changed(connection):
+    """A second writer that looks while the first remembers a change does not keep what was there before it."""
+    store = Store(partitions.ensure)
+    store.flush(connection, [accepted(batch(1, "half-a"))], NOW)
+    [numbered] = store.directory.number(connection, [accepted(batch(2, "half-a"))], NOW)
+    assert store._shows_nothing_new(numbered)
+    looked = []
+
+    class Slow(dict):
+        def update(self, rows):
+            looked.append(store._shows_nothing_new(numbered))
+            super().update(rows)
+
+    store._capacity = Slow(store._capacity)
+    moved = [accelerator(number, "half-a") for number in range(2)]
+    later_ms = NOON_MS + 2 * MINUTE_MS
+    stretches = [held(number, later_ms, later_ms + MINUTE_MS) for number in range(2)]
+    store.flush(connection, [accepted(of(moved, node="half-b", stretches=stretches))], NOW)
+    assert looked
+    assert {row.node_id for row in store._capacity.values()} != {numbered.node_id}
+    assert not store._shows_nothing_new(numbered)
+
+
+NUMBERS = [-1, 2**31, 2**63, 2**64 - 1]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_out_of_range_are_refused_alone(number):
+    """Positions, instants and lengths that no column can hold take nothing along, in msgpack as in JSON."""
+    rows = samples(1, [NOON_MS, NOON_MS + 1, NOON_MS + 2])
+    odd = [
+        msgspec.structs.replace(rows, accelerator=[0, number, 0]),
+        msgspec.structs.replace(rows, at_ms=[NOON_MS, number if number != 2**31 else 0, NOON_MS + 2]),
+    ]
+    good = held(0, NOON_MS, NOON_MS + 9)
+    bad = [msgspec.structs.replace(good, **{name: number}) for name in ("accelerator", "workload", "held_ms", "end_ms")]
+    for block in odd:
+        made = batch(1, "odd", accelerators=1, stretches=[good, *bad], samples=block)
+        for body, kind in ((encode(made), "application/msgpack"), (msgspec.json.encode(made), "application/json")):
+            found = validate.accept(decode(body, kind, ""), NOW_MS)
+            assert list(found.stretches) == [0]
+            assert found.block.at_ms.tolist() == [NOON_MS, NOON_MS + 2]
+            assert len(found.block.columns["gpu_utilization_ratio"]) == 2 * 4
+            assert [one.record for one in found.rejected] == [*(f"stretches[{place}]" for place in range(1, 5)),
+                                                              "samples[1]"]  # fmt: skip
