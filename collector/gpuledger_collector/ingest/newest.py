@@ -200,21 +200,22 @@ def merged(told: Sequence[Latest]) -> Latest:
         np.concatenate([getattr(one, name) for one in told]) for name in ("accelerator", "at_ms", "state", "holder")
     )
     hot = tuple(np.concatenate(columns) for columns in zip(*(one.hot for one in told), strict=True))
-    order, newest = np.argsort(accelerator, kind="stable"), np.arange(len(at_ms))
+    order, newest = np.argsort(accelerator, kind="stable"), list(range(len(at_ms)))
+    at, untold = at_ms.tolist(), (state == _NO_STATE).tolist()
     same = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
     for before, row in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
         before = newest[before]
-        if at_ms[row] < at_ms[before]:
+        if at[row] < at[before]:
             newest[row] = before
             continue
-        if state[row] == _NO_STATE:
+        if untold[row]:
             state[row], holder[row] = state[before], holder[before]
-        if at_ms[row] == at_ms[before]:
+        if at[row] == at[before]:
             for values in hot:
                 if is_absent(values[row : row + 1])[0]:
                     values[row] = values[before]
     ordered = accelerator[order]
-    last = newest[order[np.append(ordered[1:] != ordered[:-1], True)]]
+    last = np.array(newest, dtype=int)[order[np.append(ordered[1:] != ordered[:-1], True)]]
     return Latest(accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot))
 
 
