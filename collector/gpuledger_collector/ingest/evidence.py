@@ -69,8 +69,9 @@ def keep_capacity(
     """
     accelerators = sorted({one.accelerator_id for one in seen})
     connection.execute("SELECT 1 FROM accelerator WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE", (accelerators,))
+    known = capacity_rows(connection, accelerators)
     for one in seen:
-        rows = capacity_rows(connection, [one.accelerator_id])[one.accelerator_id]
+        rows = known[one.accelerator_id]
         steps = capacity.plan(rows, one)
         if steps and is_contested(connection, rows, one):
             record_contest(connection, one, rows[-1].node_id)
@@ -80,7 +81,8 @@ def keep_capacity(
             apply_step(connection, one, step)
         if steps:
             mark_days(connection, rows, one, steps)
-    return {accelerator: rows[-1] for accelerator, rows in capacity_rows(connection, accelerators).items() if rows}
+            known |= capacity_rows(connection, [one.accelerator_id])
+    return {accelerator: rows[-1] for accelerator, rows in known.items() if rows}
 
 
 def record_contest(connection: Connection, seen: capacity.Evidence, holder_id: int | None) -> None:
