@@ -94,6 +94,11 @@ def blank(rows: int, kind: str) -> Array:
     return np.full(rows, ABSENT_INT64 if kind == "i8" else np.nan, dtype=DTYPES[kind])
 
 
+def last_of_each(ordered: Array) -> npt.NDArray[np.intp]:
+    """The place of the last of each value in a column that is in order."""
+    return np.flatnonzero(np.append(ordered[1:] != ordered[:-1], len(ordered) > 0))
+
+
 def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
     """Rows as a binary COPY stream. A block has a column for each of the table's (dtypes i8, i4, f8, f4; text and
     UUIDs as S and V, which are never absent); its rows come in the order of their NULL patterns.

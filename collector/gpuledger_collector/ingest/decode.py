@@ -145,7 +145,7 @@ class Lists(Generic[T]):
 MOST_REMEMBERED_BYTES = 40 * 1024 * 1024
 """Of lists of each kind, with all that is found out of them: those of some 6,000 nodes of eight accelerators."""
 LIST_BYTES, RECORD_BYTES = 1500, 500
-"""What a list and a record take in memory besides their bytes: of a short list, thirty times these."""
+"""What a list, and each of its records, takes in memory besides the bytes that were sent."""
 _whole = msgspec.msgpack.Decoder(Whole)
 _json_batch = msgspec.json.Decoder(Batch)
 _accelerators, _workloads = Lists(WireAccelerator), Lists(WireWorkload)

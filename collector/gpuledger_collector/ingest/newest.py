@@ -21,7 +21,7 @@ import numpy as np
 from psycopg.types.json import Jsonb
 
 from gpuledger_agent.wire import Heartbeat
-from gpuledger_collector.ingest.columns import Array, BinaryArray, blank, is_absent
+from gpuledger_collector.ingest.columns import Array, BinaryArray, blank, is_absent, last_of_each
 from gpuledger_collector.ingest.directory import Connection, Numbered
 from gpuledger_collector.ingest.samples import HOT_KINDS, Samples
 from gpuledger_collector.ingest.stretches import STATES, States
@@ -186,7 +186,7 @@ def newest_rows(samples: Samples | None) -> tuple[Array, Array]:
         return np.empty(0, dtype="<i8"), np.empty(0, dtype="<i8")
     order = np.lexsort((samples.at_ms, samples.accelerator))
     ordered = samples.accelerator[order]
-    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    last = last_of_each(ordered)
     return ordered[last], order[last]
 
 
@@ -214,8 +214,7 @@ def merged(told: Sequence[Latest]) -> Latest:
             for values in hot:
                 if is_absent(values[row : row + 1])[0]:
                     values[row] = values[before]
-    ordered = accelerator[order]
-    last = np.array(newest, dtype=int)[order[np.append(ordered[1:] != ordered[:-1], True)]]
+    last = np.array(newest, dtype=int)[order[last_of_each(accelerator[order])]]
     return Latest(accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot))
 
 

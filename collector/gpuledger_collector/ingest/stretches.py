@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuledger_agent.wire import ABSENT_INT64
-from gpuledger_collector.ingest.columns import Array, pack
+from gpuledger_collector.ingest.columns import Array, last_of_each, pack
 from gpuledger_collector.ingest.directory import Connection, Numbered
 
 STATES = ("held", "unallocated", "unavailable")
@@ -115,6 +115,5 @@ def latest_states(rows: Stretches) -> States:
     """Of each accelerator the end, the state and the (chief) holder of its latest stretch."""
     first_wins = -np.arange(len(rows.accelerator))
     order = np.lexsort((first_wins, rows.held_ms, rows.end_ms, rows.accelerator))
-    ordered = rows.accelerator[order]
-    last = order[np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))] if len(order) else order
+    last = order[last_of_each(rows.accelerator[order])]
     return States(rows.accelerator[last], rows.end_ms[last], rows.state[last], rows.workload[last])
