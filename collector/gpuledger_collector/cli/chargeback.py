@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import FINDINGS, LACKING, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import (
+    FINDINGS,
+    LACKING,
+    Config,
+    Dsn,
+    FirstDay,
+    LastDay,
+    Month,
+    database,
+    period_of,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
@@ -38,12 +49,13 @@ class FocusVersion(enum.StrEnum):
 
 def register(root: typer.Typer) -> None:
     """Add `gpuledger chargeback`."""
-    root.command(epilog="Example: gpuledger chargeback --from 2026-10-01 --to 2026-11-01 --by team,project")(chargeback)
+    root.command(epilog="Example: gpuledger chargeback --period 2026-10 --by team,project")(chargeback)
 
 
 def chargeback(
-    start: Annotated[str, typer.Option("--from", metavar="DATE", help="First day (of the billing zone), included.")],
-    end: Annotated[str, typer.Option("--to", metavar="DATE", help="Last day (of the billing zone), not included.")],
+    period: Month = None,
+    start: FirstDay = None,
+    end: LastDay = None,
     by: Annotated[str, typer.Option("--by", help="Columns: levels of the owner tree, workload, pool, model, node.")] = (
         "team"
     ),
@@ -70,16 +82,12 @@ def chargeback(
     Ends with 1 when some usage has no price.
     """
     from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
-    from gpuledger_collector.accounting.period import date_range
 
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
     unknown = [name for name in names if name not in DIMENSIONS]
     if unknown or not names:
         refuse(f"--by: {unknown[0] if unknown else by!r} is none of {', '.join(DIMENSIONS)}")
-    try:
-        period = date_range(start, end)
-    except ValueError as error:
-        refuse(str(error))
+    days = period_of(period, start, end)
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
@@ -93,24 +101,24 @@ def chargeback(
         ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
         with ledger.connect() as connection:
-            period = zones.in_zone(connection, period)
+            days = zones.in_zone(connection, days)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, period, now_ms, on_day)
+            bring_up_to_date(ledger, days, now_ms, on_day)
         with ledger.connect() as connection:
             snapshot(connection)
-            aside = beside(connection, period, names, now_ms)
-            made = report(reports.charged_lines(connection, period, names), names, aside)
-            notes = _notes(connection, period, now_ms, made)
+            aside = beside(connection, days, names, now_ms)
+            made = report(reports.charged_lines(connection, days, names), names, aside)
+            notes = _notes(connection, days, now_ms, made)
             if currency:
-                made = _in_currency(connection, period, names, currency, now_ms, notes)
+                made = _in_currency(connection, days, names, currency, now_ms, notes)
             if shape is Shape.focus:
-                _write_focus(connection, period, names, now_ms, focus_version, output)
+                _write_focus(connection, days, names, now_ms, focus_version, output)
             elif shape is Shape.beancount:
-                _write_journal(connection, period, names, now_ms, output)
+                _write_journal(connection, days, names, now_ms, output)
             elif shape is Shape.parquet:
                 _write_parquet(made, output)
             else:
-                _emit(_text(made, period, shape, notes), output)
+                _emit(_text(made, days, shape, notes), output)
     for note in notes:
         print(f"gpuledger: {note}", file=sys.stderr)
     if made.unpriced:

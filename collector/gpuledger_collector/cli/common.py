@@ -17,6 +17,7 @@ from gpuledger_collector.cli.terminal import plain, shown
 from gpuledger_collector.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
+    from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.wiring import Database
 
 DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
@@ -30,6 +31,9 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", help="TOML file with settings.", metavar="FILE"),
 ]
+Month = Annotated[str | None, typer.Option("--period", metavar="YYYY-MM", help="A month (of the billing zone).")]
+FirstDay = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Or: first day, included.")]
+LastDay = Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day, not included.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
 
 
@@ -58,6 +62,20 @@ def settings(config: Path | None = None, dsn: str | None = None) -> Settings:
         environment |= {"GPULEDGER_DSN": dsn}
         environment.pop("GPULEDGER_DSN_FILE", None)
     return load(config, environment, Path.home())
+
+
+def period_of(period: str | None, start: str | None, end: str | None) -> Period:
+    """The month, or the days, that --period or --from and --to say."""
+    from gpuledger_collector.accounting.period import date_range, month
+
+    try:
+        if period is not None and start is None and end is None:
+            return month(period)
+        if period is None and start is not None and end is not None:
+            return date_range(start, end)
+    except ValueError as error:
+        refuse(str(error))
+    return refuse("say which days: --period 2026-10, or --from 2026-10-01 --to 2026-11-01")
 
 
 def owner_levels(given: Sequence[str]) -> dict[str, str]:

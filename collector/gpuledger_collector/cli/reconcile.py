@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, FirstDay, LastDay, Month, database, period_of, refuse
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpuledger_collector.accounting.period import Period
 
 
 class Shape(enum.StrEnum):
@@ -37,9 +36,9 @@ def register(root: typer.Typer) -> None:
 
 
 def reconcile(
-    period: Annotated[str | None, typer.Option("--period", metavar="YYYY-MM", help="A month.")] = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="DATE", help="Or: first day, included.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="DATE", help="Last day, not included.")] = None,
+    period: Month = None,
+    start: FirstDay = None,
+    end: LastDay = None,
     bill: Annotated[
         str | None, typer.Option("--bill", metavar="PROVIDER", help="Against this provider's bill of the month.")
     ] = None,
@@ -60,7 +59,7 @@ def reconcile(
         return
     if shape is Shape.csv:
         refuse("--format csv is for --bill")
-    asked = _asked(period, start, end)
+    asked = period_of(period, start, end)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import proof
@@ -82,25 +81,12 @@ def reconcile(
         raise typer.Exit(FINDINGS)
 
 
-def _asked(period: str | None, start: str | None, end: str | None) -> Period:
-    from gpuledger_collector.accounting.period import date_range, month
-
-    try:
-        if period is not None and start is None and end is None:
-            return month(period)
-        if period is None and start is not None and end is not None:
-            return date_range(start, end)
-    except ValueError as error:
-        refuse(str(error))
-    return refuse("say which days: --period 2026-10, or --from 2026-10-01 --to 2026-11-01")
-
-
 def _against_bill(
     period: str | None, provider: str, amount: Amount, shape: Shape, dsn: str | None, config: Path | None
 ) -> None:
     if period is None:
         refuse("--bill: say which month, by --period 2026-10")
-    asked = _asked(period, None, None)
+    asked = period_of(period, None, None)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import bill as forms

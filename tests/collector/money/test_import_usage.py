@@ -164,3 +164,18 @@ def test_chargeback_of_imported_usage(run, written, fleet) -> None:
     assert rows["(unattributed)"]["cost"] == "172.80"
     assert rows["(unattributed)"]["gpu_hours_idle"] is None
     assert rows["(unpriced)"] | {"cost": None, "gpu_ns": 2_000_000 * 7_200_500} == rows["(unpriced)"]
+
+
+def test_a_month_is_those_days(run, written) -> None:
+    """--period is the days of a month; a month that is none, and half of an answer, are one sentence each."""
+    run("import", "prices", written("p.csv", "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
+                                             "imported,,on_demand,3.6,USD,2025-01-01\n"))  # fmt: skip
+    run("import", "usage", written("u.csv", GOOD))
+    whole = run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01", "--format", "json")
+    assert run("chargeback", "--period", "2025-10", "--format", "json") == whole
+    assert "vision" in whole[1]
+    assert run("chargeback", "--period", "2025-13")[::2] == (2, "'2025-13' is not a month; write it as 2026-10")
+    for half in (["--period", "2025-10", "--from", "2025-10-01"], ["--to", "2025-11-01"], []):
+        code, out, err = run("chargeback", *half)
+        assert (code, out) == (2, "")
+        assert err.startswith("say which days: --period")
