@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-
 class Shape(enum.StrEnum):
     """Forms of the output; csv only of differences to a bill."""
 
