@@ -1,0 +1,285 @@
+"""Plays a world through the product, batches over HTTP and everything else by the command line, and reads its bill."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime as dt
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import psycopg
+from typer.testing import CliRunner
+
+from fakes.batches import HEARTBEAT, body_of, samples
+from fakes.collector import Running, running
+from gpuledger_agent.wire import Batch as WireBatch
+from gpuledger_agent.wire import Stretch, WireAccelerator, WireWorkload
+from gpuledger_collector.cli import build
+from oracle.model import LEVELS, WHOLE, Bill, Import, Job, Key, Price, Row, Rule, Sighting, bill_of
+from oracle.worlds import MINUTE, Batch, World
+
+OWNER_COLUMNS = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
+BY = "org,team,project,experiment,run,user,pool,model"
+MINOR = {"USD": 10_000, "EUR": 10_000, "JPY": 1_000_000}
+"""Micro-units of the minor unit."""
+
+
+@dataclass
+class Ledger:
+    """A fresh database, a collector that listens, and the command line, for one world."""
+
+    collector: Running
+    folder: Path
+    closed: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What was said of a month right after its close, by form."""
+
+    def command(self, *arguments: str, ends: Sequence[int] = (0,)) -> str:
+        """Standard output of a gpuledger command; another exit code than these is an error."""
+        result = CliRunner().invoke(build(), [*arguments, "--dsn", self.collector.dsn])
+        if isinstance(result.exception, Exception) and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code in ends, f"{' '.join(arguments)} ended with {result.exit_code}: {result.output}"
+        return str(result.stdout)
+
+    def play(self, world: World) -> None:
+        """Tell everything, in the order of the world."""
+        if world.zone != "UTC":
+            self.apply(f'billing_zone = "{world.zone}"\n')
+        for kind, what in world.steps:
+            if kind == "look":
+                self.look(world, whole=bool(what))
+            elif kind == "close":
+                self.close(str(what))
+            else:
+                getattr(self, f"tell_{kind}")(what)
+
+    def apply(self, text: str) -> None:
+        path = self.folder / "declared.toml"
+        path.write_text(text, encoding="utf-8")
+        self.command("apply", str(path))
+
+    def write(self, kind: str, rows: Sequence[dict[str, object]]) -> None:
+        """Import rows as a CSV file."""
+        path = self.folder / f"{kind}.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list({name: None for row in rows for name in row}), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        self.command("import", kind, str(path))
+
+    def tell_batch(self, batch: Batch) -> None:
+        status, answer = self.collector.post(body_of(wire_of(batch)))
+        assert status == 200, answer
+
+    def tell_prices(self, prices: Sequence[Price]) -> None:
+        self.write("prices", [
+            {"pool": one.pool, "gpu_model": one.model, "purchase": one.purchase, "rate_per_gpu_hour": one.rate,
+             "currency": one.currency, "effective_from": instant(one.start), "effective_to": instant(one.end),
+             "node": one.node}
+            for one in prices
+        ])  # fmt: skip
+
+    def tell_inventory(self, rows: Sequence[Row]) -> None:
+        self.write("inventory", [
+            {"node": one.node, "uuid": one.uuid, "gpu_model": one.model, "pool": one.pool, "in_at": instant(one.start),
+             "out_at": instant(one.end)}
+            for one in rows
+        ])  # fmt: skip
+
+    def tell_import(self, rows: Sequence[Import]) -> None:
+        self.write("usage", [
+            {"workload_id": one.id, "start": instant(one.start), "end": instant(one.end),
+             "gpus": f"{one.share // WHOLE}.{one.share % WHOLE:06d}", "gpu_model": one.model, "pool": one.pool,
+             "node": one.node, "user": one.job.user, **{f"tag:{name}": value for name, value in one.job.tags}}
+            for one in rows
+        ])  # fmt: skip
+
+    def tell_rules(self, rules: Sequence[Rule]) -> None:
+        def table(pairs: Sequence[tuple[str, str]]) -> str:
+            return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in pairs) + " }"
+
+        self.apply("".join(
+            f'[[rule]]\nname = "r{at}"\nmatch = {table(one.match)}\nassign = {table(one.assign)}\n'
+            + "".join(f'{name} = "{instant(at_ms)}"\n' for name, at_ms in
+                      (("effective_from", one.start), ("effective_to", one.end)) if at_ms is not None)
+            for at, one in enumerate(rules)
+        ))  # fmt: skip
+
+    def look(self, world: World, *, whole: bool) -> None:
+        """A report in between, of all days or of one."""
+        last = world.last if whole else world.first + dt.timedelta(days=1)
+        self.chargeback(world.first, last, "team")
+
+    def chargeback(self, first: dt.date, last: dt.date, by: str, shape: str = "json") -> str:
+        days = ("--from", str(first), "--to", str(last))
+        return self.command("chargeback", *days, "--by", by, "--format", shape, ends=(0, 1))
+
+    def close(self, month: str) -> None:
+        """Close a month; without any charge there is nothing to close."""
+        said = self.command("close", "--period", month, "--allow-unpriced", "--by", "oracle", ends=(0, 1))
+        if "is closed" in said:
+            self.closed[month] = self.sealed(month)
+
+    def sealed(self, month: str) -> dict[str, str]:
+        """A closed month in all its forms: they are to stay the same bytes."""
+        first = dt.date.fromisoformat(f"{month}-01")
+        last = (first + dt.timedelta(days=32)).replace(day=1)
+        found = {shape: self.chargeback(first, last, BY, shape) for shape in ("csv", "focus")}
+        found["seal"] = self.command("periods", "--verify", month)
+        return found
+
+    def bill(self) -> Bill:
+        """Booked lines and corrections, by the time of use."""
+        query = f"""
+            SELECT day_ms, owner_id IS NULL, {OWNER_COLUMNS}, state, pool, gpu_model, node, coalesce(currency, ''),
+                sum(gpu_ns)::text, coalesce(sum(cost_micro), 0)::text
+            FROM (SELECT day_ms, owner_id, state, pool, gpu_model, node, currency, gpu_ns, cost_micro FROM charge
+                UNION ALL
+                SELECT day_ms, owner_id, state, pool, gpu_model, node, currency, gpu_ns, cost_micro FROM correction) c
+            LEFT JOIN owner o ON o.id = c.owner_id GROUP BY {", ".join(str(at) for at in range(1, 14))}
+        """
+        with psycopg.connect(self.collector.dsn) as connection:
+            rows = connection.execute(query).fetchall()
+        found = {
+            Key(row[0], None if row[1] else tuple(row[2:8]), *row[8:13]): (int(row[13]), int(row[14])) for row in rows
+        }
+        return {key: amounts for key, amounts in found.items() if any(amounts)}
+
+
+@contextlib.contextmanager
+def opened(dsn: str, folder: Path) -> Iterator[Ledger]:
+    """A ledger over this database until the block ends."""
+    with running(dsn) as collector:
+        yield Ledger(collector, folder)
+
+
+def differences(world: World, ledger: Ledger) -> list[str]:
+    """What the ledger says otherwise than the oracle, after all has been told; and what it says otherwise of itself."""
+    said = json.loads(ledger.chargeback(world.first, world.last, BY))
+    for month in ledger.closed:
+        ledger.command("corrections", "--period", month, ends=(0, 1))
+    expected, _ = bill_of(world.facts(), world.first, world.last)
+    actual = ledger.bill()
+    found = [
+        f"{named(key)}: {expected.get(key, (0, 0))} expected, {actual.get(key, (0, 0))} found"
+        for key in sorted({*expected, *actual}, key=str)
+        if expected.get(key) != actual.get(key)
+    ]
+    if not ledger.closed:
+        found += report_differences(said, expected)
+    for month, before in ledger.closed.items():
+        after = ledger.sealed(month)
+        found += [f"{month} is closed, and its {shape} has changed" for shape in after if after[shape] != before[shape]]
+    proof = json.loads(ledger.command("reconcile", *days_of(world), "--format", "json", ends=(0, 1)))
+    found += [f"the proof of {day['day']} does not hold" for day in proof["days"] if not day["holds"]]
+    return found
+
+
+def days_of(world: World) -> tuple[str, ...]:
+    """The days of a world as options of a command."""
+    return ("--from", str(world.first), "--to", str(world.last))
+
+
+def report_differences(said: dict[str, list[dict[str, object]]], expected: Bill) -> list[str]:
+    """The chargeback's rows, exact and as printed, beside what the oracle makes of them."""
+    wanted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
+    for key, (ns, micro) in expected.items():
+        entry = wanted[cells_of(key)]
+        entry[0] += ns
+        entry[1] += micro
+    names = (*BY.split(","), "currency")
+    rows = {tuple(row[name] or "" for name in names): (row["gpu_ns"], row["cost_micro"] or 0) for row in said["rows"]}
+    found = [
+        f"chargeback {cells}: {wanted.get(cells)} expected, {rows.get(cells)} found"
+        for cells in sorted({*wanted, *rows}, key=str)
+        if tuple(wanted.get(cells, (0, 0))) != rows.get(cells, (0, 0))
+    ]
+    for total in said["totals"]:
+        mine = [micro for key, (_, micro) in expected.items() if key.currency == (total["currency"] or "")]
+        if total["currency"]:
+            minor = MINOR[total["currency"]]
+            if Fraction(str(total["cost"])) != Fraction(round(Fraction(sum(mine), minor)) * minor, WHOLE):
+                found.append(f"chargeback prints {total['cost']} {total['currency']} for {sum(mine)} micro-units")
+    return found
+
+
+def cells_of(key: Key) -> tuple[object, ...]:
+    """The cells of a chargeback's row: what nobody holds, nobody is known to pay or no rate covers has a marker."""
+    width = len(BY.split(","))
+    if not key.currency:
+        return ("(unpriced)", *[""] * (width - 1), "")
+    if key.owner is None:
+        return (f"({key.state})", *[""] * (len(LEVELS) - 1), key.pool, key.model, key.currency)
+    return (*(level or "(unattributed)" for level in key.owner), key.pool, key.model, key.currency)
+
+
+def named(key: Key) -> str:
+    """A key for people."""
+    owner = "nobody" if key.owner is None else "/".join(key.owner)
+    where = f"{key.pool}, {key.model or 'no model'}, {key.node or 'no node'}"
+    return f"{instant(key.day)} {owner} {key.state} in {where}, {key.currency or 'unpriced'}"
+
+
+def instant(at_ms: int | None) -> str:
+    """RFC 3339 with milliseconds; empty for none."""
+    if at_ms is None:
+        return ""
+    at = dt.datetime.fromtimestamp(at_ms // 1000, dt.UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+
+
+def wire_of(batch: Batch) -> WireBatch:
+    """A batch as the agent sends it."""
+    uuids = list(dict.fromkeys(one.uuid for one in batch.sightings))
+    jobs = list(dict.fromkeys(job for one in batch.sightings for job, _ in one.holders))
+    faces = {one.uuid: one for one in batch.sightings}
+    seen = [one for one in batch.sightings if one.state == "present"]
+    rows = samples(0, ())
+    if seen:
+        instants = [
+            (uuids.index(one.uuid), at) for one in seen for at in (*range(one.start, one.end - 1, MINUTE), one.end - 1)
+        ]
+        made = samples(1, [at for _, at in instants])
+        rows = type(made)([place for place, _ in instants], made.at_ms, made.columns)
+    return WireBatch(
+        version=1,
+        node=batch.node,
+        epoch=str(uuid.uuid5(uuid.NAMESPACE_DNS, batch.node)),
+        seq=batch.seq,
+        heartbeat=HEARTBEAT,
+        accelerators=[wire_accelerator(at, faces[one]) for at, one in enumerate(uuids)],
+        workloads=[wire_workload(job) for job in jobs],
+        stretches=[stretch for one in batch.sightings for stretch in stretches_of(one, uuids, jobs)],
+        samples=rows,
+    )
+
+
+def wire_accelerator(index: int, one: Sighting) -> WireAccelerator:
+    return WireAccelerator(
+        uuid=one.uuid, device_uuid=one.device, index=index, model=one.model, mig_instance=one.mig or None,
+        gpu_micro=one.share, pool=one.pool,
+    )  # fmt: skip
+
+
+def wire_workload(job: Job) -> WireWorkload:
+    return WireWorkload(
+        id=job.id, kind=job.kind, user=job.user or None, account=job.account or None, name=job.name or None,
+        tags=dict(job.tags),
+    )  # fmt: skip
+
+
+def stretches_of(one: Sighting, uuids: Sequence[str], jobs: Sequence[Job]) -> Iterator[Stretch]:
+    place = uuids.index(one.uuid)
+    if one.state == "held":
+        for job, ms in one.holders:
+            yield Stretch(
+                place, "held", one.start, one.end, jobs.index(job), ms, ms // 2, ms // 3, ms - ms // 2 - ms // 3
+            )
+    elif one.state != "present":
+        yield Stretch(place, one.state, one.start, one.end)

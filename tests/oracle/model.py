@@ -1,0 +1,524 @@
+"""The standing oracle: what the ledger must say of a world, computed anew from docs/decisions/0020.
+
+It imports nothing of the product: what two parties worked out apart from each other and agree on to the micro-unit is
+not an accident. Money is a Fraction until it is rounded, time is integer milliseconds. Where the decision leaves a
+choice, the choice is named beside the code (`Choice:`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import zoneinfo
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+WHOLE = 1_000_000
+"""A device, in millionths."""
+HOUR, DAY = 3_600_000, 86_400_000
+FOREVER = 10**15
+SLIVER = 7
+"""Shares are rounded down to millionths: what seven parts lose that way is no stranded slice."""
+LEVELS = ("org", "team", "project", "experiment", "run", "user")
+FACTS = ("kind", "user", "account", "name")
+NODE_SCOPED = {"process", "container", "static", "dcgm"}
+STATES = ("held", "unallocated", "unavailable", "unobserved")
+PURCHASES = ("on_demand", "reserved", "owned", "spot")
+
+
+class Job(NamedTuple):
+    """A workload as one node reports it at one time."""
+
+    kind: str
+    id: str
+    user: str = ""
+    account: str = ""
+    name: str = ""
+    tags: tuple[tuple[str, str], ...] = ()
+
+    def key(self, node: str) -> str:
+        return f"{self.kind}:{node if self.kind in NODE_SCOPED else ''}:{self.id}"
+
+
+class Sighting(NamedTuple):
+    """A usage interval: what one node saw of one accelerator, with all that its batch says of it."""
+
+    start: int
+    end: int
+    node: str
+    uuid: str
+    device: str
+    mig: str
+    model: str
+    share: int
+    pool: str
+    state: str
+    holders: tuple[tuple[Job, int], ...] = ()
+
+
+class Price(NamedTuple):
+    """A row of the price book; empty names match any."""
+
+    pool: str
+    model: str
+    purchase: str
+    rate: str
+    currency: str
+    start: int
+    end: int | None = None
+    node: str = ""
+
+
+class Rule(NamedTuple):
+    """An attribution rule: tags or facts that match, levels that it assigns."""
+
+    match: tuple[tuple[str, str], ...]
+    assign: tuple[tuple[str, str], ...]
+    start: int | None = None
+    end: int | None = None
+
+
+class Import(NamedTuple):
+    """Usage imported as a count of GPUs (in millionths)."""
+
+    id: str
+    start: int
+    end: int | None
+    share: int
+    model: str
+    pool: str
+    node: str
+    job: Job
+
+
+class Row(NamedTuple):
+    """A row of the inventory."""
+
+    uuid: str
+    node: str
+    pool: str
+    model: str
+    start: int
+    end: int | None
+
+
+@dataclass
+class Facts:
+    """The set of evidence and what the sequence of declarations left in force."""
+
+    zone: str = "UTC"
+    sightings: set[Sighting] = field(default_factory=set)
+    imports: dict[str, Import] = field(default_factory=dict)
+    inventory: dict[str, tuple[Row, ...]] = field(default_factory=dict)
+    prices: dict[tuple[object, ...], Price] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+    def cuts(self) -> list[int]:
+        """Instants at which a rate or a rule begins or ends to hold."""
+        bounds = [*self.prices.values(), *self.rules]
+        return sorted({at for one in bounds for at in (one.start, one.end) if at is not None})
+
+
+class Place(NamedTuple):
+    """An accelerator in one place, with one share of its board, for a time."""
+
+    start: int
+    end: int
+    uuid: str
+    device: str
+    mig: str
+    node: str
+    pool: str
+    model: str
+    share: int
+
+
+class Key(NamedTuple):
+    """What amounts are compared by: the start of the billing day, who, what and where."""
+
+    day: int
+    owner: tuple[str, ...] | None
+    state: str
+    pool: str
+    model: str
+    node: str
+    currency: str
+
+
+Bill = dict[Key, tuple[int, int]]
+"""GPU-nanoseconds and micro-units; 0 micro-units where there is no rate."""
+
+
+# The inventory time line.
+
+
+class Board:
+    """The time line of one device: which of its parts are there, on which node; and which claims are refused."""
+
+    def __init__(self, device: str, sightings: Sequence[Sighting], inventory: dict[str, tuple[Row, ...]]) -> None:
+        self.device, self.inventory = device, inventory
+        self.sightings = sorted(sightings)
+        self.accepted: list[Sighting] = []
+        self.refused: list[tuple[str, Sighting]] = []
+        self.node = ""
+        self.there: dict[str, Sighting] = {}
+        self.claims: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        self.moments: list[tuple[int, str, dict[str, Sighting]]] = []
+        self._play()
+
+    def _play(self) -> None:
+        """Choice: inventory rows begin before the intervals of the same instant."""
+        starts = [(row.start, 0, row) for row in self.inventory.get(self.device, ())]
+        for at, _, what in sorted([*starts, *((one.start, 1, one) for one in self.sightings)], key=lambda e: e[:2]):
+            if isinstance(what, Row):
+                known = [one for one in self.accepted if one.uuid == self.device]
+                unseen = Sighting(at, at, what.node, self.device, self.device, "", "", WHOLE, "", "present")
+                self.there.setdefault(self.device, known[-1] if known else unseen)
+            elif reason := self._refusal(what):
+                self.refused.append((reason, what))
+                continue
+            else:
+                self._take(what)
+            self.moments.append((at, self.node, dict(self.there)))
+
+    def rows(self, uuid: str, mig: str) -> tuple[Row, ...] | None:
+        """Rows of the inventory that hold for an accelerator; those of its device for a MIG instance."""
+        return self.inventory.get(uuid) or (self.inventory.get(self.device) if mig else None)
+
+    def _refusal(self, new: Sighting) -> str:
+        """Choice: of a board that has moved, those parts are there that the new node has seen since."""
+        rows = self.rows(new.uuid, new.mig)
+        if rows is not None:
+            row = next((row for row in rows if row.start <= new.start < (row.end or FOREVER)), None)
+            if row is not None and row.node != new.node:
+                return "node"
+        elif self.node and new.node != self.node and self._holds(new):
+            return "node"
+        elif self.node != new.node:
+            self.node, self.there = new.node, {}
+        others = {uuid: part for uuid, part in self.there.items() if uuid != new.uuid}
+        if sum(part.share for part in others.values()) + new.share > WHOLE:
+            others = {uuid: part for uuid, part in others.items() if self._seen(uuid, new.start)}
+            if sum(part.share for part in others.values()) + new.share > WHOLE:
+                return "board"
+            self.there = {uuid: part for uuid, part in self.there.items() if uuid in others or uuid == new.uuid}
+        return ""
+
+    def _holds(self, new: Sighting) -> bool:
+        """Whether the node that has the board sees it at that time, or within a day both before and after."""
+        mine = [one for one in self.sightings if one.node == self.node]
+        if any(one.start < new.end and new.start < one.end for one in mine):
+            return True
+        before = [one.end for one in mine if one.end <= new.start]
+        after = [one.start for one in mine if one.start >= new.end]
+        return bool(before and after) and new.start - max(before) <= DAY and min(after) - new.end <= DAY
+
+    def _seen(self, uuid: str, at: int) -> bool:
+        """Choice: an interval that begins at this very instant shows its part, whatever it sorts after."""
+        return any(one.uuid == uuid and one.start <= at < one.end and self._of_holder(one) for one in self.sightings)
+
+    def _of_holder(self, one: Sighting) -> bool:
+        rows = self.rows(one.uuid, one.mig)
+        return any(row.node == one.node for row in rows) if rows else one.node == self.node
+
+    def _take(self, new: Sighting) -> None:
+        self.accepted.append(new)
+        self.there[new.uuid] = new
+        self.claims[new.uuid].append((new.start, new.pool or "default"))
+
+    def places(self, imported: dict[str, set[int]]) -> Iterator[Place]:
+        """Where each part is, from when to when, equal neighbours joined."""
+        for uuid in sorted({uuid for _, _, there in self.moments for uuid in there}):
+            found: list[Place] = []
+            ends = [*(at for at, _, _ in self.moments[1:]), FOREVER]
+            for (at, node, there), end in zip(self.moments, ends, strict=True):
+                if uuid in there and at < end:
+                    for one in self._part(uuid, there[uuid], node, at, end, imported):
+                        joined(found, one)
+            yield from found
+
+    def _part(
+        self, uuid: str, part: Sighting, node: str, at: int, end: int, imported: dict[str, set[int]]
+    ) -> Iterator[Place]:
+        rows = self.rows(uuid, part.mig)
+        for row in rows or ():
+            first, last = max(at, row.start), min(end, row.end or FOREVER)
+            if first < last:
+                model = row.model or part.model
+                yield Place(first, last, uuid, self.device, part.mig, row.node, row.pool, model, part.share)
+        if rows is None:
+            for first, last, pool in self._pools(uuid, at, end, imported):
+                yield Place(first, last, uuid, self.device, part.mig, node, pool, part.model, part.share)
+
+    def _pools(self, uuid: str, at: int, end: int, imported: dict[str, set[int]]) -> Iterator[tuple[int, int, str]]:
+        """The claimed pool, and on days on which usage is imported for it the last other one that held."""
+        claims = [pool for since, pool in self.claims[uuid] if since <= at]
+        claimed = claims[-1]
+        days = imported.get(claimed, set())
+        fallback = next((pool for pool in reversed(claims) if pool != claimed), "default")
+        edges = {day for day in days if at < day < end} | {day + DAY for day in days if at < day + DAY < end}
+        for first, last in pairwise([at, *sorted(edges), end]):
+            yield first, last, fallback if first - first % DAY in days else claimed
+
+
+def boards(facts: Facts) -> list[Board]:
+    """The time lines of all devices."""
+    by_device: dict[str, list[Sighting]] = {uuid: [] for uuid in facts.inventory}
+    for one in facts.sightings:
+        by_device.setdefault(one.device, []).append(one)
+    return [Board(device, by_device[device], facts.inventory) for device in sorted(by_device)]
+
+
+def imported_days(facts: Facts) -> dict[str, set[int]]:
+    """The UTC days on which usage is imported, by pool."""
+    found: dict[str, set[int]] = defaultdict(set)
+    horizon = max([one.end for one in facts.sightings] + [one.end or 0 for one in facts.imports.values()], default=0)
+    for one in facts.imports.values():
+        end = one.end or horizon + 400 * DAY
+        found[one.pool] |= set(range(one.start - one.start % DAY, end, DAY))
+    return found
+
+
+def stranded(places: Sequence[Place]) -> list[Place]:
+    """What the parts of a board leave of it while one of them is a MIG instance.
+
+    Choice: it is in the place of the part whose UUID comes first.
+    """
+    found: list[Place] = []
+    edges = sorted({edge for one in places for edge in (one.start, one.end)})
+    for start, end in pairwise(edges):
+        there = sorted((one for one in places if one.start <= start < one.end), key=lambda one: one.uuid)
+        left = WHOLE - sum(one.share for one in there)
+        if left > SLIVER and any(one.mig for one in there):
+            joined(found, there[0]._replace(start=start, end=end, share=left, uuid="", mig=""))
+    return found
+
+
+def joined(found: list[Place], new: Place) -> None:
+    """Append a place, or extend the last one that differs in nothing but time."""
+    if found and found[-1].end == new.start and found[-1][2:] == new[2:]:
+        found[-1] = found[-1]._replace(end=new.end)
+    else:
+        found.append(new)
+
+
+# Who held it.
+
+
+def split(total: int, weights: Sequence[int]) -> list[int]:
+    """Whole parts by largest remainder; of equal remainders the earlier one gets more."""
+    whole = sum(weights)
+    parts = [total * weight // whole for weight in weights]
+    by_rest = sorted(range(len(weights)), key=lambda at: -(total * weights[at] % whole))
+    for at in by_rest[: total - sum(parts)]:
+        parts[at] += 1
+    return parts
+
+
+Window = tuple[int, int, Sighting]
+
+
+def windows(sightings: Iterable[Sighting], also: str = "") -> dict[str, list[Window]]:
+    """By accelerator: the time that each interval has for itself; the one that sorts first keeps what both claim."""
+    found: dict[str, list[Window]] = defaultdict(list)
+    for one in sorted(one for one in sightings if one.state in (*STATES, also)):
+        mine = found[one.uuid]
+        start = max(one.start, mine[-1][1]) if mine else one.start
+        if start < one.end:
+            mine.append((start, one.end, one))
+    return found
+
+
+Holder = tuple[int, str, str, Job | None]
+"""Order of the state, workload's key, its facts as text, its facts."""
+
+
+def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holder, int]]:
+    """Who had how many milliseconds of a rating interval, in the order in which remainders are given."""
+    found: dict[Holder, int] = defaultdict(int)
+    for first, last, seen in spans[bisect_right(spans, start, key=lambda span: span[1]) :]:
+        if first >= end:
+            break
+        length = min(last, end) - max(first, start)
+        if seen.state != "held":
+            found[STATES.index(seen.state), "", "", None] += length
+            continue
+        for (job, _), part in zip(seen.holders, split(length, [ms for _, ms in seen.holders]), strict=True):
+            found[0, job.key(seen.node), json.dumps([job[:-1], sorted(job.tags)]), job] += part
+    return sorted(found.items(), key=lambda item: item[0][:3])
+
+
+def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> tuple[str, ...]:
+    """The owner that tags name and rules override, level by level."""
+    tags = dict(job.tags)
+    facts = {name: getattr(job, name) for name in FACTS} | {"pool": pool, "node": node}
+
+    def value(name: str) -> str:
+        return str(facts.get(name) or tags.get(name, "").strip())
+
+    levels = {level: tags[level].strip() for level in LEVELS if tags.get(level, "").strip()}
+    if job.user:
+        levels["user"] = job.user
+    for rule in rules:
+        if at < (rule.start or 0) or at >= (rule.end or FOREVER):
+            continue
+        if all(value(name) and fnmatchcase(value(name), pattern) for name, pattern in rule.match):
+            for level, template in rule.assign:
+                names = re.findall(r"\{([^{}]+)\}", template)
+                if all(value(name) for name in names):
+                    levels[level] = re.sub(r"\{([^{}]+)\}", lambda found: value(found[1]), template)
+    return tuple(shown(levels.get(level, "")) for level in LEVELS)
+
+
+def shown(name: str) -> str:
+    """A name in parentheses is a row of the reports' own: evidence that carries one is shown as a tag."""
+    bare = name.strip()
+    while bare.startswith("tag:"):
+        bare = bare[4:].strip()
+    return f"tag:{name}" if bare.startswith("(") and bare.endswith(")") else name
+
+
+# What it costs.
+
+
+class Rating:
+    """A world's facts as the rating of its accelerators needs them."""
+
+    def __init__(self, facts: Facts, first: dt.date, last: dt.date) -> None:
+        self.facts = facts
+        zone = zoneinfo.ZoneInfo(facts.zone)
+        self.days = [
+            round(dt.datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1000)
+            for day in (first + dt.timedelta(count) for count in range((last - first).days + 1))
+        ]
+        self.edges = sorted({*facts.cuts(), *self.days})
+        self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
+
+    def atoms(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The rating intervals of a time in one place: UTC hours, cut where a price, a rule or a day changes."""
+        start, end = max(start, self.days[0]), min(end, self.days[-1])
+        while start < end:
+            stop = min(end, start - start % HOUR + HOUR)
+            at = bisect_right(self.edges, start)
+            if at < len(self.edges):
+                stop = min(stop, self.edges[at])
+            yield start, stop
+            start = stop
+
+    def price(self, pool: str, model: str, node: str, at: int) -> Price | None:
+        """The most specific rate in force; among equals the preferred purchase, then the latest to take effect."""
+        best: tuple[tuple[object, ...], Price] | None = None
+        for one in self.facts.prices.values():
+            fits = model_match(one.model, model)
+            if fits < 0 or one.pool not in ("", pool) or one.node not in ("", node):
+                continue
+            if one.start <= at < (one.end or FOREVER):
+                rank = (one.node != "", one.pool != "", fits, -PURCHASES.index(one.purchase), one.start)
+                if best is None or rank > best[0]:
+                    best = rank, one
+        return best[1] if best else None
+
+    def add(self, start: int, place: tuple[str, str, str], parts: Sequence[tuple[Holder, int]], share: int) -> None:
+        """Rate an interval: capacity x rate once, half to even, split over its parts by largest remainder."""
+        pool, model, node = place
+        price = self.price(pool, model, node, start)
+        weights = [ms for _, ms in parts]
+        cost = 0 if price is None else cost_of(share * sum(weights), price.rate)
+        day = self.days[bisect_right(self.days, start) - 1]
+        for ((state, _, _, job), ms), micro in zip(parts, split(cost, weights), strict=True):
+            owner = None if job is None else owner_of(job, pool, node, start, self.facts.rules)
+            name = STATES[state] if state < len(STATES) else "stranded"
+            key = Key(day, owner, name, pool, model, node, "" if price is None else price.currency)
+            self.bill[key][0] += share * ms
+            self.bill[key][1] += micro
+
+    def place(self, one: Place, spans: Sequence[Window]) -> None:
+        """Rate an accelerator in one place."""
+        for start, end in self.atoms(one.start, one.end):
+            parts = shares_of(start, end, spans)
+            missing = end - start - sum(ms for _, ms in parts)
+            if missing:
+                parts.append(((3, "", "", None), missing))
+            self.add(start, (one.pool, one.model, one.node), parts, one.share)
+
+    def imports(self, places: Sequence[Place], seen: dict[str, list[Window]]) -> None:
+        """Rate what accelerators that were seen leave of the imported GPUs of each pool, instant by instant."""
+        pools: dict[str, list[Import]] = defaultdict(list)
+        for one in self.facts.imports.values():
+            pools[one.pool].append(one)
+        for pool, rows in sorted(pools.items()):
+            here = [
+                (max(place.start, first), min(place.end, last), place)
+                for place in places
+                for first, last, _ in seen.get(place.uuid, ())
+                if place.pool == pool and first < place.end and place.start < last
+            ]
+            edges = {edge for first, last, _ in here for edge in (first, last)}
+            edges |= {edge for one in rows for edge in (one.start, min(one.end or FOREVER, self.days[-1]))}
+            runs: dict[Import, list[list[int]]] = defaultdict(list)
+            for start, end in pairwise(sorted(edges)):
+                running = [one for one in rows if one.start <= start < (one.end or FOREVER)]
+                beside = [place for first, last, place in here if first <= start < last]
+                for one, left in replaced(running, beside):
+                    mine = runs[one]
+                    if mine and mine[-1][1:] == [start, left]:
+                        mine[-1][1] = end
+                    elif left:
+                        mine.append([start, end, left])
+            for one, stretches in runs.items():
+                for start, end, left in stretches:
+                    for first, last in self.atoms(start, end):
+                        parts = [((0, one.id, "", one.job), last - first)]
+                        self.add(first, (pool, one.model, one.node), parts, left)
+
+
+def replaced(running: Sequence[Import], seen: Sequence[Place]) -> Iterator[tuple[Import, int]]:
+    """What is left of imports of one pool at one instant, those of a node before those of none."""
+    taken = 0
+    for node in sorted({one.node for one in running}, reverse=True):  # "" last
+        rows = sorted((one for one in running if one.node == node), key=lambda one: one.id)
+        there = sum(place.share for place in seen if node in ("", place.node)) - (0 if node else taken)
+        count = sum(one.share for one in rows)
+        used = min(there, count)
+        taken += used
+        yield from zip(rows, split(count - used, [one.share for one in rows]), strict=True)
+
+
+def model_match(wanted: str, model: str) -> int:
+    """2 for the same name, 1 where all words of `wanted` are the model's, 0 for any, -1 for another."""
+    words, named = (set(re.findall(r"[a-z0-9]+", text.lower())) for text in (wanted, model))
+    if not wanted:
+        return 0
+    return 2 if wanted.lower() == model.lower() else 1 if words and words <= named else -1
+
+
+def cost_of(gpu_ns: int, rate: str) -> int:
+    """Micro-units of GPU-nanoseconds at a rate an hour; `round` takes a half to the even one."""
+    return round(Fraction(gpu_ns, WHOLE * HOUR) * Fraction(rate) * WHOLE)
+
+
+def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tuple[str, Sighting]]]:
+    """The bill of the days from `first` to before `last`, and the claims that are refused."""
+    rating = Rating(facts, first, last)
+    imported = imported_days(facts)
+    lines = boards(facts)
+    accepted = [one for board in lines for one in board.accepted]
+    spans, places = windows(accepted), []
+    for board in lines:
+        mine = list(board.places(imported))
+        places += mine
+        for one in mine:
+            rating.place(one, spans.get(one.uuid, ()))
+        for left in stranded(mine):
+            for start, end in rating.atoms(left.start, left.end):
+                rating.add(start, (left.pool, left.model, left.node), [((4, "", "", None), end - start)], left.share)
+    rating.imports(places, windows(accepted, also="present"))
+    bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
+    return bill, [claim for board in lines for claim in board.refused]

@@ -1,0 +1,41 @@
+"""Generated worlds through the real collector, command line and Postgres: the oracle's bill, to the micro-unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes.postgres import dsn, fresh_database, postgres
+from oracle.driver import differences, opened
+from oracle.worlds import make, twin
+
+__all__ = ["dsn", "postgres"]
+
+
+def seeds(short: range, long: range) -> list[object]:
+    """Those of every run, and those of a long one."""
+    return [*short, *(pytest.param(seed, marks=pytest.mark.long) for seed in long)]
+
+
+def check(world, dsn: str, folder: Path) -> None:
+    """Play a world and hold the ledger against the oracle."""
+    with opened(dsn, folder) as ledger:
+        ledger.play(world)
+        found = differences(world, ledger)
+    assert not found, f"world {world.seed} ({world.zone}): {len(found)} differences\n" + "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("seed", seeds(range(12), range(12, 450)))
+def test_the_ledger_says_what_the_oracle_says(seed, dsn, tmp_path):
+    """Time and money by day, owner, state, place and currency; closed months and their corrections together."""
+    check(make(seed), dsn, tmp_path)
+
+
+@pytest.mark.parametrize("seed", seeds(range(500, 503), range(503, 550)))
+def test_a_twin_is_billed_alike(seed, postgres, tmp_path):
+    """Evidence in another order and with other looks: the same bill."""
+    world = make(seed)
+    for told in (world, twin(world, seed)):
+        with fresh_database(postgres) as dsn:
+            check(told, dsn, tmp_path)
