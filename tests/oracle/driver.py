@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime as dt
 import json
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from fakes.collector import Running, running
 from gpuledger_agent.wire import Batch as WireBatch
 from gpuledger_agent.wire import Stretch, WireAccelerator, WireWorkload
 from gpuledger_collector.cli import build
-from oracle.model import LEVELS, WHOLE, Bill, Import, Job, Key, Price, Row, Rule, Sighting, bill_of
+from oracle.model import LEVELS, WHOLE, Bill, Dispute, Import, Job, Key, Price, Row, Rule, Sighting, bill_of
 from oracle.worlds import MINUTE, Batch, World
 
 OWNER_COLUMNS = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
@@ -64,52 +65,74 @@ class Ledger:
         path.write_text(text, encoding="utf-8")
         self.command("apply", str(path))
 
-    def write(self, kind: str, rows: Sequence[dict[str, object]]) -> None:
+    def write(self, kind: str, rows: Sequence[dict[str, object]], *options: str, ends: Sequence[int] = (0,)) -> None:
         """Import rows as a CSV file."""
         path = self.folder / f"{kind}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list({name: None for row in rows for name in row}), restval="")
             writer.writeheader()
             writer.writerows(rows)
-        self.command("import", kind, str(path))
+        self.command("import", kind, str(path), *options, ends=ends)
 
     def tell_batch(self, batch: Batch) -> None:
         status, answer = self.collector.post(body_of(wire_of(batch)))
         assert status == 200, answer
 
     def tell_prices(self, prices: Sequence[Price]) -> None:
-        self.write("prices", [
-            {"pool": one.pool, "gpu_model": one.model, "purchase": one.purchase, "rate_per_gpu_hour": one.rate,
-             "currency": one.currency, "effective_from": instant(one.start), "effective_to": instant(one.end),
-             "node": one.node}
-            for one in prices
-        ])  # fmt: skip
+        self.write("prices", [price_row(one) for one in prices])
 
     def tell_inventory(self, rows: Sequence[Row]) -> None:
-        self.write("inventory", [
-            {"node": one.node, "uuid": one.uuid, "gpu_model": one.model, "pool": one.pool, "in_at": instant(one.start),
-             "out_at": instant(one.end)}
-            for one in rows
-        ])  # fmt: skip
+        self.write(
+            "inventory",
+            [
+                {
+                    "node": one.node,
+                    "uuid": one.uuid,
+                    "gpu_model": one.model,
+                    "pool": one.pool,
+                    "in_at": instant(one.start),
+                    "out_at": instant(one.end),
+                }
+                for one in rows
+            ],
+        )
 
     def tell_import(self, rows: Sequence[Import]) -> None:
-        self.write("usage", [
-            {"workload_id": one.id, "start": instant(one.start), "end": instant(one.end),
-             "gpus": f"{one.share // WHOLE}.{one.share % WHOLE:06d}", "gpu_model": one.model, "pool": one.pool,
-             "node": one.node, "user": one.job.user, **{f"tag:{name}": value for name, value in one.job.tags}}
-            for one in rows
-        ])  # fmt: skip
+        self.write("usage", [import_row(one) for one in rows])
+
+    def tell_doubled(self, rows: Sequence[Import]) -> None:
+        """Each row stands twice, first without an end: with --skip-bad the one that has ended counts."""
+        twice = [import_row(one) for row in rows for one in (row._replace(end=None), row)]
+        self.write("usage", twice, "--skip-bad")
+
+    def tell_slip(self, row: Import | Price) -> None:
+        """A row that is refused, and changes nothing."""
+        made = ("usage", [import_row(row)]) if isinstance(row, Import) else ("prices", [price_row(row)])
+        self.write(*made, ends=(2,))
+
+    def tell_dispute(self, dispute: Dispute) -> None:
+        """A team contests what it pays of some days, and is right; what it does not pay it cannot contest."""
+        days = ("--from", str(dispute.first), "--to", str(dispute.last))
+        said = self.command("disputes", "open", "--owner", dispute.team, *days, "--reason", "not ours", ends=(0, 2))
+        if number := re.search(r"dispute (\d+) is open", said):
+            decision = ("--accept", "--to", f"team={dispute.to}", "--note", "so it is")
+            self.command("disputes", "resolve", number[1], *decision)
 
     def tell_rules(self, rules: Sequence[Rule]) -> None:
         def table(pairs: Sequence[tuple[str, str]]) -> str:
             return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in pairs) + " }"
 
-        self.apply("".join(
-            f'[[rule]]\nname = "r{at}"\nmatch = {table(one.match)}\nassign = {table(one.assign)}\n'
-            + "".join(f'{name} = "{instant(at_ms)}"\n' for name, at_ms in
-                      (("effective_from", one.start), ("effective_to", one.end)) if at_ms is not None)
-            for at, one in enumerate(rules)
-        ))  # fmt: skip
+        self.apply(
+            "".join(
+                f'[[rule]]\nname = "r{at}"\nmatch = {table(one.match)}\nassign = {table(one.assign)}\n'
+                + "".join(
+                    f'{name} = "{instant(at_ms)}"\n'
+                    for name, at_ms in (("effective_from", one.start), ("effective_to", one.end))
+                    if at_ms is not None
+                )
+                for at, one in enumerate(rules)
+            )
+        )
 
     def look(self, world: World, *, whole: bool) -> None:
         """A report in between, of all days or of one."""
@@ -161,9 +184,7 @@ def opened(dsn: str, folder: Path) -> Iterator[Ledger]:
 
 def differences(world: World, ledger: Ledger) -> list[str]:
     """What the ledger says otherwise than the oracle, after all has been told; and what it says otherwise of itself."""
-    said = json.loads(ledger.chargeback(world.first, world.last, BY))
-    for month in ledger.closed:
-        ledger.command("corrections", "--period", month, ends=(0, 1))
+    said = read(world, ledger)
     expected, _ = bill_of(world.facts(), world.first, world.last)
     actual = ledger.bill()
     found = [
@@ -171,7 +192,7 @@ def differences(world: World, ledger: Ledger) -> list[str]:
         for key in sorted({*expected, *actual}, key=str)
         if expected.get(key) != actual.get(key)
     ]
-    if not ledger.closed:
+    if said is not None:
         found += report_differences(said, expected)
     for month, before in ledger.closed.items():
         after = ledger.sealed(month)
@@ -179,6 +200,23 @@ def differences(world: World, ledger: Ledger) -> list[str]:
     proof = json.loads(ledger.command("reconcile", *days_of(world), "--format", "json", ends=(0, 1)))
     found += [f"the proof of {day['day']} does not hold" for day in proof["days"] if not day["holds"]]
     return found
+
+
+def read(world: World, ledger: Ledger) -> dict[str, list[dict[str, object]]] | None:
+    """The chargeback of all days. With closed months only of those that are open, and of today: what is late for a
+    closed month is booked there, whether anybody has looked at that month or not.
+    """
+    if not ledger.closed:
+        return json.loads(ledger.chargeback(world.first, world.last, BY))
+    day = world.first
+    while day < world.last:
+        following = (day.replace(day=1) + dt.timedelta(days=32)).replace(day=1)
+        if f"{day:%Y-%m}" not in ledger.closed:
+            ledger.chargeback(day, min(following, world.last), "team")
+        day = following
+    today = dt.datetime.now(dt.UTC).date()
+    ledger.chargeback(today - dt.timedelta(days=1), today + dt.timedelta(days=2), "team")
+    return None
 
 
 def days_of(world: World) -> tuple[str, ...]:
@@ -226,6 +264,33 @@ def named(key: Key) -> str:
     return f"{instant(key.day)} {owner} {key.state} in {where}, {key.currency or 'unpriced'}"
 
 
+def price_row(one: Price) -> dict[str, object]:
+    return {
+        "pool": one.pool,
+        "gpu_model": one.model,
+        "purchase": one.purchase,
+        "rate_per_gpu_hour": one.rate,
+        "currency": one.currency,
+        "effective_from": instant(one.start),
+        "effective_to": instant(one.end),
+        "node": one.node,
+    }
+
+
+def import_row(one: Import) -> dict[str, object]:
+    return {
+        "workload_id": one.id,
+        "start": instant(one.start),
+        "end": instant(one.end),
+        "gpus": f"{one.share // WHOLE}.{one.share % WHOLE:06d}",
+        "gpu_model": one.model,
+        "pool": one.pool,
+        "node": one.node,
+        "user": one.job.user,
+        **{f"tag:{name}": value for name, value in one.job.tags},
+    }
+
+
 def instant(at_ms: int | None) -> str:
     """RFC 3339 with milliseconds; empty for none."""
     if at_ms is None:
@@ -262,16 +327,25 @@ def wire_of(batch: Batch) -> WireBatch:
 
 def wire_accelerator(index: int, one: Sighting) -> WireAccelerator:
     return WireAccelerator(
-        uuid=one.uuid, device_uuid=one.device, index=index, model=one.model, mig_instance=one.mig or None,
-        gpu_micro=one.share, pool=one.pool,
-    )  # fmt: skip
+        uuid=one.uuid,
+        device_uuid=one.device,
+        index=index,
+        model=one.model,
+        mig_instance=one.mig or None,
+        gpu_micro=one.share,
+        pool=one.pool,
+    )
 
 
 def wire_workload(job: Job) -> WireWorkload:
     return WireWorkload(
-        id=job.id, kind=job.kind, user=job.user or None, account=job.account or None, name=job.name or None,
+        id=job.id,
+        kind=job.kind,
+        user=job.user or None,
+        account=job.account or None,
+        name=job.name or None,
         tags=dict(job.tags),
-    )  # fmt: skip
+    )
 
 
 def stretches_of(one: Sighting, uuids: Sequence[str], jobs: Sequence[Job]) -> Iterator[Stretch]:

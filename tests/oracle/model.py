@@ -29,7 +29,8 @@ SLIVER = 7
 LEVELS = ("org", "team", "project", "experiment", "run", "user")
 FACTS = ("kind", "user", "account", "name")
 NODE_SCOPED = {"process", "container", "static", "dcgm"}
-STATES = ("held", "unallocated", "unavailable", "unobserved")
+STATES = ("held", "unallocated", "unavailable", "unobserved", "stranded")
+BRACES = re.compile(r"\{([^{}]+)\}")
 PURCHASES = ("on_demand", "reserved", "owned", "spot")
 
 
@@ -98,6 +99,15 @@ class Import(NamedTuple):
     job: Job
 
 
+class Dispute(NamedTuple):
+    """An accepted dispute: what a team pays of some days is another's."""
+
+    team: str
+    first: dt.date
+    last: dt.date
+    to: str
+
+
 class Row(NamedTuple):
     """A row of the inventory."""
 
@@ -119,11 +129,7 @@ class Facts:
     inventory: dict[str, tuple[Row, ...]] = field(default_factory=dict)
     prices: dict[tuple[object, ...], Price] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-
-    def cuts(self) -> list[int]:
-        """Instants at which a rate or a rule begins or ends to hold."""
-        bounds = [*self.prices.values(), *self.rules]
-        return sorted({at for one in bounds for at in (one.start, one.end) if at is not None})
+    disputes: list[Dispute] = field(default_factory=list)
 
 
 class Place(NamedTuple):
@@ -156,9 +162,6 @@ Bill = dict[Key, tuple[int, int]]
 """GPU-nanoseconds and micro-units; 0 micro-units where there is no rate."""
 
 
-# The inventory time line.
-
-
 class Board:
     """The time line of one device: which of its parts are there, on which node; and which claims are refused."""
 
@@ -185,7 +188,9 @@ class Board:
                 self.refused.append((reason, what))
                 continue
             else:
-                self._take(what)
+                self.accepted.append(what)
+                self.there[what.uuid] = what
+                self.claims[what.uuid].append((at, what.pool or "default"))
             self.moments.append((at, self.node, dict(self.there)))
 
     def rows(self, uuid: str, mig: str) -> tuple[Row, ...] | None:
@@ -222,40 +227,29 @@ class Board:
 
     def _seen(self, uuid: str, at: int) -> bool:
         """Choice: an interval that begins at this very instant shows its part, whatever it sorts after."""
-        return any(one.uuid == uuid and one.start <= at < one.end and self._of_holder(one) for one in self.sightings)
-
-    def _of_holder(self, one: Sighting) -> bool:
-        rows = self.rows(one.uuid, one.mig)
-        return any(row.node == one.node for row in rows) if rows else one.node == self.node
-
-    def _take(self, new: Sighting) -> None:
-        self.accepted.append(new)
-        self.there[new.uuid] = new
-        self.claims[new.uuid].append((new.start, new.pool or "default"))
+        node = next((row.node for row in self.rows(uuid, self.there[uuid].mig) or () if row.start <= at), self.node)
+        return any(one.uuid == uuid and one.node == node and one.start <= at < one.end for one in self.sightings)
 
     def places(self, imported: dict[str, set[int]]) -> Iterator[Place]:
         """Where each part is, from when to when, equal neighbours joined."""
         for uuid in sorted({uuid for _, _, there in self.moments for uuid in there}):
             found: list[Place] = []
-            ends = [*(at for at, _, _ in self.moments[1:]), FOREVER]
-            for (at, node, there), end in zip(self.moments, ends, strict=True):
-                if uuid in there and at < end:
-                    for one in self._part(uuid, there[uuid], node, at, end, imported):
-                        joined(found, one)
+            for (at, node, there), (end, _, _) in pairwise([*self.moments, (FOREVER, "", {})]):
+                part = there.get(uuid)
+                if part is None or at >= end:
+                    continue
+                rows = self.rows(uuid, part.mig)
+                spans = [
+                    (max(at, row.start), min(end, row.end or FOREVER), row.node, row.pool, row.model or part.model)
+                    for row in rows or ()
+                ]
+                if rows is None:
+                    pools = self._pools(uuid, at, end, imported)
+                    spans = [(first, last, node, pool, part.model) for first, last, pool in pools]
+                for first, last, *where in spans:
+                    if first < last:
+                        joined(found, Place(first, last, uuid, self.device, part.mig, *where, part.share))
             yield from found
-
-    def _part(
-        self, uuid: str, part: Sighting, node: str, at: int, end: int, imported: dict[str, set[int]]
-    ) -> Iterator[Place]:
-        rows = self.rows(uuid, part.mig)
-        for row in rows or ():
-            first, last = max(at, row.start), min(end, row.end or FOREVER)
-            if first < last:
-                model = row.model or part.model
-                yield Place(first, last, uuid, self.device, part.mig, row.node, row.pool, model, part.share)
-        if rows is None:
-            for first, last, pool in self._pools(uuid, at, end, imported):
-                yield Place(first, last, uuid, self.device, part.mig, node, pool, part.model, part.share)
 
     def _pools(self, uuid: str, at: int, end: int, imported: dict[str, set[int]]) -> Iterator[tuple[int, int, str]]:
         """The claimed pool, and on days on which usage is imported for it the last other one that held."""
@@ -277,12 +271,10 @@ def boards(facts: Facts) -> list[Board]:
 
 
 def imported_days(facts: Facts) -> dict[str, set[int]]:
-    """The UTC days on which usage is imported, by pool."""
+    """The UTC days on which usage is imported, by pool; a year of them where it still runs."""
     found: dict[str, set[int]] = defaultdict(set)
-    horizon = max([one.end for one in facts.sightings] + [one.end or 0 for one in facts.imports.values()], default=0)
     for one in facts.imports.values():
-        end = one.end or horizon + 400 * DAY
-        found[one.pool] |= set(range(one.start - one.start % DAY, end, DAY))
+        found[one.pool] |= set(range(one.start - one.start % DAY, one.end or one.start + 366 * DAY, DAY))
     return found
 
 
@@ -307,9 +299,6 @@ def joined(found: list[Place], new: Place) -> None:
         found[-1] = found[-1]._replace(end=new.end)
     else:
         found.append(new)
-
-
-# Who held it.
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
@@ -337,7 +326,8 @@ def windows(sightings: Iterable[Sighting], also: str = "") -> dict[str, list[Win
 
 
 Holder = tuple[int, str, str, Job | None]
-"""Order of the state, workload's key, its facts as text, its facts."""
+"""Place of the state in STATES, the workload's key, its facts as text, its facts."""
+UNOBSERVED: Holder = (3, "", "", None)
 
 
 def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holder, int]]:
@@ -356,24 +346,19 @@ def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holde
 
 
 def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """The owner that tags name and rules override, level by level."""
-    tags = dict(job.tags)
-    facts = {name: getattr(job, name) for name in FACTS} | {"pool": pool, "node": node}
-
-    def value(name: str) -> str:
-        return str(facts.get(name) or tags.get(name, "").strip())
-
-    levels = {level: tags[level].strip() for level in LEVELS if tags.get(level, "").strip()}
-    if job.user:
-        levels["user"] = job.user
+    """The owner that tags name and rules override, level by level; a fact goes before a tag of its name."""
+    values = {name: text.strip() for name, text in job.tags}
+    levels = {level: values[level] for level in LEVELS if values.get(level)}
+    levels |= {"user": job.user} if job.user else {}
+    facts = {**{name: str(getattr(job, name)) for name in FACTS}, "pool": pool, "node": node}
+    values |= {name: text for name, text in facts.items() if text}
     for rule in rules:
         if at < (rule.start or 0) or at >= (rule.end or FOREVER):
             continue
-        if all(value(name) and fnmatchcase(value(name), pattern) for name, pattern in rule.match):
+        if all(values.get(name) and fnmatchcase(values[name], pattern) for name, pattern in rule.match):
             for level, template in rule.assign:
-                names = re.findall(r"\{([^{}]+)\}", template)
-                if all(value(name) for name in names):
-                    levels[level] = re.sub(r"\{([^{}]+)\}", lambda found: value(found[1]), template)
+                if all(values.get(name) for name in BRACES.findall(template)):
+                    levels[level] = BRACES.sub(lambda found: values[found[1]], template)
     return tuple(shown(levels.get(level, "")) for level in LEVELS)
 
 
@@ -385,21 +370,19 @@ def shown(name: str) -> str:
     return f"tag:{name}" if bare.startswith("(") and bare.endswith(")") else name
 
 
-# What it costs.
-
-
 class Rating:
     """A world's facts as the rating of its accelerators needs them."""
 
     def __init__(self, facts: Facts, first: dt.date, last: dt.date) -> None:
         self.facts = facts
-        zone = zoneinfo.ZoneInfo(facts.zone)
-        self.days = [
-            round(dt.datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1000)
-            for day in (first + dt.timedelta(count) for count in range((last - first).days + 1))
-        ]
-        self.edges = sorted({*facts.cuts(), *self.days})
+        self.zone = zoneinfo.ZoneInfo(facts.zone)
+        self.days = [self.midnight(first + dt.timedelta(count)) for count in range((last - first).days + 1)]
+        dated = [at for one in (*facts.prices.values(), *facts.rules) for at in (one.start, one.end)]
+        self.edges = sorted({*self.days, *(at for at in dated if at is not None)})
         self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
+
+    def midnight(self, day: dt.date) -> int:
+        return round(dt.datetime(day.year, day.month, day.day, tzinfo=self.zone).timestamp() * 1000)
 
     def atoms(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The rating intervals of a time in one place: UTC hours, cut where a price, a rule or a day changes."""
@@ -414,39 +397,44 @@ class Rating:
 
     def price(self, pool: str, model: str, node: str, at: int) -> Price | None:
         """The most specific rate in force; among equals the preferred purchase, then the latest to take effect."""
-        best: tuple[tuple[object, ...], Price] | None = None
+        ranked = []
         for one in self.facts.prices.values():
             fits = model_match(one.model, model)
-            if fits < 0 or one.pool not in ("", pool) or one.node not in ("", node):
-                continue
-            if one.start <= at < (one.end or FOREVER):
+            if (
+                fits >= 0
+                and one.pool in ("", pool)
+                and one.node in ("", node)
+                and one.start <= at < (one.end or FOREVER)
+            ):
                 rank = (one.node != "", one.pool != "", fits, -PURCHASES.index(one.purchase), one.start)
-                if best is None or rank > best[0]:
-                    best = rank, one
-        return best[1] if best else None
+                ranked.append((rank, one))
+        return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
-    def add(self, start: int, place: tuple[str, str, str], parts: Sequence[tuple[Holder, int]], share: int) -> None:
-        """Rate an interval: capacity x rate once, half to even, split over its parts by largest remainder."""
-        pool, model, node = place
-        price = self.price(pool, model, node, start)
-        weights = [ms for _, ms in parts]
-        cost = 0 if price is None else cost_of(share * sum(weights), price.rate)
-        day = self.days[bisect_right(self.days, start) - 1]
-        for ((state, _, _, job), ms), micro in zip(parts, split(cost, weights), strict=True):
-            owner = None if job is None else owner_of(job, pool, node, start, self.facts.rules)
-            name = STATES[state] if state < len(STATES) else "stranded"
-            key = Key(day, owner, name, pool, model, node, "" if price is None else price.currency)
-            self.bill[key][0] += share * ms
-            self.bill[key][1] += micro
+    def place(self, one: Place, spans: Sequence[Window] = (), rest: Holder = UNOBSERVED) -> None:
+        """Rate a place: each interval's capacity x rate once, half to even, split over its parts by largest remainder.
 
-    def place(self, one: Place, spans: Sequence[Window]) -> None:
-        """Rate an accelerator in one place."""
+        `rest` has what is left of an interval's time by the spans.
+        """
         for start, end in self.atoms(one.start, one.end):
             parts = shares_of(start, end, spans)
-            missing = end - start - sum(ms for _, ms in parts)
-            if missing:
-                parts.append(((3, "", "", None), missing))
-            self.add(start, (one.pool, one.model, one.node), parts, one.share)
+            parts.append((rest, end - start - sum(ms for _, ms in parts)))
+            price = self.price(one.pool, one.model, one.node, start)
+            cost = 0 if price is None else cost_of(one.share * (end - start), price.rate)
+            day = self.days[bisect_right(self.days, start) - 1]
+            currency = "" if price is None else price.currency
+            for ((state, _, _, job), ms), micro in zip(parts, split(cost, [ms for _, ms in parts]), strict=True):
+                owner = None if job is None else self.payer(job, one, start)
+                amounts = self.bill[Key(day, owner, STATES[state], one.pool, one.model, one.node, currency)]
+                amounts[0] += one.share * ms
+                amounts[1] += micro
+
+    def payer(self, job: Job, place: Place, at: int) -> tuple[str, ...]:
+        """Who pays for a job's time: whom tags and rules name, then whom disputes do, in their order."""
+        owner = owner_of(job, place.pool, place.node, at, self.facts.rules)
+        for one in self.facts.disputes:
+            if owner[1] == one.team and self.midnight(one.first) <= at < self.midnight(one.last):
+                owner = ("", one.to, "", "", "", "")
+        return owner
 
     def imports(self, places: Sequence[Place], seen: dict[str, list[Window]]) -> None:
         """Rate what accelerators that were seen leave of the imported GPUs of each pool, instant by instant."""
@@ -462,21 +450,15 @@ class Rating:
             ]
             edges = {edge for first, last, _ in here for edge in (first, last)}
             edges |= {edge for one in rows for edge in (one.start, min(one.end or FOREVER, self.days[-1]))}
-            runs: dict[Import, list[list[int]]] = defaultdict(list)
+            runs: dict[Import, list[Place]] = defaultdict(list)
             for start, end in pairwise(sorted(edges)):
                 running = [one for one in rows if one.start <= start < (one.end or FOREVER)]
                 beside = [place for first, last, place in here if first <= start < last]
                 for one, left in replaced(running, beside):
-                    mine = runs[one]
-                    if mine and mine[-1][1:] == [start, left]:
-                        mine[-1][1] = end
-                    elif left:
-                        mine.append([start, end, left])
-            for one, stretches in runs.items():
-                for start, end, left in stretches:
-                    for first, last in self.atoms(start, end):
-                        parts = [((0, one.id, "", one.job), last - first)]
-                        self.add(first, (pool, one.model, one.node), parts, left)
+                    joined(runs[one], Place(start, end, one.id, "", "", one.node, pool, one.model, left))
+            for one, places_of in runs.items():
+                for place in places_of:
+                    self.place(place, rest=(0, one.id, "", one.job))
 
 
 def replaced(running: Sequence[Import], seen: Sequence[Place]) -> Iterator[tuple[Import, int]]:
@@ -517,8 +499,7 @@ def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tup
         for one in mine:
             rating.place(one, spans.get(one.uuid, ()))
         for left in stranded(mine):
-            for start, end in rating.atoms(left.start, left.end):
-                rating.add(start, (left.pool, left.model, left.node), [((4, "", "", None), end - start)], left.share)
+            rating.place(left, rest=(4, "", "", None))
     rating.imports(places, windows(accepted, also="present"))
     bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
     return bill, [claim for board in lines for claim in board.refused]

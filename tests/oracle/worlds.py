@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from oracle.model import DAY, HOUR, WHOLE, Facts, Import, Job, Price, Row, Rule, Sighting
+from oracle.model import DAY, HOUR, WHOLE, Dispute, Facts, Import, Job, Price, Row, Rule, Sighting
 
 MINUTE = 60_000
 EARLY = 1_577_836_800_000
@@ -62,7 +62,9 @@ class Batch(NamedTuple):
 
 
 Step = tuple[str, object]
-"""batch, import, inventory, prices, rules, close or look, with what it brings."""
+"""batch, import, doubled, slip, inventory, prices, rules, dispute, close or look, with what it brings."""
+FREE = ("batch", "import")
+"""What may be told in any order."""
 
 
 @dataclass
@@ -81,8 +83,10 @@ class World:
         for kind, what in self.steps:
             if kind == "batch":
                 found.sightings |= set(what.sightings)
-            elif kind == "import":
+            elif kind in ("import", "doubled"):
                 found.imports |= {one.id: one for one in what}
+            elif kind == "dispute":
+                found.disputes.append(what)
             elif kind == "inventory":
                 found.inventory |= {uuid: tuple(row for row in what if row.uuid == uuid) for uuid, *_ in what}
             elif kind == "prices":
@@ -100,18 +104,18 @@ def price_key(one: Price) -> tuple[object, ...]:
 def twin(world: World, seed: int) -> World:
     """The same world told otherwise: evidence in any order, declarations in theirs, other looks."""
     rng = random.Random(seed)
-    ordered, free = [], []
-    again = [one.id for kind, what in world.steps if kind == "import" for one in what]
+    again = [one.id for kind, what in world.steps if kind in ("import", "doubled") for one in what]
+    ordered: list[Step] = []
+    free: list[Step] = []
     for kind, what in world.steps:
-        if kind == "look":
-            continue
-        is_free = kind == "batch" or (kind == "import" and all(again.count(one.id) == 1 for one in what))
-        (free if is_free else ordered).append((kind, what))
+        is_free = kind in FREE and (kind == "batch" or again.count(what[0].id) == 1)
+        if kind != "look":
+            (free if is_free else ordered).append((kind, what))
     rng.shuffle(free)
-    for step in free:
-        ordered.insert(rng.randint(0, len(ordered)), step)
-    looks = rng.choice((0, 0, 1, 4))
-    for _ in range(looks):
+    disputed = [kind for kind, _ in ordered].index("dispute") if world.facts().disputes else len(ordered)
+    for count, step in enumerate(free):
+        ordered.insert(rng.randint(0, disputed + count), step)
+    for _ in range(rng.choice((0, 0, 1, 4))):
         ordered.insert(rng.randint(0, len(ordered)), ("look", rng.random() < 0.5))
     return World(world.seed, world.zone, world.first, world.last, ordered)
 
@@ -163,6 +167,10 @@ class Maker:
         self.declare(made.steps)
         if self.chance(0.3):
             self.close(made)
+        if self.chance(0.2):
+            team, to = rng.sample(("alpha", "bravo", "charlie", "delta"), 2)
+            first = self.first + dt.timedelta(days=rng.randint(0, 1))
+            made.steps.append(("dispute", Dispute(team, first, rng.choice((self.last, first + dt.timedelta(1))), to)))
         for _ in range(rng.choice((0, 1, 2))):
             made.steps.insert(rng.randint(0, len(made.steps)), ("look", self.chance(0.5)))
         return made
@@ -331,6 +339,24 @@ class Maker:
                 changed = again._replace(share=rng.randint(1, 40) * 100_000, pool=rng.choice(("cloud", "lab")))
                 steps.insert(rng.randint(place + 1, len(steps)), ("import", (changed,)))
         put("inventory", self.rows)
+        if self.chance(0.3):
+            self.slips(steps)
+
+    def slips(self, steps: list[Step]) -> None:
+        """What only a slip makes: instants and currencies that are none, a price in another currency, a row twice."""
+        rng = self.rng
+        start = self.instant()
+        good = Import("slip", start, start + HOUR, WHOLE, "", "cloud", "", Job("imported", "slip"))
+        place = next((at for at, (kind, _) in enumerate(steps) if kind == "prices"), None)
+        slips: list[Step] = [("doubled", (good,))]
+        slips += [("slip", good._replace(start=at, end=end)) for at, end in ((1000, None), (start, 4_102_000_000_000))]
+        slips += [("slip", Price("", "", "on_demand", "5", code, start)) for code in ("ZZZ", "XXX")]
+        for step in rng.sample(slips, 2):
+            steps.insert(rng.randint(0, len(steps)), step)
+        if place is not None:
+            one = steps[place][1][0]
+            other = one._replace(currency="EUR" if one.currency == "USD" else "USD", rate="99")
+            steps.insert(rng.randint(place + 1, len(steps)), ("slip", other))
 
     def prices(self) -> list[Price]:
         """A price book: a rate for everything, mostly, and others for places and times."""
