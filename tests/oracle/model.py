@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 WHOLE = 1_000_000
 """A device, in millionths."""
-HOUR, DAY = 3_600_000, 86_400_000
-FOREVER = 10**15
+HOUR, DAY, FOREVER = 3_600_000, 86_400_000, 10**15
 SLIVER = 7
 """Shares are rounded down to millionths: what seven parts lose that way is no stranded slice."""
 LEVELS = ("org", "team", "project", "experiment", "run", "user")
@@ -303,7 +302,7 @@ def joined(found: list[Place], new: Place) -> None:
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
     """Whole parts by largest remainder; of equal remainders the earlier one gets more."""
-    whole = sum(weights)
+    whole = sum(weights) or 1
     parts = [total * weight // whole for weight in weights]
     by_rest = sorted(range(len(weights)), key=lambda at: -(total * weights[at] % whole))
     for at in by_rest[: total - sum(parts)]:
@@ -337,9 +336,8 @@ def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holde
         if first >= end:
             break
         length = min(last, end) - max(first, start)
-        if seen.state != "held":
+        if not seen.holders:
             found[STATES.index(seen.state), "", "", None] += length
-            continue
         for (job, _), part in zip(seen.holders, split(length, [ms for _, ms in seen.holders]), strict=True):
             found[0, job.key(seen.node), json.dumps([job[:-1], sorted(job.tags)]), job] += part
     return sorted(found.items(), key=lambda item: item[0][:3])
@@ -364,25 +362,23 @@ def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> 
 
 def shown(name: str) -> str:
     """A name in parentheses is a row of the reports' own: evidence that carries one is shown as a tag."""
-    bare = name.strip()
-    while bare.startswith("tag:"):
-        bare = bare[4:].strip()
-    return f"tag:{name}" if bare.startswith("(") and bare.endswith(")") else name
+    return f"tag:{name}" if re.fullmatch(r"(tag:)*\s*\(.*\)\s*", name) else name
+
+
+def midnight(day: dt.date, zone: str) -> int:
+    """The instant at which a day of the bill begins."""
+    return round(dt.datetime(day.year, day.month, day.day, tzinfo=zoneinfo.ZoneInfo(zone)).timestamp() * 1000)
 
 
 class Rating:
-    """A world's facts as the rating of its accelerators needs them."""
+    """The rating of a world's facts over some days."""
 
     def __init__(self, facts: Facts, first: dt.date, last: dt.date) -> None:
         self.facts = facts
-        self.zone = zoneinfo.ZoneInfo(facts.zone)
-        self.days = [self.midnight(first + dt.timedelta(count)) for count in range((last - first).days + 1)]
+        self.days = [midnight(first + dt.timedelta(count), facts.zone) for count in range((last - first).days + 1)]
         dated = [at for one in (*facts.prices.values(), *facts.rules) for at in (one.start, one.end)]
         self.edges = sorted({*self.days, *(at for at in dated if at is not None)})
         self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
-
-    def midnight(self, day: dt.date) -> int:
-        return round(dt.datetime(day.year, day.month, day.day, tzinfo=self.zone).timestamp() * 1000)
 
     def atoms(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The rating intervals of a time in one place: UTC hours, cut where a price, a rule or a day changes."""
@@ -411,10 +407,7 @@ class Rating:
         return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
     def place(self, one: Place, spans: Sequence[Window] = (), rest: Holder = UNOBSERVED) -> None:
-        """Rate a place: each interval's capacity x rate once, half to even, split over its parts by largest remainder.
-
-        `rest` has what is left of an interval's time by the spans.
-        """
+        """Rate each interval's capacity x rate once, half to even, and split it; `rest` has what spans leave of it."""
         for start, end in self.atoms(one.start, one.end):
             parts = shares_of(start, end, spans)
             parts.append((rest, end - start - sum(ms for _, ms in parts)))
@@ -430,9 +423,9 @@ class Rating:
 
     def payer(self, job: Job, place: Place, at: int) -> tuple[str, ...]:
         """Who pays for a job's time: whom tags and rules name, then whom disputes do, in their order."""
-        owner = owner_of(job, place.pool, place.node, at, self.facts.rules)
+        owner, zone = owner_of(job, place.pool, place.node, at, self.facts.rules), self.facts.zone
         for one in self.facts.disputes:
-            if owner[1] == one.team and self.midnight(one.first) <= at < self.midnight(one.last):
+            if owner[1] == one.team and midnight(one.first, zone) <= at < midnight(one.last, zone):
                 owner = ("", one.to, "", "", "", "")
         return owner
 

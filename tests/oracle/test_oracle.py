@@ -8,6 +8,7 @@ import pytest
 
 from fakes.postgres import dsn, fresh_database, postgres
 from oracle.driver import differences, opened
+from oracle.stories import STORIES
 from oracle.worlds import make, twin
 
 __all__ = ["dsn", "postgres"]
@@ -37,5 +38,13 @@ def test_a_twin_is_billed_alike(seed, postgres, tmp_path):
     """Evidence in another order and with other looks: the same bill."""
     world = make(seed)
     for told in (world, twin(world, seed)):
+        with fresh_database(postgres) as dsn:
+            check(told, dsn, tmp_path)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_story_is_billed_by_its_facts(story, postgres, tmp_path):
+    """What once falsified a bill, as it was told and in another order."""
+    for told in (story(), twin(story(), 1)):
         with fresh_database(postgres) as dsn:
             check(told, dsn, tmp_path)

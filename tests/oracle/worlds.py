@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-import zoneinfo
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from oracle.model import DAY, HOUR, WHOLE, Dispute, Facts, Import, Job, Price, Row, Rule, Sighting
+from oracle.model import DAY, HOUR, WHOLE, Dispute, Facts, Import, Job, Price, Row, Rule, Sighting, midnight
 
 MINUTE = 60_000
 EARLY = 1_577_836_800_000
@@ -71,7 +70,7 @@ FREE = ("batch", "import")
 class World:
     """Steps in the order in which a ledger is told, and the days that are compared."""
 
-    seed: int
+    seed: int | str
     zone: str
     first: dt.date
     last: dt.date
@@ -134,11 +133,7 @@ class Maker:
         self.zone, center = rng.choice(SCENES)
         self.first = center - dt.timedelta(days=rng.randint(1, 2))
         self.last = center + dt.timedelta(days=rng.randint(2, 3))
-        tz = zoneinfo.ZoneInfo(self.zone)
-        self.start, self.end = (
-            round(dt.datetime(day.year, day.month, day.day, tzinfo=tz).timestamp() * 1000)
-            for day in (self.first, self.last)
-        )
+        self.start, self.end = (midnight(day, self.zone) for day in (self.first, self.last))
         self.sightings: list[Sighting] = []
         self.rows: list[Row] = []
         self.jobs = {f"j{number}": rng.choice(("slurm", "slurm", "kubernetes", "process")) for number in range(5)}
@@ -347,12 +342,12 @@ class Maker:
         rng = self.rng
         start = self.instant()
         good = Import("slip", start, start + HOUR, WHOLE, "", "cloud", "", Job("imported", "slip"))
-        place = next((at for at, (kind, _) in enumerate(steps) if kind == "prices"), None)
         slips: list[Step] = [("doubled", (good,))]
         slips += [("slip", good._replace(start=at, end=end)) for at, end in ((1000, None), (start, 4_102_000_000_000))]
         slips += [("slip", Price("", "", "on_demand", "5", code, start)) for code in ("ZZZ", "XXX")]
         for step in rng.sample(slips, 2):
             steps.insert(rng.randint(0, len(steps)), step)
+        place = next((at for at, (kind, _) in enumerate(steps) if kind == "prices"), None)
         if place is not None:
             one = steps[place][1][0]
             other = one._replace(currency="EUR" if one.currency == "USD" else "USD", rate="99")

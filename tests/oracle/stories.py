@@ -1,0 +1,127 @@
+"""Worlds with a name: one for each way in which facts without a date once falsified a bill (issue 14)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from itertools import count
+
+from oracle.model import DAY, HOUR, WHOLE, Dispute, Import, Job, Price, Row, Rule, Sighting, midnight
+from oracle.worlds import EARLY, Batch, Step, World
+
+AUGUST, SEPTEMBER = (midnight(dt.date(2024, month, 1), "UTC") for month in (8, 9))
+H100 = "NVIDIA H100 80GB HBM3"
+TEN = ("prices", (Price("", "", "on_demand", "10", "USD", EARLY),))
+DEARER = ("prices", (Price("other", "", "on_demand", "11", "USD", EARLY),))
+_numbers = count(1)
+
+
+def seen(
+    start: int, hours: int, team: str = "alpha", *, node: str = "n1", uuid: str = "GPU-0", **changes: object
+) -> Step:
+    """A batch that shows one accelerator for some hours, held by job `j` of a team; `tags` and others change it."""
+    tags = changes.pop("tags", (("team", team),))
+    end = start + hours * HOUR
+    job = Job("slurm", str(changes.pop("job", "j")), "", "", "", tags)  # type: ignore[arg-type]
+    device = str(changes.pop("device", uuid))
+    one = Sighting(start, end, node, uuid, device, "", H100, WHOLE, "", "held", ((job, end - start),))
+    return ("batch", Batch(node, next(_numbers), (one._replace(**changes),)))  # type: ignore[arg-type]
+
+
+def world(name: str, *steps: Step, last: dt.date = dt.date(2024, 9, 1)) -> World:
+    """A story of August 2024, billed in UTC."""
+    return World(name, "UTC", dt.date(2024, 8, 1), last, list(steps))
+
+
+def share_of_one_millionth() -> World:
+    """August is closed; in September the same GPU says that it is a millionth of a board, under another name."""
+    claim = seen(SEPTEMBER + HOUR, 1, share=1, model="NVIDIA H200")
+    return world(
+        "share", TEN, seen(AUGUST + 30 * DAY, 24), ("close", "2024-08"), claim, DEARER, last=dt.date(2024, 9, 3)
+    )
+
+
+def one_second_in_a_pool() -> World:
+    """A team's bill of a pool is imported; a node then reports one second with that pool's name, and so does another
+    before the import.
+    """
+    job = Job("imported", "cloud-1", "", "", "", (("team", "alpha"),))
+    usage = ("import", (Import("cloud-1", AUGUST, AUGUST + 2 * DAY, 40 * WHOLE, "", "cloud", "", job),))
+    early = seen(AUGUST + HOUR, 1, "mallory", pool="cloud")
+    late = seen(AUGUST + 9 * HOUR, 1, "mallory", uuid="GPU-1", pool="cloud")
+    return world("pool", TEN, early, usage, late, last=dt.date(2024, 8, 4))
+
+
+def seen_beside_imported() -> World:
+    """Two imported GPUs of a pool, one accelerator of it by the inventory: hours that it is seen are billed once."""
+    job = Job("imported", "lab-1", "", "", "", (("team", "alpha"),))
+    usage = ("import", (Import("lab-1", AUGUST, AUGUST + DAY, 2 * WHOLE, "", "lab", "", job),))
+    row = ("inventory", (Row("GPU-0", "n1", "lab", H100, AUGUST, None),))
+    return world("beside", TEN, usage, row, seen(AUGUST + 2 * HOUR, 5, "bravo"), last=dt.date(2024, 8, 4))
+
+
+def relabelled_at_its_end() -> World:
+    """Job `j` holds a day for alpha and, three days later, an hour for beta; nobody looks in between."""
+    return world("relabel", TEN, seen(AUGUST, 24), seen(AUGUST + 3 * DAY, 1, "beta"), last=dt.date(2024, 8, 6))
+
+
+def halves_of_a_whole() -> World:
+    """A whole board for half a day, then two halves of it, then three of seven: it is one board all the time."""
+    layouts = ((12, 6, "3g.40gb", 2, WHOLE // 2), (18, 8, "1g.10gb", 3, WHOLE // 7))
+    parts = [
+        seen(AUGUST + at * HOUR, hours, uuid=f"MIG-{mig}-{index}", device="GPU-0", mig=mig, share=share)
+        for at, hours, mig, number, share in layouts
+        for index in range(number)
+    ]
+    return world("board", TEN, seen(AUGUST, 12), *parts, last=dt.date(2024, 8, 4))
+
+
+def reserved_names() -> World:
+    """Jobs tagged with the names of the reports' own rows."""
+    names = ("(unallocated)", "(unattributed)", "(unpriced)", "(commitment_unused)", "(stranded)")
+    steps = [seen(AUGUST + at * HOUR, 1, name, job=f"j{at}") for at, name in enumerate(names)]
+    return world("names", TEN, *steps, last=dt.date(2024, 8, 3))
+
+
+def dispute_beside_a_third() -> World:
+    """A rule gives the second quarter of a job to bravo; alpha contests what alpha pays, and zulu is to pay it."""
+    rule = Rule((("team", "alpha"),), (("team", "bravo"),), AUGUST + 6 * HOUR, AUGUST + 12 * HOUR)
+    dispute = ("dispute", Dispute("alpha", dt.date(2024, 8, 1), dt.date(2024, 8, 2), "zulu"))
+    return world("dispute", TEN, ("rules", (rule,)), seen(AUGUST, 18), dispute, last=dt.date(2024, 8, 3))
+
+
+def late_after_the_close() -> World:
+    """August is closed; evidence of August comes after it, and nobody asks for August again."""
+    late = seen(AUGUST + 29 * DAY, 3, "bravo", uuid="GPU-1")
+    return world("late", TEN, seen(AUGUST + 30 * DAY, 24), ("close", "2024-08"), late)
+
+
+def rule_at_half_past_six() -> World:
+    """A rule that holds from 06:30:00.500 on."""
+    rule = Rule((("team", "alpha"),), (("team", "bravo"),), AUGUST + 6 * HOUR + HOUR // 2 + 500, None)
+    return world("rule", TEN, ("rules", (rule,)), seen(AUGUST, 12), last=dt.date(2024, 8, 3))
+
+
+def slips() -> World:
+    """Rows that only a slip makes: refused, or the row that has ended counts."""
+    job = Job("imported", "slip", "", "", "", (("team", "alpha"),))
+    good = Import("slip", AUGUST, AUGUST + HOUR, WHOLE, "", "cloud", "", job)
+    steps: list[Step] = [("slip", good._replace(id=f"s{at}", start=at, end=None)) for at in (0, 1000)]
+    steps.append(("slip", good._replace(id="far", end=4_070_908_800_000)))
+    steps += [("slip", Price("", "", "on_demand", "5", code, AUGUST)) for code in ("ZZZ", "XXX")]
+    steps.append(("slip", Price("", "", "on_demand", "99", "EUR", EARLY)))
+    return world("slips", TEN, *steps, ("doubled", (good,)), last=dt.date(2024, 8, 4))
+
+
+STORIES: tuple[Callable[[], World], ...] = (
+    share_of_one_millionth,
+    one_second_in_a_pool,
+    seen_beside_imported,
+    relabelled_at_its_end,
+    halves_of_a_whole,
+    reserved_names,
+    dispute_beside_a_third,
+    late_after_the_close,
+    rule_at_half_past_six,
+    slips,
+)
