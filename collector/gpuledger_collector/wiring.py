@@ -169,7 +169,12 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         metrics.flush_batches.observe(size)
         metrics.flush_seconds.observe(seconds)
 
-    store = Store(partitions.ensure, lambda _: metrics.contested.inc())
+    def settle_placements(
+        connection: psycopg.Connection[tuple[Any, ...]], accelerators: Iterable[int], since_ms: int
+    ) -> Mapping[int, placements.Placement]:
+        return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
+
+    store = Store(partitions.ensure, settle_placements)
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,
@@ -434,11 +439,11 @@ def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.remote.metering import Limits, Metering
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import partitions
+    from gpuledger_collector.storage import partitions, placements
     from gpuledger_collector.storage.locks import Lock
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
-    return Metering(Store(partitions.ensure), limits, Lock.SCRAPES)
+    return Metering(Store(partitions.ensure, placements.settle), limits, Lock.SCRAPES)
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

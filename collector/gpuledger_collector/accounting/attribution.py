@@ -53,6 +53,8 @@ class WorkloadFacts:
     tags: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""
     node: str = ""
+    key: str = ""
+    """Kind, scope and id: what tells workloads apart whatever numbers they got."""
 
     def value(self, name: str) -> str | None:
         """The value of a tag or fact, None when there is none."""

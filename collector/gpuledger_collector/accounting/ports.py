@@ -89,6 +89,9 @@ class CapacityRow:
     in_ms: int
     out_ms: int | None
     source: str
+    uuid: str = ""
+    device: str = ""
+    """UUID of its board."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
     """Capacity that overlaps the period, by accelerator and time."""
     rows = connection.execute(
         """
-        SELECT a.id, a.gpu_micro, a.model, c.pool, coalesce(n.name, ''), c.in_ms, c.out_ms, c.source
+        SELECT a.id, c.gpu_micro, c.gpu_model, c.pool, coalesce(n.name, ''), c.in_ms, c.out_ms, c.source, a.uuid,
+            a.device_uuid
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.id, c.in_ms, c.id
         """,
