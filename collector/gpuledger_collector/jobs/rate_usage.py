@@ -94,10 +94,10 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     return rated
 
 
-def usage_of(unit: Unit, day: Period, now_ms: int) -> DayUsage:
-    """What happened on a day, as far as it has been folded."""
+def usage_of(unit: Unit, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
+    """What happened on a day, as far as it has been folded; `proposed` are decisions that are not made yet."""
     until_ms = _rated_until(unit, day, now_ms)
-    decided = Reattributions(unit.reattributions(day))
+    decided = Reattributions([*unit.reattributions(day), *proposed])
     pieces = _pieces(unit, day, until_ms)
     imported = list(not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
     holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
@@ -217,10 +217,6 @@ class Owners:
     def tags(self, workload_id: int) -> Mapping[str, str]:
         """What was written on a workload."""
         return self._workloads[workload_id].tags
-
-    def deciding(self, decisions: Iterable[Reattribution]) -> Owners:
-        """The same owners under other decisions."""
-        return Owners(self._attribution.rules, self._workloads, Reattributions(decisions))
 
     def applied(self, place: RatedAccelerator, pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
         """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""

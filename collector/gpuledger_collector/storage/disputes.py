@@ -295,8 +295,10 @@ def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int]
     """
     contest = Contest(dispute.owner, dispute.period, dispute.accelerator, dispute.workload)
     _, cost = totals(lines_of(connection, contest))
+    span = {"start": dispute.period.start_ms, "end": dispute.period.end_ms}
     waiting = connection.execute(
-        "SELECT EXISTS (SELECT FROM dirty_day WHERE day_ms < %s AND day_ms > %s)",
-        (dispute.period.end_ms, dispute.period.start_ms - 86_400_000),
+        "SELECT EXISTS (SELECT FROM dirty_day WHERE day_ms < %(end)s AND day_ms > %(start)s - 86400000) "
+        "OR EXISTS (SELECT FROM dirty_hour WHERE hour_ms < %(end)s AND hour_ms > %(start)s - 3600000)",
+        span,
     ).fetchone()
     return {name: cost.get(name, 0) for name in sorted({*cost, *dispute.cost})}, not (waiting and waiting[0])

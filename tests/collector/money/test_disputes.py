@@ -278,8 +278,10 @@ def test_unavailable_time_is_that_of_the_contesting_owner_alone(lent, fleet):
     assert lent("close", "--period", "2025-10")[0] == 0
     number = opened(lent, "--owner", "alpha", *SPAN)
     assert lent("disputes", "resolve", number, "--accept", "--unavailable", "--note", "x")[0] == 0
-    moved = fleet.rows("SELECT o.team, c.state, sum(c.cost_micro)::bigint FROM correction c LEFT JOIN owner o "
-                       "ON o.id = c.owner_id GROUP BY 1, 2 ORDER BY 3")  # fmt: skip
+    moved = fleet.rows(
+        "SELECT o.team, c.state, sum(c.cost_micro)::bigint FROM correction c LEFT JOIN owner o "
+        "ON o.id = c.owner_id GROUP BY 1, 2 ORDER BY 3"
+    )
     assert moved == [("alpha", "held", -120_000_000), (None, "unavailable", 120_000_000)]
     assert lent("reconcile", "--period", "2025-10")[0] == 0
 
@@ -291,3 +293,65 @@ def test_a_rule_of_after_the_decision_holds(lent, written):
     later = RULE.replace("bravo", "charlie").replace("2025-10-01T06:00:00Z", "2025-10-01T00:00:00Z")
     assert lent("apply", written("rules.toml", later))[0] == 0
     assert costs(lent) == {"zulu": "60.00", "charlie": "120.00", "(unobserved)": "60.00"}
+
+
+def bill(fleet):
+    """Everything billed, corrections included: micro-units by team, state and currency, and GPU-nanoseconds."""
+    rows = fleet.rows(
+        "SELECT coalesce(o.team, ''), l.state, l.currency, sum(l.gpu_ns)::bigint, sum(l.cost_micro)::bigint FROM "
+        "(SELECT owner_id, state, currency, gpu_ns, cost_micro FROM charge "
+        "UNION ALL SELECT owner_id, state, currency, gpu_ns, cost_micro FROM correction) l "
+        "LEFT JOIN owner o ON o.id = l.owner_id GROUP BY 1, 2, 3"
+    )
+    return {row[:3]: row[3:] for row in rows}
+
+
+def change(before, after):
+    """What differs between two bills."""
+    less = {
+        key: tuple(b - a for a, b in zip(before.get(key, (0, 0)), after.get(key, (0, 0)), strict=True))
+        for key in {*before, *after}
+    }
+    return {key: values for key, values in less.items() if any(values)}
+
+
+@pytest.mark.parametrize("to", [("--to", "team=zulu"), ("--unattributed",), ("--unavailable",)])
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_preview_is_what_the_bill_changes_by(lent, fleet, to, closed):
+    """Hours, money, from whom and to whom, as said beforehand, in an open month and in a closed one."""
+    fleet.evidence([Held(1, 1, 20 * HOUR, 20 * HOUR + 7)])
+    if closed:
+        assert lent("close", "--period", "2025-10")[0] == 0
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    before = bill(fleet)
+    page = lent("disputes", "show", number)[1]
+    code, dry, _ = lent("disputes", "resolve", number, "--accept", *to, "--note", "x", "--dry-run")
+    assert code == 0
+    assert bill(fleet) == before
+    assert lent("disputes", "resolve", number, "--accept", *to, "--note", "x")[0] == 0
+    moved = 12 * HOUR * 1_000_000 + 7_000_000
+    owner, state = {"--to": ("zulu", "held"), "--unattributed": ("", "held")}.get(to[0], ("", "unavailable"))
+    assert change(before, bill(fleet)) == {
+        ("alpha", "held", "USD"): (-moved, -120_000_019),
+        (owner, state, "USD"): (moved, 120_000_019),
+    }
+    name = {"--to": "team=zulu", "--unattributed": "(unattributed)"}.get(to[0], "unavailable time")
+    said = "  2025-10-01  12.000002 GPU-hours, 120.00 USD from team=alpha to "
+    booked = " (a correction: the day is closed)" if closed else ""
+    assert dry.splitlines()[1:] == [
+        "this would move:",
+        f"{said}{name}{booked}",
+        "12.000002 GPU-hours, 120.00 USD in all",
+    ]
+    assert f"if it is accepted now, this moves:\n{said}(unattributed){booked}\n" in page
+
+
+def test_the_preview_of_a_dispute_that_a_rule_overtook_is_nothing(lent, written):
+    """The time is not alpha's any more: nothing moves, and that is said before."""
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    assert lent("apply", written("rules.toml", RULE[: RULE.index("effective_from")]))[0] == 0
+    said = lent("disputes", "resolve", number, "--accept", "--to", "team=zulu", "--note", "x", "--dry-run")[1]
+    assert said.splitlines()[1:] == ["this would move:", "0.000000 GPU-hours, nothing priced in all"]
+    before = costs(lent)
+    assert lent("disputes", "resolve", number, "--accept", "--to", "team=zulu", "--note", "x")[0] == 0
+    assert costs(lent) == before == {"bravo": "180.00", "(unobserved)": "60.00"}
