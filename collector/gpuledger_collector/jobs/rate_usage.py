@@ -23,12 +23,13 @@ from gpuledger_collector.accounting.rating import (
     CapacityCost,
     Charge,
     ImportedUsage,
+    RatedAccelerator,
     capacity_cost,
     rate_accelerator_day,
     rate_imported,
     unused_charges,
 )
-from gpuledger_collector.accounting.reattribution import Reattributions
+from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import UsagePiece, atoms
 from gpuledger_collector.jobs.cover import book_of, counted, cover_day, placed
@@ -93,11 +94,11 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     return rated
 
 
-def usage_of(unit: Unit, day: Period, now_ms: int) -> DayUsage:
-    """What happened on a day, as far as it has been folded."""
+def usage_of(unit: Unit, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
+    """What happened on a day, as far as it has been folded; `proposed` are decisions that are not made yet."""
     until_ms = _rated_until(unit, day, now_ms)
-    decided = Reattributions(unit.reattributions(day))
-    pieces = {number: decided.applied(mine) for number, mine in _pieces(unit, day, until_ms).items()}
+    decided = Reattributions([*unit.reattributions(day), *proposed])
+    pieces = _pieces(unit, day, until_ms)
     imported = list(not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
     holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
     known = unit.workloads(sorted(holders | {usage.workload_id for usage in imported}))
@@ -134,7 +135,8 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[P
     for key, stay, capacity in placed(usage.stays, usage.day):
         accelerator_id = stay.accelerator.accelerator_id
         mine = usage.stays[accelerator_id]
-        yield key, stay, capacity, _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+        inside = _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+        yield key, stay, capacity, usage.owners.applied(stay.accelerator, inside)
 
 
 def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:
@@ -216,18 +218,25 @@ class Owners:
         """What was written on a workload."""
         return self._workloads[workload_id].tags
 
+    def applied(self, place: RatedAccelerator, pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
+        """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""
+        return self._decided.applied(pieces, lambda number, at_ms: self._ruled(number, place.pool, place.node, at_ms))
+
     def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
         """The owners of workloads that hold an accelerator in this pool and on this node (None: mere counts)."""
 
         def owner_of(workload_id: int, at_ms: int) -> OwnerPath:
-            decision = self._decided.at(workload_id, accelerator_id, at_ms)
-            if decision is not None and decision.owner is not None:
-                return decision.owner
-            key = (workload_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
-            found = self._known.get(key)
-            if found is None:
-                facts = replace(self._workloads[workload_id], pool=pool, node=node)
-                found = self._known[key] = self._attribution.owner_of(facts, at_ms)
-            return found
+            owner = self._ruled(workload_id, pool, node, at_ms)
+            payer = self._decided.payer(workload_id, accelerator_id, at_ms, owner)
+            return owner if payer is None else payer
 
         return owner_of
+
+    def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int) -> OwnerPath:
+        """Whom tags and rules charge, whatever disputes decided."""
+        key = (workload_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
+        found = self._known.get(key)
+        if found is None:
+            facts = replace(self._workloads[workload_id], pool=pool, node=node)
+            found = self._known[key] = self._attribution.owner_of(facts, at_ms)
+        return found

@@ -87,6 +87,21 @@ class Ledger:
             with connection.transaction():
                 yield LedgerUnit(connection)
 
+    @contextmanager
+    def trial(self) -> Iterator[LedgerUnit]:
+        """A unit that is undone at its end, whatever was written in it."""
+        with self.unit() as unit:
+            yield unit
+            raise psycopg.Rollback
+
+    @contextmanager
+    def snapshot(self) -> Iterator[LedgerUnit]:
+        """A transaction over one snapshot that only reads, and waits for no writer."""
+        with self.connect() as connection:
+            connection.rollback()
+            connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
+            yield LedgerUnit(connection)
+
     def ensure_partitions(self, days_ms: Sequence[int]) -> int:
         """Make the partitions of these days that are missing; how many were made."""
         made = 0
