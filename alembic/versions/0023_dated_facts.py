@@ -110,8 +110,6 @@ COMMENT ON TABLE capacity IS 'When an accelerator was there to be held, where an
 
 COMMENT ON TABLE workload IS 'The job, pod, container or process that holds accelerators, as it was reported last.';
 
-COMMENT ON COLUMN contest.node_id IS 'the node that makes the claim';
-
 ALTER TABLE day_proof ADD COLUMN stranded_ns NUMERIC(30, 0) DEFAULT '0' NOT NULL;
 
 ALTER TABLE corrected_day ADD COLUMN stranded_ns NUMERIC(30, 0) DEFAULT '0' NOT NULL;
@@ -121,6 +119,9 @@ SELECT id, '\\x00', user_name, account, name, tags FROM workload ORDER BY id;
 
 INSERT INTO inventory (accelerator_id, node_id, pool, in_ms, out_ms)
 SELECT accelerator_id, node_id, pool, in_ms, out_ms FROM capacity WHERE source = 'import' ORDER BY id;
+
+INSERT INTO claim (accelerator_id, node_id, kind, subject, first_ms, last_ms)
+SELECT c.accelerator_id, c.node_id, 'node', n.name, c.first_ms, c.last_ms FROM contest c JOIN node n ON n.id = c.node_id;
 
 UPDATE capacity c SET gpu_model = a.model, gpu_micro = a.gpu_micro FROM accelerator a WHERE a.id = c.accelerator_id;
 """
@@ -149,4 +150,3 @@ def downgrade() -> None:
         op.execute(f"DROP TABLE {table}")
     op.execute("COMMENT ON TABLE capacity IS 'When an accelerator was there to be held: the inventory with dates in and out.'")
     op.execute("COMMENT ON TABLE workload IS 'The job, pod, container or process that holds accelerators.'")
-    op.execute("COMMENT ON COLUMN contest.node_id IS 'the second node'")

@@ -45,10 +45,10 @@ def prices(draw):
 def charged(facts, book, ruled, decided):
     """The charges of the day under some decisions; `ruled` says hour by hour whom rules charge."""
 
-    def by_rules(workload_id, at_ms):
+    def by_rules(workload_id, at_ms, _attributes_id=None):
         return ruled[(workload_id + (at_ms - DAY.start_ms) // HOUR_MS) % len(ruled)]
 
-    def owner_of(workload_id, at_ms):
+    def owner_of(workload_id, at_ms, _attributes_id=None):
         return decided.payer(workload_id, 7, at_ms, by_rules(workload_id, at_ms))
 
     pieces = decided.applied(fold(facts, atoms(DAY, book.cuts(DAY)), WHOLE), by_rules)

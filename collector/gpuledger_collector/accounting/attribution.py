@@ -62,6 +62,12 @@ class WorkloadFacts:
         return fact or self.tags.get(name, "").strip() or None
 
 
+def edges_of(rules: Iterable[Rule]) -> list[int]:
+    """The instants at which some rule begins or ends to hold."""
+    bounds = {at for rule in rules for at in (rule.effective_from_ms, rule.effective_to_ms)}
+    return sorted(at for at in bounds if at is not None)
+
+
 class Attribution:
     """The rules in force, asked for one workload at one instant."""
 

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commit
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import CapacityCost, Charge, total_ns
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED
+from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,32 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedClaim:
+    """A claim that changed nothing, with names, for people; `holder` is the node where the accelerator is."""
+
+    uuid: str
+    node: str
+    kind: str
+    subject: str
+    holder: str
+    first_ms: int
+    last_ms: int
+
+    def sentence(self) -> str:
+        """What was claimed, and what holds."""
+        if self.kind == "pool":
+            return (
+                f"{self.node} puts {self.uuid} into pool {self.subject}, for which usage is imported; "
+                "it does not count there"
+            )
+        if self.kind == "board":
+            return f"{self.node} reports {self.uuid} beside parts that already make one whole device; it does not count"
+        if self.kind == "holder":
+            return f"{self.node} reports {self.uuid} for {self.subject} and for another holder at once; the first counts"
+        return f"{self.uuid} is reported by {self.holder} and {self.node} at once; it stays with the first"
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
     """Everything that the time line of a board follows from, from `since_ms` on.
 

@@ -22,8 +22,8 @@ from gpuledger_collector.accounting.quantity import gpu_ns, split
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, UsagePiece, atoms
 
-OwnerOf = Callable[[int, int | None, int], OwnerPath]
-"""Who pays for a workload (its id, and what was reported of it) at an instant (unix ms)."""
+OwnerOf = Callable[[int, int, int | None], OwnerPath]
+"""Who pays for a workload (its id) at an instant (unix ms), by what was reported of it then (the report's id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class RatedAccelerator:
     region: str = ""
     stranded: bool = False
     """It stands for the part of a board that lies in no MIG instance; its id is that of the first instance."""
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _owner(piece: UsagePiece, atom: Period, owner_of: OwnerOf) -> OwnerPath | No
         return None
     if piece.workload_id is None:
         return OwnerPath()
-    return owner_of(piece.workload_id, piece.attributes_id, atom.start_ms)
+    return owner_of(piece.workload_id, atom.start_ms, piece.attributes_id)
 
 
 @dataclass(slots=True)
@@ -393,7 +394,7 @@ def rate_imported(
     for atom in imported_atoms(usage, day, book, until_ms):
         price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", atom.start_ms, tags=tags)
         quantity = gpu_ns(usage.gpu_micro, atom.ms)
-        owner = owner_of(usage.workload_id, usage.attributes_id, atom.start_ms)
+        owner = owner_of(usage.workload_id, atom.start_ms, usage.attributes_id)
         for share in () if covered is None else covered.get(atom.start_ms, ()):
             _add_count(sums, (price, HELD, usage.workload_id, owner, share.commitment), atom, share.gpu_ns,
                        share.cost_micro)  # fmt: skip

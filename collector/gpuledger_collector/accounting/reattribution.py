@@ -19,8 +19,8 @@ from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, UsagePiece
 
 Key = tuple[int, int | None]
 """Workload and accelerator; None: usage imported as counts."""
-OwnerOf = Callable[[int, int], OwnerPath]
-"""Whom tags and rules charge for a workload (its id) at an instant (unix ms)."""
+OwnerOf = Callable[[int, int, int | None], OwnerPath]
+"""Whom tags and rules charge for a workload (its id) at an instant (unix ms), by what was reported of it then."""
 
 UNNUMBERED = 2**63 - 1
 """The number of a decision that is not kept yet: newer than all that are."""
@@ -83,7 +83,7 @@ class Reattributions:
         key = (piece.workload_id, piece.accelerator_id)
         if key not in self._by_key:
             return piece
-        if self.payer(*key, piece.start_ms, owner_of(piece.workload_id, piece.start_ms)) is not None:
+        if self.payer(*key, piece.start_ms, owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)) is not None:
             return piece
         return replace(piece, state=UNAVAILABLE, workload_id=None, busy_ms=0, idle_ms=0, unknown_ms=0)
 

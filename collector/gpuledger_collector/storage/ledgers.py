@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
+from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.accounting.ports import (
     CapacityRow,
     ChargedState,
@@ -36,6 +37,7 @@ from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import Contradiction, StretchFact, UsagePiece
 from gpuledger_collector.storage import (
     beside,
+    claims,
     commitments,
     findings,
     heat,
@@ -44,7 +46,6 @@ from gpuledger_collector.storage import (
     months,
     partitions,
     periods,
-    placements,
     prices,
     reattributions,
     reports,
@@ -263,11 +264,11 @@ class LedgerUnit:
 
     def keep_contradictions(self, found: Sequence[Contradiction]) -> None:
         """Keep that a node reported held time for other holders as well."""
-        placements.keep_contradictions(self.connection, found)
+        claims.keep_contradictions(self.connection, found)
 
-    def seen_in_pools(self, period: Period, pools: Sequence[str]) -> Sequence[SeenInPool]:
-        """When accelerators of these pools were seen, within the period."""
-        return inventory.seen_in_pools(self.connection, period, pools)
+    def undecided_claims(self, period: Period) -> Sequence[RefusedClaim]:
+        """Claims of time in the period that were refused, and of which no inventory says who is right."""
+        return claims.undecided(self.connection, period)
 
     def proofs(self, period: Period) -> Sequence[Proof]:
         """The proofs of the period's days, by day."""

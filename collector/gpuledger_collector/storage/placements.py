@@ -27,6 +27,7 @@ from gpuledger_collector.accounting.placement import (
     merged,
     place,
 )
+from gpuledger_collector.storage import claims
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_MS = DAY_MS
@@ -81,7 +82,7 @@ def settle(
             former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
         )
         line = place(board)
-        _keep_claims(connection, line.claims)
+        claims.keep(connection, line.claims)
         for claim in line.claims:
             if claim.kind == "node":
                 on_node_claim(claim)
@@ -245,14 +246,3 @@ def _mark(connection: Connection, number: int, changed: Period) -> None:
         "INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof WHERE day_ms > %s AND day_ms < %s",
         (changed.start_ms - 2 * DAY_MS, changed.end_ms),
     )
-
-
-def _keep_claims(connection: Connection, claims: Sequence[Claim]) -> None:
-    """Keep claims that were refused, each from its first to its last time."""
-    for one in claims:
-        connection.execute(
-            "INSERT INTO claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
-            "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (accelerator_id, node_id, kind, subject) DO UPDATE SET "
-            "first_ms = least(old.first_ms, excluded.first_ms), last_ms = greatest(old.last_ms, excluded.last_ms)",
-            (one.accelerator_id, one.node_id, one.kind, one.subject, one.first_ms, one.last_ms),
-        )

@@ -200,7 +200,8 @@ def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
 
 def _proof(row: tuple[Any, ...]) -> Proof:
     capacity, held, unallocated, unavailable, unobserved, imported = (int(value) for value in row[1:7])
-    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *row[7:-1], int(row[-1]))
+    said: tuple[Any, ...] = (*row[7:12], int(row[12]))
+    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *said)
 
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:

@@ -212,7 +212,7 @@ RULED = st.lists(PATHS, min_size=9, max_size=9)
 def test_decisions_move_time_of_the_contesting_owner_and_never_make_or_lose_any(pieces, decisions, ruled, random):
     """Length and energy stay, in whatever order decisions are read; each moves what was charged to its owner only."""
 
-    def owner_of(_workload, at_ms):
+    def owner_of(_workload, at_ms, _attributes_id=None):
         return ruled[at_ms // HOUR]
 
     decided = Reattributions(decisions)

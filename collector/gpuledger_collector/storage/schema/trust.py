@@ -26,18 +26,6 @@ token = sa.Table(
     comment="Tokens by the hash of their secret; rows are never deleted.",
 )
 
-contest = sa.Table(
-    "contest",
-    metadata,
-    sa.Column("accelerator_id", BIG, primary_key=True, autoincrement=False),
-    sa.Column("node_id", BIG, primary_key=True, autoincrement=False, comment="the node that makes the claim"),
-    sa.Column("holder_id", BIG, nullable=False, comment="the node where the inventory has it"),
-    sa.Column("first_ms", BIG, nullable=False),
-    sa.Column("last_ms", BIG, nullable=False),
-    sa.Column("reports", BIG, nullable=False),
-    comment="Accelerators that a second node reported while the first still did; they stay where they were.",
-)
-
 claim = sa.Table(
     "claim",
     metadata,
