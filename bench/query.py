@@ -73,8 +73,8 @@ INSERT INTO node (name, first_seen_at, last_seen_at) SELECT 'node-' || n, now(),
     FROM generate_series(0, %(gpus)s / 8 - 1) n;
 INSERT INTO accelerator (uuid, device_uuid, model, gpu_index) SELECT 'GPU-' || g, 'GPU-' || g, 'H100', g %% 8
     FROM generate_series(0, %(gpus)s - 1) g;
-INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, source)
-    SELECT a.id, n.id, 'train', 0, 'agent' FROM accelerator a JOIN node n
+INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, source)
+    SELECT a.id, a.model, a.gpu_micro, n.id, 'train', 0, 'agent' FROM accelerator a JOIN node n
     ON n.name = 'node-' || substr(a.uuid, 5)::bigint / 8;
 INSERT INTO owner (org, team, project) SELECT 'acme', 'team-' || t, 'team-' || t || '-' || p
     FROM generate_series(0, 19) t, generate_series(0, 1) p;

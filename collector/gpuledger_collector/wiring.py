@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     """App and writers over a database. Nothing is started."""
     import psycopg
 
+    from gpuledger_collector.accounting.placement import Placement
     from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write, samples, series
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
@@ -150,7 +151,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import engine, partitions, tokens
+    from gpuledger_collector.storage import engine, partitions, placements, tokens
     from gpuledger_collector.storage.ledgers import Ledger
 
     metrics = Metrics()
@@ -169,7 +170,12 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         metrics.flush_batches.observe(size)
         metrics.flush_seconds.observe(seconds)
 
-    store = Store(partitions.ensure, lambda _: metrics.contested.inc())
+    def settle_placements(
+        connection: psycopg.Connection[tuple[Any, ...]], accelerators: Iterable[int], since_ms: int
+    ) -> Mapping[int, Placement]:
+        return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
+
+    store = Store(partitions.ensure, settle_placements)
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,
@@ -434,11 +440,11 @@ def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.remote.metering import Limits, Metering
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import partitions
+    from gpuledger_collector.storage import partitions, placements
     from gpuledger_collector.storage.locks import Lock
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
-    return Metering(Store(partitions.ensure), limits, Lock.SCRAPES)
+    return Metering(Store(partitions.ensure, placements.settle), limits, Lock.SCRAPES)
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

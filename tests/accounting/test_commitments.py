@@ -54,10 +54,10 @@ def rated(gpus, facts, usages, commitments, book, day=DAY, until=LATE):
         inside = facts if number == 1 else [replace(fact, accelerator_id=number) for fact in facts[:number]]
         pieces = fold(inside, atoms(day, book.cuts(day)), WHOLE)
         where, covered = (mine[0].accelerator, day, [day]), coverage.of((0, number, 0))
-        charges += rate_accelerator_day(*where, pieces, book, lambda workload, _: TEAMS[workload], until, covered)
+        charges += rate_accelerator_day(*where, pieces, book, lambda workload, *_: TEAMS[workload], until, covered)
         capacities.append(capacity_cost(*where, book, until, covered))
     for usage in usages:
-        charges += rate_imported(usage, day, book, lambda workload, _: TEAMS[workload], until,
+        charges += rate_imported(usage, day, book, lambda workload, *_: TEAMS[workload], until,
                                  coverage.of(counted(usage)))  # fmt: skip
     charges += unused_charges(coverage, day.start_ms)
     return charges, prove(day, until, capacities, charges, coverage.costs)

@@ -25,7 +25,7 @@ LATE = 2**60
 TEAMS = {1: OwnerPath(team="vision"), 2: OwnerPath(team="speech"), 3: OwnerPath()}
 
 
-def owner_of(workload, _at_ms):
+def owner_of(workload, _at_ms, _attributes_id=None):
     return TEAMS[workload]
 
 

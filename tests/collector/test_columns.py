@@ -91,7 +91,7 @@ def test_columns_that_are_joined_are_read_as_each_alone(made):
         for rows, columns in made
     ]  # fmt: skip
     accepted = [accept(batch, NOW_MS) for batch in batches]
-    joined = join_samples([Numbered(batch, 7, {0: 5}, {}) for batch in accepted])
+    joined = join_samples([Numbered(batch, 7, {0: 5}, {}, {0: 9}, {}) for batch in accepted])
     assert joined is not None
     begin = 0
     for batch in batches:

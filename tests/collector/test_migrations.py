@@ -129,6 +129,55 @@ def test_downgrade_removes_everything(dsn):
     assert rows == [("alembic_version",)]
 
 
+def test_a_decision_of_before_gets_its_contested_owner_and_its_days_are_rated_again(dsn):
+    """Of a whole dispute its owner, of one contested line the owner of that line; nothing of a day without a proof."""
+    from alembic import command
+
+    config = migrate.configuration()
+    day = 20_000 * partitions.DAY_MS
+
+    def step(change, revision):
+        with migrate.connected(dsn) as connection:
+            config.attributes["connection"] = connection
+            change(config, revision)
+
+    step(command.downgrade, "0038")
+    step(command.downgrade, "-1")
+    with open_connection(dsn) as connection:
+        for number, line in ((1, None), (2, "ab")):
+            connection.execute(
+                "INSERT INTO dispute (id, owner, start_ms, end_ms, line, reason, state, opened_ms, opened_by, gpu_ns, "
+                "cost, evidence, seal) VALUES (%s, %s, %s, %s, %s, '', 'open', 0, '', 0, '{}', %s, '')",
+                (
+                    number,
+                    '{"team": "alpha"}',
+                    day,
+                    day + partitions.DAY_MS,
+                    line,
+                    '{"lines": [{"owner": {"team": "alpha", "project": "p"}}]}',
+                ),
+            )
+            connection.execute(
+                "INSERT INTO reattribution (dispute_id, start_ms, end_ms, workload_id, state, recorded_at) "
+                "VALUES (%s, %s, %s, 1, 'unavailable', now())",
+                (number, day, day + 3_600_000),
+            )
+        for start_ms in (day, day + partitions.DAY_MS):
+            connection.execute(
+                "INSERT INTO day_proof (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
+                "capacity_cost, charged_cost, imported_ns, until_ms, holds, proved_at) "
+                "VALUES (%s, 0, 0, 0, 0, 0, '{}', '{}', 0, %s, true, now())",
+                (start_ms, start_ms + partitions.DAY_MS),
+            )
+    step(command.upgrade, "head")
+    with open_connection(dsn) as connection:
+        rows = connection.execute("SELECT dispute_id, contested FROM reattribution ORDER BY 1").fetchall()
+        assert rows == [(1, {"team": "alpha"}), (2, {"team": "alpha", "project": "p"})]
+        assert connection.execute("SELECT day_ms FROM dirty_day").fetchall() == [(day,)]
+        with pytest.raises(psycopg.errors.RestrictViolation):
+            connection.execute("UPDATE reattribution SET contested = NULL")
+
+
 def test_partitions_are_made_once_and_listed(dsn):
     """A day's partition is made on demand, found the second time, and takes that day's rows and no others."""
     day = 20_000 * partitions.DAY_MS

@@ -62,8 +62,9 @@ class Fleet:
         source: str = "agent",
     ) -> None:  # fmt: skip
         self.connection.execute(
-            "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source) VALUES (%s,%s,%s,%s,%s,%s)",
-            (self.accelerator(number), self.node(node), pool, OCTOBER + start, end and OCTOBER + end, source),
+            "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
+            "SELECT id, model, gpu_micro, %s, %s, %s, %s, %s FROM accelerator WHERE id = %s",
+            (self.node(node), pool, OCTOBER + start, end and OCTOBER + end, source, self.accelerator(number)),
         )
 
     def workload(self, number: int, **tags: str) -> int:

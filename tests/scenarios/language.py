@@ -86,9 +86,9 @@ class Story:
             )  # fmt: skip
             self.accelerators[name] = known
             self.connection.execute(
-                "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source) "
-                "VALUES (%s, %s, %s, %s, %s, 'agent')",
-                (known, node, given["pool"] or "default", instant(given["start"]), maybe(given["end"])),
+                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
+                "SELECT id, model, gpu_micro, %s, %s, %s, %s, 'agent' FROM accelerator WHERE id = %s",
+                (node, given["pool"] or "default", instant(given["start"]), maybe(given["end"]), known),
             )
             self._mark_days(instant(given["start"]), maybe(given["end"]))
 
@@ -109,8 +109,9 @@ class Story:
             pool = self._one("SELECT pool FROM capacity WHERE accelerator_id = %s AND out_ms IS NULL", accelerator)
             self.connection.execute(_OUT, (at_ms, accelerator))
             self.connection.execute(
-                "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, source) VALUES (%s, %s, %s, %s, 'agent')",
-                (accelerator, node, given["pool"] or pool, at_ms),
+                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, source) "
+                "SELECT id, model, gpu_micro, %s, %s, %s, 'agent' FROM accelerator WHERE id = %s",
+                (node, given["pool"] or pool, at_ms, accelerator),
             )
             self.connection.execute(_DIRTY_HOUR, (accelerator, at_ms - at_ms % HOUR))
             self._mark_days(at_ms, None)
@@ -454,7 +455,8 @@ class Story:
         if record is None:
             self.batches += 1
         partitions.ensure(self.connection, "stretch", [start - start % DAY])
-        node = self._one("SELECT node_id FROM capacity WHERE accelerator_id = %s LIMIT 1", accelerator)
+        node = self._one("SELECT node_id FROM capacity WHERE accelerator_id = %s AND (out_ms IS NULL OR out_ms > %s) "
+                         "ORDER BY in_ms LIMIT 1", accelerator, start)  # fmt: skip
         row = (accelerator, workload, state, start, end, held, busy, idle, held - busy - idle, energy, node, EPOCH,
                self.batches, record or 0)  # fmt: skip
         self.connection.execute(f"INSERT INTO stretch VALUES ({', '.join(['%s'] * len(row))})", row)

@@ -53,11 +53,19 @@ class WorkloadFacts:
     tags: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""
     node: str = ""
+    key: str = ""
+    """Kind, scope and id: what tells workloads apart whatever numbers they got."""
 
     def value(self, name: str) -> str | None:
         """The value of a tag or fact, None when there is none."""
         fact: str | None = getattr(self, name) if name in FACTS else None
         return fact or self.tags.get(name, "").strip() or None
+
+
+def edges_of(rules: Iterable[Rule]) -> list[int]:
+    """The instants at which some rule begins or ends to hold."""
+    bounds = {at for rule in rules for at in (rule.effective_from_ms, rule.effective_to_ms)}
+    return sorted(at for at in bounds if at is not None)
 
 
 class Attribution:

@@ -117,6 +117,8 @@ class Demand:
     node: str
     region: str
     ns: Mapping[int, int]
+    name: str = ""
+    """Settles ties, where `key` would by the order of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def cover(
     """
     coverage = Coverage()
     parts = [Period(atom.start_ms, min(atom.end_ms, until_ms)) for atom in atoms if atom.start_ms < until_ms]
-    ordered = sorted(demands, key=lambda demand: demand.key)
+    ordered = sorted(demands, key=lambda demand: (demand.name, demand.key))
     left = {(demand.key, at): quantity for demand in ordered for at, quantity in demand.ns.items()}
     for commitment in sorted(commitments, key=lambda one: one.precedence):
         mine = [one for one in ordered if commitment.covers(one.pool, one.gpu_model, one.node, one.region)]

@@ -69,7 +69,7 @@ class Saving:
     """GPU-nanoseconds that are still rented on demand: by pool, model, rate as text and hour (for reservations)."""
 
 
-OwnerOf = Callable[[int, int], OwnerPath]
+OwnerOf = Callable[[int, int, int | None], OwnerPath]
 _Place = tuple[int, int | None, int]
 
 

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commit
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import CapacityCost, Charge, total_ns
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED
+from gpuledger_collector.accounting.usage import HELD, STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Proof:
     until_ms: int
     holds: bool
     commitments: Mapping[str, Paid] = field(default_factory=dict)
+    stranded_ns: int = 0
 
 
 def add_known(total: int | None, value: int | None) -> int | None:
@@ -132,10 +133,10 @@ def prove(
         inside = charge.accelerator_id is not None or charge.state == COMMITMENT_UNUSED
         if inside and charge.currency is not None:
             charged_cost[charge.currency] = charged_cost.get(charge.currency, 0) + (charge.cost_micro or 0)
-    held, unallocated, unavailable, unobserved = (
-        total_ns(charges, state) for state in (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED)
+    held, unallocated, unavailable, unobserved, stranded = (
+        total_ns(charges, state) for state in (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED)
     )
-    whole = held + unallocated + unavailable + unobserved == capacity_ns
+    whole = held + unallocated + unavailable + unobserved + stranded == capacity_ns
     return Proof(
         day_ms=day.start_ms,
         capacity_ns=capacity_ns,
@@ -151,6 +152,7 @@ def prove(
         until_ms=min(until_ms, day.end_ms),
         holds=whole and _same(charged_cost, capacity_cost) and all(_adds_up(one) for one in paid.values()),
         commitments=paid,
+        stranded_ns=stranded,
     )
 
 

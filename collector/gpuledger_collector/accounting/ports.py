@@ -17,11 +17,12 @@ from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.accounting.usage import Contradiction, StretchFact, UsagePiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ class CapacityRow:
     in_ms: int
     out_ms: int | None
     source: str
+    uuid: str = ""
+    device: str = ""
+    """UUID of its board."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +261,17 @@ class Unit(Protocol):
     def imported(self, day: Period) -> Sequence[ImportedUsage]:
         """Imported usage that overlaps the day."""
 
-    def pools_observed(self, period: Period) -> Mapping[str, Sequence[Period]]:
-        """When each pool had observed accelerators, within the period."""
-
     def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
-        """Facts of these workloads, pool and node left empty."""
+        """What was reported last of these workloads, pool and node left empty."""
+
+    def workload_attributes(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
+        """What was reported of workloads, by the number of the report."""
+
+    def keep_contradictions(self, found: Sequence[Contradiction]) -> None:
+        """Keep that a node reported held time for other holders as well."""
+
+    def undecided_claims(self, period: Period) -> Sequence[RefusedClaim]:
+        """Claims of time in the period that were refused, and of which no inventory says who is right."""
 
     def proofs(self, period: Period) -> Sequence[Proof]:
         """The proofs of the period's days, by day."""
@@ -315,5 +325,5 @@ class Store(Protocol):
         """Make the partitions of these days that are missing; how many were made."""
 
 
-OwnerOf = Callable[[int, int], OwnerPath]
+OwnerOf = Callable[[int, int, int | None], OwnerPath]
 """Who pays for a workload at an instant (unix ms)."""

@@ -124,12 +124,16 @@ class PriceBook:
     thousand spot rates costs an hour of a fleet no more than one rate does.
     """
 
-    def __init__(self, prices: Iterable[Price], choices: Iterable[PurchaseChoice] = ()) -> None:
+    def __init__(
+        self, prices: Iterable[Price], choices: Iterable[PurchaseChoice] = (), also_cut: Iterable[int] = ()
+    ) -> None:
+        """`also_cut`: instants at which something else that rating goes by begins or ends to hold, such as a rule."""
         self.prices = tuple(prices)
         self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
         edges = {price.effective_from_ms for price in self.prices}
         edges |= {price.effective_to_ms for price in self.prices if price.effective_to_ms is not None}
-        self._edges = sorted(edges)
+        edges |= {at for one in self.choices for at in (one.effective_from_ms, one.effective_to_ms) if at is not None}
+        self._edges = sorted(edges | set(also_cut))
         self._places: dict[tuple[str, str, str, str], list[Price]] = {}
         for price in self.prices:
             self._places.setdefault((price.node, price.pool, price.region, price.gpu_model), []).append(price)
@@ -186,5 +190,5 @@ class PriceBook:
         return found
 
     def cuts(self, period: Period) -> list[int]:
-        """Instants strictly inside the period at which some rate begins or ends to hold."""
+        """Instants strictly inside the period at which a rate, or what else cuts hours, begins or ends to hold."""
         return self._edges[bisect_right(self._edges, period.start_ms) : bisect_left(self._edges, period.end_ms)]

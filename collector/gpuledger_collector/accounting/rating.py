@@ -20,10 +20,10 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns, split
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNOBSERVED, UsagePiece, atoms
+from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, UsagePiece, atoms
 
-OwnerOf = Callable[[int, int], OwnerPath]
-"""Who pays for a workload (its id) at an instant (unix ms)."""
+OwnerOf = Callable[[int, int, int | None], OwnerPath]
+"""Who pays for a workload (its id) at an instant (unix ms), by what was reported of it then (the report's id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class RatedAccelerator:
     gpu_model: str
     node: str
     region: str = ""
+    stranded: bool = False
+    """It stands for the part of a board that lies in no MIG instance; its id is that of the first instance."""
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ class ImportedUsage:
     gpu_model: str
     pool: str
     node: str = ""
+    attributes_id: int | None = None
+    key: str = ""
+    """Of the workload: what it is told apart by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ def rate_accelerator_day(
         )
         missing_ms = there_ms - seen_ms
         if covered is not None and atom.start_ms in covered:
-            _add_covered(sums, accelerator.gpu_micro, atom, price, inside, missing_ms, covered[atom.start_ms], owner_of)
+            _add_covered(sums, accelerator, atom, price, inside, missing_ms, covered[atom.start_ms], owner_of)
             continue
         weights = [piece.held_ms for piece in inside] + ([missing_ms] if missing_ms else [])
         total = 0 if price is None else _cost(gpu_ns(accelerator.gpu_micro, there_ms), price.rate)
@@ -166,7 +172,8 @@ def rate_accelerator_day(
         for piece, cost in zip(inside, costs, strict=False):
             _add_piece(sums, accelerator.gpu_micro, atom, price, piece, cost, owner_of)
         if missing_ms:
-            entry = sums.setdefault((price, UNOBSERVED, None, None, None), _Sums(atom.start_ms, atom.end_ms))
+            state = STRANDED if accelerator.stranded else UNOBSERVED
+            entry = sums.setdefault((price, state, None, None, None), _Sums(atom.start_ms, atom.end_ms))
             entry.end_ms = atom.end_ms
             entry.gpu_ns += gpu_ns(accelerator.gpu_micro, missing_ms)
             entry.cost_micro += costs[-1]
@@ -201,7 +208,9 @@ def _add_piece(
 def _owner(piece: UsagePiece, atom: Period, owner_of: OwnerOf) -> OwnerPath | None:
     if piece.state != HELD:
         return None
-    return OwnerPath() if piece.workload_id is None else owner_of(piece.workload_id, atom.start_ms)
+    if piece.workload_id is None:
+        return OwnerPath()
+    return owner_of(piece.workload_id, atom.start_ms, piece.attributes_id)
 
 
 @dataclass(slots=True)
@@ -229,7 +238,7 @@ class _Open:
 
 def _add_covered(
     sums: dict[_Key, _Sums],
-    gpu_micro: int,
+    accelerator: RatedAccelerator,
     atom: Period,
     price: Price | None,
     pieces: Sequence[UsagePiece],
@@ -238,6 +247,7 @@ def _add_covered(
     owner_of: OwnerOf,
 ) -> None:
     """Adds an atom of which commitments cover a part: each share over all of its pieces, then the rest at its rate."""
+    gpu_micro = accelerator.gpu_micro
     parts = [
         _Open(one.state, one.workload_id, _owner(one, atom, owner_of), gpu_ns(gpu_micro, one.held_ms),
               [gpu_ns(gpu_micro, ms) for ms in (one.busy_ms, one.idle_ms, one.unknown_ms)], one.energy_mj)
@@ -245,7 +255,8 @@ def _add_covered(
         if one.held_ms
     ]  # fmt: skip
     if missing_ms:
-        parts.append(_Open(UNOBSERVED, None, None, gpu_ns(gpu_micro, missing_ms), [0, 0, 0], None))
+        state = STRANDED if accelerator.stranded else UNOBSERVED
+        parts.append(_Open(state, None, None, gpu_ns(gpu_micro, missing_ms), [0, 0, 0], None))
     for share in shares:
         _add_share(sums, atom, price, share.commitment, parts, share.gpu_ns, share.cost_micro)
     rest_ns = sum(part.gpu_ns for part in parts)
@@ -383,7 +394,7 @@ def rate_imported(
     for atom in imported_atoms(usage, day, book, until_ms):
         price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", atom.start_ms, tags=tags)
         quantity = gpu_ns(usage.gpu_micro, atom.ms)
-        owner = owner_of(usage.workload_id, atom.start_ms)
+        owner = owner_of(usage.workload_id, atom.start_ms, usage.attributes_id)
         for share in () if covered is None else covered.get(atom.start_ms, ()):
             _add_count(sums, (price, HELD, usage.workload_id, owner, share.commitment), atom, share.gpu_ns,
                        share.cost_micro)  # fmt: skip

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
+from gpuledger_collector.accounting.placement import RefusedClaim
 
-PARTS = ("owners", "unallocated", "unavailable", "unobserved")
+PARTS = ("owners", "unallocated", "unavailable", "unobserved", "stranded")
 """Where the time of the capacity went. What commitments left unused is nobody's time, and only has a cost."""
 
 
@@ -53,6 +54,8 @@ class Reconciliation:
     calendar: Calendar = UTC_DAYS
     untrue_months: Sequence[Period] = ()
     """Months of the ledger that are not the sum of its days."""
+    claims: Sequence[RefusedClaim] = ()
+    """Claims of the period that were refused and that nobody has decided."""
 
     @property
     def charged(self) -> Mapping[str, Sums]:

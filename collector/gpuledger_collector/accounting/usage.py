@@ -15,7 +15,8 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import split
 
 HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED = "held", "unallocated", "unavailable", "unobserved"
-STATES = (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED)
+STRANDED = "stranded"
+STATES = (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class StretchFact:
     """Evidence: one accelerator, one state, one holder, from start to end, as an agent integrated it (milliseconds).
 
     Holders that share the accelerator have one stretch each with the same bounds and batch; their `held_ms` are their
-    parts. `energy_mj` is None where nothing measured it.
+    parts. `energy_mj` is None where nothing measured it. `attributes_id` is what was reported of the workload then.
     """
 
     accelerator_id: int
@@ -40,6 +41,8 @@ class StretchFact:
     epoch: str
     seq: int
     record: int
+    node: str = ""
+    attributes_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class UsagePiece:
     idle_ms: int
     unknown_ms: int
     energy_mj: int | None
+    attributes_id: int | None = None
 
 
 def atoms(day: Period, cuts: Sequence[int]) -> list[Period]:
@@ -67,6 +71,10 @@ def atoms(day: Period, cuts: Sequence[int]) -> list[Period]:
     return [Period(start, end) for start, end in pairwise(edges)]
 
 
+_Part = tuple[int, int, str, int | None, int | None]
+"""Start and end of the atom, state, workload and what was reported of it."""
+
+
 def fold(stretches: Iterable[StretchFact], atoms: Sequence[Period], capacity: Sequence[Period]) -> list[UsagePiece]:
     """The usage of one accelerator in the given atoms (ascending, disjoint), from all evidence that touches them.
 
@@ -74,7 +82,7 @@ def fold(stretches: Iterable[StretchFact], atoms: Sequence[Period], capacity: Se
     seq) keeps the time.
     """
     present = _merged(capacity)
-    parts: dict[tuple[int, int, str, int | None], list[int | None]] = {}
+    parts: dict[_Part, list[int | None]] = {}
     accelerator_id = 0
     cursor: int | None = None
     for span in _spans(stretches):
@@ -101,8 +109,37 @@ def _spans(stretches: Iterable[StretchFact]) -> list[list[StretchFact]]:
     return [list(group) for _, group in groupby(ordered, key=_span_key)]
 
 
-def _span_key(fact: StretchFact) -> tuple[int, int, int, str, int]:
-    return fact.start_ms, fact.end_ms, fact.node_id, fact.epoch, fact.seq
+def _span_key(fact: StretchFact) -> tuple[int, int, str, str, int]:
+    return fact.start_ms, fact.end_ms, fact.node, fact.epoch, fact.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two reports of one node give the same time of an accelerator to different holders; the first keeps it."""
+
+    accelerator_id: int
+    node_id: int
+    workload_id: int
+    start_ms: int
+    end_ms: int
+
+
+def contradictions(stretches: Iterable[StretchFact]) -> list[Contradiction]:
+    """Held time of one accelerator that was reported for other holders as well; the reports come in any order."""
+    found: list[Contradiction] = []
+    until_ms, holders = 0, frozenset[int | None]()
+    for span in _spans(stretches):
+        first = span[0]
+        mine = frozenset(fact.workload_id for fact in span)
+        if first.state == HELD and first.start_ms < until_ms and not mine <= holders:
+            end_ms = min(until_ms, first.end_ms)
+            found += [
+                Contradiction(first.accelerator_id, first.node_id, number, first.start_ms, end_ms)
+                for number in sorted(one for one in mine - holders if one is not None)
+            ]
+        if first.end_ms > until_ms:
+            until_ms, holders = first.end_ms, mine
+    return found
 
 
 def _merged(capacity: Sequence[Period]) -> list[Period]:
@@ -121,7 +158,7 @@ def _within(common: Period, present: Sequence[Period]) -> list[Period]:
 
 
 def _add_window(
-    parts: dict[tuple[int, int, str, int | None], list[int | None]],
+    parts: dict[_Part, list[int | None]],
     span: Sequence[StretchFact],
     atom: Period,
     window: Period,
@@ -131,7 +168,8 @@ def _add_window(
     if not any(weights):
         weights = [1] * len(span)
     for fact, held_ms in zip(span, split(window.ms, weights), strict=True):
-        amounts = parts.setdefault((atom.start_ms, atom.end_ms, fact.state, fact.workload_id), [0, 0, 0, 0, None])
+        key = (atom.start_ms, atom.end_ms, fact.state, fact.workload_id, fact.attributes_id)
+        amounts = parts.setdefault(key, [0, 0, 0, 0, None])
         activity = _activity(fact, held_ms)
         for at, value in enumerate((held_ms, *activity)):
             amounts[at] = (amounts[at] or 0) + value
@@ -153,12 +191,14 @@ def _energy(fact: StretchFact, energy_mj: int, window: Period) -> int:
     return until_end - energy_mj * (window.start_ms - fact.start_ms) // length
 
 
-def _order(item: tuple[tuple[int, int, str, int | None], object]) -> tuple[int, int, int]:
-    (start_ms, _, state, workload_id), _ = item
-    return start_ms, STATES.index(state), -1 if workload_id is None else workload_id
+def _order(item: tuple[_Part, object]) -> tuple[int, int, int, int]:
+    (start_ms, _, state, workload_id, attributes_id), _ = item
+    return start_ms, STATES.index(state), workload_id or -1, attributes_id or -1
 
 
-def _piece(accelerator_id: int, key: tuple[int, int, str, int | None], amounts: Sequence[int | None]) -> UsagePiece:
-    start_ms, end_ms, state, workload_id = key
+def _piece(accelerator_id: int, key: _Part, amounts: Sequence[int | None]) -> UsagePiece:
+    start_ms, end_ms, state, workload_id, attributes_id = key
     held, busy, idle, unknown = (value or 0 for value in amounts[:4])
-    return UsagePiece(accelerator_id, start_ms, end_ms, state, workload_id, held, busy, idle, unknown, amounts[4])
+    return UsagePiece(
+        accelerator_id, start_ms, end_ms, state, workload_id, held, busy, idle, unknown, amounts[4], attributes_id
+    )

@@ -19,7 +19,8 @@ from gpuledger_collector.accounting.disputes import MOST_WORDS, RESOLVED, STATES
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials, guarded, may_read, page, period_of
-from gpuledger_collector.export.disputes import as_object
+from gpuledger_collector.export.disputes import as_object, move_object
+from gpuledger_collector.jobs.preview_decision import preview_decision
 from gpuledger_collector.storage import disputes, zones
 from gpuledger_collector.storage.disputes import Contest, NoDispute
 from gpuledger_collector.storage.viewer_wall import behind
@@ -56,13 +57,26 @@ class Saying(BaseModel):
     note: Words
 
 
-class Decision(Saying):
-    """The end of a dispute. Of an accepted one: `to` names who bears the time (empty: nobody known), or `unavailable`
-    says that the accelerator could not be used."""
+class Outcome(BaseModel):
+    """Of an accepted dispute: `to` names who pays for the time (empty: nobody known), or `unavailable` says that the
+    accelerator could not be used."""
 
-    accept: bool
+    model_config = ConfigDict(extra="forbid")
     to: dict[Level, Name] | None = None
     unavailable: bool = False
+
+    def accepted(self) -> Remedy:
+        """What is done with the time. Raises ValueError."""
+        if (self.to is None) != self.unavailable:
+            raise ValueError("an acceptance says who bears the time: either `to`, or `unavailable`")
+        return Remedy(None if self.to is None else levels_of(self.to))
+
+
+class Decision(Outcome):
+    """The end of a dispute."""
+
+    note: Words
+    accept: bool
 
     def remedy(self) -> Remedy | None:
         """What is done with the time. Raises ValueError."""
@@ -70,9 +84,7 @@ class Decision(Saying):
             if self.to is not None or self.unavailable:
                 raise ValueError("a rejection changes nothing: `to` and `unavailable` go with accept")
             return None
-        if (self.to is None) != self.unavailable:
-            raise ValueError("an acceptance says who bears the time: either `to`, or `unavailable`")
-        return Remedy(None if self.to is None else levels_of(self.to))
+        return self.accepted()
 
 
 def levels_of(given: dict[Level, str]) -> dict[str, str]:
@@ -127,6 +139,16 @@ def router(reads: Reads) -> APIRouter:
     def answered(number: Number, saying: Saying, who: Principal = reader) -> dict[str, Any]:
         """Say something: a viewer for the owner, anybody else as the answer to it."""
         return stepped(lambda: answered_of(reads, number, saying, who))
+
+    @made.post("/{number}/preview")
+    def previewed(number: Number, outcome: Outcome, who: Principal = reader) -> dict[str, Any]:
+        """What an acceptance would move, by day, owner and currency: for finance and admin. Changes nothing.
+
+        It is exact for what is rated; `rated` says whether evidence or changes of the days still wait for that.
+        """
+        with denials():
+            who.may_read_all()
+        return stepped(lambda: previewed_of(reads, number, outcome))
 
     @made.post("/{number}/resolution")
     def resolved(number: Number, decision: Decision, who: Principal = reader) -> dict[str, Any]:
@@ -200,6 +222,15 @@ def answered_of(reads: Reads, number: int, saying: Saying, who: Principal) -> di
         return as_object(
             disputes.answer(connection, number, saying.note, who.name, reads.now_ms, from_owner=from_owner)
         )
+
+
+def previewed_of(reads: Reads, number: int, outcome: Outcome) -> dict[str, Any]:
+    """The moves of an acceptance, as rating would make them now."""
+    remedy = outcome.accepted()
+    with reads.ledger.snapshot() as unit:
+        moves = preview_decision(unit, disputes.proposed(unit.connection, number, remedy), reads.now_ms)
+        _, rated = disputes.billed_now(unit.connection, disputes.one(unit.connection, number))
+        return {"moves": [move_object(move, unit.calendar()) for move in moves], "rated": rated}
 
 
 def resolved_of(reads: Reads, number: int, decision: Decision, who: Principal) -> dict[str, Any]:

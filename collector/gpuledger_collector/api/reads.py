@@ -24,7 +24,7 @@ from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.storage import reports, viewer_wall, zones
 from gpuledger_collector.storage.activity import activity
-from gpuledger_collector.storage.beside import beside, stranded_of
+from gpuledger_collector.storage.beside import beside
 from gpuledger_collector.storage.engine import snapshot
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledgers import Ledger
@@ -212,7 +212,7 @@ def period_of(start: str, end: str) -> Period:
 
 def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -> str:
     """The chargeback as JSON text; of a viewer's subtree only what it bears itself."""
-    from gpuledger_collector.export.chargeback import as_json, shared_notes, stranded_notes
+    from gpuledger_collector.export.chargeback import as_json, shared_notes
 
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip())) or ("team",)
     report([], names)  # an unknown dimension is refused before the database is asked
@@ -224,14 +224,13 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
             lines = lines_of(connection, period, names, who)
         aside = beside(connection, period, names, reads.now_ms, who.owner)
         made = report(lines, names, aside if who.owner is None else borne(aside, lines, names))
-        wasted = stranded_of(connection, period, reads.now_ms) if who.owner is None else []
         proofs = reports.proofs(connection, period)
         capacity = reports.has_capacity(connection, period)
     rated = format_instant(max((proof.until_ms for proof in proofs), default=period.start_ms))
     notes = [f"rated up to {rated}"]
     if not capacity:
         notes.append("there is no inventory for these days: unallocated and unobserved time is not known")
-    return as_json(made, period, notes + shared_notes(made.shared) + stranded_notes(wasted))
+    return as_json(made, period, notes + shared_notes(made.shared))
 
 
 def borne(aside: Beside, lines: Sequence[ChargedLine], names: Sequence[str]) -> Beside:

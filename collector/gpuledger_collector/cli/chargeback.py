@@ -258,10 +258,9 @@ def _write_journal(
 def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:
     """What a reader of the bill must know beside it."""
     from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.export.chargeback import shared_notes, stranded_notes
+    from gpuledger_collector.export.chargeback import shared_notes
     from gpuledger_collector.export.disputes import amounts, owner_text
     from gpuledger_collector.storage import disputes, reports
-    from gpuledger_collector.storage.beside import stranded_of
 
     notes = []
     if not reports.has_capacity(connection, period):
@@ -270,8 +269,8 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
             "(agents make one, or `gpuledger import inventory`)"
         )
     notes += [
-        f"pool {pool!r} has observed accelerators: the usage of {plural(count, 'imported workload')} in it is left out "
-        "while they were there"
+        f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage of "
+        f"{plural(count, 'imported workload')} in it"
         for pool, count in reports.displaced_imports(connection, period)
     ]
     notes += [
@@ -280,7 +279,7 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
     ]
     if now_ms < period.end_ms:
         notes.append(f"the range is not over: rated up to {format_instant(now_ms - now_ms % 1000)}")
-    notes += shared_notes(made.shared) + stranded_notes(stranded_of(connection, period, now_ms))
+    notes += shared_notes(made.shared)
     for total in made.totals:
         if total.currency is None:
             notes.append(f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)")

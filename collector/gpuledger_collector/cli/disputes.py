@@ -12,6 +12,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.cli.dispute_moves import preview, would_move
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
@@ -172,6 +173,7 @@ def show(
             text = disputes.evidence(connection, number)
             holds = disputes.seal_holds(connection, one)
             billed, rated = disputes.billed_now(connection, one)
+        moves = would_move(opened.dsn, one)
     if evidence is not None:
         evidence.write_text(text, encoding="utf-8", newline="")
     content = json.loads(text)
@@ -179,7 +181,7 @@ def show(
         told = {**as_object(one), "seal_holds": holds, "billed_now": billed, "rated": rated, "evidence": content}
         sys.stdout.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     else:
-        sys.stdout.write(as_text(one, content, holds, billed, rated, SHOWN))
+        sys.stdout.write(as_text(one, content, holds, billed, rated, SHOWN, moves))
     if not holds:
         raise typer.Exit(FINDINGS)
 
@@ -226,9 +228,11 @@ def resolve(
 ) -> None:
     """Decide a dispute, once. Accepting moves the contested time to whom it belongs.
 
+    Only time that is charged to the contesting owner moves; what moves is shown, with --dry-run before anything does.
     Days of open months are rated again; what lies in a closed month becomes corrections of an open one.
     """
     remedy = _remedy(accept, reject, to or [], nobody, unavailable)
+    moves = [] if remedy is None else preview(dsn, config, number, remedy)
     days = 0
 
     def work(connection: Connection, who: str, now_ms: int) -> Dispute:
@@ -242,8 +246,8 @@ def resolve(
     print(f"dispute {number} is {made.state}" + untouched(dry_run))
     if remedy is None:
         return
+    print("\n".join(["this would move:" if dry_run else "this moves:", *moves]))
     if dry_run:
-        print(f"{plural(days, 'day')} to rate again")
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar

@@ -127,9 +127,9 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("bad", "proof", f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
                       "gpuledger reconcile --from DATE --to DATE names them")  # fmt: skip
     yield from jobs(seen, now_ms)
-    for uuid, nodes in seen.contested:
-        yield Finding("bad", "integrity", f"{uuid} is reported by {nodes} at once; it stays with the first",
-                      "a copied UUID or a node that lies: look at both; gpuledger token binds each node")  # fmt: skip
+    for claim in seen.claims:
+        yield Finding("bad", "integrity", claim.sentence(),
+                      "look at the node; gpuledger import inventory says who is right")  # fmt: skip
     if seen.unbound_tokens:
         yield Finding("note", "tokens", f"with {seen.unbound_tokens} of the tokens any node can be reported",
                       "right for Prometheus; for agents: gpuledger token create --role agent --node NODE")  # fmt: skip

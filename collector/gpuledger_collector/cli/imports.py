@@ -102,17 +102,11 @@ def sacct(
 
 
 def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], skip_bad: bool, dry_run: bool) -> None:
-    from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.ingest.files.usage import FAR_MS, observed_conflicts
-    from gpuledger_collector.storage import imports, inventory
+    from gpuledger_collector.storage import imports
     from gpuledger_collector.wiring import now
 
     def work(connection: psycopg.Connection[tuple[Any, ...]]) -> ImportOutcome:
-        observed = inventory.pools_observed(connection, Period(0, FAR_MS))
-        parsed.problems = observed_conflicts(file, parsed.rows, observed)
-        _refuse_bad(file, parsed, skip_bad)
-        bad = {int(problem.source.rsplit(":", 2)[1]) for problem in parsed.problems}
-        return imports.add_usage(connection, [row for row in parsed.rows if row.line not in bad], now())
+        return imports.add_usage(connection, parsed.rows, now())
 
     _carry_out(opened, "workloads", work, dry_run)
 

@@ -50,7 +50,8 @@ def reconcile(
 ) -> None:
     """Prove that owners + unallocated + unavailable + unobserved = capacity x rate, to the micro-unit.
 
-    Ends with 1 when it does not hold, or when some of it has no price. With --bill: hold the bill against what was
+    Ends with 1 when it does not hold, when some of it has no price, or when a claim was refused that somebody is to
+    decide. With --bill: hold the bill against what was
     observed, every difference with its kind; ends with 1 when one of them is a question to somebody.
     """
     if bill is not None:
@@ -76,7 +77,7 @@ def reconcile(
         with ledger.unit() as unit:
             found = check(unit, asked)
     sys.stdout.write(proof.as_json(found) if shape is Shape.json else proof.as_text(found))
-    if not found.holds or found.unpriced_ns:
+    if not found.holds or found.unpriced_ns or found.claims:
         raise typer.Exit(FINDINGS)
 
 

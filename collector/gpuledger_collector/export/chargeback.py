@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.chargeback import Report, Row, SharedOut
 from gpuledger_collector.accounting.period import Period, format_instant
-from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
-from gpuledger_collector.accounting.stranded import Stranded
 from gpuledger_collector.export.cells import BESIDE, EXCHANGE, MEASURES, beside, header, measures, neutral
 
 
@@ -69,19 +67,6 @@ def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
         f"by {one.cost.key}, per {one.cost.level}"
         for one in shared
     ]
-
-
-def stranded_notes(found: Sequence[Stranded]) -> list[str]:
-    """A sentence for each pool and model of MIG boards whose instances do not fill them."""
-    return [
-        f"pool {one.pool!r}: {hours_decimal([one.gpu_ns])[0]:.6f} GPU-hours of {one.gpu_model or 'MIG boards'} lie in "
-        f"no MIG instance (stranded){_worth(one)}; they are in no row"
-        for one in found
-    ]
-
-
-def _worth(one: Stranded) -> str:
-    return "".join(f", worth {money_text(micro, currency)}" for currency, micro in sorted(one.cost.items()))
 
 
 def source_text(cost: SharedCost) -> str:

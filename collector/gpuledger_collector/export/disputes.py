@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.moves import Move
+from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import hours_decimal, plural
+from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 
 
 def owner_text(owner: Mapping[str, str]) -> str:
@@ -47,6 +50,59 @@ def line_cells(line: ExportedCharge) -> dict[str, object]:
     }
 
 
+def move_lines(moves: Sequence[Move], calendar: Calendar) -> list[str]:
+    """A sentence for each move, and their sum; the amounts shown add up to the sum shown."""
+    hours = hours_decimal([move.gpu_ns for move in moves])
+    costs = _minor_costs(moves)
+    lines = [
+        f"  {calendar.date_of(move.day_ms)}  {length:.6f} GPU-hours, {cost} from {_path_text(move.owner)} to "
+        f"{_destination(move.to)}{' (a correction: the day is closed)' if move.closed else ''}"
+        for move, length, cost in zip(moves, hours, costs, strict=True)
+    ]
+    priced: dict[str, int] = {}
+    for move in moves:
+        if move.currency is not None:
+            priced[move.currency] = priced.get(move.currency, 0) + (move.cost_micro or 0)
+    return [*lines, f"{sum(hours, Decimal(0)):.6f} GPU-hours, {amounts(dict(sorted(priced.items())))} in all"]
+
+
+def _minor_costs(moves: Sequence[Move]) -> list[str]:
+    """The costs of moves in minor units, rounded together by currency."""
+    texts = ["no price"] * len(moves)
+    for currency in {move.currency for move in moves if move.currency is not None}:
+        digits = minor_digits(currency)
+        places = [at for at, move in enumerate(moves) if move.currency == currency]
+        units = to_minor_units([moves[at].cost_micro or 0 for at in places], digits)
+        for at, unit in zip(places, units, strict=True):
+            texts[at] = f"{format_minor(unit, digits)} {currency}"
+    return texts
+
+
+def _path_text(owner: OwnerPath) -> str:
+    return owner_text(_levels(owner))
+
+
+def _levels(owner: OwnerPath) -> dict[str, str]:
+    return {level: owner.level(level) for level in LEVELS if owner.level(level)}
+
+
+def _destination(owner: OwnerPath | None) -> str:
+    return "unavailable time" if owner is None else _path_text(owner)
+
+
+def move_object(move: Move, calendar: Calendar) -> dict[str, Any]:
+    """A move as JSON: `to` null means that the time becomes unavailable; money as integers of micro-units."""
+    return {
+        "day": str(calendar.date_of(move.day_ms)),
+        "from": _levels(move.owner),
+        "to": None if move.to is None else _levels(move.to),
+        "currency": move.currency,
+        "gpu_ns": move.gpu_ns,
+        "cost_micro": move.cost_micro,
+        "correction": move.closed,
+    }
+
+
 def as_object(one: Dispute) -> dict[str, Any]:
     """A dispute without its evidence, as JSON: instants in RFC 3339, money as integers of micro-units."""
     return {
@@ -73,10 +129,19 @@ def as_object(one: Dispute) -> dict[str, Any]:
 
 
 def as_text(
-    one: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
+    one: Dispute,
+    evidence: Mapping[str, Any],
+    holds: bool,
+    billed: Mapping[str, int],
+    rated: bool,
+    most: int,
+    would_move: Sequence[str] = (),
 ) -> str:
-    """A page about a dispute; at most so many lines of each kind."""
-    return "\n".join(_sentences(one, evidence, holds, billed, rated, most)) + "\n"
+    """A page about a dispute; at most so many lines of each kind. `would_move`: see `move_lines`."""
+    sentences = list(_sentences(one, evidence, holds, billed, rated, most))
+    if would_move:
+        sentences += ["if it is accepted now, this moves:", *would_move]
+    return "\n".join(sentences) + "\n"
 
 
 def _sentences(

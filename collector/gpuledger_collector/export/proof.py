@@ -44,6 +44,17 @@ def as_json(sheet: Reconciliation) -> str:
         "commitment_unused_gpu_ns": sheet.unused.gpu_ns,
         "outside": {"imported_gpu_ns": sheet.imported.gpu_ns, "imported_cost_micro": dict(sheet.imported.cost)},
         "unpriced_gpu_ns": sheet.unpriced_ns,
+        "refused_claims": [
+            {
+                "accelerator": one.uuid,
+                "node": one.node,
+                "kind": one.kind,
+                "subject": one.subject,
+                "from": format_instant(one.first_ms),
+                "to": format_instant(one.last_ms),
+            }
+            for one in sheet.claims
+        ],
         "untrue_months": [sheet.calendar.month_of(month.start_ms) for month in sheet.untrue_months],
         "days": [
             {
@@ -103,6 +114,11 @@ def _sentences(sheet: Reconciliation) -> list[str]:
         f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
         f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
         for month in sheet.untrue_months
+    ]
+    said += [
+        f"Refused from {format_instant(one.first_ms)} to {format_instant(one.last_ms)}: {one.sentence()}. "
+        "Look at the node; gpuledger import inventory says who is right."
+        for one in sheet.claims
     ]
     if sheet.coverage is not None:
         last = max(day.until_ms for day in sheet.days)

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import psycopg
 
 from gpuledger_agent.wire import Answer, Rejected
 from gpuledger_collector.accounting.counting import CounterReading
-from gpuledger_collector.ingest import capacity, counters
+from gpuledger_collector.ingest import counters
 from gpuledger_collector.ingest.directory import Connection, Directory, Numbered, oldest_instant
-from gpuledger_collector.ingest.evidence import (
-    DEFAULT_POOL,
-    evidence_of,
-    keep_capacity,
-    mark_hours,
-)
+from gpuledger_collector.ingest.evidence import Newest as NewestRow
+from gpuledger_collector.ingest.evidence import mark_hours, shown_by
 from gpuledger_collector.ingest.ledger import Key, insert_keys, look_up, record_conflicts, verdict
 from gpuledger_collector.ingest.newest import Newest, Told, told_of, write
 from gpuledger_collector.ingest.samples import (
@@ -34,11 +31,30 @@ from gpuledger_collector.ingest.samples import (
     slow_changes,
     write_slow,
 )
-from gpuledger_collector.ingest.stretches import copy_stretches, join_stretches, latest_states
+from gpuledger_collector.ingest.stretches import copy_stretches, join_stretches, latest_states, presence_of
 from gpuledger_collector.ingest.validate import DAY_MS, Accepted, days_of
 
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
 """Makes the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""
+
+
+class Placed(Protocol):
+    """A row of the inventory time line, as storage has it."""
+
+    @property
+    def node_id(self) -> int | None: ...
+    @property
+    def attributes_id(self) -> int: ...
+    @property
+    def in_ms(self) -> int: ...
+    @property
+    def out_ms(self) -> int | None: ...
+    @property
+    def source(self) -> str: ...
+
+
+Settle = Callable[[Connection, Iterable[int], int], Mapping[int, Placed]]
+"""Brings the inventory time line of accelerators up to date from an instant on; storage's `placements.settle`."""
 
 
 @dataclass(slots=True)
@@ -46,12 +62,11 @@ class Store:
     """Writes batches. Shared by all writer threads; each brings its own connection (autocommit on)."""
 
     ensure_partitions: EnsurePartitions
-    on_contest: Callable[[capacity.Evidence], None] = lambda _: None
-    """Told of an accelerator that a second node reports while the first still does."""
+    settle_placements: Settle
     directory: Directory = field(default_factory=Directory)
     newest: Newest = field(default_factory=Newest)
     _days: set[tuple[str, int]] = field(default_factory=set)
-    _capacity: dict[int, capacity.CapacityRow] = field(default_factory=dict)
+    _capacity: dict[int, NewestRow] = field(default_factory=dict)
     """The newest row of each accelerator, to skip what changes nothing."""
     _inventory: object = field(default_factory=object)
     """Another one whenever a row that was remembered changes."""
@@ -147,7 +162,7 @@ class Store:
     ) -> Told:
         """Write what bills are made of; what is told of the newest. `after` gets what is to be done after COMMIT."""
         stretches, samples = join_stretches(batches), join_samples(batches)
-        copy_stretches(connection, stretches)
+        copy_stretches(connection, stretches, presence_of(batches))
         mark_hours(connection, stretches, samples)
         after.append(self.keep_inventory(connection, batches))
         if samples is not None:
@@ -158,13 +173,19 @@ class Store:
 
     def keep_inventory(self, connection: Connection, batches: Sequence[Numbered]) -> Callable[[], None]:
         """Bring the inventory in line with what these batches show; call what is returned after COMMIT."""
-        news = [one for one in batches if not self._shows_nothing_new(one)]
-        seen = [
-            evidence
-            for evidence in evidence_of(news)
-            if not capacity.covers(self._capacity.get(evidence.accelerator_id), evidence)
+        news = [
+            shown
+            for shown in shown_by([one for one in batches if not self._shows_nothing_new(one)])
+            if not self._is_covered(shown.accelerator_id, shown.node_id, shown.attributes_id, shown.first_ms)
         ]
-        rows = keep_capacity(connection, seen, self.on_contest) if seen else {}
+        rows: dict[int, NewestRow] = {}
+        if news:
+            since_ms = min(shown.first_ms for shown in news)
+            placed = self.settle_placements(connection, sorted({shown.accelerator_id for shown in news}), since_ms)
+            rows = {
+                number: NewestRow(row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import")
+                for number, row in placed.items()
+            }
 
         def remember() -> None:
             changed = any(self._capacity.get(accelerator) not in (None, row) for accelerator, row in rows.items())
@@ -184,15 +205,21 @@ class Store:
         if known is None or known[0] is not self._inventory:
             state = self._inventory
             since = [
-                capacity.covered_since(
-                    self._capacity.get(one.accelerators[place]), one.node_id, shown.pool or DEFAULT_POOL
-                )
-                for place, shown in one.batch.accelerators.items()
+                self._covered_since(number, one.node_id, one.accelerator_attributes[place])
+                for place, number in one.accelerators.items()
             ]
             if any(instant is None for instant in since):
                 return False
             known = found[one.node_id] = state, max((instant for instant in since if instant is not None), default=0)
         return oldest_instant(one.batch) >= known[1]
+
+    def _covered_since(self, accelerator_id: int, node_id: int, attributes_id: int) -> int | None:
+        row = self._capacity.get(accelerator_id)
+        return None if row is None else row.covers(node_id, attributes_id)
+
+    def _is_covered(self, accelerator_id: int, node_id: int, attributes_id: int, first_ms: int) -> bool:
+        since_ms = self._covered_since(accelerator_id, node_id, attributes_id)
+        return since_ms is not None and first_ms >= since_ms
 
     def keep_slow(self, connection: Connection, samples: Samples) -> Callable[[], None]:
         """Write what slow metrics turned into; what is returned is to be called after COMMIT."""

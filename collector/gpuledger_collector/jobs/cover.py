@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpuledger_collector.accounting.attribution import edges_of
 from gpuledger_collector.accounting.commitments import Commitment, Coverage, Demand, Key, Share, cover
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import Unit
@@ -16,8 +17,8 @@ from gpuledger_collector.jobs.stays import Stay
 
 
 def book_of(unit: Unit) -> PriceBook:
-    """The price book in force, with the choices between ways of buying."""
-    return PriceBook(unit.prices(), unit.purchase_choices())
+    """The price book in force, with the choices between ways of buying; hours are cut where rules change as well."""
+    return PriceBook(unit.prices(), unit.purchase_choices(), edges_of(unit.rules()))
 
 
 def placed(stays: Mapping[int, Sequence[Stay]], day: Period) -> Iterator[tuple[Key, Stay, list[Period]]]:
@@ -58,14 +59,14 @@ def cover_day(
     for key, stay, capacity in placed(stays, day):
         one = stay.accelerator
         ns = {part.start_ms: gpu_ns(one.gpu_micro, present_ms(capacity, part, until_ms)) for part in parts}
-        demands.append(Demand(key, one.pool, one.gpu_model, one.node, one.region, ns))
+        demands.append(Demand(key, one.pool, one.gpu_model, one.node, one.region, ns, one.uuid))
     starts = [part.start_ms for part in parts]
     begins: dict[Key, dict[int, int]] = {}
     for usage in imported:
         mine = imported_atoms(usage, day, book, until_ms)
         begins[counted(usage)] = {starts[bisect_right(starts, one.start_ms) - 1]: one.start_ms for one in mine}
         ns = {starts[bisect_right(starts, one.start_ms) - 1]: gpu_ns(usage.gpu_micro, one.ms) for one in mine}
-        demands.append(Demand(counted(usage), usage.pool, usage.gpu_model, usage.node, "", ns))
+        demands.append(Demand(counted(usage), usage.pool, usage.gpu_model, usage.node, "", ns, usage.key))
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
         # Imported usage may begin inside an atom: rating asks for its shares by where it begins.

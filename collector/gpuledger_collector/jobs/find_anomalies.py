@@ -188,7 +188,7 @@ def teams_of(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[Team]:
             continue
         reference = first.setdefault((use.pool, use.gpu_model, use.node), price)
         earlier = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms - 3 * DAY_MS) or price
-        name = owners.at(use.pool, use.node)(use.workload_id, use.atom_ms).team
+        name = owners.at(use.pool, use.node)(use.workload_id, use.atom_ms, None).team
         team = teams.setdefault((name, price.currency), Team(name, price.currency))
         team.first_rates[use.pool, use.gpu_model, use.node] = float(reference.rate)
         hours = use.gpu_ns / GPU_NS_PER_HOUR

@@ -261,7 +261,7 @@ class _Piece:
         until = self._at(episode.end)
         cost = price_waste(place, wasted, self._book, until - 1)
         workload = facts.get(episode.holder)
-        owner = UNATTRIBUTED if workload is None else owners.at(card.pool, card.node)(workload.id, since)
+        owner = UNATTRIBUTED if workload is None else owners.at(card.pool, card.node)(workload.id, since, None)
         return Finding(
             key=known.key if known is not None else f"{KIND}:{card.uuid}:{state}:{since}",
             kind=KIND,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.accounting.usage import StretchFact, UsagePiece, atoms, fold
+from gpuledger_collector.accounting.usage import StretchFact, UsagePiece, atoms, contradictions, fold
+from gpuledger_collector.jobs.cover import book_of
 from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of
 
 BATCH = 50_000
@@ -39,7 +40,7 @@ def fold_marks(unit: Unit, marks: Sequence[Mark]) -> int:
     """Fold the hours of these marks, mark their days for rating, and drop the marks; how many accelerator-hours."""
     if not marks:
         return 0
-    book = PriceBook(unit.prices())
+    book = book_of(unit)
     calendar = unit.calendar()
     hours = sorted({(mark.accelerator_id, mark.hour_ms - mark.hour_ms % HOUR_MS) for mark in marks})
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -66,6 +67,7 @@ def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook, c
     evidence: dict[int, list[StretchFact]] = defaultdict(list)
     for stretch in unit.stretches(list(hours), span):
         evidence[stretch.accelerator_id].append(stretch)
+    unit.keep_contradictions([one for mine in evidence.values() for one in contradictions(mine)])
     pieces: list[UsagePiece] = []
     midnights = () if calendar.is_utc else calendar.cuts(span)
     for accelerator_id, hours_ms in hours.items():
@@ -94,4 +96,11 @@ def fold_hours(
     for hour_ms in sorted(hours_ms):
         hour = Period(hour_ms, hour_ms + HOUR_MS)
         parts += atoms(hour, [*book.cuts(hour), *cuts_of(stays, hour), *midnights])
-    return fold(evidence, parts, [stay.period for stay in stays])
+    by_node: dict[str, list[Period]] = defaultdict(list)
+    for stay in stays:
+        by_node[stay.accelerator.node].append(stay.period)
+    pieces: list[UsagePiece] = []
+    for node, periods in by_node.items():
+        # While an accelerator is on a node, nobody else's evidence of it counts.
+        pieces += fold([fact for fact in evidence if node in ("", fact.node)], parts, periods)
+    return sorted(pieces, key=lambda piece: piece.start_ms)

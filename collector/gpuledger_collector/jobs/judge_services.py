@@ -73,7 +73,7 @@ def judge_services(store: Services, now_ms: int) -> list[Service]:
         }  # fmt: skip
         owners = Owners(unit.rules(), serving)
         names = {
-            number: (service_of(one.name or str(number), one.tags), owners.at("", "")(number, end - 1).team)
+            number: (service_of(one.name or str(number), one.tags), owners.at("", "")(number, end - 1, None).team)
             for number, one in serving.items()
         }
         known = sorted(set(names.values()))

@@ -1,20 +1,21 @@
 """Rate: the usage of a day, the price book and the attribution rules become the day's charges, ledger and proof.
 
 A day is one unit of work: it is made again from its evidence as a whole, so a run that stopped anywhere is run again,
-and what arrives late re-rates its day. Time is held once: where a pool has observed accelerators, usage imported as
-mere counts is left out.
+and what arrives late re-rates its day. Time is held once: accelerators that were seen in a pool take the place of as
+many GPUs that were imported for it as mere counts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
+from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
 from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
+from gpuledger_collector.accounting.imported import Seen, beside_seen
 from gpuledger_collector.accounting.ledger import prove, summarise
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.ports import OwnerOf, RatedDay, Store, Unit
@@ -23,17 +24,18 @@ from gpuledger_collector.accounting.rating import (
     CapacityCost,
     Charge,
     ImportedUsage,
+    RatedAccelerator,
     capacity_cost,
     rate_accelerator_day,
     rate_imported,
     unused_charges,
 )
-from gpuledger_collector.accounting.reattribution import Reattributions
+from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import UsagePiece, atoms
 from gpuledger_collector.jobs.cover import book_of, counted, cover_day, placed
 from gpuledger_collector.jobs.fold_usage import ALWAYS, fold_marks
-from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, subtract
+from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, with_stranded
 
 FAST_CLOCK_MS = 600_000
 """How far ahead of ours a node's clock may be before its evidence waits."""
@@ -93,16 +95,21 @@ def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
     return rated
 
 
-def usage_of(unit: Unit, day: Period, now_ms: int) -> DayUsage:
-    """What happened on a day, as far as it has been folded."""
+def usage_of(unit: Unit, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
+    """What happened on a day, as far as it has been folded; `proposed` are decisions that are not made yet."""
     until_ms = _rated_until(unit, day, now_ms)
-    decided = Reattributions(unit.reattributions(day))
-    pieces = {number: decided.applied(mine) for number, mine in _pieces(unit, day, until_ms).items()}
-    imported = list(not_observed(unit.imported(day), unit.pools_observed(day), until_ms))
-    holders = {piece.workload_id for mine in pieces.values() for piece in mine if piece.workload_id is not None}
-    known = unit.workloads(sorted(holders | {usage.workload_id for usage in imported}))
-    owners = Owners(unit.rules(), known, decided)
-    stays = stays_of(unit.capacity(day))
+    decided = Reattributions([*unit.reattributions(day), *proposed])
+    pieces = _pieces(unit, day, until_ms)
+    rows = unit.capacity(day)
+    stays = stays_of(rows)
+    imported = imported_beside(unit, day, stays, until_ms)
+    held = [piece for mine in pieces.values() for piece in mine if piece.workload_id is not None]
+    known = unit.workloads(sorted({piece.workload_id or 0 for piece in held} | {one.workload_id for one in imported}))
+    reports = {piece.attributes_id for piece in held} | {one.attributes_id for one in imported}
+    said = unit.workload_attributes(sorted(number for number in reports if number is not None))
+    owners = Owners(unit.rules(), known, decided, said)
+    pieces = {number: sorted(mine, key=owners.order) for number, mine in pieces.items()}
+    stays = with_stranded(stays, rows, day)
     return DayUsage(day, until_ms, stays, pieces, imported, owners, unit.commitments())
 
 
@@ -119,7 +126,7 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
     for one in usage.imported:
         owner_of = usage.owners.at(one.pool, one.node)
-        tags = usage.owners.tags(one.workload_id)
+        tags = usage.owners.tags(one.workload_id, one.attributes_id)
         charges += rate_imported(one, usage.day, book, owner_of, usage.until_ms, coverage.of(counted(one)), tags)
     return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
 
@@ -134,7 +141,11 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[P
     for key, stay, capacity in placed(usage.stays, usage.day):
         accelerator_id = stay.accelerator.accelerator_id
         mine = usage.stays[accelerator_id]
-        yield key, stay, capacity, _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+        if stay.accelerator.stranded:
+            yield key, stay, capacity, []
+            continue
+        inside = _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+        yield key, stay, capacity, usage.owners.applied(stay.accelerator, inside)
 
 
 def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:
@@ -184,50 +195,85 @@ def _inside(
     return found
 
 
-def not_observed(
-    imported: Iterable[ImportedUsage], observed: Mapping[str, Sequence[Period]], until_ms: int
-) -> Iterable[ImportedUsage]:
-    """Imported usage without the time in which its pool had observed accelerators."""
-    for usage in imported:
-        others = observed.get(usage.pool, ())
-        if not others:
-            yield usage
-            continue
-        end_ms = until_ms if usage.end_ms is None else min(usage.end_ms, until_ms)
-        if end_ms > usage.start_ms:
-            for part in subtract(Period(usage.start_ms, end_ms), others):
-                yield replace(usage, start_ms=part.start_ms, end_ms=part.end_ms)
+def imported_beside(
+    unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int
+) -> list[ImportedUsage]:
+    """Imported usage of a day, less the time of accelerators that were seen in its pools."""
+    imported = unit.imported(day)
+    pools = {usage.pool for usage in imported}
+    there = {
+        number: inside
+        for number, mine in stays.items()
+        if (inside := [stay for stay in mine if stay.accelerator.pool in pools])
+    }
+    if not there:
+        return list(imported)
+    seen = [
+        Seen(stay.accelerator.pool, stay.accelerator.node, stay.accelerator.gpu_micro, number, part)
+        for fact in unit.stretches(sorted(there), day)
+        for number in (fact.accelerator_id,)
+        for stay in there[number]
+        if stay.accelerator.node in ("", fact.node)
+        and (part := stay.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
+    ]
+    return beside_seen(imported, seen, day, until_ms)
 
 
 class Owners:
     """Who pays for a workload in a place; the answer is kept until a rule begins or ends to hold."""
 
     def __init__(
-        self, rules: Sequence[Rule], workloads: Mapping[int, WorkloadFacts], decided: Reattributions | None = None
+        self,
+        rules: Sequence[Rule],
+        workloads: Mapping[int, WorkloadFacts],
+        decided: Reattributions | None = None,
+        said: Mapping[int, WorkloadFacts] | None = None,
     ) -> None:
+        """`workloads` by id as they were reported last, `said` by the id of each report."""
         self._attribution = Attribution(rules)
         self._decided = decided or Reattributions()
         self._workloads = workloads
-        edges = {rule.effective_from_ms for rule in rules} | {rule.effective_to_ms for rule in rules}
-        self._edges = sorted(edge for edge in edges if edge is not None)
-        self._known: dict[tuple[int, str, str, int], OwnerPath] = {}
+        self._said = said or {}
+        self._edges = edges_of(rules)
+        self._known: dict[tuple[int, int | None, str, str, int], OwnerPath] = {}
 
-    def tags(self, workload_id: int) -> Mapping[str, str]:
+    def tags(self, workload_id: int, attributes_id: int | None = None) -> Mapping[str, str]:
         """What was written on a workload."""
-        return self._workloads[workload_id].tags
+        return self._facts(workload_id, attributes_id).tags
+
+    def order(self, piece: UsagePiece) -> tuple[object, ...]:
+        """The order in which pieces are rated: free of the numbers that arrival gave."""
+        if piece.workload_id is None:
+            return piece.start_ms, piece.state, "", ""
+        facts = self._facts(piece.workload_id, piece.attributes_id)
+        said = (facts.user or "", facts.account or "", facts.name or "", sorted(facts.tags.items()))
+        return piece.start_ms, piece.state, facts.key, repr(said)
+
+    def _facts(self, workload_id: int, attributes_id: int | None) -> WorkloadFacts:
+        said = None if attributes_id is None else self._said.get(attributes_id)
+        return self._workloads[workload_id] if said is None else said
+
+    def applied(self, place: RatedAccelerator, pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
+        """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""
+        return self._decided.applied(
+            pieces, lambda number, at_ms, said: self._ruled(number, place.pool, place.node, at_ms, said)
+        )
 
     def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
         """The owners of workloads that hold an accelerator in this pool and on this node (None: mere counts)."""
 
-        def owner_of(workload_id: int, at_ms: int) -> OwnerPath:
-            decision = self._decided.at(workload_id, accelerator_id, at_ms)
-            if decision is not None and decision.owner is not None:
-                return decision.owner
-            key = (workload_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
-            found = self._known.get(key)
-            if found is None:
-                facts = replace(self._workloads[workload_id], pool=pool, node=node)
-                found = self._known[key] = self._attribution.owner_of(facts, at_ms)
-            return found
+        def owner_of(workload_id: int, at_ms: int, attributes_id: int | None = None) -> OwnerPath:
+            owner = self._ruled(workload_id, pool, node, at_ms, attributes_id)
+            payer = self._decided.payer(workload_id, accelerator_id, at_ms, owner)
+            return owner if payer is None else payer
 
         return owner_of
+
+    def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
+        """Whom tags and rules charge, whatever disputes decided."""
+        key = (workload_id, attributes_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
+        found = self._known.get(key)
+        if found is None:
+            facts = replace(self._facts(workload_id, attributes_id), pool=pool, node=node)
+            found = self._known[key] = self._attribution.owner_of(facts, at_ms)
+        return found

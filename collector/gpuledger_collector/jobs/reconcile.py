@@ -1,4 +1,4 @@
-"""Reconciliation: owners + unallocated + unavailable + unobserved = capacity x rate, shown for a period.
+"""Reconciliation: owners + unallocated + unavailable + unobserved + stranded = capacity x rate, shown for a period.
 
 Three sums are made apart from each other and must agree to the micro-unit: what the days' proofs recorded when they
 were rated, what the charges say now, and capacity x rate computed again from inventory and price book. Months that
@@ -18,8 +18,8 @@ from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.jobs.cover import book_of, cover_day, is_counted, placed
-from gpuledger_collector.jobs.rate_usage import not_observed
-from gpuledger_collector.jobs.stays import stays_of
+from gpuledger_collector.jobs.rate_usage import imported_beside
+from gpuledger_collector.jobs.stays import stays_of, with_stranded
 
 
 def reconcile(unit: Unit, period: Period) -> Reconciliation:
@@ -45,7 +45,8 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
         holds = _holds(proof, again, rows)
         days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
     untrue = unit.untrue_months(period)
-    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar(), untrue)
+    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar(), untrue,
+                          unit.undecided_claims(period))  # fmt: skip
 
 
 class _Again:
@@ -59,7 +60,9 @@ class _Again:
         self._book = book_of(unit)
         self._calendar = unit.calendar()
         self._commitments = unit.commitments()
-        self._stays = stays_of(unit.capacity(period))
+        rows = unit.capacity(period)
+        self._held = stays_of(rows)
+        self._stays = with_stranded(self._held, rows, period)
 
     def capacity(self, proof: Proof) -> Sums:
         """Of one day, up to where its proof goes."""
@@ -81,7 +84,7 @@ class _Again:
         """What commitments may cover beside accelerators; nobody asks where there are none."""
         if not any(one.term.clip(day) for one in self._commitments):
             return []
-        return list(not_observed(self._unit.imported(day), self._unit.pools_observed(day), until_ms))
+        return imported_beside(self._unit, day, self._held, until_ms)
 
 
 def _known(costs: Mapping[str, int]) -> dict[str, int]:
@@ -99,7 +102,7 @@ def _holds(proof: Proof, again: Sums, rows: Sequence[ChargedState]) -> bool:
             )
             if not unused:
                 by_state[row.state] += row.gpu_ns
-    recorded = (proof.held_ns, proof.unallocated_ns, proof.unavailable_ns, proof.unobserved_ns)
+    recorded = (proof.held_ns, proof.unallocated_ns, proof.unavailable_ns, proof.unobserved_ns, proof.stranded_ns)
     return (
         proof.holds
         and tuple(by_state[state] for state in STATES) == recorded

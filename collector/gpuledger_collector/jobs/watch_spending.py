@@ -134,7 +134,7 @@ class SpendingWatch:
             price = book.price_at(row.pool, row.gpu_model, row.node, "", at_ms)
             if price is None:
                 continue
-            key = (owners.at(row.pool, row.node)(row.workload_id, at_ms).team, price.currency)
+            key = (owners.at(row.pool, row.node)(row.workload_id, at_ms, None).team, price.currency)
             habit = self._habits.get(key)
             if habit is None:
                 continue

@@ -17,7 +17,6 @@ from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micro
 from gpuledger_collector.accounting.chargeback import Beside, SharedOut, SharedPart, shown_keys
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ChargedLine
-from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.shared_costs import (
     AMOUNT,
     DIMENSIONS,
@@ -27,10 +26,9 @@ from gpuledger_collector.accounting.shared_costs import (
     month_part,
     share,
 )
-from gpuledger_collector.accounting.stranded import Stranded, stranded
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.storage import commitments, declared, inventory, periods, prices, reports, zones
+from gpuledger_collector.storage import declared, periods, reports, zones
 from gpuledger_collector.storage.reports import Connection
 
 Lines = Callable[[Period], Sequence[ChargedLine]]
@@ -70,16 +68,6 @@ def _lines(connection: Connection, by: Sequence[str]) -> Lines:
         return reports.charged_lines(connection, part, (*DIMENSIONS, *by))
 
     return lines
-
-
-def stranded_of(connection: Connection, period: Period, now_ms: int) -> list[Stranded]:
-    """What MIG boards stranded in a period up to now, by pool and model."""
-    until = period.clip(Period(0, now_ms))
-    instances = [] if until is None else inventory.mig_instances(connection, until)
-    if not instances:
-        return []
-    book = PriceBook(prices.current(connection), commitments.choices(connection))
-    return stranded(instances, book, zones.calendar(connection))
 
 
 def _months(

@@ -42,7 +42,7 @@ _MICRO = 1_000_000
 _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 """Where a queue's items name the group; a scheduler knows no other level."""
 
-_STAYS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms, coalesce(c.out_ms, :end_ms) AS out_ms, a.gpu_micro
+_STAYS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms, coalesce(c.out_ms, :end_ms) AS out_ms, c.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
     WHERE c.in_ms < :end_ms AND (c.out_ms IS NULL OR c.out_ms > :start_ms)"""
 _STRETCHES = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), :step_ms) AS held_ms FROM (
@@ -52,7 +52,7 @@ _STRETCHES = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least
         FROM stretch s, generate_series(greatest(s.start_ms, :start_ms) / :step_ms * :step_ms,
                                         least(s.end_ms, :end_ms) - 1, :step_ms) AS at
         WHERE s.start_ms >= :start_ms - 86400000 AND s.start_ms < :end_ms AND s.end_ms > :start_ms
-              AND s.end_ms > s.start_ms) AS parts GROUP BY 1, 2, 3, 4)"""
+              AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
 _HELD = """WITH stay AS ({stays})
     SELECT stay.grouped, u.hour_ms / :step_ms * :step_ms AS hour_ms,
            sum(u.held_ms * stay.gpu_micro) FILTER (WHERE u.state = 'held') AS held,

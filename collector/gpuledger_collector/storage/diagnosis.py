@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+
+from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.storage import claims
+
+MOST_CLAIMS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +30,7 @@ class Signs:
     failed_jobs: tuple[tuple[str, str], ...]
     last_job_ms: int | None
     conflicts: int
-    contested: tuple[tuple[str, str], ...]
-    """Accelerators, and the two nodes that report them."""
+    claims: tuple[RefusedClaim, ...]
     unbound_tokens: int
     """Live tokens with which any node can be reported."""
 
@@ -106,11 +111,7 @@ def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) ->
         "AND extract(epoch FROM started_at) * 1000 >= :since ORDER BY job, started_at DESC"
     )
     held = "SELECT sum(l.gpu_ns) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= :since"
-    contested = (
-        "SELECT a.uuid, h.name || ' and ' || n.name FROM contest c JOIN accelerator a ON a.id = c.accelerator_id "
-        "JOIN node n ON n.id = c.node_id JOIN node h ON h.id = c.holder_id WHERE c.last_ms >= :since "
-        "ORDER BY c.last_ms DESC, a.uuid LIMIT 20"
-    )
+    raw: Any = connection.connection.driver_connection
     last_job = connection.execute(sa.text("SELECT max(started_at) FROM job_run")).scalar()
     return Signs(
         nodes=one("SELECT count(*) FROM node"),
@@ -125,7 +126,7 @@ def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) ->
         failed_jobs=pairs(failed, since=since_ms),
         last_job_ms=None if last_job is None else round(last_job.timestamp() * 1000),
         conflicts=one("SELECT count(*) FROM ingest_conflict"),
-        contested=pairs(contested, since=since_ms),
+        claims=tuple(claims.since(raw, since_ms, MOST_CLAIMS)),
         unbound_tokens=one(
             "SELECT count(*) FROM token WHERE role = 'agent' AND node IS NULL AND revoked_ms IS NULL "
             "AND (expires_ms IS NULL OR expires_ms > :at)",

@@ -15,8 +15,9 @@ from gpuledger_collector.accounting import disputes
 from gpuledger_collector.accounting.disputes import Dispute, Entry, Remedy
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.accounting.reattribution import Key, spans_of
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.reattribution import UNNUMBERED, Key, Reattribution, spans_of
+from gpuledger_collector.accounting.tags import LEVELS, path_of
+from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE
 from gpuledger_collector.storage import audit, reattributions, reports, zones
 from gpuledger_collector.storage.dispute_evidence import gather, line_id
 
@@ -157,11 +158,8 @@ def resolve(
     state = disputes.after_decision(before.state, remedy)
     days = 0
     if remedy is not None:
-        spans = _spans(connection, before)
-        if remedy.owner is None and any(accelerator is None for (_, accelerator), _ in spans):
-            raise ValueError("usage imported as counts has no accelerator that could be unavailable: name an owner")
         now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
-        days = reattributions.add(connection, number, remedy, spans, now)
+        days = reattributions.add(connection, number, _decisions(connection, before, remedy), now)
     connection.execute("UPDATE dispute SET state = %s, resolved_ms = %s WHERE id = %s", (state, now_ms, number))
     _say(connection, number, Entry(now_ms, who, state, note))
     decided: dict[str, object] = {"state": state, "note": note}
@@ -171,8 +169,19 @@ def resolve(
     return one(connection, number), days
 
 
-def _spans(connection: Connection, dispute: Dispute) -> list[tuple[Key, Period]]:
-    """The contested time by workload and accelerator: what the evidence's lines say, and nothing that came after it."""
+def proposed(connection: Connection, number: int, remedy: Remedy) -> list[Reattribution]:
+    """What accepting a dispute would decide, to be previewed. Raises NoDispute, BadStep, ValueError."""
+    dispute = one(connection, number)
+    disputes.after_decision(dispute.state, remedy)
+    return _decisions(connection, dispute, remedy)
+
+
+def _decisions(connection: Connection, dispute: Dispute, remedy: Remedy) -> list[Reattribution]:
+    """The contested time by workload and accelerator: what the evidence's lines say, and nothing that came after it.
+
+    Of one contested line only time of exactly its owner moves, otherwise that of the dispute's owner and below it.
+    Raises ValueError.
+    """
     lines = json.loads(evidence(connection, dispute.id))["lines"]
     accelerators = _numbers(connection, "accelerator", "uuid", {line["accelerator"] for line in lines})
     workloads = _numbers(connection, "workload", "key", {line["workload"] for line in lines})
@@ -184,10 +193,18 @@ def _spans(connection: Connection, dispute: Dispute) -> list[tuple[Key, Period]]
             key = (workloads[line["workload"]], accelerators.get(line["accelerator"]))
             left[(key, line["day_ms"])] += line["gpu_ns"]
             spans.append((key, line["day_ms"], Period(line["start_ms"], line["end_ms"])))
-    keyed = [(key, span) for key, day_ms, span in spans if left[(key, day_ms)] > 0]
+    keyed = spans_of(((key, span) for key, day_ms, span in spans if left[(key, day_ms)] > 0), dispute.period)
     if not keyed:
         raise ValueError("no workload is known to have held this time: give it one (tags, rules), not a reattribution")
-    return [(key, span) for key, spans in spans_of(keyed, dispute.period).items() for span in spans]
+    if remedy.owner is None and any(accelerator_id is None for _, accelerator_id in keyed):
+        raise ValueError("usage imported as counts has no accelerator that could be unavailable: name an owner")
+    state, owner = (UNAVAILABLE, None) if remedy.owner is None else (HELD, path_of(remedy.owner))
+    contested = dispute.owner if dispute.line is None else lines[0]["owner"]
+    return [
+        Reattribution(UNNUMBERED, workload_id, accelerator_id, span.start_ms, span.end_ms, state, owner, contested)
+        for (workload_id, accelerator_id), spans_of_key in keyed.items()
+        for span in spans_of_key
+    ]
 
 
 def _numbers(connection: Connection, table: str, column: str, names: Iterable[str | None]) -> dict[str, int]:
@@ -278,8 +295,10 @@ def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int]
     """
     contest = Contest(dispute.owner, dispute.period, dispute.accelerator, dispute.workload)
     _, cost = totals(lines_of(connection, contest))
+    span = {"start": dispute.period.start_ms, "end": dispute.period.end_ms}
     waiting = connection.execute(
-        "SELECT EXISTS (SELECT FROM dirty_day WHERE day_ms < %s AND day_ms > %s)",
-        (dispute.period.end_ms, dispute.period.start_ms - 86_400_000),
+        "SELECT EXISTS (SELECT FROM dirty_day WHERE day_ms < %(end)s AND day_ms > %(start)s - 86400000) "
+        "OR EXISTS (SELECT FROM dirty_hour WHERE hour_ms < %(end)s AND hour_ms > %(start)s - 3600000)",
+        span,
     ).fetchone()
     return {name: cost.get(name, 0) for name in sorted({*cost, *dispute.cost})}, not (waiting and waiting[0])

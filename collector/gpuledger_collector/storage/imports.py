@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
 from gpuledger_collector.storage import archive, partitions
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.placements import settle_pools
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
@@ -23,6 +24,8 @@ _COMPARED = (
     ("w", ("user_name", "account", "name", "tags")),
     ("u", ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state")),
 )
+
+_DIGEST = "sha256(convert_to(jsonb_build_array(c.user_name, c.account, c.name, c.tags)::text, 'UTF8'))"
 
 
 def workload_key(workload_id: str) -> str:
@@ -49,18 +52,34 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
         "name = excluded.name, tags = excluded.tags",
         (now,),
     )
-    connection.execute("DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed)")
+    before = connection.execute(
+        "DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed) RETURNING pool"
+    ).fetchall()
+    _write_attributes(connection)
     connection.execute(
         "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node, submitted_ms, "
-        "state) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, c.submitted_ms, c.state "
-        "FROM changed c JOIN workload w USING (key)"
+        "state, workload_attributes_id) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, "
+        f"c.submitted_ms, c.state, t.id FROM changed c JOIN workload w USING (key) JOIN workload_attributes t "
+        f"ON t.workload_id = w.id AND t.digest = {_DIGEST}"
     )
     changed = connection.execute("SELECT known, start_ms, end_ms, old_start_ms, old_end_ms FROM changed").fetchall()
     updated = sum(row[0] is not None for row in changed)
     spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
     days = _days(spans, int(now.timestamp() * 1000))
     connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    if spans:
+        pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
+        settle_pools(connection, pools, min(start for start, _ in spans))
     return ImportOutcome(len(changed) - updated, updated, len(rows) - len(changed), len(days))
+
+
+def _write_attributes(connection: Connection) -> None:
+    """What the changed rows say of their workloads, one row for each content."""
+    connection.execute(
+        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags) "
+        f"SELECT w.id, {_DIGEST}, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
+        "ON CONFLICT (workload_id, digest) DO NOTHING"
+    )
 
 
 def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:

@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.ledger import DayLine, Proof
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
+from gpuledger_collector.accounting.placement import RefusedClaim
 from gpuledger_collector.accounting.ports import (
     CapacityRow,
     ChargedState,
@@ -33,9 +34,10 @@ from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
-from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.accounting.usage import Contradiction, StretchFact, UsagePiece
 from gpuledger_collector.storage import (
     beside,
+    claims,
     commitments,
     findings,
     heat,
@@ -85,6 +87,21 @@ class Ledger:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with connection.transaction():
                 yield LedgerUnit(connection)
+
+    @contextmanager
+    def trial(self) -> Iterator[LedgerUnit]:
+        """A unit that is undone at its end, whatever was written in it."""
+        with self.unit() as unit:
+            yield unit
+            raise psycopg.Rollback
+
+    @contextmanager
+    def snapshot(self) -> Iterator[LedgerUnit]:
+        """A transaction over one snapshot that only reads, and waits for no writer."""
+        with self.connect() as connection:
+            connection.rollback()
+            connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
+            yield LedgerUnit(connection)
 
     def ensure_partitions(self, days_ms: Sequence[int]) -> int:
         """Make the partitions of these days that are missing; how many were made."""
@@ -229,19 +246,29 @@ class LedgerUnit:
     def imported(self, day: Period) -> Sequence[ImportedUsage]:
         """Imported usage that overlaps the day."""
         rows = self.connection.execute(
-            "SELECT workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node FROM imported_usage "
-            "WHERE start_ms < %s AND (end_ms IS NULL OR end_ms > %s) ORDER BY workload_id, start_ms",
+            "SELECT u.workload_id, u.start_ms, u.end_ms, u.gpu_micro, u.gpu_model, u.pool, u.node, "
+            "coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
+            "WHERE t.workload_id = u.workload_id)), w.key FROM imported_usage u JOIN workload w ON w.id = u.workload_id "
+            "WHERE u.start_ms < %s AND (u.end_ms IS NULL OR u.end_ms > %s) ORDER BY w.key, u.start_ms",
             (day.end_ms, day.start_ms),
         )
         return [ImportedUsage(*row) for row in rows]
 
-    def pools_observed(self, period: Period) -> Mapping[str, Sequence[Period]]:
-        """When each pool had observed accelerators, within the period."""
-        return inventory.pools_observed(self.connection, period)
-
     def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
         """Facts of these workloads."""
         return workloads.facts(self.connection, ids)
+
+    def workload_attributes(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
+        """What was reported of workloads, by number of the report."""
+        return workloads.attributes(self.connection, ids)
+
+    def keep_contradictions(self, found: Sequence[Contradiction]) -> None:
+        """Keep that a node reported held time for other holders as well."""
+        claims.keep_contradictions(self.connection, found)
+
+    def undecided_claims(self, period: Period) -> Sequence[RefusedClaim]:
+        """Claims of time in the period that were refused, and of which no inventory says who is right."""
+        return claims.undecided(self.connection, period)
 
     def proofs(self, period: Period) -> Sequence[Proof]:
         """The proofs of the period's days, by day."""
@@ -382,8 +409,8 @@ def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object,
 def _insert_proof(connection: Connection, table: str, proof: Proof, now: dt.datetime) -> None:
     connection.execute(
         f"INSERT INTO {table} (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
-        "capacity_cost, charged_cost, imported_ns, until_ms, holds, commitments, proved_at) "
-        "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s::jsonb, %s)",
+        "capacity_cost, charged_cost, imported_ns, until_ms, holds, commitments, proved_at, stranded_ns) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s::jsonb, %s, %s)",
         (
             proof.day_ms,
             proof.capacity_ns,
@@ -398,5 +425,6 @@ def _insert_proof(connection: Connection, table: str, proof: Proof, now: dt.date
             proof.holds,
             json.dumps(dict(proof.commitments)),
             now,
+            proof.stranded_ns,
         ),
     )

@@ -9,41 +9,47 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.disputes import Remedy
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.reattribution import Key, Reattribution
-from gpuledger_collector.accounting.tags import path_of
-from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE
+from gpuledger_collector.accounting.reattribution import Reattribution
+from gpuledger_collector.accounting.tags import LEVELS, OwnerPath, path_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def of(connection: Connection, period: Period) -> list[Reattribution]:
     """The decisions about time in the period."""
+    # A collector of the version before writes no contested owner: it is the one of the dispute.
     rows = connection.execute(
-        "SELECT id, workload_id, accelerator_id, start_ms, end_ms, state, owner FROM reattribution "
-        "WHERE start_ms < %s AND end_ms > %s ORDER BY id",
+        "SELECT r.id, r.workload_id, r.accelerator_id, r.start_ms, r.end_ms, r.state, r.owner, "
+        "coalesce(r.contested, d.owner) FROM reattribution r JOIN dispute d ON d.id = r.dispute_id "
+        "WHERE r.start_ms < %s AND r.end_ms > %s ORDER BY r.id",
         (period.end_ms, period.start_ms),
     )
     return [
-        Reattribution(number, workload, accelerator, start, end, state, None if owner is None else path_of(owner))
-        for number, workload, accelerator, start, end, state, owner in rows
+        Reattribution(number, workload, accelerator, start, end, state, None if owner is None else path_of(owner), of)
+        for number, workload, accelerator, start, end, state, owner, of in rows
     ]
 
 
-def add(
-    connection: Connection, dispute_id: int, remedy: Remedy, spans: Sequence[tuple[Key, Period]], now: dt.datetime
-) -> int:
-    """Decide these spans; how many rated days are to be rated again for it."""
-    owner = None if remedy.owner is None else json.dumps(dict(remedy.owner))
-    state = UNAVAILABLE if owner is None else HELD
+def add(connection: Connection, dispute_id: int, decisions: Sequence[Reattribution], now: dt.datetime) -> int:
+    """Keep these decisions of a dispute under numbers of their own; how many rated days are to be rated again."""
     with connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO reattribution (dispute_id, start_ms, end_ms, accelerator_id, workload_id, state, owner, "
-            "recorded_at) VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s)",
+            "contested, recorded_at) VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s)",
             [
-                (dispute_id, span.start_ms, span.end_ms, accelerator_id, workload_id, state, owner, now)
-                for (workload_id, accelerator_id), span in spans
+                (
+                    dispute_id,
+                    decision.start_ms,
+                    decision.end_ms,
+                    decision.accelerator_id,
+                    decision.workload_id,
+                    decision.state,
+                    None if decision.owner is None else json.dumps(_levels(decision.owner)),
+                    json.dumps(dict(decision.contested)),
+                    now,
+                )
+                for decision in decisions
             ],
         )
     return connection.execute(
@@ -51,3 +57,7 @@ def add(
         "ON r.start_ms < p.until_ms AND r.end_ms > p.day_ms WHERE r.dispute_id = %s",
         (dispute_id,),
     ).rowcount
+
+
+def _levels(owner: OwnerPath) -> dict[str, str]:
+    return {name: owner.level(name) for name in LEVELS if owner.level(name)}

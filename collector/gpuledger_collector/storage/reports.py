@@ -183,7 +183,7 @@ def _exported(row: tuple[Any, ...], price: Price | None, commitment: Commitment 
 def proofs(connection: Connection, period: Period) -> list[Proof]:
     """The proofs of the period's days, by day; of a closed day that was corrected the proof with its corrections."""
     columns = """day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns,
-        capacity_cost, charged_cost, until_ms, holds, commitments"""
+        capacity_cost, charged_cost, until_ms, holds, commitments, stranded_ns"""
     rows = connection.execute(
         f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM day_proof "
         f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
@@ -200,7 +200,8 @@ def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
 
 def _proof(row: tuple[Any, ...]) -> Proof:
     capacity, held, unallocated, unavailable, unobserved, imported = (int(value) for value in row[1:7])
-    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *row[7:])
+    said: tuple[Any, ...] = (*row[7:12], int(row[12]))
+    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *said)
 
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:

@@ -54,7 +54,14 @@ SELECT row_number() OVER () AS id, u.accelerator_id, coalesce(u.workload_id, 0) 
     least(u.hour_ms - u.hour_ms % 3600000 + 3600000, coalesce(cut.at_ms, 9e15::bigint)) AS end_ms,
     u.held_ms * a.gpu_micro AS gpu_ns, u.busy_ms * a.gpu_micro AS busy_ns, u.idle_ms * a.gpu_micro AS idle_ns,
     u.unknown_ms * a.gpu_micro AS unknown_ns, u.energy_mj
-FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id
+FROM (
+    SELECT accelerator_id, workload_id, state, hour_ms, sum(held_ms) AS held_ms, sum(busy_ms) AS busy_ms,
+        sum(idle_ms) AS idle_ms, sum(unknown_ms) AS unknown_ms, sum(energy_mj) AS energy_mj
+    FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2, 3, 4
+) u JOIN LATERAL (
+    SELECT gpu_micro FROM capacity c WHERE c.accelerator_id = u.accelerator_id
+        AND (c.out_ms IS NULL OR c.out_ms > u.hour_ms) ORDER BY c.in_ms LIMIT 1
+) a ON true
 LEFT JOIN (
     SELECT accelerator_id, hour_ms, lead(hour_ms) OVER (PARTITION BY accelerator_id ORDER BY hour_ms) AS at_ms
     FROM (SELECT DISTINCT accelerator_id, hour_ms FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s) d
@@ -72,6 +79,7 @@ FROM (
     FROM stretch s, generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms, %(end)s) - 1,
         300000) AS at
     WHERE start_ms >= %(start)s - %(longest)s AND start_ms < %(end)s AND end_ms > %(start)s AND end_ms > start_ms
+        AND state <> 'present'
 ) cut GROUP BY 1, 2, 3, 4
 """
 _CHARGES = """

@@ -15,7 +15,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_STRETCH_MS = DAY_MS
 """Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
 _STRETCH = """accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms, energy_mj,
-    node_id, epoch::text, seq, record"""
+    node_id, epoch::text, seq, record, coalesce(n.name, ''), coalesce(s.workload_attributes_id,
+        (SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = s.workload_id))"""
 
 
 def marks(connection: Connection, period: Period, limit: int | None) -> list[Mark]:
@@ -35,11 +36,13 @@ def drop_marks(connection: Connection, ids: Iterable[int]) -> None:
 
 
 def stretches(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[StretchFact]:
-    """Evidence that overlaps the period."""
+    """Evidence of use that overlaps the period. The bounds stand in the text, so that the plan names the partitions."""
     rows = connection.execute(
-        f"SELECT {_STRETCH} FROM stretch WHERE accelerator_id = ANY(%s) "
-        "AND start_ms < %s AND end_ms > %s AND start_ms >= %s",
-        (list(accelerator_ids), period.end_ms, period.start_ms, period.start_ms - _LONGEST_STRETCH_MS),
+        f"SELECT {_STRETCH} FROM stretch s LEFT JOIN node n ON n.id = s.node_id WHERE accelerator_id = ANY(%s) "
+        f"AND start_ms < {int(period.end_ms)} AND end_ms > {int(period.start_ms)} "
+        f"AND start_ms >= {int(period.start_ms) - _LONGEST_STRETCH_MS} AND state <> 'present'",
+        (list(accelerator_ids),),
+        prepare=False,
     )
     for row in rows:
         yield StretchFact(*row)
@@ -58,7 +61,7 @@ def replace(connection: Connection, hours: Sequence[tuple[int, int]], pieces: Se
     )
     with connection.cursor().copy(
         "COPY usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, unknown_ms, "
-        "energy_mj) FROM STDIN"
+        "energy_mj, workload_attributes_id) FROM STDIN"
     ) as copy:
         for piece in pieces:
             copy.write_row(
@@ -72,6 +75,7 @@ def replace(connection: Connection, hours: Sequence[tuple[int, int]], pieces: Se
                     piece.idle_ms,
                     piece.unknown_ms,
                     piece.energy_mj,
+                    piece.attributes_id,
                 )
             )
 
@@ -80,7 +84,8 @@ def pieces(connection: Connection, day: Period) -> list[UsagePiece]:
     """The hourly ledger of a day by accelerator and atom; what is stored is an atom's start, so each ends its hour."""
     rows = connection.execute(
         "SELECT accelerator_id, hour_ms, hour_ms - hour_ms %% %s + %s, state, workload_id, held_ms, busy_ms, idle_ms, "
-        "unknown_ms, energy_mj FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s "
+        "unknown_ms, energy_mj, coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
+        "WHERE t.workload_id = u.workload_id)) FROM usage_hour u WHERE hour_ms >= %s AND hour_ms < %s "
         "ORDER BY accelerator_id, hour_ms, state, workload_id NULLS FIRST",
         (HOUR_MS, HOUR_MS, day.start_ms, day.end_ms),
     )

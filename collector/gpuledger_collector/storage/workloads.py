@@ -13,13 +13,23 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
-    """Facts of these workloads, by id; pool and node belong to what they hold and are left empty."""
+    """What was reported last of these workloads, by id; pool and node belong to what they hold and are left empty."""
     rows = connection.execute(
-        "SELECT id, kind, user_name, account, name, tags FROM workload WHERE id = ANY(%s)", (list(ids),)
+        "SELECT id, kind, user_name, account, name, tags, key FROM workload WHERE id = ANY(%s)", (list(ids),)
     )
-    return {
-        row[0]: WorkloadFacts(
-            id=row[0], kind=row[1], user=row[2], account=row[3], name=row[4], tags=row[5], pool="", node=""
-        )
-        for row in rows
-    }
+    return {row[0]: _facts(row) for row in rows}
+
+
+def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts]:
+    """What was reported of workloads, by number of the report; pool and node as above."""
+    rows = connection.execute(
+        "SELECT w.id, w.kind, t.user_name, t.account, t.name, t.tags, w.key, t.id FROM workload_attributes t "
+        "JOIN workload w ON w.id = t.workload_id WHERE t.id = ANY(%s)",
+        (list(ids),),
+    )
+    return {row[7]: _facts(row) for row in rows}
+
+
+def _facts(row: Sequence[Any]) -> WorkloadFacts:
+    number, kind, user, account, name, tags, key = row[:7]
+    return WorkloadFacts(id=number, kind=kind, user=user, account=account, name=name, tags=tags, key=key)

@@ -11,7 +11,8 @@ from fakes.fleet import DAY, HOUR, Held
 
 SPAN = ("--from", "2025-10-01", "--to", "2025-10-02")
 DECLARED = """[[rule]]
-name = "all of it"
+name = "those of b"
+match = { team = "b" }
 assign = { team = "a" }
 
 [[price]]

@@ -16,7 +16,7 @@ from gpuledger_collector.ingest import decode as decoding
 from gpuledger_collector.ingest import directory, validate
 from gpuledger_collector.ingest.decode import Listed, Lists, decode
 from gpuledger_collector.ingest.store import Store
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import partitions, placements
 from gpuledger_collector.storage.engine import open_connection
 
 NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 40_000, dt.UTC)
@@ -106,18 +106,25 @@ class World:
     def __init__(self, connection, take):
         self.connection, self.take = connection, take
         self.name = f"w{next(_worlds)}"
-        self.store = Store(partitions.ensure, lambda seen: self.contested.append(seen.first_ms))
+        self.store = Store(partitions.ensure, self.settle)
         self.contested, self.answers = [], []
+
+    def settle(self, connection, accelerators, since_ms):
+        return placements.settle(connection, accelerators, since_ms, lambda claim: self.contested.append(claim.first_ms))
 
     def step(self, what, seqs):
         if what == "forget":
             self.store.forget()
         elif what == "import":
+            like = f"GPU-{self.name}-%"
             self.connection.execute(
-                "UPDATE capacity SET source = 'import', pool = 'bought' FROM accelerator a"
-                " WHERE a.id = accelerator_id AND a.uuid LIKE %s",
-                (f"GPU-{self.name}-%",),
+                "INSERT INTO inventory (accelerator_id, node_id, pool, in_ms) SELECT DISTINCT ON (a.id) a.id, node_id,"
+                " 'bought', in_ms FROM capacity c JOIN accelerator a ON a.id = accelerator_id WHERE a.uuid LIKE %s"
+                " ORDER BY a.id, in_ms",
+                (like,),
             )
+            ids = self.connection.execute("SELECT id FROM accelerator WHERE uuid LIKE %s", (like,)).fetchall()
+            placements.settle(self.connection, [number for (number,) in ids], 0)
         else:
             group = [self.take(build(self.name, told, seq)) for told, seq in zip(what, seqs, strict=True)]
             self.answers += self.store.flush(self.connection, group, NOW)
@@ -129,10 +136,14 @@ class World:
             "SELECT uuid, model, mig_instance, gpu_micro, gpu_index, health, health_cause FROM accelerator"
             " WHERE uuid LIKE %s ORDER BY uuid",
             "SELECT key, tags, user_name FROM workload WHERE key LIKE %s ORDER BY key",
-            "SELECT a.uuid, n.name, pool, in_ms, out_ms, c.source FROM capacity c JOIN accelerator a"
+            "SELECT a.uuid, n.name, pool, gpu_model, gpu_micro, in_ms, out_ms, c.source FROM capacity c JOIN accelerator a"
             " ON a.id = accelerator_id JOIN node n ON n.id = node_id WHERE a.uuid LIKE %s ORDER BY 1, in_ms",
-            "SELECT a.uuid, n.name, first_ms, last_ms, reports FROM contest c JOIN accelerator a"
-            " ON a.id = accelerator_id JOIN node n ON n.id = c.node_id WHERE a.uuid LIKE %s ORDER BY 1, 2",
+            "SELECT a.uuid, n.name, kind, first_ms, last_ms FROM claim c JOIN accelerator a"
+            " ON a.id = accelerator_id JOIN node n ON n.id = c.node_id WHERE a.uuid LIKE %s ORDER BY 1, 2, 3, 4",
+            "SELECT a.uuid, s.start_ms, t.model, t.pool, t.gpu_micro, v.tags FROM stretch s JOIN accelerator a"
+            " ON a.id = s.accelerator_id JOIN accelerator_attributes t ON t.id = s.accelerator_attributes_id"
+            " LEFT JOIN workload_attributes v ON v.id = s.workload_attributes_id WHERE a.uuid LIKE %s"
+            " ORDER BY 1, s.node_id, s.seq, s.record, 2",
             "SELECT a.uuid, w.key, n.name, state, start_ms, end_ms, held_ms, seq, record FROM stretch s"
             " JOIN accelerator a ON a.id = accelerator_id JOIN node n ON n.id = s.node_id"
             " LEFT JOIN workload w ON w.id = workload_id WHERE a.uuid LIKE %s ORDER BY seq, record",
@@ -164,7 +175,7 @@ def test_lists_that_come_again_are_as_new_ones(connection, seed):
 
 def test_a_list_is_as_its_bytes_say(connection):
     """The same list from two nodes: what is shared is shared, what a node's name scopes is each node's own."""
-    store = Store(partitions.ensure)
+    store = Store(partitions.ensure, placements.settle)
     jobs = [workload("lists-7", kind="slurm"), workload("lists-7", kind="process")]
     for minute in range(3):
         for node in ("lists-a", "lists-b"):
@@ -186,7 +197,7 @@ def test_a_list_is_as_its_bytes_say(connection):
 def test_a_full_directory_forgets_and_learns_again(connection, monkeypatch):
     """What was found of a list is not believed when the names were forgotten, and ids stay what they were."""
     monkeypatch.setattr(directory, "MOST_REMEMBERED", 3)
-    store = Store(partitions.ensure)
+    store = Store(partitions.ensure, placements.settle)
     for round_ in range(4):
         group = [accepted(batch(round_, f"full-{node}", start_ms=NOON_MS + round_ * MINUTE_MS)) for node in range(3)]
         assert {answer.status for answer in store.flush(connection, group, NOW)} == {"committed"}
@@ -327,7 +338,7 @@ def test_long_epochs_are_not_remembered():
 
 def test_an_inventory_that_changes_is_never_seen_half_changed(connection):
     """A second writer that looks while the first remembers a change does not keep what was there before it."""
-    store = Store(partitions.ensure)
+    store = Store(partitions.ensure, placements.settle)
     store.flush(connection, [accepted(batch(1, "half-a"))], NOW)
     [numbered] = store.directory.number(connection, [accepted(batch(2, "half-a"))], NOW)
     assert store._shows_nothing_new(numbered)

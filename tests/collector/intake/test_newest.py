@@ -22,7 +22,7 @@ from gpuledger_collector.ingest.decode import decode
 from gpuledger_collector.ingest.newest import Beat, Latest, Told, merged, write
 from gpuledger_collector.ingest.samples import HOT_KINDS
 from gpuledger_collector.ingest.store import Store
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import partitions, placements
 from gpuledger_collector.storage.engine import open_connection
 
 NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 60, dt.UTC)
@@ -268,7 +268,7 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
     """While batches wait nothing newest is written; what is settled is the newest of all, and a replay changes it
     not.
     """
-    store, node = Store(partitions.ensure), "kept"
+    store, node = Store(partitions.ensure, placements.settle), "kept"
     for seq in range(3):
         store.flush(connection, [accepted(seq, node, NOON_MS + seq * 60_000)], NOW, lambda: False)
     assert newest_of(connection, node) == (None, None)
@@ -283,7 +283,7 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
 
 def test_a_database_that_dies_while_settling_takes_nothing(connection):
     """What could not be written is kept, under what was told since, and written by the next who comes."""
-    store, node = Store(partitions.ensure), "dies"
+    store, node = Store(partitions.ensure, placements.settle), "dies"
     with open_connection(connection.dsn, autocommit=True) as doomed:
         store.flush(doomed, [accepted(1, node)], NOW, lambda: False)
         connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
@@ -297,7 +297,7 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
 
 def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
     """What no row can hold is let go, and the next newest is written."""
-    store, node = Store(partitions.ensure), "gone"
+    store, node = Store(partitions.ensure, placements.settle), "gone"
     store.newest.keep(Told([], {1: beat_of(2**70, "ok", 0), 2: beat_of(2**70, "ok", 0)}))
     connection.execute("UPDATE node SET heartbeat = %s::jsonb WHERE id = 1", (encode_json(beat_of(1, "ok", 0)),))
     with pytest.raises(psycopg.DataError):
@@ -308,7 +308,7 @@ def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
 
 def test_writers_and_the_settler_at_once(connection):
     """Two writers, one settler, the same nodes: every batch counts once and the newest are those of the last."""
-    store = Store(partitions.ensure)
+    store = Store(partitions.ensure, placements.settle)
     made = GroupCommit(store, lambda: psycopg.connect(connection.dsn, autocommit=True), lambda: NOW,
                        Limits(writers=2, flush_batches=3))  # fmt: skip
     made.start()

@@ -51,7 +51,8 @@ def numbered(seq, stretches=(), block=None):
         "n", uuid.UUID(int=2**127 + seq), seq, b"", 0, None, Kept(enumerate(accelerator(place) for place in range(3))),
         Kept(enumerate(workload(str(place)) for place in range(2))), dict(enumerate(stretches)), block, [],
     )  # fmt: skip
-    return Numbered(batch, BIG + seq, {place: BIG + place for place in range(3)}, {0: BIG + 10, 1: BIG + 11})
+    said = {place: BIG + 20 + place for place in range(3)}, {place: BIG + 30 + place for place in range(2)}
+    return Numbered(batch, BIG + seq, {place: BIG + place for place in range(3)}, {0: BIG + 10, 1: BIG + 11}, *said)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -63,12 +64,14 @@ def test_stretches_arrive_as_they_were_said(connection, told):
     copy_stretches(connection, join_stretches(batches))
     found = connection.execute(
         "SELECT node_id, epoch, seq, record, accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms,"
-        " idle_ms, unknown_ms, energy_mj FROM stretch ORDER BY seq, record"
+        " idle_ms, unknown_ms, energy_mj, accelerator_attributes_id, workload_attributes_id FROM stretch"
+        " ORDER BY seq, record"
     ).fetchall()
     assert found == [
         (each.node_id, each.batch.epoch, each.batch.seq, record, BIG + one.accelerator,
          None if one.workload is None else BIG + 10 + one.workload, one.state, one.start_ms, one.end_ms, one.held_ms,
-         one.busy_ms, one.idle_ms, one.unknown_ms, one.energy_mj)
+         one.busy_ms, one.idle_ms, one.unknown_ms, one.energy_mj, BIG + 20 + one.accelerator,
+         None if one.workload is None else BIG + 30 + one.workload)
         for each in batches
         for record, one in each.batch.stretches.items()
     ]  # fmt: skip

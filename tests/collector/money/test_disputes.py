@@ -189,32 +189,49 @@ PIECES = st.builds(
                                                   busy * held // 100, 0, held - busy * held // 100, held),
     st.integers(1, 3), st.integers(0, 8), st.integers(1, HOUR), st.integers(0, 100),
 )  # fmt: skip
+PATHS = st.builds(OwnerPath, team=st.sampled_from(["", "a", "b"]), project=st.sampled_from(["", "p", "q"]))
+CONTESTED = st.sampled_from([{"team": "a"}, {"team": "b"}, {"team": "a", "project": "p"}, {"team": "a", "project": ""}])
 DECISIONS = st.builds(
-    lambda number, workload, accelerator, start, length, broken: Reattribution(
-        number, workload, accelerator, start * HOUR, (start + length) * HOUR, UNAVAILABLE if broken else HELD,
-        None if broken else OwnerPath(team=f"t{number}")),
+    lambda number, workload, accelerator, start, length, owner, contested: Reattribution(
+        number, workload, accelerator, start * HOUR, (start + length) * HOUR, UNAVAILABLE if owner is None else HELD,
+        owner, contested),
     st.integers(1, 50), st.integers(1, 3), st.sampled_from([1, 2, None]), st.integers(0, 8), st.integers(1, 5),
-    st.booleans(),
+    PATHS | st.none(), CONTESTED,
 )  # fmt: skip
+RULED = st.lists(PATHS, min_size=9, max_size=9)
+"""Whom tags and rules charge, hour by hour."""
 
 
-@settings(max_examples=200)
-@given(st.lists(PIECES, max_size=12), st.lists(DECISIONS, max_size=6, unique_by=lambda one: one.id), st.randoms())
-def test_decisions_move_time_and_never_make_or_lose_any(pieces, decisions, random):
-    """Length and energy stay, in whatever order decisions are read; the newest that covers a piece holds."""
+@settings(max_examples=300)
+@given(
+    st.lists(PIECES, max_size=12),
+    st.lists(DECISIONS, max_size=6, unique_by=lambda one: one.id),
+    RULED,
+    st.randoms(use_true_random=False),
+)
+def test_decisions_move_time_of_the_contesting_owner_and_never_make_or_lose_any(pieces, decisions, ruled, random):
+    """Length and energy stay, in whatever order decisions are read; each moves what was charged to its owner only."""
+
+    def owner_of(_workload, at_ms, _attributes_id=None):
+        return ruled[at_ms // HOUR]
+
     decided = Reattributions(decisions)
-    after = decided.applied(pieces)
+    after = decided.applied(pieces, owner_of)
     assert [(one.start_ms, one.held_ms, one.energy_mj) for one in after] == [
         (one.start_ms, one.held_ms, one.energy_mj) for one in pieces
     ]
     random.shuffle(decisions)
-    assert Reattributions(decisions).applied(pieces) == after
+    assert Reattributions(decisions).applied(pieces, owner_of) == after
     for old, new in zip(pieces, after, strict=True):
-        mine = [one for one in decisions if (one.workload_id, one.accelerator_id) == (old.workload_id, 1)
-                and one.start_ms <= old.start_ms < one.end_ms]  # fmt: skip
-        newest = max(mine, key=lambda one: one.id, default=None)
-        assert decided.at(old.workload_id, 1, old.start_ms) == newest
-        assert (new.state == UNAVAILABLE) == (newest is not None and newest.state == UNAVAILABLE)
+        payer = owner_of(old.workload_id, old.start_ms)
+        for one in sorted(decisions, key=lambda one: one.id):
+            if payer is None or (one.workload_id, one.accelerator_id) != (old.workload_id, 1):
+                continue
+            inside = one.start_ms <= old.start_ms < one.end_ms
+            if inside and all(getattr(payer, level) == value for level, value in one.contested.items()):
+                payer = one.owner
+        assert decided.payer(old.workload_id, 1, old.start_ms, owner_of(old.workload_id, old.start_ms)) == payer
+        assert (new.state == UNAVAILABLE) == (payer is None)
         assert new.state == HELD or (new.workload_id, new.busy_ms + new.idle_ms + new.unknown_ms) == (None, 0)
 
 
@@ -225,3 +242,116 @@ def test_spans_are_whole_hours_put_together_within_what_was_contested():
         (1, 1): [Period(HOUR, 3 * HOUR), Period(5 * HOUR, 6 * HOUR)]
     }  # fmt: skip
     assert spans_of(lines, Period(OCTOBER, OCTOBER + DAY)) == {}
+
+
+RULE = """
+[[rule]]
+name = "mornings of alpha are lent to bravo"
+match = { team = "alpha" }
+assign = { team = "bravo" }
+effective_from = 2025-10-01T06:00:00Z
+effective_to = 2025-10-01T12:00:00Z
+"""
+
+
+@pytest.fixture
+def lent(fleet, run, written):
+    """Job 1 of alpha holds a GPU at 10.00 for 18 hours; a rule gives the hours 6 to 12 to bravo."""
+    run("prices", "set", "--rate", "10", "--currency", "USD", "--from", "2025-01-01")
+    fleet.capacity(1, 0, DAY)
+    fleet.workload(1, team="alpha")
+    fleet.evidence([Held(1, 1, 0, 18 * HOUR)])
+    assert run("apply", written("rules.toml", RULE))[0] == 0
+    return run
+
+
+def test_an_accepted_dispute_leaves_what_the_rules_give_to_somebody_else(lent):
+    """Alpha contests its 120.00 of a job; the 60.00 of the same job that a rule gives to bravo stay with bravo."""
+    assert costs(lent) == {"alpha": "120.00", "bravo": "60.00", "(unobserved)": "60.00"}
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    assert lent("disputes", "resolve", number, "--accept", "--to", "team=zulu", "--note", "x")[0] == 0
+    assert costs(lent) == {"zulu": "120.00", "bravo": "60.00", "(unobserved)": "60.00"}
+
+
+def test_unavailable_time_is_that_of_the_contesting_owner_alone(lent, fleet):
+    """In a closed month too: the correction takes nothing from bravo."""
+    assert lent("close", "--period", "2025-10")[0] == 0
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    assert lent("disputes", "resolve", number, "--accept", "--unavailable", "--note", "x")[0] == 0
+    moved = fleet.rows(
+        "SELECT o.team, c.state, sum(c.cost_micro)::bigint FROM correction c LEFT JOIN owner o "
+        "ON o.id = c.owner_id GROUP BY 1, 2 ORDER BY 3"
+    )
+    assert moved == [("alpha", "held", -120_000_000), (None, "unavailable", 120_000_000)]
+    assert lent("reconcile", "--period", "2025-10")[0] == 0
+
+
+def test_a_rule_of_after_the_decision_holds(lent, written):
+    """What a later rule gives to charlie is no time of alpha any more, so the decision about alpha leaves it alone."""
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    assert lent("disputes", "resolve", number, "--accept", "--to", "team=zulu", "--note", "x")[0] == 0
+    later = RULE.replace("bravo", "charlie").replace("2025-10-01T06:00:00Z", "2025-10-01T00:00:00Z")
+    assert lent("apply", written("rules.toml", later))[0] == 0
+    assert costs(lent) == {"zulu": "60.00", "charlie": "120.00", "(unobserved)": "60.00"}
+
+
+def bill(fleet):
+    """Everything billed, corrections included: micro-units by team, state and currency, and GPU-nanoseconds."""
+    rows = fleet.rows(
+        "SELECT coalesce(o.team, ''), l.state, l.currency, sum(l.gpu_ns)::bigint, sum(l.cost_micro)::bigint FROM "
+        "(SELECT owner_id, state, currency, gpu_ns, cost_micro FROM charge "
+        "UNION ALL SELECT owner_id, state, currency, gpu_ns, cost_micro FROM correction) l "
+        "LEFT JOIN owner o ON o.id = l.owner_id GROUP BY 1, 2, 3"
+    )
+    return {row[:3]: row[3:] for row in rows}
+
+
+def change(before, after):
+    """What differs between two bills."""
+    less = {
+        key: tuple(b - a for a, b in zip(before.get(key, (0, 0)), after.get(key, (0, 0)), strict=True))
+        for key in {*before, *after}
+    }
+    return {key: values for key, values in less.items() if any(values)}
+
+
+@pytest.mark.parametrize("to", [("--to", "team=zulu"), ("--unattributed",), ("--unavailable",)])
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_preview_is_what_the_bill_changes_by(lent, fleet, to, closed):
+    """Hours, money, from whom and to whom, as said beforehand, in an open month and in a closed one."""
+    fleet.evidence([Held(1, 1, 20 * HOUR, 20 * HOUR + 7)])
+    if closed:
+        assert lent("close", "--period", "2025-10")[0] == 0
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    before = bill(fleet)
+    page = lent("disputes", "show", number)[1]
+    code, dry, _ = lent("disputes", "resolve", number, "--accept", *to, "--note", "x", "--dry-run")
+    assert code == 0
+    assert bill(fleet) == before
+    assert lent("disputes", "resolve", number, "--accept", *to, "--note", "x")[0] == 0
+    moved = 12 * HOUR * 1_000_000 + 7_000_000
+    owner, state = {"--to": ("zulu", "held"), "--unattributed": ("", "held")}.get(to[0], ("", "unavailable"))
+    assert change(before, bill(fleet)) == {
+        ("alpha", "held", "USD"): (-moved, -120_000_019),
+        (owner, state, "USD"): (moved, 120_000_019),
+    }
+    name = {"--to": "team=zulu", "--unattributed": "(unattributed)"}.get(to[0], "unavailable time")
+    said = "  2025-10-01  12.000002 GPU-hours, 120.00 USD from team=alpha to "
+    booked = " (a correction: the day is closed)" if closed else ""
+    assert dry.splitlines()[1:] == [
+        "this would move:",
+        f"{said}{name}{booked}",
+        "12.000002 GPU-hours, 120.00 USD in all",
+    ]
+    assert f"if it is accepted now, this moves:\n{said}(unattributed){booked}\n" in page
+
+
+def test_the_preview_of_a_dispute_that_a_rule_overtook_is_nothing(lent, written):
+    """The time is not alpha's any more: nothing moves, and that is said before."""
+    number = opened(lent, "--owner", "alpha", *SPAN)
+    assert lent("apply", written("rules.toml", RULE[: RULE.index("effective_from")]))[0] == 0
+    said = lent("disputes", "resolve", number, "--accept", "--to", "team=zulu", "--note", "x", "--dry-run")[1]
+    assert said.splitlines()[1:] == ["this would move:", "0.000000 GPU-hours, nothing priced in all"]
+    before = costs(lent)
+    assert lent("disputes", "resolve", number, "--accept", "--to", "team=zulu", "--note", "x")[0] == 0
+    assert costs(lent) == before == {"bravo": "180.00", "(unobserved)": "60.00"}

@@ -34,7 +34,8 @@ def exports(request):
                 "VALUES (%s, 'GPU-0009', 'NVIDIA H100 80GB HBM3', %s, %s)", (f"MIG-{part}", part, micro)
             )  # fmt: skip
             fleet.connection.execute(
-                "INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source) SELECT id, %s, 'train', "
+                "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
+                "SELECT id, model, gpu_micro, %s, 'train', "
                 "1759276800000, 1759363200000, 'agent' FROM accelerator WHERE uuid = %s",
                 (fleet.node("n1"), f"MIG-{part}"),
             )

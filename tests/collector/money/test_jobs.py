@@ -7,11 +7,10 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.ingest.capacity import Evidence
-from gpuledger_collector.ingest.evidence import keep_capacity
 from gpuledger_collector.jobs import bring_up_to_date, fold_usage, make_partitions, rate_usage, roll_minutes
 from gpuledger_collector.jobs.reconcile import reconcile
 from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.placements import settle
 
 PRICES = (
     "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
@@ -249,12 +248,13 @@ def test_an_accelerator_that_shows_up_late_is_capacity_of_every_day_since(fleet,
     furnish(fleet)
     fleet.evidence([Held(1, 1, 0, HOUR), Held(1, 1, DAY, DAY + HOUR)])
     bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
-    late = Evidence(fleet.accelerator(7), fleet.node("n7"), "train", OCTOBER + HOUR)
-    keep_capacity(fleet.connection, [late], lambda _: None)
+    fleet.evidence([Held(7, 1, HOUR, HOUR + 1)], node="n7")
+    fleet.connection.execute("DELETE FROM dirty_hour")
+    settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)
     assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 2
     with ledger.unit() as unit:
         sheet = reconcile(unit, TWO_DAYS)
     assert sheet.holds
     assert [day.capacity_ns for day in sheet.days] == [(3 * DAY - HOUR) * 1_000_000, 3 * DAY * 1_000_000]
-    keep_capacity(fleet.connection, [late], lambda _: None)
+    settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)
     assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 0

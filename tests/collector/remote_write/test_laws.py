@@ -20,7 +20,7 @@ from gpuledger_collector.ingest.remote.store import RemoteStore
 from gpuledger_collector.ingest.store import Store
 from gpuledger_collector.jobs import fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import partitions, placements
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import Ledger
 
@@ -55,7 +55,7 @@ class Bench:
 
     def restart(self):
         """Another replica, or the same one after a restart: nothing is remembered."""
-        self.store = RemoteStore(Store(partitions.ensure), HOUR_MS)
+        self.store = RemoteStore(Store(partitions.ensure, placements.settle), HOUR_MS)
 
     def write(self, points, version=1):
         body = snappy(one(points) if version == 1 else two(points))
@@ -179,7 +179,7 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
     """Two Prometheus in a pair, or a sender that comes back to another replica: nothing twice, nothing lost."""
     made = [(BEGIN + 15_000 * number, ("a", "b"), [80.0, 1.0], 0.5, 400.0, 1e6 * number) for number in range(24)]
     everything = points_of(made, "pair")
-    replicas = [RemoteStore(Store(partitions.ensure), HOUR_MS) for _ in range(4)]
+    replicas = [RemoteStore(Store(partitions.ensure, placements.settle), HOUR_MS) for _ in range(4)]
     faults = []
 
     def send(store, seed):

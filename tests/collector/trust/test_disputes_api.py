@@ -61,6 +61,24 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     assert FOREIGN not in json.dumps(shown)
 
 
+def test_finance_sees_beforehand_what_an_acceptance_moves(ask):
+    """By day, owner and currency, exactly what the owner bears; a viewer may not ask, and a bad question is a 4xx."""
+    status, made = ask("finance", "POST", "", opening(FOREIGN))
+    assert status == 201
+    path = f"/{made['id']}/preview"
+    status, answer = ask("finance", "POST", path, {"to": {"team": "speech"}})
+    assert status == 200
+    (move,) = answer["moves"]
+    assert (move["day"], move["from"]["team"], move["to"]) == (day(-3), FOREIGN, {"team": "speech"})
+    assert (move["gpu_ns"], {move["currency"]: move["cost_micro"]}) == (made["gpu_ns"], made["cost_micro"])
+    assert ask("finance", "POST", path, {"unavailable": True})[1]["moves"][0]["to"] is None
+    assert ask("viewer", "POST", path, {"to": {}})[0] == 403
+    assert ask("finance", "POST", "/999999/preview", {"to": {}})[0] == 404
+    assert ask("finance", "POST", path, {})[0] == 422
+    assert ask("finance", "POST", path, {"to": {}, "note": "x"})[0] == 422
+    assert ask("finance", "GET", f"/{made['id']}")[1]["state"] == "open"
+
+
 def test_nobody_sees_or_contests_what_is_anothers(ask):
     """A foreign dispute is 404 to a viewer, its lines 403, and an agent's token opens nothing."""
     status, made = ask("finance", "POST", "", opening(FOREIGN))

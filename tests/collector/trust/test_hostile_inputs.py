@@ -83,7 +83,8 @@ BODIES = (
 
 
 @pytest.mark.parametrize("path", ["/v1/queue", "/v1/batches", "/v1/runs/x/progress", "/v1/disputes",
-                                  "/v1/disputes/1/answers", "/v1/disputes/1/resolution", "/api/v1/write"])  # fmt: skip
+                                  "/v1/disputes/1/answers", "/v1/disputes/1/resolution", "/v1/disputes/1/preview",
+                                  "/api/v1/write"])  # fmt: skip
 def test_numbers_that_are_none_and_depths_are_refused(marked, path):
     """Threat: huge integers, NaN, infinities, nesting, broken Unicode. Always a 4xx with a sentence, never a fault."""
     collector, secrets = marked

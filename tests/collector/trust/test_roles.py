@@ -129,6 +129,7 @@ RULES = {
     "GET /v1/recommendations": OWN, "GET /v1/runs": OWN, "GET /v1/series": OWN,
     "GET /v1/disputes": OWN, "POST /v1/disputes": OWN, "GET /v1/disputes/{number}": OWN,
     "POST /v1/disputes/{number}/answers": OWN, "POST /v1/disputes/{number}/resolution": FLEET,
+    "POST /v1/disputes/{number}/preview": FLEET,
     "GET /v1/accelerators": FLEET, "GET /v1/nodes": FLEET, "GET /v1/forecast": FLEET,
     "GET /v1/forecast/history": FLEET, "GET /v1/scaling/{pool}": FLEET, "GET /v1/samples": FLEET,
     "GET /v1/audit": ADMIN,
@@ -142,6 +143,7 @@ BODIES = {
     "/v1/disputes": {"owner": {"team": OWN_TEAM}, "from": day(-9), "to": day(-8), "reason": "x"},
     "/v1/disputes/{number}/answers": {"note": "x"},
     "/v1/disputes/{number}/resolution": {"note": "x", "accept": False},
+    "/v1/disputes/{number}/preview": {"to": {}},
     "/v1/runs/{workload}/progress": {"steps": 1},
 }
 

@@ -17,8 +17,14 @@ from gpuledger_agent.batches import BatchMaker
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
 from gpuledger_agent.sources.dcgm import BY_POD, whole
-from gpuledger_collector.ingest.directory import Connection, Ids
-from gpuledger_collector.ingest.evidence import HOUR_MS, mark_rated_since
+from gpuledger_collector.ingest.directory import (
+    Connection,
+    Ids,
+    contents_of,
+    write_accelerator_attributes,
+    write_workload_attributes,
+)
+from gpuledger_collector.ingest.evidence import HOUR_MS
 from gpuledger_collector.ingest.remote.gather import WITNESSES, Scrape
 from gpuledger_collector.ingest.remote.store import SLOT_MS, read_range
 from gpuledger_collector.ingest.store import Store
@@ -158,26 +164,24 @@ class Metering:
         with connection.transaction():
             self.store.ensure_partitions(connection, "stretch", sorted(days | {day - DAY_MS for day in days}))
         with connection.transaction():
-            batches, made, divided, ids = self._make(connection, slots, splits)
+            batches, made, ids = self._make(connection, slots, splits)
             drop_stretches(connection, made)
             numbered = [ids.numbered(batch) for batch in batches]
             copy_stretches(connection, join_stretches(numbered))
             after = self.store.keep_inventory(connection, numbered)
-            ended = end_devices(connection, divided)
+            if splits:  # a slot that is made again may show the instances where it showed the device
+                since_ms = min(min(of_one) for of_one in slots.values())
+                self.store.settle_placements(connection, sorted({device_id for device_id, _ in splits}), since_ms)
             mark_hours_of(connection, made)
             connection.execute("DELETE FROM dirty_scrape WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
             forget_old(connection, list(slots), self.limits.keep_ms)
         after()
-        if ended:
-            self.store.forget()
         return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in marks})
 
     def _make(
         self, connection: Connection, slots: _Slots, splits: Sequence[tuple[int, int]]
-    ) -> tuple[list[Accepted], _Slots, dict[int, int], Ids]:
-        """The stretches of these slots, the slots that have scrapes, devices with the instant since which their MIG
-        instances are held in their stead, and the ids of all that is named.
-        """
+    ) -> tuple[list[Accepted], _Slots, Ids]:
+        """The stretches of these slots, the slots that have scrapes, and the ids of all that is named."""
         reach = self.limits.gap_ms
         ranges = {
             accelerator_id: (min(of_one) - reach, max(of_one) + SLOT_MS) for accelerator_id, of_one in slots.items()
@@ -204,33 +208,12 @@ class Metering:
                 )
                 if batch is not None:
                     batches.append(batch)
-        divided = {device_id: divided_ms(found.get(device_id, ()), instants) for device_id, instants in split.items()}
-        return batches, made, {one: at_ms for one, at_ms in divided.items() if at_ms is not None}, known.ids()
-
-
-def divided_ms(scrapes: Sequence[tuple[int, Scrape]], split_ms: frozenset[int]) -> int | None:
-    """Since when a device's MIG instances have scrapes and it has none of its own; None when it has the last word."""
-    whole_ms = max((at_ms for at_ms, _ in scrapes if at_ms not in split_ms), default=0)
-    return min((at_ms for at_ms in split_ms if at_ms > whole_ms), default=None)
-
-
-def end_devices(connection: Connection, divided: dict[int, int]) -> int:
-    """End the inventory's open rows of divided devices, but not those that were imported; how many were changed."""
-    changed = 0
-    for statement in (
-        "DELETE FROM capacity USING unnest(%s::bigint[], %s::bigint[]) AS new (id, at_ms) WHERE in_ms >= new.at_ms AND",
-        "UPDATE capacity SET out_ms = new.at_ms FROM unnest(%s::bigint[], %s::bigint[]) AS new (id, at_ms) WHERE",
-    ):
-        rows = connection.execute(
-            f"{statement} accelerator_id = new.id AND source = 'agent' AND out_ms IS NULL RETURNING in_ms",
-            (list(divided), list(divided.values())),
-        ).fetchall()
-        days = sorted({row[0] // DAY_MS * DAY_MS for row in rows} | {at // DAY_MS * DAY_MS for at in divided.values()})
-        if rows:
-            connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
-            mark_rated_since(connection, days[0])
-        changed += len(rows)
-    return changed
+        ids = known.ids()
+        for batch in batches:
+            contents = list(contents_of([batch]))
+            ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
+            ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))
+        return batches, made, ids
 
 
 def devices_of(connection: Connection, accelerators: list[int]) -> list[tuple[int, int]]:
@@ -270,9 +253,10 @@ def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[
             )
         },
         {
-            number: Workload(external_id, kind)
-            for number, external_id, kind in connection.execute(
-                "SELECT id, external_id, kind FROM workload WHERE id = ANY(%s)", (workloads,)
+            number: Workload(*row)
+            for number, *row in connection.execute(
+                "SELECT id, external_id, kind, user_name, account, name, tags FROM workload WHERE id = ANY(%s)",
+                (workloads,),
             )
         },
         dict(connection.execute("SELECT id, name FROM node WHERE id = ANY(%s)", (nodes,)).fetchall()),

@@ -15,8 +15,8 @@ metadata = sa.MetaData(
 )
 
 BIG = sa.BigInteger
-STATES = ("held", "unallocated", "unavailable", "unobserved")
-"""States of an accelerator's time as stored; `unobserved` is never reported, only derived by rating."""
+STATES = ("held", "unallocated", "unavailable", "unobserved", "stranded")
+"""States of an accelerator's time as stored; `unobserved` and `stranded` are never reported, only derived by rating."""
 
 HOT_TYPES = {"f4": sa.REAL, "f8": sa.Double, "i8": sa.BigInteger}
 

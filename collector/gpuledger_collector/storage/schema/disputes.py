@@ -57,11 +57,12 @@ reattribution = sa.Table(
     sa.Column("state", sa.Text, nullable=False, comment="held: by another owner; unavailable: it could not be used"),
     sa.Column("owner", pg.JSONB, comment="level -> value, for held; empty: unattributed"),
     instant("recorded_at"),
+    sa.Column("contested", pg.JSONB, comment="level -> value: time of this owner moves; null: as the dispute has it"),
     sa.CheckConstraint("end_ms > start_ms", name="order"),
     sa.CheckConstraint("state IN ('held', 'unavailable')", name="state"),
     sa.CheckConstraint("(state = 'held') = (owner IS NOT NULL)", name="owner"),
     sa.Index("ix_reattribution_start_ms_end_ms", "start_ms", "end_ms"),
-    comment="Dated exceptions to attribution that accepted disputes made; rating honours the newest. Never changed.",
+    comment="Dated exceptions to attribution that accepted disputes made; rating applies them in order. Never changed.",
 )
 
 bill = sa.Table(

@@ -85,6 +85,8 @@ stretch = sa.Table(
     sa.Column("epoch", pg.UUID, nullable=False),
     sa.Column("seq", BIG, nullable=False),
     sa.Column("record", sa.Integer, nullable=False, comment="position in its batch"),
+    sa.Column("accelerator_attributes_id", BIG, comment="what its batch says of the accelerator"),
+    sa.Column("workload_attributes_id", BIG, comment="what its batch says of the workload"),
     sa.Index("ix_stretch_accelerator_id_start_ms", "accelerator_id", "start_ms"),
     sa.Index("ix_stretch_end_ms", "end_ms", postgresql_using="brin"),
     postgresql_partition_by="RANGE (start_ms)",

@@ -19,12 +19,14 @@ usage_hour = sa.Table(
     sa.Column("idle_ms", BIG, nullable=False),
     sa.Column("unknown_ms", BIG, nullable=False),
     sa.Column("energy_mj", BIG),
+    sa.Column("workload_attributes_id", BIG, comment="what was reported of the workload for this time"),
     sa.Index(
-        "uq_usage_hour_key",
+        "uq_usage_hour_attributes",
         "accelerator_id",
         "hour_ms",
         "state",
         "workload_id",
+        "workload_attributes_id",
         unique=True,
         postgresql_nulls_not_distinct=True,
     ),
@@ -44,6 +46,7 @@ imported_usage = sa.Table(
     text("node"),
     sa.Column("submitted_ms", BIG),
     text("state"),
+    sa.Column("workload_attributes_id", BIG, comment="what the import says of the workload"),
     sa.CheckConstraint("end_ms IS NULL OR end_ms >= start_ms", name="order"),
     sa.Index("ix_imported_usage_start_ms_end_ms", "start_ms", "end_ms"),
     comment="Usage imported as counts of GPUs, from schedulers without an agent.",
@@ -278,6 +281,7 @@ day_proof = sa.Table(
         server_default="{}",
         comment="by name: what was committed, covered and left unused, in time and money",
     ),
+    sa.Column("stranded_ns", sa.Numeric(30, 0), nullable=False, server_default="0"),
     comment="Proof of conservation, a row per rated day.",
 )
 

@@ -1,4 +1,4 @@
-"""Tokens, contested accelerators, the audit log, and the runs of jobs."""
+"""Tokens, refused claims, the audit log, and the runs of jobs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ token = sa.Table(
     comment="Tokens by the hash of their secret; rows are never deleted.",
 )
 
-contest = sa.Table(
-    "contest",
+claim = sa.Table(
+    "claim",
     metadata,
     sa.Column("accelerator_id", BIG, primary_key=True, autoincrement=False),
-    sa.Column("node_id", BIG, primary_key=True, autoincrement=False, comment="the second node"),
-    sa.Column("holder_id", BIG, nullable=False, comment="the node where the inventory has it"),
+    sa.Column("node_id", BIG, primary_key=True, autoincrement=False, comment="the node that makes the claim"),
+    sa.Column("kind", sa.Text, primary_key=True, comment="node, pool, board or holder"),
+    sa.Column("subject", sa.Text, primary_key=True, comment="what is claimed: a pool, or the node, board or workload"),
     sa.Column("first_ms", BIG, nullable=False),
     sa.Column("last_ms", BIG, nullable=False),
-    sa.Column("reports", BIG, nullable=False),
-    comment="Accelerators that a second node reported while the first still did; they stay where they were.",
+    comment="Claims that were refused because they would change what somebody else pays; a person decides.",
 )
 
 audit = sa.Table(

@@ -1,0 +1,452 @@
+"""Where each accelerator is, as what, and from when to when: the inventory time line of one board.
+
+Problem: agents report, in any order and more than once, which accelerators they see, with attributes that change; an
+inventory file states where some of them are; and a node may claim what is not its own. Idea: the time line is a pure
+function of all usage intervals and all stated rows of a board, swept once in the order of time. Ties are broken by
+content, never by a number that depends on arrival. Law: the same evidence in any order gives the same time line, and at
+every instant the parts of a board add up to at most one device. docs/decisions/0020-facts-with-dates.md has the rules.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.quantity import GPU_MICRO
+
+DEFAULT_POOL = "default"
+RETURN_MS = DAY_MS
+"""A device that its node sees again within this time has not moved to the node that claimed it in between."""
+SEEN, STATED = "agent", "import"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attributes:
+    """What was reported of an accelerator: model, MIG instance (empty: none), share of its board, claimed pool.
+
+    `id` is the row that keeps it, 0 where there is none; it takes no part in comparisons.
+    """
+
+    model: str
+    mig_instance: str
+    gpu_micro: int
+    pool: str
+    id: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An accelerator of a board: the device itself, or a MIG instance of it.
+
+    `known` is what it counts as where evidence from before dated facts says nothing of it.
+    """
+
+    accelerator_id: int
+    uuid: str
+    is_device: bool
+    known: Attributes = field(default=Attributes("", "", GPU_MICRO, ""), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An interval (unix milliseconds, start in, end out) in which a node saw an accelerator.
+
+    `attributes` is None where the evidence is older than dated facts: it confirms what is there.
+    """
+
+    start_ms: int
+    end_ms: int
+    node: str
+    node_id: int
+    part: Part
+    attributes: Attributes | None
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """A key that does not depend on arrival."""
+        return self.start_ms, self.end_ms, self.node, self.part.uuid, self.attributes is not None, self.attributes
+
+
+@dataclass(frozen=True, slots=True)
+class StatedRow:
+    """A row of the imported inventory; of a device it holds for its MIG instances as well."""
+
+    part: Part
+    node_id: int | None
+    pool: str
+    model: str
+    in_ms: int
+    out_ms: int | None
+
+    def covers(self, at_ms: int) -> bool:
+        """Whether the accelerator is there at an instant."""
+        return self.in_ms <= at_ms and (self.out_ms is None or at_ms < self.out_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An accelerator in one place for a time: a row of `capacity`. `out_ms` None: it is still there."""
+
+    accelerator_id: int
+    node_id: int | None
+    pool: str
+    model: str
+    gpu_micro: int
+    in_ms: int
+    out_ms: int | None
+    source: str
+    attributes_id: int
+    claimed_pool: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What rating goes by."""
+        return self.node_id, self.pool, self.model, self.gpu_micro, self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that was refused: `kind` is node, pool or board, `subject` what was claimed."""
+
+    accelerator_id: int
+    node_id: int
+    kind: str
+    subject: str
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedClaim:
+    """A claim that changed nothing, with names, for people; `holder` is the node where the accelerator is."""
+
+    uuid: str
+    node: str
+    kind: str
+    subject: str
+    holder: str
+    first_ms: int
+    last_ms: int
+
+    def sentence(self) -> str:
+        """What was claimed, and what holds."""
+        if self.kind == "pool":
+            return (
+                f"{self.node} puts {self.uuid} into pool {self.subject}, for which usage is imported; "
+                "it does not count there"
+            )
+        if self.kind == "board":
+            return f"{self.node} reports {self.uuid} beside parts that already make one whole device; it does not count"
+        if self.kind == "holder":
+            return f"{self.node} reports {self.uuid} for {self.subject} and for another holder at once; the first counts"
+        return f"{self.uuid} is reported by {self.holder} and {self.node} at once; it stays with the first"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Everything that the time line of a board follows from, from `since_ms` on.
+
+    `carried` is what is there just before; `former_pools` by accelerator the pools it had until then, in order of time.
+    `imported` has the days on which usage is imported for a pool. Sightings reach back RETURN_MS before `since_ms`.
+    """
+
+    device: str
+    since_ms: int
+    carried: Sequence[Placement]
+    sightings: Iterable[Sighting]
+    stated: Sequence[StatedRow] = ()
+    imported: Mapping[str, Sequence[Period]] = field(default_factory=dict)
+    former_pools: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLine:
+    """The placements of a board from `since_ms` on, by accelerator and time, and the claims that were refused."""
+
+    placements: list[Placement]
+    claims: list[Claim]
+
+
+def place(board: Board) -> TimeLine:
+    """The time line of a board."""
+    sweep = _Sweep(board)
+    sweep.run()
+    placements: list[Placement] = []
+    claims = list(sweep.claims)
+    ordered = sorted(sweep.closed, key=lambda row: (row.accelerator_id, row.in_ms))
+    for accelerator_id, rows in groupby(ordered, key=lambda row: row.accelerator_id):
+        settled, refused = _settle_pools(list(rows), board.imported, board.former_pools.get(accelerator_id, ()))
+        placements += merged(settled)
+        claims += refused
+    return TimeLine(placements, _merged_claims(claims))
+
+
+def merged(rows: Sequence[Placement]) -> list[Placement]:
+    """Rows of one accelerator in order of time, with those that follow each other and say the same as one."""
+    joined: list[Placement] = []
+    for row in rows:
+        if joined and joined[-1].out_ms == row.in_ms and replace(row, in_ms=joined[-1].in_ms, out_ms=None) == replace(
+            joined[-1], out_ms=None
+        ):
+            joined[-1] = replace(joined[-1], out_ms=row.out_ms)
+        else:
+            joined.append(row)
+    return joined
+
+
+@dataclass(slots=True)
+class _There:
+    """A part that is there: its row so far, and until when it has been seen."""
+
+    part: Part
+    row: Placement
+    attributes: Attributes | None
+    seen_until_ms: int = -1
+
+
+class _Sweep:
+    """Takes the events of a board in the order of time and keeps what is there."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.closed: list[Placement] = []
+        self.claims: list[Claim] = []
+        self.there: dict[int, _There] = {}
+        self.sightings = sorted(set(board.sightings), key=lambda one: one.order)
+        self.starts: dict[int, list[int]] = defaultdict(list)
+        self.seen_until: dict[int, int] = {}
+        for one in self.sightings:
+            self.starts[one.node_id].append(one.start_ms)
+        parts = {one.part.accelerator_id: one.part for one in self.sightings}
+        parts |= {row.part.accelerator_id: row.part for row in board.stated}
+        self.stated_parts = {row.part.accelerator_id for row in board.stated}
+        self.device_is_stated = any(row.part.is_device for row in board.stated)
+        for row in board.carried:
+            part = parts.get(row.accelerator_id, Part(row.accelerator_id, "", is_device=False))
+            attributes = Attributes(row.model, "", row.gpu_micro, row.claimed_pool or row.pool, row.attributes_id)
+            self.there[row.accelerator_id] = _There(part, replace(row, in_ms=board.since_ms, out_ms=None), attributes)
+
+    def run(self) -> None:
+        """From `since_ms` to the last event; what is there then stays."""
+        edges = {at for row in self.board.stated for at in (row.in_ms, row.out_ms) if at is not None}
+        moments = sorted({one.start_ms for one in self.sightings} | {at for at in edges if at >= self.board.since_ms})
+        at = 0
+        for moment in moments:
+            end = at
+            while end < len(self.sightings) and self.sightings[end].start_ms == moment:
+                end += 1
+            self._moment(moment, self.sightings[at:end])
+            at = end
+        for entry in self.there.values():
+            self.closed.append(entry.row)
+
+    def _moment(self, at_ms: int, sightings: Sequence[Sighting]) -> None:
+        if at_ms >= self.board.since_ms:
+            self._leave_as_stated(at_ms)
+        fresh = [one for one in sightings if not self._confirms(one)]
+        if at_ms >= self.board.since_ms:
+            self._enter_as_stated(at_ms)
+            for one in fresh:
+                self._see(one)
+                self._note(one)
+
+    def _note(self, one: Sighting) -> None:
+        self.seen_until[one.node_id] = max(self.seen_until.get(one.node_id, 0), one.end_ms)
+
+    def _confirms(self, one: Sighting) -> bool:
+        """Whether a sighting shows what is there already, or is from before the time that is placed here."""
+        if one.start_ms < self.board.since_ms:
+            self._note(one)
+        entry = self.there.get(one.part.accelerator_id)
+        if entry is None or entry.row.node_id not in (None, one.node_id):
+            return False
+        if entry.row.source == SEEN and self._stated_of(one.part):
+            return False
+        if one.attributes is not None and (entry.attributes is None or not _says(entry, one.attributes)):
+            return False
+        entry.seen_until_ms = max(entry.seen_until_ms, one.end_ms)
+        self._note(one)
+        return True
+
+    # stated rows
+
+    def _stated_of(self, part: Part) -> bool:
+        return part.accelerator_id in self.stated_parts or self.device_is_stated
+
+    def _row_for(self, part: Part, at_ms: int) -> StatedRow | None:
+        """The stated row that governs a part at an instant: its own, else its device's."""
+        rows = [row for row in self.board.stated if row.part.accelerator_id == part.accelerator_id]
+        rows = rows or [row for row in self.board.stated if row.part.is_device]
+        ordered = sorted(rows, key=lambda row: (row.in_ms, row.out_ms is None, row.out_ms or 0, row.pool, row.model))
+        return next((row for row in ordered if row.covers(at_ms)), None)
+
+    def _leave_as_stated(self, at_ms: int) -> None:
+        for entry in list(self.there.values()):
+            if not self._stated_of(entry.part):
+                continue
+            row = self._row_for(entry.part, at_ms)
+            if row is None:
+                self._leave(entry.part.accelerator_id, at_ms)
+            elif (row.node_id, row.pool) != (entry.row.node_id, entry.row.pool) or entry.row.source == SEEN:
+                self._put(entry.part, row.node_id, entry.attributes, at_ms, row, entry.seen_until_ms)
+
+    def _enter_as_stated(self, at_ms: int) -> None:
+        for row in self.board.stated:
+            part = row.part
+            if row.in_ms == at_ms and part.is_device and part.accelerator_id not in self.there and not self.there:
+                governing = self._row_for(part, at_ms)
+                if governing is not None:
+                    self._put(part, governing.node_id, None, at_ms, governing, -1)
+
+    # sightings
+
+    def _see(self, one: Sighting) -> None:
+        stated = self._row_for(one.part, one.start_ms)
+        if stated is None and self._stated_of(one.part):
+            return  # the inventory says that it is not there
+        if self._is_refused(one, stated):
+            self._refuse(one, "node", one.node)
+            return
+        if one.attributes is None and one.part.accelerator_id in self.there:
+            self.there[one.part.accelerator_id].seen_until_ms = one.end_ms
+            return
+        if stated is None and any(entry.row.node_id != one.node_id for entry in self.there.values()):
+            for accelerator_id in list(self.there):
+                self._leave(accelerator_id, one.start_ms)  # the board has moved
+        attributes = one.attributes or one.part.known
+        if not self._fits(one.part, attributes.gpu_micro):
+            for accelerator_id, entry in list(self.there.items()):
+                if accelerator_id != one.part.accelerator_id and entry.seen_until_ms <= one.start_ms:
+                    self._leave(accelerator_id, one.start_ms)
+            if not self._fits(one.part, attributes.gpu_micro):
+                self._refuse(one, "board", self.board.device)
+                return
+        node_id = one.node_id if stated is None or stated.node_id is None else stated.node_id
+        self._put(one.part, node_id, attributes, one.start_ms, stated, one.end_ms)
+
+    def _is_refused(self, one: Sighting, stated: StatedRow | None) -> bool:
+        """Whether another node has the device at the time of this sighting."""
+        if stated is not None:
+            return stated.node_id not in (None, one.node_id)
+        holders = {entry.row.node_id for entry in self.there.values()} - {None, one.node_id}
+        for holder in holders:
+            until = self.seen_until.get(holder or 0, -1)
+            starts = self.starts.get(holder or 0, [])
+            following = starts[bisect_left(starts, one.start_ms) :][:1]
+            returns = bool(following) and following[0] <= one.end_ms + RETURN_MS
+            if until > one.start_ms or (until >= one.start_ms - RETURN_MS and returns):
+                return True
+        return False
+
+    def _fits(self, part: Part, gpu_micro: int) -> bool:
+        others = (entry.row.gpu_micro for key, entry in self.there.items() if key != part.accelerator_id)
+        return gpu_micro + sum(others) <= GPU_MICRO
+
+    def _refuse(self, one: Sighting, kind: str, subject: str) -> None:
+        claim = Claim(one.part.accelerator_id, one.node_id, kind, subject, one.start_ms, one.end_ms)
+        self.claims.append(claim)
+
+    # rows
+
+    def _leave(self, accelerator_id: int, at_ms: int) -> None:
+        row = self.there.pop(accelerator_id).row
+        if row.in_ms < at_ms:
+            self.closed.append(replace(row, out_ms=at_ms))
+
+    def _put(
+        self,
+        part: Part,
+        node_id: int | None,
+        attributes: Attributes | None,
+        at_ms: int,
+        stated: StatedRow | None,
+        seen_until_ms: int,
+    ) -> None:
+        if part.accelerator_id in self.there:
+            self._leave(part.accelerator_id, at_ms)
+        said = attributes or replace(part.known, gpu_micro=GPU_MICRO, id=0)
+        claimed = said.pool or DEFAULT_POOL
+        row = Placement(
+            accelerator_id=part.accelerator_id,
+            node_id=node_id,
+            pool=claimed if stated is None else stated.pool,
+            model=said.model if stated is None or not stated.model else stated.model,
+            gpu_micro=said.gpu_micro,
+            in_ms=at_ms,
+            out_ms=None,
+            source=SEEN if stated is None else STATED,
+            attributes_id=said.id,
+            claimed_pool=claimed,
+        )
+        self.there[part.accelerator_id] = _There(part, row, attributes, seen_until_ms)
+
+
+def _says(entry: _There, attributes: Attributes) -> bool:
+    """Whether what is there was reported with the same words."""
+    known = entry.attributes
+    if known is None:
+        return False
+    if known.id and attributes.id:
+        return known.id == attributes.id
+    return (known.model, known.gpu_micro, known.pool or DEFAULT_POOL) == (
+        attributes.model, attributes.gpu_micro, attributes.pool or DEFAULT_POOL
+    )
+
+
+def _settle_pools(
+    rows: Sequence[Placement], imported: Mapping[str, Sequence[Period]], former: Sequence[str]
+) -> tuple[list[Placement], list[Claim]]:
+    """The rows of one accelerator in the pools that hold, cut where usage is imported for a claimed one."""
+    settled: list[Placement] = []
+    claims: list[Claim] = []
+    pools = list(former)
+    for row in rows:
+        days = imported.get(row.claimed_pool, ()) if row.source == SEEN else ()
+        other = next((pool for pool in reversed(pools) if pool != row.claimed_pool), DEFAULT_POOL)
+        other = other if row.claimed_pool != DEFAULT_POOL else DEFAULT_POOL
+        for part, is_imported in _cut(row, days):
+            pool = other if is_imported else row.claimed_pool if row.source == SEEN else row.pool
+            settled.append(replace(part, pool=pool))
+            if is_imported and other != row.claimed_pool:
+                last_ms = part.in_ms if part.out_ms is None else part.out_ms
+                claims.append(
+                    Claim(row.accelerator_id, row.node_id or 0, "pool", row.claimed_pool, part.in_ms, last_ms)
+                )
+            pools.append(pool)
+    return settled, claims
+
+
+def _cut(row: Placement, days: Sequence[Period]) -> list[tuple[Placement, bool]]:
+    """A row cut at the edges of some periods, with whether each part lies in one."""
+    parts: list[tuple[Placement, bool]] = []
+    cursor = row.in_ms
+    for day in days:
+        if day.end_ms <= cursor:
+            continue
+        if row.out_ms is not None and day.start_ms >= row.out_ms:
+            break
+        if day.start_ms > cursor:
+            parts.append((replace(row, in_ms=cursor, out_ms=day.start_ms), False))
+        cursor = max(cursor, day.start_ms)
+        end_ms = day.end_ms if row.out_ms is None else min(day.end_ms, row.out_ms)
+        parts.append((replace(row, in_ms=cursor, out_ms=end_ms), True))
+        cursor = end_ms
+    if row.out_ms is None or cursor < row.out_ms:
+        parts.append((replace(row, in_ms=cursor), False))
+    return parts
+
+
+def _merged_claims(claims: Iterable[Claim]) -> list[Claim]:
+    """One claim for each accelerator, node, kind and subject, from the first to the last time."""
+    found: dict[tuple[int, int, str, str], Claim] = {}
+    for one in claims:
+        key = (one.accelerator_id, one.node_id, one.kind, one.subject)
+        old = found.get(key, one)
+        found[key] = replace(
+            one, first_ms=min(old.first_ms, one.first_ms), last_ms=max(old.last_ms, one.last_ms)
+        )
+    return [found[key] for key in sorted(found)]

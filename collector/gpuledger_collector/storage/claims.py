@@ -1,0 +1,70 @@
+"""Refused claims in Postgres: what somebody said that would have changed what somebody else pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.placement import Claim, RefusedClaim
+from gpuledger_collector.accounting.usage import Contradiction
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_NAMED = """
+    SELECT a.uuid, n.name, c.kind, c.subject, coalesce(h.name, ''), c.first_ms, c.last_ms
+    FROM claim c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id
+    LEFT JOIN LATERAL (
+        SELECT m.name FROM capacity p JOIN node m ON m.id = p.node_id WHERE p.accelerator_id = c.accelerator_id
+            AND p.in_ms < c.last_ms ORDER BY p.in_ms DESC LIMIT 1
+    ) h ON true
+"""
+
+
+def keep(connection: Connection, refused: Sequence[Claim]) -> None:
+    """Keep claims that were refused, each from its first to its last time."""
+    for one in refused:
+        connection.execute(
+            "INSERT INTO claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
+            "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (accelerator_id, node_id, kind, subject) DO UPDATE SET "
+            "first_ms = least(old.first_ms, excluded.first_ms), last_ms = greatest(old.last_ms, excluded.last_ms)",
+            (one.accelerator_id, one.node_id, one.kind, one.subject, one.first_ms, one.last_ms),
+        )
+
+
+def keep_contradictions(connection: Connection, found: Sequence[Contradiction]) -> None:
+    """Keep that a node reported held time for other holders as well; the first keeps the time."""
+    if not found:
+        return
+    names: dict[int, str] = dict(
+        connection.execute(
+            "SELECT id, key FROM workload WHERE id = ANY(%s)", ([one.workload_id for one in found],)
+        ).fetchall()
+    )
+    keep(
+        connection,
+        [
+            Claim(one.accelerator_id, one.node_id, "holder", names.get(one.workload_id, ""), one.start_ms, one.end_ms)
+            for one in found
+        ],
+    )
+
+
+def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
+    """Claims of time in a period of which no inventory says who is right."""
+    rows = connection.execute(
+        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS (SELECT FROM inventory "
+        "i WHERE i.accelerator_id = c.accelerator_id AND i.in_ms < c.last_ms AND (i.out_ms IS NULL OR "
+        "i.out_ms > c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
+        (period.end_ms, period.start_ms),
+    )
+    return [RefusedClaim(*row) for row in rows]
+
+
+def since(connection: Connection, at_ms: int, limit: int) -> list[RefusedClaim]:
+    """Claims that reach beyond an instant, the latest first."""
+    rows = connection.execute(
+        f"{_NAMED} WHERE c.last_ms >= %s ORDER BY c.last_ms DESC, a.uuid, c.kind LIMIT %s", (at_ms, limit)
+    )
+    return [RefusedClaim(*row) for row in rows]
