@@ -42,15 +42,24 @@ class Placed(Protocol):
     """A row of the inventory time line, as storage has it."""
 
     @property
-    def node_id(self) -> int | None: ...
+    def node_id(self) -> int | None:
+        """Where it is; None: on no node that is known."""
+
     @property
-    def attributes_id(self) -> int: ...
+    def attributes_id(self) -> int:
+        """What was reported of it; 0: nothing."""
+
     @property
-    def in_ms(self) -> int: ...
+    def in_ms(self) -> int:
+        """Since when."""
+
     @property
-    def out_ms(self) -> int | None: ...
+    def out_ms(self) -> int | None:
+        """Until when; None: it is still there."""
+
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """agent, or import: stated by an inventory file."""
 
 
 Settle = Callable[[Connection, Iterable[int], int], Mapping[int, Placed]]

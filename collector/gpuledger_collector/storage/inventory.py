@@ -43,6 +43,10 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
     nodes = _nodes(connection, sorted({row.node for row in rows}), now)
     accelerators = _accelerators(connection, stays)
     known = _known(connection, list(accelerators.values()))
+    there = connection.execute(
+        "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)", (list(accelerators.values()),)
+    )
+    placed = {number for (number,) in there.fetchall()}
     counts = {"added": 0, "updated": 0, "unchanged": 0}
     changed: list[int] = []
     for uuid, wanted in stays.items():
@@ -52,7 +56,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
         if new == old:
             counts["unchanged"] += len(wanted)
             continue
-        counts["updated" if old else "added"] += len(wanted)
+        counts["updated" if old or accelerator_id in placed else "added"] += len(wanted)
         changed.append(accelerator_id)
         connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
         for node_id, pool, model, in_ms, out_ms in new:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.storage import audit, usage
@@ -141,9 +141,7 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
     if not changed:
         return 0
     bounds = {price.effective_from_ms for price in changed} | {price.effective_to_ms for price in changed}
-    usage.mark_cut_hours(
-        connection, sorted({at - at % HOUR_MS for at in bounds if at is not None and at % HOUR_MS != 0})
-    )
+    usage.mark_cuts(connection, [at for at in bounds if at is not None])
     first = min(price.effective_from_ms for price in changed)
     last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
     return mark_days_with_evidence(connection, first, min(last, now_ms))
