@@ -195,8 +195,10 @@ def merged(rows: Sequence[Placement]) -> list[Placement]:
     """Rows of one accelerator in order of time, with those that follow each other and say the same as one."""
     joined: list[Placement] = []
     for row in rows:
-        if joined and joined[-1].out_ms == row.in_ms and replace(row, in_ms=joined[-1].in_ms, out_ms=None) == replace(
-            joined[-1], out_ms=None
+        if (
+            joined
+            and joined[-1].out_ms == row.in_ms
+            and replace(row, in_ms=joined[-1].in_ms, out_ms=None) == replace(joined[-1], out_ms=None)
         ):
             joined[-1] = replace(joined[-1], out_ms=row.out_ms)
         else:
@@ -416,7 +418,9 @@ def _says(entry: _There, attributes: Attributes) -> bool:
     if known.id and attributes.id:
         return known.id == attributes.id
     return (known.model, known.gpu_micro, known.pool or DEFAULT_POOL) == (
-        attributes.model, attributes.gpu_micro, attributes.pool or DEFAULT_POOL
+        attributes.model,
+        attributes.gpu_micro,
+        attributes.pool or DEFAULT_POOL,
     )
 
 
@@ -469,7 +473,5 @@ def _merged_claims(claims: Iterable[Claim]) -> list[Claim]:
     for one in claims:
         key = (one.accelerator_id, one.node_id, one.kind, one.subject)
         old = found.get(key, one)
-        found[key] = replace(
-            one, first_ms=min(old.first_ms, one.first_ms), last_ms=max(old.last_ms, one.last_ms)
-        )
+        found[key] = replace(one, first_ms=min(old.first_ms, one.first_ms), last_ms=max(old.last_ms, one.last_ms))
     return [found[key] for key in sorted(found)]

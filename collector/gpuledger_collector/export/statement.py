@@ -76,7 +76,8 @@ def as_html(made: Statement) -> str:
         contested=[_contested(one) for one in made.contested],
         marks={one.job: "contested" for one in made.contested if one.job is not None},
         trust=trust(made.proofs, made.calendar),
-        made_at=format_instant(made.made_ms - made.made_ms % 1000),
+        # The statement of a closed month is the same bytes whenever it is made.
+        made_at=None if made.closed else format_instant(made.made_ms - made.made_ms % 1000),
     )
 
 

@@ -39,8 +39,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids of all that some batches name: nodes by name, accelerators by uuid, workloads by key, attributes by content.
-    """
+    """Ids of all that some batches name: nodes by name, accelerators by uuid, workloads by key, attributes by content."""
 
     nodes: dict[str, int]
     accelerators: dict[str, int]
@@ -132,9 +131,7 @@ class Directory:
             return None
         if accelerators.state is not self._state or workloads.state is not self._state:
             return None
-        return Numbered(
-            batch, node.id, accelerators.ids, workloads.ids, accelerators.attributes, workloads.attributes
-        )
+        return Numbered(batch, node.id, accelerators.ids, workloads.ids, accelerators.attributes, workloads.attributes)
 
     def _keep(self, batches: Sequence[Accepted], state: object) -> None:
         """Keep with the lists of these batches the ids of what they name, where what is known is what they say."""

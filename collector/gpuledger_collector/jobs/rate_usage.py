@@ -195,9 +195,7 @@ def _inside(
     return found
 
 
-def imported_beside(
-    unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int
-) -> list[ImportedUsage]:
+def imported_beside(unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int) -> list[ImportedUsage]:
     """Imported usage of a day, less the time of accelerators that were seen in its pools."""
     imported = unit.imported(day)
     pools = {usage.pool for usage in imported}

@@ -136,9 +136,7 @@ def _sightings(connection: Connection, parts: _Parts, from_ms: int) -> dict[str,
     found: dict[str, list[Sighting]] = defaultdict(list)
     for number, start_ms, end_ms, node, node_id, attributes_id, model, mig, micro, pool in rows:
         said = None if attributes_id is None else Attributes(model, mig, micro, pool, attributes_id)
-        found[parts.device_of[number]].append(
-            Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], said)
-        )
+        found[parts.device_of[number]].append(Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], said))
     return found
 
 
@@ -200,8 +198,17 @@ def _write(connection: Connection, number: int, old: Sequence[Placement], new: S
         connection.execute(
             "INSERT INTO capacity (accelerator_id, node_id, pool, gpu_model, gpu_micro, in_ms, out_ms, source, "
             "accelerator_attributes_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            (number, row.node_id, row.pool, row.model, row.gpu_micro, row.in_ms, row.out_ms, row.source,
-             row.attributes_id or None),
+            (
+                number,
+                row.node_id,
+                row.pool,
+                row.model,
+                row.gpu_micro,
+                row.in_ms,
+                row.out_ms,
+                row.source,
+                row.attributes_id or None,
+            ),
         )
     changed = changes(old, new)
     if changed:
