@@ -287,6 +287,9 @@ class Unit(Protocol):
     def closed_periods(self) -> Sequence[ClosedPeriod]:
         """Every closed period, by time."""
 
+    def marked_closed_periods(self) -> Sequence[Period]:
+        """Closed periods with a mark on an hour or a day, by time."""
+
     def billed(self, day_ms: int) -> Sequence[Charge]:
         """What a day has been charged so far: its closed lines and every correction of it."""
 

@@ -1,6 +1,7 @@
 """Closing a month: sealed by the database, exported the same ever after, amended by corrections alone."""
 
 import csv
+import datetime as dt
 import io
 import json
 from decimal import Decimal
@@ -12,6 +13,7 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.reconcile import reconcile
+from gpuledger_collector.storage.ledgers import Ledger
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 LATER = ("--from", "2025-11-01", "--to", "2027-12-01")
@@ -245,3 +247,76 @@ def test_a_month_of_which_nothing_has_a_price_is_closed_without_an_invoice(fleet
     assert (code, err) == (0, "")
     assert "24.000000 GPU-hours in 2 lines" in out
     assert fleet.rows("SELECT * FROM invoice") == []
+
+
+@pytest.fixture
+def late(furnished, run):
+    """October is closed, November has an hour of its own, and an hour of October came after the close."""
+    furnished.capacity(3, 31 * DAY, 31 * DAY + 2 * HOUR)
+    furnished.evidence([Held(3, 4, 31 * DAY, 31 * DAY + 2 * HOUR)])
+    assert run("close", "--period", "2025-10")[0] == 0
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    return furnished
+
+
+def at(monkeypatch, instant):
+    """Set the clock of the command."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromisoformat(instant))
+
+
+NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")
+DECEMBER = ("--from", "2025-12-01", "--to", "2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("chargeback", *DECEMBER, "--format", "csv"), "2.33"),
+        (("chargeback", *DECEMBER, "--format", "focus"), "Correction"),
+        (("statement", "--owner", "team-1", "--period", "2025-12", "-o", "page.html"), "2.33"),
+    ],
+)
+def test_a_report_has_what_is_booked_in_its_period_whoever_looked_before(
+    late, run, monkeypatch, tmp_path, command, words
+):
+    """Late evidence of October is a correction of December, without anybody asking for October first."""
+    monkeypatch.chdir(tmp_path)
+    at(monkeypatch, "2025-12-20T12:00:00+00:00")
+    code, told, wrong = run(*command)
+    assert code == 0, wrong
+    page = tmp_path / "page.html"
+    assert words in (page.read_text() if page.exists() else told)
+    assert late.rows("SELECT count(*) FROM correction") == [(2,)]
+
+
+def test_a_report_of_another_period_books_nothing(late, run, monkeypatch):
+    """A correction is booked on the day on which it is found: it is no part of a month that is over, nor of October."""
+    at(monkeypatch, "2025-12-02T12:00:00+00:00")
+    assert "2.33" not in run("chargeback", *NOVEMBER, "--format", "csv")[1]
+    assert late.rows("SELECT count(*) FROM correction") == [(0,)]
+
+
+def test_a_close_takes_along_what_came_late_of_closed_months(late, run, monkeypatch):
+    """Without a server that rates all the time: what waits is booked on the last day of the month that is closed."""
+    at(monkeypatch, "2025-12-02T12:00:00+00:00")
+    code, text, wrong = run("close", "--period", "2025-11", "--format", "json")
+    assert code == 0, wrong
+    receipt = json.loads(text)
+    assert receipt["corrections"]["lines"] == 2
+    assert {one["owner"]: one["amount"] for one in receipt["invoices"]}["team-1"] == "7.00"
+    assert late.rows("SELECT count(*) FROM dirty_hour") == [(0,)]
+    last, found = 1_764_460_800_000, int(dt.datetime(2025, 12, 2, 12, tzinfo=dt.UTC).timestamp() * 1000)
+    assert set(late.rows("SELECT booked_day_ms, recorded_ms FROM correction")) == {(last, found)}
+
+
+def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run, ledger, monkeypatch):
+    """A look at the marks of closed months, at those of the period and at its days: three units of work, no more."""
+    run("close", "--period", "2025-10")
+    units = []
+    opened = Ledger.unit
+    monkeypatch.setattr(Ledger, "unit", lambda self, **more: units.append(1) or opened(self, **more))
+    later = Period(month("2025-10").end_ms, month("2025-11").end_ms)
+    bring_up_to_date(ledger, later, NOW_MS)
+    assert len(units) == 3
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    assert bring_up_to_date(ledger, later, NOW_MS) == 1
