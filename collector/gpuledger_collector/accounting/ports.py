@@ -128,6 +128,8 @@ class ChargedLine:
     energy_mj: int | None
     list_cost_micro: int | None = None
     contracted_cost_micro: int | None = None
+    correction_of: str = ""
+    """The closed month that it amends, where a report keeps corrections apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[P
 
 
 def booking_day(unit: Unit, at_ms: int) -> int:
-    """The day on which a correction of an instant is booked: that of the instant, or the first after all closed ones."""
+    """The day on which a correction is booked: that of an instant, or the first day after all closed ones."""
     return max([unit.calendar().day_of(at_ms).start_ms, *(one.period.end_ms for one in unit.closed_periods())])
 
 

@@ -4,6 +4,7 @@ import csv
 import datetime as dt
 import io
 import json
+import re
 from decimal import Decimal
 
 import psycopg
@@ -320,3 +321,31 @@ def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run
     assert len(units) == 3
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
     assert bring_up_to_date(ledger, later, NOW_MS) == 1
+
+
+def test_no_row_of_a_team_shows_negative_time(furnished, run, monkeypatch):
+    """What a correction takes back stands in a row that names the month it corrects; the rows add up to the total."""
+    assert run("close", "--period", "2025-10")[0] == 0
+    furnished.capacity(3, 31 * DAY, 31 * DAY + HOUR)
+    furnished.evidence([Held(3, 1, 31 * DAY, 31 * DAY + HOUR)])
+    furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
+    furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
+    at(monkeypatch, "2025-11-20T12:00:00+00:00")
+    rows = list(csv.DictReader(io.StringIO(run("chargeback", *NOVEMBER, "--format", "csv")[1])))
+    shown = {(row["team"], row["correction_of"]): row["gpu_hours"] for row in rows}
+    assert shown == {
+        ("team-1", ""): "1.000000",
+        ("team-0", "2025-10"): "1.000000",
+        ("(unobserved)", "2025-10"): "-1.000000",
+        ("team-2", "2025-10"): "-2.000000",
+        ("other", "2025-10"): "2.000000",
+    }
+    report = json.loads(run("chargeback", *NOVEMBER, "--format", "json")[1])
+    assert {(row["team"], row["correction_of"]) for row in report["rows"]} == {
+        (team, month or None) for team, month in shown
+    }
+    (total,) = report["totals"]
+    assert sum(Decimal(row["cost"]) for row in rows) == Decimal(total["cost"]) == Decimal("2.33")
+    table = run("chargeback", *NOVEMBER)[1]
+    assert "correction_of" in table
+    assert re.search(r"team-2 +-2.000000 .*2025-10", table)
