@@ -55,8 +55,9 @@ _CHARGE_DIMENSIONS = {
 }
 
 
-_AMENDS = "(SELECT name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms)"
-"""The closed month of a correction: only closed days have any."""
+_AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
+    to_char(to_timestamp(day_ms / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM'))"""
+"""The closed month that a correction amends."""
 
 
 def charged_lines(
