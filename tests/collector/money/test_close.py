@@ -12,6 +12,7 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
+from gpuledger_collector.api.statements import statement_of
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.reconcile import reconcile
 from gpuledger_collector.storage.ledgers import Ledger
@@ -349,3 +350,21 @@ def test_no_row_of_a_team_shows_negative_time(furnished, run, monkeypatch):
     table = run("chargeback", *NOVEMBER)[1]
     assert "correction_of" in table
     assert re.search(r"team-2 +-2.000000 .*2025-10", table)
+
+
+def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnished, run, ledger):
+    """Team-2 loses two hours of October in November, in which it held one: that hour stands alone."""
+    assert run("close", "--period", "2025-10")[0] == 0
+    furnished.capacity(3, 31 * DAY, 31 * DAY + HOUR)
+    furnished.evidence([Held(3, 5, 31 * DAY, 31 * DAY + HOUR)])
+    furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
+    furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
+    bring_up_to_date(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
+    with ledger.connect() as connection:
+        (section,) = statement_of(connection, "team", "team-2", "2025-11", NOW_MS).sections
+    assert section.row.gpu_ns < 0 < section.held_ns == HOUR * 1_000_000
+    for table in (section.jobs, section.models, section.below):
+        assert any(one.gpu_ns < 0 for one in table)
+        assert all(one.gpu_ns > 0 or one.label[-1] == "correction of 2025-10" for one in table)
+        assert sum(one.cost_minor for one in table) == section.row.cost_minor
+    assert ("5", "", "team-2", "NVIDIA H100 80GB HBM3") in {one.label for one in section.jobs}
