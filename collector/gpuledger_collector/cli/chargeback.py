@@ -107,7 +107,7 @@ def chargeback(
         with ledger.connect() as connection:
             snapshot(connection)
             aside = beside(connection, days, names, now_ms)
-            made = report(reports.charged_lines(connection, days, names), names, aside)
+            made = report(reports.charged_lines(connection, days, names, apart=True), names, aside)
             notes = _notes(connection, days, now_ms, made)
             if currency:
                 made = _in_currency(connection, days, names, currency, now_ms, notes)
@@ -140,7 +140,7 @@ def _in_currency(
                f"{', '.join(known) or 'none'} (gpuledger apply)")  # fmt: skip
     exchange = Exchange(rates, currency, zones.calendar(connection))
     parts = [
-        (span, reports.charged_lines(connection, span, names), beside(connection, span, names, now_ms))
+        (span, reports.charged_lines(connection, span, names, apart=True), beside(connection, span, names, now_ms))
         for span in exchange.spans(period)
     ]
     made = view(parts, names, exchange)

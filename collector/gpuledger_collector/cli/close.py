@@ -55,7 +55,7 @@ def close(
     """Close a month: its charges do not change any more, its invoices are booked in cents, and a receipt seals it.
 
     Ends with 1, and closes nothing, when the month is not over, its proof does not hold or usage has no price. What is
-    found later is booked as a correction in an open month.
+    found later is booked as a correction in an open month; what was found of months closed before is in this one.
     """
     from gpuledger_collector.accounting.tags import LEVELS
 
@@ -78,7 +78,8 @@ def close(
             asked = zones.in_zone(connection, asked)
         if now_ms >= asked.end_ms:
             with bar("rating") as on_day:
-                bring_up_to_date(ledger, asked, now_ms, on_day)
+                # What waits of closed months is booked in this one as long as it is open.
+                bring_up_to_date(ledger, asked, now_ms, on_day, asked.end_ms - 1)
         try:
             with ledger.unit(audited=True) as unit:
                 made = close_period(unit, period, asked, level, by or _user(), now_ms, unpriced=unpriced, dry=dry)

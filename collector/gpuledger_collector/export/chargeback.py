@@ -88,7 +88,9 @@ def as_table(report: Report, width: int | None) -> str:
         table.add_column(name, overflow="fold")
     columns = [*MEASURES, *_shown_beside(report)]
     for name in columns:
-        table.add_column(name, justify="left" if name in {"currency", EXCHANGE} else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in {"currency", "correction_of", EXCHANGE} else "right", no_wrap=True
+        )
     for row in report.rows:
         table.add_row(*(Text(cell) for cell in [*row.keys, *_cells(row, columns)]))
     table.add_section()

@@ -307,6 +307,10 @@ class LedgerUnit:
         """Every closed period, by time."""
         return periods.closed(self.connection)
 
+    def marked_closed_periods(self) -> Sequence[Period]:
+        """Closed periods with a mark on an hour or a day, by time."""
+        return periods.marked(self.connection)
+
     def billed(self, day_ms: int) -> Sequence[Charge]:
         """What a day has been charged so far: its closed lines and every correction of it."""
         return [one.charge for one in reports.billed(self.connection, day_ms)]

@@ -6,6 +6,7 @@ A part belongs to the period that bills it, as in the chargeback: days of the pe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -77,21 +78,22 @@ def workloads(connection: Connection, level: str, owner: str, period: Period) ->
     rows = connection.execute(
         f"""
         WITH mine AS MATERIALIZED (
-            SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, {_SUMS}
-            FROM ({lines}) l WHERE l.state = 'held' AND {{belongs}} GROUP BY 1, 2, 3, 4
+            SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, coalesce((SELECT p.name FROM billing_period p
+                WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
+            FROM ({lines}) l WHERE l.state = 'held' AND {{belongs}} GROUP BY 1, 2, 3, 4, 5
         )
         SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id,
                 '(unknown)'),
             coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
-            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, {_SUMS}
+            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, l.correction_of, {_SUMS}
         FROM mine l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
-        GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+        GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
         """.format(belongs=f"(l.owner_id IN ({ids}){_nobody(owner)})"),
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
-    return [Job(*row[:5], *_integers(row[5:])) for row in rows]
+    return [replace(Job(*row[:5], *_integers(row[6:])), correction_of=row[5]) for row in rows]
 
 
 def _nobody(owner: str) -> str:

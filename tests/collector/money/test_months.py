@@ -135,8 +135,9 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
         == rated.rows("SELECT sum(gpu_ns), sum(cost_micro) FROM ledger_day WHERE day_ms < %s", NOVEMBER)[0]
     )
     assert asked(rated, MONTHS[1]) == from_days(rated, MONTHS[1])
+    query = reports._MONTH_OR_DAYS.format(own="l.owner_id, l.state, l.currency", amends="''")
     plan = "\n".join(row[0] for row in rated.rows(
-        f"EXPLAIN (ANALYZE, TIMING OFF) {reports._MONTH_OR_DAYS.format(own='l.owner_id, l.state, l.currency')}"
+        f"EXPLAIN (ANALYZE, TIMING OFF) {query}"
         .replace("%(start)s", str(OCTOBER)).replace("%(end)s", str(NOVEMBER))
     ))  # fmt: skip
     days = plan[plan.index("ledger_day_day_ms") if "ledger_day_day_ms" in plan else plan.index("on ledger_day") :]

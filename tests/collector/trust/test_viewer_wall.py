@@ -73,7 +73,9 @@ def sabotaged(monkeypatch):
     monkeypatch.setattr(Principal, "may_read_all", anybody)
     monkeypatch.setattr(Principal, "may_administer", anybody)
     for module in (reads, pages):
-        monkeypatch.setattr(module, "lines_of", lambda connection, period, names, _: listed(connection, period, names))
+        monkeypatch.setattr(
+            module, "lines_of", lambda connection, period, names, _, **more: listed(connection, period, names, **more)
+        )
     monkeypatch.setattr(runs.runs, "listed", lambda connection, period, _owner, *more: whole(connection, period, {}))
     monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
     monkeypatch.setattr(beside, "_seen", lambda *_: True)
