@@ -39,7 +39,7 @@ def test_other_names_are_free(name):
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_level_of_an_owner_is_a_row_of_the_reports(name, level):
     """Written as a tag, as the unix user or filled in by a rule: the time stays that of an owner of its own."""
-    by_tag = Attribution().owner_of(facts(**{level: name}), 0).level(level)
+    by_tag = Attribution().owner_of(WorkloadFacts(1, "slurm", None, None, None, {level: name}), 0).level(level)
     assert by_tag == f"tag:{name.strip()}"
     assert Attribution().owner_of(facts(user=name), 0).user == f"tag:{name}"
     filled = Attribution([Rule(1, "", 1, {"account": "*"}, {level: "{account}"})])

@@ -42,6 +42,7 @@ from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.delivery import Rules
 from gpuledger_collector.accounting.exchange import ExchangeRate
+from gpuledger_collector.accounting.names import escaped, reserved_message
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
@@ -110,10 +111,8 @@ def read_declared(path: Path) -> Declared:
         rows = _rows(path, text, content, "rule", RULE_KEYS, declared.problems)
         made = (_rule(row, given, position) for position, (row, given) in enumerate(rows, 1))
         declared.rules = [rule for rule in made if rule is not None]
-    for row, _ in _rows(path, text, content, "price", PRICE_KEYS, declared.problems):
-        price = prices.read_price(row)
-        if price is not None:
-            declared.prices.append(price)
+    given = _rows(path, text, content, "price", PRICE_KEYS, declared.problems)
+    declared.prices = prices.read_once(row for row, _ in given)
     if "budget" in content:
         rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
         declared.budgets = budgets.read_budgets(rows)
@@ -227,6 +226,9 @@ def _rule(row: RowReader, given: Mapping[str, Any], position: int) -> Rule | Non
             near = get_close_matches(level, LEVELS, 1)
             hint = f"is it {near[0]!r}?" if near else f"levels are {', '.join(LEVELS)}"
             row.refuse("assign", "bad_level", f"{level!r} is no level of the owner tree; {hint}")
+    for owner in assign.values():
+        if escaped(owner) != owner:
+            row.refuse("assign", "reserved_name", reserved_message(owner))
     if not assign and not row.bad:
         row.refuse("assign", "empty", "assigns nothing")
     starts, ends = row.instant("effective_from", dates=True), row.instant("effective_to", dates=True)
