@@ -10,10 +10,19 @@ from gpuledger_collector.accounting.names import escaped, is_reserved
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import STATES
 
-ROWS = [f"({name})" for name in (*STATES, COMMITMENT_UNUSED, "unattributed", "unpriced", "unshared", "stranded", "total",
-                                 "corrections", "correction")]  # fmt: skip
-LOOKALIKES = (" (Unpriced) ", "(UNALLOCATED)", "\uff08unallocated\uff09", "\u207dtotal\u207e", "(total)\u200b",
-              "\u2060(total)", "\u00ad(total)\ufe0f", "()", "(anything at all)")  # fmt: skip
+OTHER_ROWS = ("unattributed", "unpriced", "unshared", "stranded", "total", "corrections", "correction")
+ROWS = [f"({name})" for name in (*STATES, COMMITMENT_UNUSED, *OTHER_ROWS)]
+LOOKALIKES = (
+    " (Unpriced) ",
+    "(UNALLOCATED)",
+    "\uff08unallocated\uff09",
+    "\u207dtotal\u207e",
+    "(total)\u200b",
+    "\u2060(total)",
+    "\u00ad(total)\ufe0f",
+    "()",
+    "(anything at all)",
+)
 names = st.lists(st.sampled_from(["(", ")", "tag:", " ", "x", "\uff08", "\uff09", "\u200b", "total"]), max_size=6).map(
     "".join
 )

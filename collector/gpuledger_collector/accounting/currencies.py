@@ -22,11 +22,10 @@ _CODES = {
 MINOR_DIGITS: Mapping[str, int] = {code: digits for digits, codes in _CODES.items() for code in codes.split()}
 """Decimal places of the minor unit, by code."""
 _COMMON = ("USD", "EUR", "GBP", "JPY", "CNY", "CHF", "INR", "KRW", "CAD", "AUD", "SEK", "SGD")
-_OTHERWISE = {
-    "$": "USD", "US$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "RMB": "CNY", "CNH": "CNY",
-    "ANG": "XCG", "BGN": "EUR", "CUC": "CUP", "HRK": "EUR", "SLL": "SLE", "VEF": "VES", "ZWL": "ZWG",
-}  # fmt: skip
-"""Signs, and codes that were withdrawn lately or are no ISO codes, with the code that people mean by them."""
+_WITHDRAWN = {"ANG": "XCG", "BGN": "EUR", "CUC": "CUP", "HRK": "EUR", "SLL": "SLE", "VEF": "VES", "ZWL": "ZWG"}
+"""Codes that left the list since 2018, with the code that came instead."""
+_SIGNS = {"$": "USD", "US$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "RMB": "CNY", "CNH": "CNY"}
+"""What people write that is no code."""
 
 
 def is_currency(code: str) -> bool:
@@ -34,11 +33,16 @@ def is_currency(code: str) -> bool:
     return code in MINOR_DIGITS
 
 
+def was_currency(code: str) -> bool:
+    """Whether it is a code of the list, or was one lately: for files that others made of earlier months."""
+    return code in MINOR_DIGITS or code in _WITHDRAWN
+
+
 def currency_problem(code: str) -> str | None:
     """Why it is no currency, with the nearest that is; None when it is one."""
     if is_currency(code):
         return None
     wanted = code.strip().upper()
-    near = [_OTHERWISE[wanted]] if wanted in _OTHERWISE else [wanted] if is_currency(wanted) else []
-    near = near or get_close_matches(wanted, _COMMON, 1) or get_close_matches(wanted, MINOR_DIGITS, 1)
+    meant = _WITHDRAWN.get(wanted) or _SIGNS.get(wanted) or (wanted if is_currency(wanted) else None)
+    near = [meant] if meant else get_close_matches(wanted, _COMMON, 1) or get_close_matches(wanted, MINOR_DIGITS, 1)
     return f"{code!r} is not an ISO 4217 code" + (f"; is it {near[0]!r}?" if near else " such as USD")

@@ -79,7 +79,7 @@ def month(text: str) -> Period:
     if not re.fullmatch(r"\d{4}-\d{2}", text):
         raise ValueError(f"{text!r} is not a month; write it as 2026-10")
     year, number = int(text[:4]), int(text[5:])
-    if not 1 <= number <= 12:
+    if not 1 <= number <= 12 or year < 1:
         raise ValueError(f"{text!r} is not a month; write it as 2026-10")
     if not 1900 <= year < 2200:
         raise ValueError(f"{text!r} lies outside the years 1900 to 2200")

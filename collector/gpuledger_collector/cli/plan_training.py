@@ -344,6 +344,7 @@ def _first_day(text: str | None, today: dt.date) -> dt.date:
 
 
 def _levels(owner: str | None) -> dict[str, str]:
+    from gpuledger_collector.accounting.names import is_reserved, reserved_message
     from gpuledger_collector.accounting.tags import LEVELS
 
     if owner is None:
@@ -353,5 +354,7 @@ def _levels(owner: str | None) -> dict[str, str]:
         level, separator, value = part.strip().partition("=")
         if not separator or level not in LEVELS or not value.strip():
             refuse(f"--owner: {part.strip()!r} is not LEVEL=NAME with one of {', '.join(LEVELS)}")
+        if is_reserved(value):
+            refuse(f"--owner: {reserved_message(value)}")
         levels[level] = value.strip()
     return levels

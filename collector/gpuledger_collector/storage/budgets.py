@@ -278,7 +278,8 @@ class WatchUnit:
         where, values = _of(budget)
         rows = self.connection.execute(
             f"""
-            SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''), coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
+            SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
+                coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
                 sum(l.gpu_ns), sum(l.cost_micro)
             FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
             WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}

@@ -70,8 +70,12 @@ def test_prices_may_lie_ahead_but_not_before_2000(run, written, fleet) -> None:
 
 def test_a_job_without_an_end_is_told(run, written, fleet) -> None:
     """One forgotten end bills until somebody sees it: on standard error by line, in the summary by number."""
-    path = written("u.csv", USAGE + f"old,2025-10-01T00:00:00Z,,1\nnew,{ahead(-1)},,1\n"
-                   "long,2025-01-01T00:00:00Z,2025-03-01T00:00:00Z,1\nshort,2025-01-01T00:00:00Z,2025-01-09T00:00:00Z,1\n")  # fmt: skip
+    path = written(
+        "u.csv",
+        USAGE + f"old,2025-10-01T00:00:00Z,,1\nnew,{ahead(-1)},,1\n"
+        "long,2025-01-01T00:00:00Z,2025-03-01T00:00:00Z,1\n"
+        "short,2025-01-01T00:00:00Z,2025-01-09T00:00:00Z,1\n",
+    )
     code, out, err = run("import", "usage", path)
     assert code == 0
     days = (dt.datetime.now(dt.UTC) - dt.datetime(2025, 10, 1, tzinfo=dt.UTC)).days
@@ -115,8 +119,11 @@ def test_of_two_rows_of_a_job_the_one_that_has_ended_is_good(run, written, fleet
 
 def test_of_two_rows_that_have_ended_the_later_one_is_bad(run, written, fleet) -> None:
     """As before; and of three rows each bad one is named."""
-    path = written("u.csv", USAGE + "a,2025-10-01T00:00:00Z,,1\na,2025-10-01T00:00:00Z,2025-10-01T02:00:00Z,1\n"
-                   "a,2025-10-01T00:00:00Z,2025-10-01T03:00:00Z,1\n")  # fmt: skip
+    path = written(
+        "u.csv",
+        USAGE + "a,2025-10-01T00:00:00Z,,1\na,2025-10-01T00:00:00Z,2025-10-01T02:00:00Z,1\n"
+        "a,2025-10-01T00:00:00Z,2025-10-01T03:00:00Z,1\n",
+    )
     _, _, err = run("import", "usage", path)
     assert [line.split(": ")[0].rsplit(":", 2)[1] for line in err.splitlines()[:2]] == ["2", "4"]
     run("import", "usage", path, "--skip-bad")
@@ -125,17 +132,27 @@ def test_of_two_rows_that_have_ended_the_later_one_is_bad(run, written, fleet) -
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("ZZZ", "'ZZZ' is not an ISO 4217 code such as USD"), ("XXX", "'XXX' is not an ISO 4217 code such as USD"),
-     ("XTS", "'XTS' is not"), ("XAU", "'XAU' is not"), ("usd", "'usd' is not an ISO 4217 code; is it 'USD'?"),
-     ("UDS", "'UDS' is not an ISO 4217 code; is it 'USD'?"), ("EURO", "'EURO' is not an ISO 4217 code; is it 'EUR'?"),
-     ("HRK", "'HRK' is not an ISO 4217 code; is it 'EUR'?")],
-)  # fmt: skip
+    [
+        ("ZZZ", "'ZZZ' is not an ISO 4217 code such as USD"),
+        ("XXX", "'XXX' is not an ISO 4217 code such as USD"),
+        ("XTS", "'XTS' is not"),
+        ("XAU", "'XAU' is not"),
+        ("usd", "'usd' is not an ISO 4217 code; is it 'USD'?"),
+        ("UDS", "'UDS' is not an ISO 4217 code; is it 'USD'?"),
+        ("EURO", "'EURO' is not an ISO 4217 code; is it 'EUR'?"),
+        ("HRK", "'HRK' is not an ISO 4217 code; is it 'EUR'?"),
+    ],
+)
 def test_a_currency_is_one_of_iso_4217(run, written, fleet, code, said) -> None:
     """In every file that holds one: prices, declared money, bills; with the code that was meant."""
-    header = "BilledCost,BillingCurrency,BillingPeriodStart,BillingPeriodEnd,ChargeCategory,ChargePeriodStart,ChargePeriodEnd"
+    header = (
+        "BilledCost,BillingCurrency,BillingPeriodStart,BillingPeriodEnd,ChargeCategory,ChargePeriodStart,"
+        "ChargePeriodEnd"
+    )
     when = "2025-10-01T00:00:00Z,2025-11-01T00:00:00Z"
     declared = (
-        f'[[commitment]]\nname = "c"\ngpus = 1\nupfront = 1\ncurrency = "{code}"\nstarts = 2025-01-01\nends = 2026-01-01\n'
+        f'[[commitment]]\nname = "c"\ngpus = 1\nupfront = 1\ncurrency = "{code}"\n'
+        "starts = 2025-01-01\nends = 2026-01-01\n"
         f'[[owned]]\nname = "o"\ncapex = 1\nmonths = 12\ncurrency = "{code}"\nstarts = 2025-01-01\n'
         f'[[budget]]\nname = "b"\nperiod = "month"\namount = 1\ncurrency = "{code}"\n'
         f'[[shared_cost]]\nname = "s"\namount_per_month = 1\ncurrency = "{code}"\nkey = "cost"\n'
@@ -161,13 +178,17 @@ def test_a_currency_is_one_of_iso_4217(run, written, fleet, code, said) -> None:
 def test_a_price_keeps_its_currency(run, written, fleet) -> None:
     """The same place and instant in another currency is refused by every way in, with the way to change it."""
     run("import", "prices", written("p.csv", BOOK + "a,H100,spot,2,USD,2025-10-01,\n"))
-    said = ("a H100 spot from 2025-10-01T00:00:00Z is priced in USD and cannot become EUR: end that rate by its "
-            "effective_to, and start the other currency at a later instant")  # fmt: skip
+    said = (
+        "a H100 spot from 2025-10-01T00:00:00Z is priced in USD and cannot become EUR: end that rate by its "
+        "effective_to, and start the other currency at a later instant"
+    )
     path = written("q.csv", BOOK + ",A100,spot,2,EUR,2025-10-01,\na,H100,spot,2,EUR,2025-10-01,\n")
     code, _, err = run("import", "prices", path)
     assert (code, err.splitlines()[0]) == (2, f"{path}:3:currency: {said}")
-    table = ('[[price]]\npool = "a"\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour = 2\ncurrency = "EUR"\n'
-             "effective_from = 2025-10-01\n")  # fmt: skip
+    table = (
+        '[[price]]\npool = "a"\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour = 2\ncurrency = "EUR"\n'
+        "effective_from = 2025-10-01\n"
+    )
     declared = written("d.toml", "# a price\n" + table)
     code, _, err = run("apply", declared)
     assert (code, err.splitlines()[0]) == (2, f"{declared}:2:currency: {said}")
@@ -193,8 +214,10 @@ def test_hardware_keeps_its_currency_too(run, written, fleet) -> None:
 
 def test_two_tables_of_one_price_are_told(run, written, fleet) -> None:
     """Two [[price]] tables of the same place and instant cannot both hold."""
-    table = ('[[price]]\npool = ""\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour = {}\ncurrency = "USD"\n'
-             "effective_from = 2025-10-01\n")  # fmt: skip
+    table = (
+        '[[price]]\npool = ""\ngpu_model = "H100"\npurchase = "spot"\nrate_per_gpu_hour = {}\ncurrency = "USD"\n'
+        "effective_from = 2025-10-01\n"
+    )
     path = written("d.toml", table.format(1) + table.format(2))
     code, _, err = run("apply", path)
     assert (code, err.splitlines()[0]) == (2, f"{path}:8:rate_per_gpu_hour: line 1 gives the same price other values")

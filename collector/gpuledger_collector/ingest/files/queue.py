@@ -27,9 +27,7 @@ MOST_GPUS = 1_000_000
 MICRO = 1_000_000
 
 
-def read_queue(
-    path: Path, source: str = "file", pool: str = "", instants: Instants = DECLARED
-) -> Parsed[QueueRow]:
+def read_queue(path: Path, source: str = "file", pool: str = "", instants: Instants = DECLARED) -> Parsed[QueueRow]:
     """Every reading of the file, or the problems of all bad rows. `source`, `pool`: of rows that name none."""
     parsed: Parsed[QueueRow] = Parsed()
     text, parsed.problems = read_text(path)

@@ -58,7 +58,9 @@ class Instants:
         if self.first_ms <= at_ms < self.end_ms:
             return None
         years = format_date(self.first_ms)[:4]
-        until = format_date(self.end_ms)[:4] if self.end_ms == LATEST_MS else f"tomorrow, {format_date(self.end_ms - 1)}"
+        until = (
+            format_date(self.end_ms)[:4] if self.end_ms == LATEST_MS else f"tomorrow, {format_date(self.end_ms - 1)}"
+        )
         hint = f" ({self.option} allows it)" if self.option and 0 <= at_ms < LATEST_MS else ""
         return f"{text!r} lies outside {years} to {until}{hint}; unix instants are in seconds"
 

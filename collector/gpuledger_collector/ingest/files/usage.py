@@ -165,7 +165,9 @@ def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, 
             continue
         place, since = f"{path}:{row.line}:end: {row.workload_id!r}", format_instant(row.start_ms)
         if row.end_ms is None:
-            running.append(f"{place} has no end and runs since {since}, {days} days: it is billed until one is imported")
+            running.append(
+                f"{place} has no end and runs since {since}, {days} days: it is billed until one is imported"
+            )
         else:
             ended.append(f"{place} ended after {days} days, from {since} to {format_instant(row.end_ms)}")
     told = running[:MOST_TOLD] + ended[: max(0, MOST_TOLD - len(running))]
