@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fakes.fleet import DAY, HOUR, Held
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from gpuledger_collector.accounting.budgets import MONTH as MONTH_BUDGET
+from gpuledger_collector.accounting.budgets import Budget
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.storage.budgets import WatchUnit
+from gpuledger_collector.storage.demand import queues
 
 MONTH = ("--period", "2025-10")
 NAMES = (
@@ -216,3 +221,26 @@ def test_a_person_of_a_reserved_name_is_forgotten(hostile, run) -> None:
     assert code == 0, err
     run("chargeback", *MONTH)
     assert hostile.rows("SELECT count(*) FROM owner WHERE user_name = 'tag:(total)'") == [(0,)]
+
+
+def test_drivers_of_a_budget_are_told_apart(fleet, run) -> None:
+    """A job called (unallocated) is no time that nobody held, in the mail that says what a budget went into."""
+    run("prices", "set", "--rate", "10", "--currency", "USD", "--from", "2025-01-01")
+    fleet.capacity(1, 0, 4 * HOUR)
+    fleet.workload(1, team="a")
+    fleet.evidence([Held(1, 1, 0, 3 * HOUR), Held(1, None, 3 * HOUR, 4 * HOUR, "unallocated")])
+    fleet.connection.execute("UPDATE workload SET name = '(unallocated)'")
+    run("chargeback", *MONTH)
+    day = Period(OCTOBER, OCTOBER + DAY)
+    budget = Budget(0, "all", {}, MONTH_BUDGET, None, 1, "USD")
+    held = {one.label[0]: one.cost_micro for one in WatchUnit(fleet.connection).held(budget, day)}
+    assert held == {"tag:(unallocated)": 30_000_000, "(unallocated)": 10_000_000}
+
+
+def test_a_team_that_waits_is_called_like_the_team_that_holds(run, written, database) -> None:
+    """Queues name teams as well; what waits is told under the name that attribution gives."""
+    path = written("q.csv", "at,workload_id,gpus,team\n2025-10-01T00:30:00Z,w,2,(unattributed)\n")
+    assert run("import", "queue", path)[0] == 0
+    with database.engine.connect() as connection:
+        (queue,) = queues(connection, OCTOBER, OCTOBER + HOUR, "team")
+    assert list(queue.gpus) == ["tag:(unattributed)"]
