@@ -3,13 +3,13 @@
 Contested accelerators stand in `claim` with the other refused claims.
 
 Revision ID: 0024
-Revises: 0023
+Revises: 0038
 """
 
 from alembic import op
 
 revision = "0024"
-down_revision = "0023"
+down_revision = "0038"
 branch_labels = None
 depends_on = None
 phase = "post"

@@ -4,13 +4,13 @@ Decisions that are there already get the owner of their dispute, of one conteste
 that they touch are rated again: what they took from somebody else goes back, in a closed month as a correction.
 
 Revision ID: 0038
-Revises: 0024
+Revises: 0036
 """
 
 from alembic import op
 
 revision = "0038"
-down_revision = "0024"
+down_revision = "0036"
 branch_labels = None
 depends_on = None
 phase = "pre"

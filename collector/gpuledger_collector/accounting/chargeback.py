@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
 from gpuledger_collector.accounting.shared_costs import SharedCost
@@ -224,17 +225,24 @@ def _ordered(sums: Mapping[_Key, _Sum]) -> list[tuple[_Key, _Sum]]:
 
 
 def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
-    """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first)."""
+    """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first).
+
+    Levels of owners were escaped when they were attributed (accounting.attribution); other names are escaped here.
+    """
     if line.currency is None:
         return (UNPRICED, *[""] * (len(by) - 1)) if by else ()
     if line.state == HELD:
         named = zip(line.keys, by, strict=True)
-        return tuple([key or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
+        return tuple([_shown(key, name) or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
-    cells = ["" if name in _OWNER_DIMENSIONS else key for key, name in zip(line.keys, by, strict=True)]
+    cells = ["" if name in _OWNER_DIMENSIONS else _shown(key, name) for key, name in zip(line.keys, by, strict=True)]
     if cells:
         cells[marked] = f"({line.state})"
     return tuple(cells)
+
+
+def _shown(key: str, dimension: str) -> str:
+    return key if dimension in LEVELS else escaped(key)
 
 
 def _add_all(total: int | None, value: int | None) -> int | None:

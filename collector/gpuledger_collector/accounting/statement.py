@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.chargeback import Row, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.shared_costs import SharedCost
 
@@ -179,7 +180,7 @@ def section(
         energy,
         tuple(_day(day.start_ms, mine, rated) for day in calendar.days(month)),
         _table(row, mine, lambda part: (part.below or UNNAMED, *_correction(part, calendar))),
-        _table(row, mine, lambda part: (part.model or UNNAMED, *_correction(part, calendar))),
+        _table(row, mine, lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar))),
         _shortened(_table(row, held, _job_label), MOST_JOBS),
         _amended(_table(row, mine, lambda part: _corrected_month(part, calendar))) if amended else (),
         _shared(row, shares),

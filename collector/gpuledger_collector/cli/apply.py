@@ -50,10 +50,16 @@ def apply(
         refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.prices import CurrencyChanged
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
-            done = _done(connection, declared, now())
+            try:
+                done = _done(connection, declared, now())
+            except CurrencyChanged as error:
+                for problem in error.problems:
+                    print(problem, file=sys.stderr)
+                refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
             if dry_run:
                 connection.rollback()
     if shape is not Shape.table:

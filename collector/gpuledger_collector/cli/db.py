@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse, settings
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, declared_owner, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.progress import bar
 
@@ -259,7 +259,7 @@ def grant_reader(
     """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its new tables."""
     from gpuledger_collector.settings import read_secret
 
-    levels = owner_levels(owner or []) or None
+    levels = declared_owner(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import readers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, declared_owner, refuse, untouched
 from gpuledger_collector.cli.dispute_moves import preview, would_move
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _remedy(accept: bool, reject: bool, to: list[str], nobody: bool, unavailable
         refuse("--accept: say who bears the time, by --to team=NAME, --unattributed or --unavailable")
     if unavailable:
         return Remedy(None)
-    return Remedy({} if nobody else owner_levels(_named(to)))
+    return Remedy({} if nobody else declared_owner(_named(to), "--to"))
 
 
 def _named(owner: list[str]) -> list[str]:
@@ -299,7 +299,7 @@ def _contest(
         period = date_range(start, end)
     except ValueError as error:
         refuse(str(error))
-    return Contest(owner_levels(_named(owner)), period, accelerator, workload, line)
+    return Contest(declared_owner(_named(owner)), period, accelerator, workload, line)
 
 
 def _rated(dsn: str, contest: Contest) -> Contest:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, period_of, refuse
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import print_table
 
@@ -130,15 +130,13 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
 
 def _asked(days: int | None, start: str | None, end: str | None, fixed: bool) -> Period | int:
     """The days that were asked for, by their names, or how many back from now."""
-    from gpuledger_collector.accounting.period import date_range
-
     if start is None and end is None:
         return 7 if days is None else days
     if start is None or end is None:
         refuse("say both --from and --to, or how many --days")
     if days is not None or fixed:
         refuse("--from and --to name the days: --days, --now and --services do not go with them")
-    return date_range(start, end)
+    return period_of(None, start, end)
 
 
 def _states() -> list[str]:

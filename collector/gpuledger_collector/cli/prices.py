@@ -170,7 +170,10 @@ def set_price(
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
-            done = prices.add(connection, [price], now())
+            try:
+                done = prices.add(connection, [price], now())
+            except prices.CurrencyChanged as error:
+                refuse("; ".join(f"--currency: {one.message}" for one in error.problems))
             if dry_run:
                 connection.rollback()
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"

@@ -277,6 +277,10 @@ def report(
     from gpuledger_collector.accounting.period import parse_instant
 
     told = {"steps": steps, "tokens": tokens, "samples": samples}
+    try:
+        at_ms = None if at is None else parse_instant(at)
+    except ValueError as error:
+        refuse(f"--at: {error}")
     with database(dsn, config) as opened:
         from gpuledger_collector.api.runs import report as kept
         from gpuledger_collector.storage.ledgers import Ledger
@@ -285,7 +289,6 @@ def report(
         with Ledger(opened.dsn).connect() as connection:
             number, key = _called(connection, workload)
             try:
-                at_ms = None if at is None else parse_instant(at)
                 values = {name: value for name, value in told.items() if value is not None}
                 kept(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
             except ValueError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, declared_owner, refuse, untouched
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.tokens import Token
@@ -63,7 +63,7 @@ def create(
     """
     from gpuledger_collector.storage.tokens import Token
 
-    levels = owner_levels(owner or [])
+    levels = declared_owner(owner or [])
     if (role is Role.agent) != bool(node):
         refuse("--node: name the node of an agent ('*' for any), and no node for the other roles")
     if (role is Role.viewer) != bool(levels):
