@@ -13,7 +13,6 @@ import base64
 import hashlib
 import hmac
 import http.client
-import ipaddress
 import json
 import socket
 import ssl
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.notify.addresses import is_public
 from gpuledger_collector.notify.delivery import NotKnown, NotTaken, OnStep, no_step
 
 LONGEST_ANSWER = 64 * 1024
@@ -134,18 +134,6 @@ def resolved(host: str, port: int, *, private: bool) -> tuple[str, int]:
         if private or is_public(str(place[0])):
             return str(place[0]), int(place[1])
     raise Private(f"{host} is an address of a private network; private = true in the hooks_file allows it")
-
-
-def is_public(text: str) -> bool:
-    """Whether an address is one of the public network, also when it is an IPv4 one in the dress of IPv6."""
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            address = inner
-    return address.is_global and not address.is_multicast
 
 
 class _Plain(http.client.HTTPConnection):
