@@ -112,7 +112,8 @@ def _chosen(one: PurchaseChoice) -> str:
 
 def _print_table(rows: list[list[str]]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+
+    from gpuledger_collector.export.tables import Table
 
     table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:

@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits, to_
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import hours_decimal, plural
+from gpuledger_collector.export.cells import lines_text
 
 
 def owner_text(owner: Mapping[str, str]) -> str:
@@ -76,7 +77,7 @@ def as_text(
     one: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
 ) -> str:
     """A page about a dispute; at most so many lines of each kind."""
-    return "\n".join(_sentences(one, evidence, holds, billed, rated, most)) + "\n"
+    return lines_text(_sentences(one, evidence, holds, billed, rated, most))
 
 
 def _sentences(

@@ -1,8 +1,8 @@
 """Whether an address lies in the public network: what a hook may connect to without further permission.
 
 Python's `ipaddress` has the IANA special-purpose registries as they were when that Python was released, counts what is
-neither private nor listed as global, and changed its mind between patch releases. So its answer is asked, and a table of
-ours beside it: nothing of a block with a special purpose is public, also where the registry calls it globally
+neither private nor listed as global, and changed its mind between patch releases. So its answer is asked, and a table
+of ours beside it: nothing of a block with a special purpose is public, also where the registry calls it globally
 reachable, for those are anycast addresses of the nearest network (PCP, TURN, AS112, AMT) or route to nobody.
 Of IPv6 only 2000::/3 is given out to the public network; an IPv4 address mapped into one, or behind NAT64, is judged as
 itself. Those inside of 6to4, Teredo and IPv4-compatible ones are refused, whatever they hold: nobody serves there.

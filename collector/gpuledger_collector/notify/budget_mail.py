@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from gpuledger_agent.escapes import neutral
 from gpuledger_collector.accounting.budget_ports import IdleNow, News, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
@@ -24,7 +25,6 @@ from gpuledger_collector.accounting.budgets import (
     percent_of,
     thresholds,
 )
-from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import Calendar, Period
