@@ -205,10 +205,8 @@ def check(settings: Looking) -> tuple[str, int]:
     try:
         inventory, samples, witnesses = look(settings)
     except SourceUnavailable as error:
-        return (
-            f"source {settings.source}: {escape_text(str(error))}\nThe agent would run, keep its heartbeat and try again.",
-            LACKING,
-        )
+        said = escape_text(f"source {settings.source}: {error}")
+        return f"{said}\nThe agent would run, keep its heartbeat and try again.", LACKING
     lines = [
         f"source {settings.source}, driver {inventory.driver or 'unknown'}: "
         f"{plural(len(inventory.accelerators), 'accelerator')}"

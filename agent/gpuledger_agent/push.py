@@ -269,9 +269,8 @@ class Pusher:
                 log.info("the collector takes batches again")
         elif self.problem not in self._said and len(self._said) < MOST_SAID:
             self._said.add(self.problem)
-            log.warning(
-                "delivery: %s; %d batches wait in the spool", escape_text(self.problem), self._spool.counts().pending
-            )
+            words, waiting = escape_text(self.problem), self._spool.counts().pending
+            log.warning("delivery: %s; %d batches wait in the spool", words, waiting)
 
     def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
         """The push loop: until `stop`, sends whenever something waits; `moved` is called each round (watchdog)."""

@@ -115,9 +115,10 @@ def router(reads: Reads) -> APIRouter:
     made = APIRouter(tags=["pages"], include_in_schema=False)
     looks = Looks(reads)
 
-    @made.get("/pools/{pool:path}")
-    def pool(request: Request, pool: str) -> Response:
-        """A pool, to those who may see the whole fleet."""
+    @made.get("/pools/{pool:name}")
+    def pool(request: Request, pool: str, name: str = "") -> Response:
+        """A pool, to those who may see the whole fleet; `name`: of one that is no part of a path."""
+        pool = pool or name
         try:
             who = reads.keys.person(request, offered(request.headers.get("authorization", "")))
             who.may_read_all()

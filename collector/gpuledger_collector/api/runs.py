@@ -66,7 +66,7 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
     reader = may_read(reads.keys)
 
     @made.post(
-        "/runs/{workload}/progress",
+        "/runs/{workload:name}/progress",
         status_code=202,
         responses={
             400: {"description": "No counter, or an instant that cannot be."},

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gpuledger_agent.escapes import escape_lines, escape_text
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.notify.addresses import is_public
@@ -88,9 +89,13 @@ class Hook:
             raise NotTaken(f"hook {name} answered {status}", permanent=never, wait_s=asked)
 
     def _body(self, message: Message) -> bytes:
-        content = message.content
+        content, subject, text = (
+            message.content,
+            escape_text(message.content.subject),
+            escape_lines(message.content.text),
+        )
         if self.channel == "slack":
-            said = f"*{_slack(content.subject)}*\n```{_slack(content.text)[:LONGEST_SLACK_TEXT]}```"
+            said = f"*{_slack(subject)}*\n```{_slack(text)[:LONGEST_SLACK_TEXT]}```"
             link = f"\n<{content.link}|Answer it>" if content.link else ""
             return json.dumps({"text": said + link}).encode()
         facts = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
@@ -98,7 +103,7 @@ class Hook:
         for name, inner in content.attachments.items():
             if name.endswith(".json"):
                 more[name.removesuffix(".json")] = json.loads(inner)
-        return json.dumps({**facts, "subject": content.subject, "text": content.text, **more}).encode()
+        return json.dumps({**facts, "subject": subject, "text": text, **more}).encode()
 
     def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:
         made = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
