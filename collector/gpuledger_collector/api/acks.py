@@ -80,10 +80,8 @@ def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) ->
         name, used_ms = guarded(lambda: known(budget, period, told, mac))
         if used_ms is not None:
             return used_page(f"Budget {name}", used_ms)
-        shown = html.escape(escape_text(name))
-        return page(
-            f"Budget {name}", f"<p>Nobody above you will be told that alerts of budget {shown} wait.</p>{BUTTON}"
-        )
+        said = html.escape(escape_text(f"Nobody above you will be told that alerts of budget {name} wait."))
+        return page(f"Budget {name}", f"<p>{said}</p>{BUTTON}")
 
     @made.post(PATH, response_class=HTMLResponse)
     def acknowledge(budget: Number, period: Number, mac: Mac, told: Told = 0) -> HTMLResponse:
@@ -107,6 +105,28 @@ def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) ->
     return made
 
 
+def question(letter: Letter, query: str) -> str:
+    """What the page of a letter asks, with a button for each answer."""
+    action = html.escape(query)
+    buttons = "".join(
+        MEANT_SO.format(action=action, days=days, said="a day" if days == 1 else f"{days} days") for days in MUTES
+    )
+    said = "<p>It is meant so: nobody is told of it, and nothing is done about it,</p>"
+    if letter.acked_by:
+        said = f"<p>{html.escape(escape_text(letter.acked_by))} has said so before.</p>{said}"
+    return said + buttons
+
+
+def acknowledge_letter(ledger: Ledger, letter: Letter, mac: str, days: int, at_ms: int) -> bool:
+    """It is meant so for some days; False where the link of this signature was used before."""
+    with ledger.connect() as connection:
+        first = used.use(connection, mac, at_ms)
+        if first:
+            who = "by the link of its letter"
+            letters.acknowledge(connection, letter.id, who, at_ms + days * DAY_MS, "", at_ms)
+        return first
+
+
 def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> None:
     """The two routes of letters."""
 
@@ -127,14 +147,7 @@ def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[
         found, name, used_ms = guarded(lambda: known(letter, expires, mac))
         if used_ms is not None:
             return used_page(name, used_ms)
-        action = html.escape(f"?letter={letter}&expires={expires}&mac={mac}")
-        buttons = "".join(
-            MEANT_SO.format(action=action, days=days, said="a day" if days == 1 else f"{days} days") for days in MUTES
-        )
-        said = "<p>It is meant so: nobody is told of it, and nothing is done about it,</p>"
-        if found.acked_by:
-            said = f"<p>{html.escape(escape_text(found.acked_by))} has said so before.</p>{said}"
-        return page(name, said + buttons)
+        return page(name, question(found, f"?letter={letter}&expires={expires}&mac={mac}"))
 
     @made.post(LETTER_PATH, response_class=HTMLResponse)
     def meant_so(
@@ -143,16 +156,7 @@ def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[
         """It is meant so for some days, said once by this link; it stands in the audit log."""
         found, name, used_ms = guarded(lambda: known(letter, expires, mac))
         at_ms = round(clock().timestamp() * 1000)
-        who = "by the link of its letter"
-
-        def done() -> bool:
-            with ledger.connect() as connection:
-                first = used.use(connection, mac, at_ms)
-                if first:
-                    letters.acknowledge(connection, letter, who, at_ms + days * DAY_MS, "", at_ms)
-                return first
-
-        if not guarded(done):
+        if not guarded(lambda: acknowledge_letter(ledger, found, mac, days, at_ms)):
             return used_page(name, used_ms or at_ms)
         later = "After that you are told anew." if found.kind == IDLE else "A later episode is told all the same."
         said = f"<p>Noted until {html.escape(format_instant(at_ms + days * DAY_MS))}. {later}</p>"
