@@ -232,8 +232,8 @@ def configure_logging(settings: Settings) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
-    lines: list[structlog.typing.Processor] = [] if as_json else [escaped]
-    last = [structlog.processors.format_exc_info, *lines, renderer]
+    lines = [] if as_json else [escaped]
+    last: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, *lines, renderer]
     handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
