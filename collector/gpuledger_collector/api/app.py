@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuledger_collector import __version__
 from gpuledger_collector.api import (
@@ -106,6 +106,28 @@ def _operation(app: FastAPI, metrics: Metrics, lacking: Callable[[], str | None]
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+GUARDED = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+"""Of an answer that is no page, and so has no policy of its own."""
+
+
+def guarded(send: Send) -> Send:
+    """What sends an answer with headers that keep it out of foreign frames and let nobody guess its type."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = message.get("headers", ())
+            own = any(name.lower() == POLICY[0] for name, _ in headers)
+            message = {**message, "headers": [*headers, *GUARDED, *([] if own else [POLICY])]}
+        await send(message)
+
+    return sent
+
+
 class Application(FastAPI):
     """FastAPI, but agents' batches go past its layers, which cost more than to decode and judge a batch.
 
@@ -118,6 +140,8 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The answer to one request."""
+        if scope["type"] == "http":
+            send = guarded(send)
         if scope["type"] == "http" and scope["path"] == batches.PATH and scope["method"] == "POST":
             await self._batch(scope, receive, send)
         else:

@@ -152,7 +152,7 @@ def router(reads: Reads) -> APIRouter:
         """Every budget in its period of now: spent, forecast with its band, pace, run-out and alerts."""
         return guarded(lambda: budgets_of(reads, who))
 
-    @made.get("/scaling/{pool}")
+    @made.get("/scaling/{pool:name}")
     def scaling(pool: OfPool, delay_s: Delay = None, who: Principal = fleet) -> dict[str, Any]:
         """GPUs that the pool should hold now, within its limits, as one flat object; 503 and no number when demand is
         not known. `delay_s`: from an order to the GPU that serves; without it the pool's own lead time.

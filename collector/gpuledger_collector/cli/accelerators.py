@@ -88,7 +88,7 @@ def emit(chosen: list[Activity], shape: Shape) -> None:
     """Print the rows."""
     rows = [cells(entry) for entry in chosen]
     if shape is Shape.table:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         shown = [column for column in COLUMNS if column not in {"uuid", "unknown_h"}]
         table = Table(*shown, box=None, header_style="bold", padding=(0, 2, 0, 0))

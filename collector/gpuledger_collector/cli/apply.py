@@ -13,6 +13,7 @@ import typer
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome
@@ -45,7 +46,7 @@ def apply(
 
     declared = read_declared(file)
     for problem in in_order(declared.problems):
-        print(problem, file=sys.stderr)
+        say(str(problem), error=True)
     if declared.problems:
         refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:

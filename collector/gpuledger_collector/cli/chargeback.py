@@ -22,6 +22,7 @@ from gpuledger_collector.cli.common import (
     period_of,
     refuse,
 )
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
@@ -120,7 +121,7 @@ def chargeback(
             else:
                 _emit(_text(made, days, shape, notes), output)
     for note in notes:
-        print(f"gpuledger: {note}", file=sys.stderr)
+        say(f"gpuledger: {note}", error=True)
     if made.unpriced:
         raise typer.Exit(FINDINGS)
 

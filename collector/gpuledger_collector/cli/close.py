@@ -12,6 +12,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,8 +134,8 @@ def periods(
     elif not rows:
         print("no month is closed")
     for row in rows if shape is Shape.table else ():
-        print(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
-        print(f"         seal {row['seal']}{_said(row)}")
+        say(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
+        say(f"         seal {row['seal']}{_said(row)}")
     if not all(intact.values()):
         raise typer.Exit(FINDINGS)
 
@@ -211,6 +212,8 @@ def _user() -> str:
 def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
     if shape is Shape.json:
         return json.dumps(receipt, indent=2) + "\n"
+    from gpuledger_collector.export.cells import lines_text
+
     invoices = receipt["invoices"]
     width = max([len(one["owner"]) for one in invoices] + [5])
     money = max(
@@ -228,4 +231,4 @@ def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
     if receipt["corrections"]["lines"]:
         lines.append(f"{receipt['corrections']['lines']} of the lines are corrections of months closed before")
     lines.append(f"seal {receipt['seal']}")
-    return "\n".join(lines) + "\n"
+    return lines_text(lines)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gpuledger_collector.cli.terminal import plain, shown
+from gpuledger_collector.cli.terminal import say, shown
 from gpuledger_collector.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
@@ -150,5 +150,5 @@ def _report_bug(error: Exception) -> str:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    print(f"gpuledger: {plain(sentence)}", file=sys.stderr)
+    say(f"gpuledger: {sentence}", error=True)
     sys.exit(code)

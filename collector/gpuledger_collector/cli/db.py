@@ -12,6 +12,7 @@ from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, declared_owner, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.progress import bar
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.migrate import SchemaStatus
@@ -226,7 +227,7 @@ def restore(
         broken = broken_seals(opened.dsn)
     print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
     for name in broken:
-        print(f"the seal of {name} does not hold")
+        say(f"the seal of {name} does not hold")
     if broken:
         raise typer.Exit(FINDINGS)
 
@@ -271,6 +272,6 @@ def grant_reader(
                     print(f"{statement};" if not statement.startswith("--") else statement)
                 return
             left = readers.grant(connection, role, password, levels)
-    print(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
+    say(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
     for statement in left:
         print(f"left to an administrator: {statement};")

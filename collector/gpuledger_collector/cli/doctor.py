@@ -12,6 +12,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, LACKING, Config, Dsn, database, explain, settings
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.settings import Settings
@@ -191,6 +192,6 @@ def emit(found: list[Finding], shape: Shape) -> None:
         print(json.dumps([asdict(finding) for finding in ordered], indent=2))
         return
     for finding in ordered:
-        print(f"{MARKS[finding.verdict]}  {finding.topic:12} {finding.sentence}")
+        say(f"{MARKS[finding.verdict]}  {finding.topic:12} {finding.sentence}")
         if finding.cure:
-            print(f"{'':6}{'':12} -> {finding.cure}")
+            say(f"{'':6}{'':12} -> {finding.cure}")

@@ -108,7 +108,7 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
         rows.append([one.name, one.team, one.pool, one.model, str(one.verdict.held), str(one.verdict.peak),
                      str(one.verdict.needed), spare, f"{one.verdict.known:.2f}", day])  # fmt: skip
     if shape is Shape.table:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
         for column in SERVICE_COLUMNS:
@@ -217,7 +217,7 @@ def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], 
 
 
 def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     shown = ("node", "gpu", "state", "team", "workload", "user", "since", "hours", "confidence", "cost", "per_day")
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -253,7 +253,7 @@ def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
         made.append((sum(known), row))
     rows = [row for _, row in sorted(made, key=lambda entry: (-entry[0], entry[1][by.value]))]
     if shape is Shape.table:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
         for column in (by.value, "findings", "hours", "cost", "go_on", "mostly"):

@@ -12,6 +12,7 @@ import typer
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.progress import busy
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     import psycopg
@@ -266,7 +267,7 @@ def bill(
     except NoArrow as error:
         refuse(str(error), LACKING)
     for problem in in_order(found.problems):
-        print(problem, file=sys.stderr)
+        say(str(problem), error=True)
     if found.problems:
         refuse(f"{file}: {_bad_rows(found.problems)}, nothing was imported")
     with database(dsn, config) as opened:
@@ -312,9 +313,9 @@ def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     from gpuledger_collector.ingest.files.usage import in_order
 
     for problem in in_order(parsed.problems):
-        print(problem, file=sys.stderr)
+        say(str(problem), error=True)
     for note in parsed.notes:
-        print(f"{file}: {note}", file=sys.stderr)
+        say(f"{file}: {note}", error=True)
     parsed.notes.clear()
     if parsed.problems and not (skip_bad and parsed.rows):
         hint = "" if skip_bad else "; --skip-bad imports the others"

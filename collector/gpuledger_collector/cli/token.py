@@ -11,6 +11,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, declared_owner, refuse, untouched
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.tokens import Token
@@ -90,9 +91,9 @@ def create(
 def _hand_over(made: Token, secret: str, dry_run: bool) -> None:
     """The secret alone on standard output, so that it can be written to a file; what it is, on standard error."""
     if dry_run:  # its number and its secret are those of no token
-        print(f"a token {made.name!r}, {made.role}: {_reach(made)}{untouched(dry_run)}", file=sys.stderr)
+        say(f"a token {made.name!r}, {made.role}: {_reach(made)}{untouched(dry_run)}", error=True)
         return
-    print(f"token {made.id} {made.name!r}, {made.role}: {_reach(made)}; it is shown this once:", file=sys.stderr)
+    say(f"token {made.id} {made.name!r}, {made.role}: {_reach(made)}; it is shown this once:", error=True)
     print(secret)
 
 
@@ -133,7 +134,7 @@ def list_tokens(
         state = "live" if one.live(at_ms) else "revoked" if one.revoked_ms is not None else "expired"
         used = "never used" if one.last_used_ms is None else f"last used {_instant(one.last_used_ms)}"
         ends = "" if one.expires_ms is None or not one.live(at_ms) else f", expires {_instant(one.expires_ms)}"
-        print(f"{one.id:>4}  {one.name:<24} {one.role:<8} {state:<8} {_reach(one)}; {used}{ends}")
+        say(f"{one.id:>4}  {one.name:<24} {one.role:<8} {state:<8} {_reach(one)}; {used}{ends}")
     print(f"{sum(one.live(at_ms) for one in found)} of {plural(len(found), 'token')} live")
 
 
@@ -163,7 +164,7 @@ def revoke(which: Which, dry_run: DryRun = False, dsn: Dsn = None, config: Confi
                     connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
-    print(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}" + untouched(dry_run))
+    say(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}" + untouched(dry_run))
 
 
 @app.command(epilog="Example: gpuledger token rotate gpu-07 --grace-hours 48 > gpu-07.token")

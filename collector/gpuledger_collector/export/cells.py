@@ -7,7 +7,8 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 
-from gpuledger_collector.accounting.cells import neutral as neutral
+from gpuledger_agent.escapes import escape_lines, escape_text
+from gpuledger_agent.escapes import neutral as neutral
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 
@@ -26,6 +27,16 @@ EXCHANGE = "exchange"
 def harmless(row: Iterable[object]) -> list[object]:
     """The cells of a row of a CSV, texts made harmless; to be used for every row with a name in it."""
     return [neutral(cell) if isinstance(cell, str) else cell for cell in row]
+
+
+def json_text(content: object) -> str:
+    """Indented JSON in letters as they are; what is not seen stands as an escape, so that the same is read from it."""
+    return escape_lines(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def lines_text(lines: Iterable[str]) -> str:
+    """A page of text; a line of it is a line, whatever name stands in it."""
+    return "".join(f"{escape_text(line)}\n" for line in lines)
 
 
 def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -135,23 +135,6 @@ def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
     assert stored(fleet)[1][1] == 1_759_276_800_000 - DAY
 
 
-def test_pool_with_observed_accelerators_is_refused(run, written, fleet) -> None:
-    """Counts cannot be added to a pool whose accelerators are observed at that time; before or after they can."""
-    fleet.capacity(1, DAY, 2 * DAY, pool="fast")
-    rows = (
-        "workload_id,start,end,gpus,pool\nin,2025-10-02T05:00:00Z,,1,fast\n"
-        "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
-    )
-    rows += "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
-    path = written("u.csv", rows)
-    code, _, err = run("import", "usage", path)
-    assert code == 2
-    assert "u.csv:2:pool: pool 'fast' has observed accelerators from 2025-10-02T00:00:00Z on" in err
-    assert stored(fleet) == []
-    assert run("import", "usage", path, "--skip-bad")[0] == 0
-    assert [row[0] for row in stored(fleet)] == ["before"]
-
-
 def test_chargeback_of_imported_usage(run, written, fleet) -> None:
     """Two hours of a quarter, two hours and half a second of two, an open end until now: rated to the micro-unit."""
     run("import", "prices", written("p.csv", "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"

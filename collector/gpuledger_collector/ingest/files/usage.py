@@ -27,7 +27,6 @@ OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitt
 MAX_GPUS = 100_000
 """More in one row would not fit a day's GPU-nanoseconds into 64 bits."""
 MICRO = 1_000_000
-"""An end for usage that still runs."""
 LONG_DAYS = 30
 """Usage of one workload that is longer is told: an end that was forgotten bills until somebody sees it."""
 MOST_TOLD = 10
