@@ -434,11 +434,10 @@ def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.remote.metering import Limits, Metering
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import partitions
-    from gpuledger_collector.storage.locks import Lock
+    from gpuledger_collector.storage import locks, partitions
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
-    return Metering(Store(partitions.ensure), limits, Lock.SCRAPES)
+    return Metering(Store(partitions.ensure), limits, partial(locks.beside, lock=locks.Lock.SCRAPES))
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

@@ -40,6 +40,7 @@ from gpuledger_collector.storage import (
     findings,
     heat,
     inventory,
+    locks,
     minutes,
     months,
     partitions,
@@ -78,13 +79,9 @@ class Ledger:
     @contextmanager
     def unit(self, *, audited: bool = False) -> Iterator[LedgerUnit]:
         """A transaction over one snapshot, alone in writing the ledger (and the audit log); undone when it raises."""
-        with self.connect(autocommit=True) as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
-            if audited:
-                connection.execute("SELECT pg_advisory_lock(%s)", (Lock.AUDIT,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                yield LedgerUnit(connection)
+        needed = (Lock.LEDGER, Lock.AUDIT) if audited else (Lock.LEDGER,)
+        with self.connect(autocommit=True) as connection, locks.snapshot(connection, *needed):
+            yield LedgerUnit(connection)
 
     def ensure_partitions(self, days_ms: Sequence[int]) -> int:
         """Make the partitions of these days that are missing; how many were made."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 
 DAY_MS = 86_400_000
@@ -51,7 +52,7 @@ def ensure(connection: psycopg.Connection[tuple[object, ...]], table: str, days_
     missing = _missing(connection, table, wanted)
     if not missing:
         return []
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PARTITIONS,))
+    locks.take(connection, Lock.PARTITIONS)
     missing = _missing(connection, table, wanted)
     for name in missing:
         day = wanted[name]

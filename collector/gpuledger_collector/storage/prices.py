@@ -13,7 +13,7 @@ import psycopg
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.storage import audit, usage
+from gpuledger_collector.storage import audit, locks, usage
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -56,7 +56,7 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
 
 def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
     """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
+    locks.take(connection, Lock.PRICES)
     known = {_identity(price): price for price in current(connection)}
     changed: list[Price] = []
     new: list[Price] = []
@@ -83,7 +83,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
 
 def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
     """Add these derived prices; others that were derived from hardware of the same names are superseded."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
+    locks.take(connection, Lock.PRICES)
     names = {price.basis["name"] for price in prices if price.basis is not None}
     wanted = {_identity(price) for price in prices}
     derived = (one for one in current(connection) if one.basis is not None and one.basis.get("name") in names)
