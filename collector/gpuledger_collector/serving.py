@@ -54,6 +54,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         parts.commit.start()
         presence = wiring.presence(opened)
         presence.start()
+        readers = wiring.reader_watch(opened)
+        readers.start()
         schedule = wiring.schedule(settings, opened, parts.metrics)
         if settings.jobs:
             schedule.start()
@@ -65,6 +67,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             stopping()
             stop(settings, parts, schedule)
+            readers.stop()
             presence.stop()
 
 

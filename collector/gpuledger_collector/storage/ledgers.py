@@ -88,6 +88,7 @@ class Ledger:
         made = 0
         for table in partitions.PARTITIONED:
             with self.connect() as connection:
+                connection.execute(f"SET lock_timeout = '{partitions.JOB_WAIT}'")
                 made += len(partitions.ensure(connection, table, days_ms))
         return made
 

@@ -87,17 +87,17 @@ def seize(connection: Connection, lock: Lock) -> bool:
 
 
 @contextmanager
-def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[None]:
-    """Hold a lock on a session of its own while the block runs, whatever the block commits; waits for it."""
+def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
+    """Hold a lock on a session of its own, which is given, while the block runs; waits for it."""
     with closing(connect()) as connection:
         connection.autocommit = True
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN")
         take(connection, lock)
-        yield
+        yield connection
 
 
-def beside(connection: Connection, lock: Lock) -> AbstractContextManager[None]:
+def beside(connection: Connection, lock: Lock) -> AbstractContextManager[Connection]:
     """As `held`, on a session with the address of this connection."""
     address, password = connection.info.dsn, connection.info.password
     return held(lambda: psycopg.connect(address, password=password, autocommit=True), lock)

@@ -214,7 +214,7 @@ def _migrate(dsn: str, revision: str) -> None:
     )
 
 
-def _alone(dsn: str) -> AbstractContextManager[None]:
+def _alone(dsn: str) -> AbstractContextManager[object]:
     """Waits until nobody else migrates. The lock's table is older than the first migration, which it holds too."""
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:

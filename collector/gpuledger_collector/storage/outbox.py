@@ -76,13 +76,9 @@ class Box:
 
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[RowClaim | None]:
-        """The message, ours alone inside the block; None when another one is sending, or it is done."""
-        with locks.tried(self.connect, Lock.OUTBOX) as holder:
-            if holder is None:
-                yield None
-                return
-            with self.connect() as connection:
-                yield self._claimed(connection, holder, message_id, now_ms)
+        """The message, ours alone inside the block; None when it is done. Waits for whoever sends another one."""
+        with locks.held(self.connect, Lock.OUTBOX) as holder, self.connect() as connection:
+            yield self._claimed(connection, holder, message_id, now_ms)
 
     def _claimed(self, connection: Connection, holder: Connection, message_id: int, now_ms: int) -> RowClaim | None:
         row = connection.execute(

@@ -124,7 +124,7 @@ class Metering:
 
     store: Store
     limits: Limits
-    alone: Callable[[Connection], AbstractContextManager[None]]
+    alone: Callable[[Connection], AbstractContextManager[object]]
     """Lets one metering run at a time while the block runs, on a session beside this connection."""
 
     def run(self, connection: Connection) -> int:
