@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 
 import psycopg
@@ -297,10 +298,24 @@ def made_before(folder):
     for path in (home, pwfile) if user is not None else ():
         os.chown(path, user.uid, user.gid)
     subprocess.run(
-        [programs / "bin/initdb", "-D", home / "cluster", "-U", "gpuledger", f"--pwfile={pwfile}", "-E", "UTF8",
-         "--auth=scram-sha-256", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
-        capture_output=True, check=True, **server._as_server_user(),
-    )  # fmt: skip
+        [
+            programs / "bin/initdb",
+            "-D",
+            home / "cluster",
+            "-U",
+            "gpuledger",
+            f"--pwfile={pwfile}",
+            "-E",
+            "UTF8",
+            "--auth=scram-sha-256",
+            "--locale=C",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+        ],
+        capture_output=True,
+        check=True,
+        **server._as_server_user(),
+    )
     (folder / "home").write_text(f"{home}\n")
     server._start()
     with psycopg.connect(server._conninfo("postgres"), autocommit=True) as connection:
@@ -316,9 +331,14 @@ def test_the_ledgers_role_is_no_superuser(server):
     """It reads no file of the machine, runs no program, and does all that a ledger needs."""
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         assert connection.execute(ROLES).fetchall() == DIVIDED
-        for attack in ("COPY (SELECT 1) TO PROGRAM 'true'", "SELECT pg_read_file('PG_VERSION')",
-                       "ALTER ROLE gpuledger SUPERUSER", "SET ROLE gpuledger_admin",
-                       "GRANT gpuledger_admin TO gpuledger", "ALTER SYSTEM SET archive_command = 'true'"):  # fmt: skip
+        for attack in (
+            "COPY (SELECT 1) TO PROGRAM 'true'",
+            "SELECT pg_read_file('PG_VERSION')",
+            "ALTER ROLE gpuledger SUPERUSER",
+            "SET ROLE gpuledger_admin",
+            "GRANT gpuledger_admin TO gpuledger",
+            "ALTER SYSTEM SET archive_command = 'true'",
+        ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(attack)
     migrate.upgrade(server.dsn)
@@ -440,9 +460,10 @@ def test_the_log_holds_nothing_of_statements(server, folder):
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE person (name text CHECK (length(name) < 30))")
         failing = (
-            "SELECT 'ada lovelace' FROM nowhere", "SELECT 'ada lovelace'::int",
+            "SELECT 'ada lovelace' FROM nowhere",
+            "SELECT 'ada lovelace'::int",
             "INSERT INTO person VALUES ('ada lovelace, countess of somewhere')",
-        )  # fmt: skip
+        )
         for statement in failing:
             with pytest.raises(psycopg.Error):
                 connection.execute(statement)
@@ -486,10 +507,9 @@ def test_readers_leave_sessions_to_the_ledger(server):
         for role in roles:
             readers.grant(connection, role, "a password")
     with contextlib.ExitStack() as stack:
+        share = (make_conninfo(server.dsn, user=role, password="a password") for role in roles * 10)
         with pytest.raises(psycopg.OperationalError, match="remaining connection slots"):
-            for number in range(50):
-                address = make_conninfo(server.dsn, user=roles[number % 5], password="a password")
-                stack.enter_context(psycopg.connect(address))
+            deque(map(stack.enter_context, map(psycopg.connect, share)))
         for _ in range(25):
             stack.enter_context(psycopg.connect(server.dsn))
 

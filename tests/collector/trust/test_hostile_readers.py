@@ -175,11 +175,11 @@ LONG = {
     "a statement": lambda one: one.execute("SELECT pg_sleep(60)"),
     "a loop of transactions in one statement": lambda one: one.execute("DO $$ BEGIN LOOP COMMIT; END LOOP; END $$"),
     "a transaction that idles": lambda one: one.execute("BEGIN; SELECT 1"),
-    "a transaction of many statements": lambda one: one.execute("BEGIN") and [
-        one.execute("SELECT pg_sleep(0.1)") for _ in range(600)
-    ],
+    "a transaction of many statements": lambda one: (
+        one.execute("BEGIN") and [one.execute("SELECT pg_sleep(0.1)") for _ in range(600)]
+    ),
     "a session that idles": lambda one: None,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", LONG)
