@@ -101,6 +101,7 @@ def _set_up_server(connection: Connection, owner_password: str) -> None:
         connection.execute(grant.format(sql.Identifier(role), owner))
     for database in ("postgres", "template1"):
         connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database)))
+    connection.execute(sql.SQL("GRANT CONNECT ON DATABASE postgres TO {}").format(owner))
     place = sql.Identifier(DATABASE)
     if connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is None:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(place))
