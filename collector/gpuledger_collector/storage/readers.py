@@ -202,6 +202,22 @@ def _tried(connection: Connection, step: Step) -> bool:
     return step.lacking is None or not _is_lacking(connection, step)
 
 
+_NOT_HELD = """
+SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
+WHERE c.oid = to_regclass('charge') AND a.privilege_type = 'SELECT' AND r.rolcanlogin AND NOT r.rolsuper
+AND NOT pg_has_role(r.oid, current_user, 'USAGE') AND (
+    r.rolname NOT IN (SELECT role FROM database_reader) OR r.rolconnlimit = -1
+    OR has_database_privilege(r.oid, current_database(), 'TEMPORARY')
+    OR NOT (pg_has_role(r.oid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE')))
+ORDER BY 1
+"""
+
+
+def not_held(connection: Connection) -> list[str]:
+    """Roles that read the ledger and are not held to a share of the server, or whose sessions this user cannot end."""
+    return [row[0] for row in connection.execute(_NOT_HELD)]
+
+
 def script(
     connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None
 ) -> list[str]:

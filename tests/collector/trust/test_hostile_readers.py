@@ -229,6 +229,18 @@ def test_a_reader_has_a_share_of_sessions_and_no_tables_of_its_own(server):
             opened.execute("CREATE TEMP TABLE mine (n int)")
 
 
+def test_doctor_names_a_role_that_is_not_held(server, command):
+    """None is named after grant-reader and what it left to an administrator; a role with a grant by hand is."""
+    assert "not held" not in command("doctor", dsn=server.own).output
+    with psycopg.connect(make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])) as admin:
+        admin.execute("CREATE ROLE granted_by_hand LOGIN")
+        admin.execute("GRANT SELECT ON charge TO granted_by_hand")
+    assert "the role granted_by_hand is not held" in command("doctor", dsn=server.own).output
+    with psycopg.connect(make_conninfo(server.admin, dbname=conninfo_to_dict(server.own)["dbname"])) as admin:
+        admin.execute("DROP OWNED BY granted_by_hand")
+        admin.execute("DROP ROLE granted_by_hand")
+
+
 def test_a_collector_watches(server):
     """Its wiring looks over a connection of its own."""
     watch = wiring.reader_watch(Database(server.own))
