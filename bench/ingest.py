@@ -253,7 +253,7 @@ def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[flo
         assert collector.process is not None
         postmaster = collector.postmaster()
         for run in range(given.runs + 1):
-            found.setdefault("floor", []).append(floor(collector.dsn(), postmaster, data.blocks[run]))
+            found.setdefault("floor", []).append(floor(collector.admin_dsn(), postmaster, data.blocks[run]))
             before = cpu_seconds(collector.process.pid), tree_seconds(postmaster)
             sent = closed(collector.port, data.ours[run])
             found.setdefault("collector alone", []).append(

@@ -50,12 +50,14 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         signal.signal(number, lambda *_: None)
     allow_many_files()
     with listen(settings) as listener, wiring.database(settings) as opened:
+        # What a setting can spoil comes before anything is started, or is said to be alive.
         parts = wiring.collector(settings, opened)
+        schedule = wiring.schedule(settings, opened, parts.metrics)
+        presence, readers = wiring.presence(opened), wiring.reader_watch(opened)
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
-        presence = wiring.presence(opened)
         presence.start()
-        schedule = wiring.schedule(settings, opened, parts.metrics)
+        readers.start()
         if settings.jobs:
             schedule.start()
         stopping = watch(opened.server)
@@ -66,6 +68,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             stopping()
             stop(settings, parts, schedule)
+            readers.stop()
             presence.stop()
 
 

@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from gpuledger_collector.notify.ways import Way
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
+    from gpuledger_collector.storage.reader_watch import ReaderWatch
     from gpuledger_collector.storage.replicas import Presence
 
-INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=30000"
+INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
 """An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
+TOKENS_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000"
+"""Every request waits for the tokens: whoever cannot read them soon says so."""
 
 
 def now() -> dt.datetime:
@@ -186,7 +189,9 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     metrics.watch_queue(lambda: commit.waiting)
     keys = Keys(
         tokens.Book(
-            lambda: engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-tokens")
+            lambda: engine.open_connection(
+                opened.current_dsn(), autocommit=True, application="gpuledger-tokens", session=TOKENS_SESSION
+            )
         ),
         lambda: round(clock().timestamp() * 1000),
         Files.of(settings.agent_tokens(), settings.reader_tokens()),
@@ -226,6 +231,18 @@ def presence(opened: Database) -> Presence:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-heartbeat")
 
     return Presence(connect, migrate.head())
+
+
+def reader_watch(opened: Database) -> ReaderWatch:
+    """What ends sessions of readers that go beyond their limits. Nothing is started."""
+    from gpuledger_collector.storage import engine
+    from gpuledger_collector.storage.reader_watch import ReaderWatch
+
+    def connect(session: str) -> psycopg.Connection[tuple[Any, ...]]:
+        dsn = opened.current_dsn()
+        return engine.open_connection(dsn, autocommit=True, application="gpuledger-watch", session=session)
+
+    return ReaderWatch(connect)
 
 
 def lacking(opened: Database) -> str | None:
@@ -440,11 +457,10 @@ def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.remote.metering import Limits, Metering
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import partitions, placements
-    from gpuledger_collector.storage.locks import Lock
+    from gpuledger_collector.storage import locks, partitions, placements
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
-    return Metering(Store(partitions.ensure, placements.settle), limits, Lock.SCRAPES)
+    return Metering(Store(partitions.ensure, placements.settle), limits, partial(locks.beside, lock=locks.Lock.SCRAPES))
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

@@ -90,9 +90,15 @@ class CollectorProcess:
         return self.process.wait(seconds)
 
     def dsn(self) -> str:
+        return self._address("gpuledger", "password")
+
+    def admin_dsn(self) -> str:
+        return self._address("gpuledger_admin", "admin-password")
+
+    def _address(self, role: str, file: str) -> str:
         data = self.folder / "data"
-        port, password = (data / "port").read_text().strip(), (data / "password").read_text().strip()
-        return f"postgresql://gpuledger:{password}@127.0.0.1:{port}/gpuledger"
+        port, password = (data / "port").read_text().strip(), (data / file).read_text().strip()
+        return f"postgresql://{role}:{password}@127.0.0.1:{port}/gpuledger"
 
     def postmaster(self) -> int:
         home = Path((self.folder / "data" / "home").read_text().strip())

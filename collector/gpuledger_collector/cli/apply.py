@@ -109,6 +109,7 @@ def _lock(connection: Connection, declared: Declared) -> None:
 
     Else a file with prices and shared costs and a close would wait for each other.
     """
+    from gpuledger_collector.storage import locks
     from gpuledger_collector.storage.locks import Lock
 
     needs = (
@@ -117,4 +118,4 @@ def _lock(connection: Connection, declared: Declared) -> None:
     )
     for lock, steps in needs:
         if any(wanted is not None for wanted in steps):
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
+            locks.take(connection, lock)

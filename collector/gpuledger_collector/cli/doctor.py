@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -62,7 +62,7 @@ def doctor(
     try:
         with database(dsn, config) as opened:
             from gpuledger_collector.cli.cures import cures
-            from gpuledger_collector.storage import viewer_wall
+            from gpuledger_collector.storage import readers, viewer_wall
             from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.storage.engine import open_connection
             from gpuledger_collector.wiring import now
@@ -75,8 +75,9 @@ def doctor(
                 declared = promises(connection, asked_ms, asked_ms - DAYS * DAY_MS)
             with open_connection(opened.dsn) as plain:
                 cure = "" if viewer_wall.stands(plain) else viewer_wall.advice(plain)
+                loose = readers.not_held(plain)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
-        found += [*ledger_findings(seen, now_ms), wall(cure), *cures(declared, wanted, asked_ms)]
+        found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *cures(declared, wanted, asked_ms)]
     except Exception as error:
         sentence, _ = explain(error)
         found.append(Finding("bad", "database", sentence, "see the sentence; `gpuledger db check` looks closer"))
@@ -144,6 +145,17 @@ def wall(cure: str) -> Finding:
     if not cure:
         return Finding("ok", "viewers", "row-level security stands before viewers over HTTP")
     return Finding("note", "viewers", "the collector's own filters alone hold viewers over HTTP to their rows", cure)
+
+
+def roles(loose: Sequence[str]) -> Iterator[Finding]:
+    """Roles of dashboards that could take more than their share of the database."""
+    for role in loose:
+        yield Finding(
+            "note",
+            "readers",
+            f"the role {role} is not held to its share of the database",
+            f"gpuledger db grant-reader {role}, with its --owner, prints what an administrator must run",
+        )
 
 
 def agents(seen: Signs) -> Iterator[Finding]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +16,16 @@ from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, declar
 from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
+    import psycopg
+
     from gpuledger_collector.storage.tokens import Token
+    from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="token", help="Tokens of agents and of people who read.", no_args_is_help=True)
 HOUR_MS = 3_600_000
 ANY_NODE = "*"
+LOCK_SECONDS = 300
+"""How long a change of a token waits for others: closing a month writes the audit log for a while."""
 COLUMNS = ("id", "name", "role", "node", "owner", "made_ms", "expires_ms", "revoked_ms", "last_used_ms", "live")
 Which = Annotated[str, typer.Argument(metavar="NAME", help="Name or number of the token.")]
 
@@ -72,20 +79,42 @@ def create(
     called = name or node or "/".join(levels.values()) or role.value
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         at_ms = round(now().timestamp() * 1000)
         ends = at_ms + days * 24 * HOUR_MS if days else None
         wanted = Token(0, called, role.value, None if node in {"", ANY_NODE} else node, levels or None, "", at_ms, ends)
         try:
-            with Ledger(opened.dsn).connect() as connection:
+            with _changing(opened) as connection:
                 made, secret = tokens.create(connection, wanted)
                 if dry_run:
                     connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
     _hand_over(made, secret, dry_run)
+
+
+@contextlib.contextmanager
+def _changing(opened: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A transaction that no reader of the database holds up: meanwhile the sessions that it waits for are ended.
+
+    Raises StorageError when something else holds it up.
+    """
+    import psycopg
+
+    from gpuledger_collector.storage.errors import StorageError
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import reader_watch
+
+    with Ledger(opened.dsn).connect() as connection, reader_watch(opened):
+        connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+        try:
+            yield connection
+        except psycopg.errors.LockNotAvailable as error:
+            raise StorageError(
+                f"nothing was changed: for {LOCK_SECONDS} s another session held the tokens or the audit log; "
+                "end what pg_blocking_pids shows, and try again"
+            ) from error
 
 
 def _hand_over(made: Token, secret: str, dry_run: bool) -> None:
@@ -154,11 +183,10 @@ def revoke(which: Which, dry_run: DryRun = False, dsn: Dsn = None, config: Confi
     """Revoke a token; a running collector refuses it within seconds."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         try:
-            with Ledger(opened.dsn).connect() as connection:
+            with _changing(opened) as connection:
                 gone = tokens.revoke(connection, which, round(now().timestamp() * 1000))
                 if dry_run:
                     connection.rollback()
@@ -178,12 +206,11 @@ def rotate(
     """Make a successor and print its secret; the old token lives on for the grace period, so that nothing is lost."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         at_ms = round(now().timestamp() * 1000)
         try:
-            with Ledger(opened.dsn).connect() as connection:
+            with _changing(opened) as connection:
                 made, secret = tokens.rotate(connection, which, at_ms, at_ms + grace_hours * HOUR_MS)
                 if dry_run:
                     connection.rollback()

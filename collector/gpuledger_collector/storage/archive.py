@@ -24,7 +24,7 @@ from psycopg import sql
 from gpuledger_agent.catalogue import HOT
 from gpuledger_collector.accounting.archive_ports import PackedDay
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import locks, partitions
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Lock
@@ -166,9 +166,8 @@ class _Packed:
 @contextmanager
 def _alone(dsn: str) -> Iterator[bool]:
     """Whether nobody else packs: an older reading of the same day must not be written over a newer one."""
-    with open_connection(dsn, autocommit=True) as connection:
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (Lock.PACKING,)).fetchone()
-        yield row is not None and bool(row[0])
+    with locks.tried(lambda: open_connection(dsn, autocommit=True), Lock.PACKING) as holder:
+        yield holder is not None
 
 
 def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int]) -> dict[int, _Packed]:

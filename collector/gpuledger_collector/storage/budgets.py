@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.insight.letters import TOLD_STATES, give_back
-from gpuledger_collector.storage import audit, letters, outbox, zones
+from gpuledger_collector.storage import audit, letters, locks, outbox, zones
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -158,15 +158,12 @@ class BudgetBook:
 
     @contextmanager
     def watch(self, budget: Budget) -> Iterator[WatchUnit | None]:
-        """A transaction over one snapshot, taken once no other watches the budget; None when it is not in force."""
-        with self.connect() as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.BUDGETS.of(budget.id),))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                held = connection.execute(
-                    "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
-                ).fetchone()
-                yield None if held is None else WatchUnit(connection)
+        """A transaction over one snapshot, taken once nobody else watches a budget; None when it is not in force."""
+        with self.connect() as connection, locks.snapshot(connection, Lock.BUDGETS):
+            held = connection.execute(
+                "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
+            ).fetchone()
+            yield None if held is None else WatchUnit(connection)
 
 
 @dataclass(frozen=True)

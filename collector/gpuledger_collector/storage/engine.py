@@ -50,11 +50,16 @@ def connect(dsn: str, *, pool_size: int = 5) -> Engine:
 
 
 def open_connection(
-    dsn: str, *, autocommit: bool = False, application: str = "gpuledger"
+    dsn: str, *, autocommit: bool = False, application: str = "gpuledger", session: str = ""
 ) -> psycopg.Connection[tuple[Any, ...]]:
-    """A psycopg connection of our own. Raises ServerUnavailable when the server cannot be reached."""
+    """A psycopg connection of our own, with further options of its session (`-c name=value`).
+
+    Raises ServerUnavailable when the server cannot be reached.
+    """
+    keywords = parameters(dsn, application)
+    keywords["options"] = f"{keywords['options']} {session}".strip()
     try:
-        return psycopg.connect(**parameters(dsn, application), autocommit=autocommit)
+        return psycopg.connect(**keywords, autocommit=autocommit)
     except psycopg.OperationalError as error:
         raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
 

@@ -13,7 +13,7 @@ from psycopg import sql
 from gpuledger_agent.catalogue import HOT
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
-from gpuledger_collector.storage import archive, audit, partitions
+from gpuledger_collector.storage import archive, audit, locks, partitions
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.placements import settle_pools
 
@@ -35,7 +35,7 @@ def workload_key(workload_id: str) -> str:
 
 def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime) -> ImportOutcome:
     """Add or update these rows by workload id, and mark the days that they touched or touch. Commits nothing."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.IMPORTS,))
+    locks.take(connection, Lock.IMPORTS)
     _copy_incoming(connection, rows)
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
@@ -147,7 +147,7 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow]) -> ImportOutc
 
     Accelerators that nobody knows yet are made, without capacity: samples show activity, not who was there to be held.
     """
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.IMPORTS,))
+    locks.take(connection, Lock.IMPORTS)
     partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows})
     uuids = sorted({row.uuid for row in rows})
     connection.execute(

@@ -42,6 +42,7 @@ from gpuledger_collector.storage import (
     findings,
     heat,
     inventory,
+    locks,
     minutes,
     months,
     partitions,
@@ -80,13 +81,9 @@ class Ledger:
     @contextmanager
     def unit(self, *, audited: bool = False) -> Iterator[LedgerUnit]:
         """A transaction over one snapshot, alone in writing the ledger (and the audit log); undone when it raises."""
-        with self.connect(autocommit=True) as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
-            if audited:
-                connection.execute("SELECT pg_advisory_lock(%s)", (Lock.AUDIT,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                yield LedgerUnit(connection)
+        needed = (Lock.LEDGER, Lock.AUDIT) if audited else (Lock.LEDGER,)
+        with self.connect(autocommit=True) as connection, locks.snapshot(connection, *needed):
+            yield LedgerUnit(connection)
 
     @contextmanager
     def trial(self) -> Iterator[LedgerUnit]:
@@ -108,6 +105,7 @@ class Ledger:
         made = 0
         for table in partitions.PARTITIONED:
             with self.connect() as connection:
+                connection.execute(f"SET lock_timeout = '{partitions.JOB_WAIT}'")
                 made += len(partitions.ensure(connection, table, days_ms))
         return made
 

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.heat import HeatStore
 from gpuledger_collector.storage.locks import Lock
@@ -53,7 +54,7 @@ class LetGoStore:
         """
         with open_connection(self.dsn) as connection:
             # A fold that does not know the bound yet holds this lock until its minutes are there to be removed.
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+            locks.take(connection, Lock.LEDGER)
             row = connection.execute(
                 "INSERT INTO let_go AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) DO UPDATE "
                 "SET before_ms = greatest(old.before_ms, excluded.before_ms) RETURNING before_ms",

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 
 DAY_MS = 86_400_000
 PARTITIONED = {"gpu_sample": "at_ms", "stretch": "start_ms"}
 """Partitioned tables and their key."""
+JOB_WAIT = "30s"
+"""How long the job waits for whoever makes partitions or holds a table; it comes again within the hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,17 @@ def ensure(connection: psycopg.Connection[tuple[object, ...]], table: str, days_
 
     A day is made beside its table and then attached: that waits for no reader and no writer of the table, where
     `CREATE TABLE ... PARTITION OF` would. Call it in a transaction that holds no other lock: two sessions that make
-    the same day wait for each other on an advisory lock of this transaction.
+    the same day wait for each other on a lock of this transaction.
     """
     wanted = {partition_name(table, day): day for day in sorted(set(days_ms))}
-    missing = _missing(connection, table, wanted)
-    if not missing:
+    if not _missing(connection, table, wanted):
         return []
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PARTITIONS,))
+    with connection.transaction() if connection.autocommit else nullcontext():
+        return _make(connection, table, wanted)
+
+
+def _make(connection: psycopg.Connection[tuple[object, ...]], table: str, wanted: dict[str, int]) -> list[str]:
+    locks.take(connection, Lock.PARTITIONS)
     missing = _missing(connection, table, wanted)
     for name in missing:
         day = wanted[name]

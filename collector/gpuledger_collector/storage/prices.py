@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.storage import audit, usage
+from gpuledger_collector.storage import audit, locks, usage
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -65,7 +65,7 @@ class CurrencyChanged(ValueError):
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:
     """A problem for each price that the book has in another currency: a rate is superseded, a currency is not."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
+    locks.take(connection, Lock.PRICES)
     known = {price.identity: price for price in current(connection)}
     problems = []
     for price in prices:
@@ -113,7 +113,7 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
 
 def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
     """Add these derived prices; others that were derived from hardware of the same names are superseded."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
+    locks.take(connection, Lock.PRICES)
     names = {price.basis["name"] for price in prices if price.basis is not None}
     wanted = {price.identity for price in prices}
     derived = (one for one in current(connection) if one.basis is not None and one.basis.get("name") in names)

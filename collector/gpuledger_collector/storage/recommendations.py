@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.realised import Place, Spent
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Reading
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run
-from gpuledger_collector.storage import audit, commitments, findings, minutes, prices
+from gpuledger_collector.storage import audit, commitments, findings, locks, minutes, prices
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
@@ -45,11 +45,9 @@ class RecommendationStore:
     def unit(self) -> Iterator[RecommendationUnit]:
         """A transaction over one snapshot, alone in recommending; undone when the block raises."""
         dsn = self.dsn if isinstance(self.dsn, str) else self.dsn()
-        with open_connection(dsn, autocommit=True, application="gpuledger-recommend") as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.RECOMMENDATIONS,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                yield RecommendationUnit(connection)
+        opened = open_connection(dsn, autocommit=True, application="gpuledger-recommend")
+        with opened as connection, locks.snapshot(connection, Lock.RECOMMENDATIONS):
+            yield RecommendationUnit(connection)
 
 
 @dataclass(frozen=True)
