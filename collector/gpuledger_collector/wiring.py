@@ -188,7 +188,9 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
     quotas = Quotas.of(settings.node_samples_per_second, settings.node_bytes_per_second)
-    intake = batches.Intake(commit, metrics, clock, keys, settings.queue_bytes, quotas=quotas)
+    intake = batches.Intake(
+        commit, metrics, clock, keys, settings.queue_bytes, max_age_ms=max_age_ms(settings), quotas=quotas
+    )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
@@ -201,6 +203,11 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
     return Collector(made, intake, remote, commit, metrics, leaving)
+
+
+def max_age_ms(settings: Settings) -> int | None:
+    """How old evidence of agents and of remote write may be, in milliseconds; None: of any age."""
+    return settings.max_evidence_age_days * 86_400_000 or None
 
 
 def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int | None], Mapping[str, Any]]:

@@ -29,7 +29,7 @@ from gpuledger_collector.ingest.bounds import inflated_bytes
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
 from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES, MAX_DECODED_BYTES, Answer
-from gpuledger_collector.ingest.validate import Accepted, accept
+from gpuledger_collector.ingest.validate import EARLIEST_MS, Accepted, accept
 
 RETRY_AFTER_SECONDS = 5
 BODY_SECONDS = 60.0
@@ -60,10 +60,16 @@ class Intake:
     most_bytes: int = 256 * 1024 * 1024
     body_seconds: float = BODY_SECONDS
     grace_seconds: float = GRACE_SECONDS
+    max_age_ms: int | None = None
+    """How old evidence may be; None: of any age."""
     quotas: Quotas = field(default_factory=lambda: Quotas.of(0, 0))
     under_way: int = field(default=0, init=False)
     """Bytes of bodies that are being received or answered."""
     decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS), init=False)
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """The earliest instant of evidence that is taken now."""
+        return EARLIEST_MS if self.max_age_ms is None else now_ms - self.max_age_ms
 
 
 @dataclass(slots=True)
@@ -259,7 +265,7 @@ async def commit(
     def read() -> Accepted:
         now_ms = int(intake.clock().timestamp() * 1000)
         skew_ms = None if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS else now_ms - sent_at_ms
-        return accept(decode(body, content_type, encoding), now_ms, skew_ms)
+        return accept(decode(body, content_type, encoding), now_ms, skew_ms, intake.oldest_ms(now_ms))
 
     size = inflated_bytes(body, encoding)
     if len(body) <= INLINE_BYTES and size is not None and size <= INLINE_INFLATED_BYTES:
