@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.ingest.commit import GroupCommit
     from gpuledger_collector.ingest.remote.metering import Metering
+    from gpuledger_collector.ingest.store import EnsurePartitions
     from gpuledger_collector.ingest.validate import Accepted
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.let_go import Keep
@@ -150,7 +151,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import engine, partitions, tokens
+    from gpuledger_collector.storage import engine, tokens
     from gpuledger_collector.storage.ledgers import Ledger
 
     metrics = Metrics()
@@ -169,7 +170,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         metrics.flush_batches.observe(size)
         metrics.flush_seconds.observe(seconds)
 
-    store = Store(partitions.ensure, lambda _: metrics.contested.inc())
+    store = Store(partition_maker(clock), lambda _: metrics.contested.inc())
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,
@@ -203,6 +204,17 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
     return Collector(made, intake, remote, commit, metrics, leaving)
+
+
+def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
+    """What makes partitions for days: those of old months as a whole."""
+    from gpuledger_collector.storage import partitions
+
+    def ensure(connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]) -> object:
+        before_ms = partitions.coarse_before(round(clock().timestamp() * 1000))
+        return partitions.ensure(connection, table, days_ms, before_ms)
+
+    return ensure
 
 
 def max_age_ms(settings: Settings) -> int | None:
@@ -267,6 +279,7 @@ def jobs(
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
     from gpuledger_collector.jobs.let_go import let_go
+    from gpuledger_collector.jobs.merge_partitions import merge_partitions
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.roll_heat import roll_heat
@@ -276,7 +289,7 @@ def jobs(
     from gpuledger_collector.jobs.write_letters import write_letters
     from gpuledger_collector.notify import budget_mail, letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
-    from gpuledger_collector.storage import outbox, queues, scaling
+    from gpuledger_collector.storage import outbox, partitions, queues, scaling
     from gpuledger_collector.storage.archive import Archive
     from gpuledger_collector.storage.backtests import ForecastStore
     from gpuledger_collector.storage.budgets import BudgetBook
@@ -286,6 +299,7 @@ def jobs(
     from gpuledger_collector.storage.let_go import LetGoStore
     from gpuledger_collector.storage.let_go import forget_old as forget_records
     from gpuledger_collector.storage.letters import LetterBook
+    from gpuledger_collector.storage.merging import MergeStore
     from gpuledger_collector.storage.recommendations import RecommendationStore
     from gpuledger_collector.storage.series import SeriesStore
 
@@ -397,6 +411,19 @@ def jobs(
             lambda: pack_samples(Archive(opened.current_dsn(), stopping), retention(settings), now_ms()),
             apart=True,
         ),
+        Job(
+            "merge_partitions",
+            86_400,
+            lambda: counted(
+                merge_partitions(
+                    MergeStore(opened.current_dsn(), stopping),
+                    merged_tables(settings),
+                    partitions.coarse_before(now_ms()),
+                ),
+                "partitions merged",
+            ),
+            apart=True,
+        ),
     ]
 
 
@@ -407,6 +434,14 @@ def retention(settings: Settings) -> Retention:
     return Retention(
         settings.pack_after_days, settings.keep_archive_days, settings.keep_stretch_days, settings.keep_batches_days
     )
+
+
+def merged_tables(settings: Settings) -> list[str]:
+    """The tables whose days of old months become one partition; samples only where packing leaves them so long."""
+    from gpuledger_collector.storage import partitions
+
+    samples = ["gpu_sample"] if settings.pack_after_days > partitions.COARSE_AFTER_DAYS else []
+    return ["stretch", *samples]
 
 
 def kept_days(settings: Settings) -> Keep:
@@ -441,11 +476,10 @@ def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.remote.metering import Limits, Metering
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import partitions
     from gpuledger_collector.storage.locks import Lock
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
-    return Metering(Store(partitions.ensure), limits, Lock.SCRAPES)
+    return Metering(Store(partition_maker(now)), limits, Lock.SCRAPES)
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

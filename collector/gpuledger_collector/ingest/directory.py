@@ -259,10 +259,11 @@ def claims(connection: Connection, batches: Sequence[Accepted], uuids: set[str])
         JOIN node n ON n.id = c.node_id AND n.name <> told.node
         WHERE EXISTS (
             SELECT FROM stretch s WHERE s.accelerator_id = a.id AND s.node_id = n.id
-                AND s.start_ms >= told.first_ms - %s AND s.end_ms > told.first_ms
+                AND s.start_ms >= told.first_ms - %s AND s.end_ms > told.first_ms AND s.start_ms >= %s
         )
         """,
-        (*map(list, zip(*told, strict=True)), DAY_MS),
+        # The last bound is a constant, so that planning leaves out the partitions of before.
+        (*map(list, zip(*told, strict=True)), DAY_MS, min(first_ms for _, _, first_ms in told) - DAY_MS),
     )
     return dict(rows.fetchall())
 

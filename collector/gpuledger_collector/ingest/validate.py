@@ -296,10 +296,8 @@ def check_stretch(
     if one.accelerator not in accelerators:
         return f"accelerator: there is no accepted accelerators[{one.accelerator}]"
     start_ms, end_ms = one.start_ms, one.end_ms
-    if not EARLIEST_MS <= start_ms <= latest_ms or end_ms > latest_ms:
-        return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
-    if start_ms < oldest_ms:
-        return f"start_ms: {too_old(oldest_ms)}"
+    if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
+        return _out_of_time(start_ms, oldest_ms)
     if not 0 < end_ms - start_ms <= MAX_STRETCH_MS:
         return "end_ms: is not after start_ms, or more than a day after it"
     if one.energy_mj is not None and not 0 <= one.energy_mj <= _INT64:
@@ -316,6 +314,12 @@ def check_stretch(
     if busy_ms + idle_ms + unknown_ms != held_ms:
         return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
     return None
+
+
+def _out_of_time(start_ms: int, oldest_ms: int) -> str:
+    if EARLIEST_MS <= start_ms < oldest_ms:
+        return f"start_ms: {too_old(oldest_ms)}"
+    return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
 
 
 def too_old(oldest_ms: int) -> str:
