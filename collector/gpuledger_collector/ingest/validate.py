@@ -126,9 +126,7 @@ def workload_key(kind: str, node: str, external_id: str) -> str:
     return f"{kind}:{node if kind in NODE_SCOPED_KINDS else ''}:{external_id}"
 
 
-def accept(
-    batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS
-) -> Accepted:
+def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS) -> Accepted:
     """Judge every record of a batch at `now_ms`; evidence from before `oldest_ms` is refused.
 
     Raises Refused when the batch has no usable key.
