@@ -71,6 +71,21 @@ class Settings:
     node_bytes_per_second: int = field(
         default=2 * 1024 * 1024, metadata={"help": "bytes of bodies of one node; bursts of a minute are taken; 0: any"}
     )
+    node_inflated_bytes_per_second: int = field(
+        default=8 * 1024 * 1024,
+        metadata={"help": "the same after decompression; bursts of a minute are taken; 0: any"},
+    )
+    node_names_per_second: int = field(
+        default=500,
+        metadata={"help": "accelerators and workloads that one node lists; bursts of a minute are taken; 0: any"},
+    )
+    node_new_names_per_hour: int = field(
+        default=20_000, metadata={"help": "accelerators and workloads of one node that are new to a collector; 0: any"}
+    )
+    node_new_days_per_hour: int = field(
+        default=200,
+        metadata={"help": "days of samples and of usage of one node that are new to a collector; 0: any"},
+    )
     max_evidence_age_days: int = field(
         default=37,
         metadata={

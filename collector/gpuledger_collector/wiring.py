@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from gpuledger_agent.wire import Answer
     from gpuledger_collector.api.batches import Intake
+    from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.ingest.commit import GroupCommit
@@ -145,7 +146,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write, samples, series
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
-    from gpuledger_collector.api.limits import Quota, Quotas
+    from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
@@ -188,9 +189,15 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
         Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
-    quotas = Quotas.of(settings.node_samples_per_second, settings.node_bytes_per_second)
     intake = batches.Intake(
-        commit, metrics, clock, keys, settings.queue_bytes, max_age_ms=max_age_ms(settings), quotas=quotas
+        commit,
+        metrics,
+        clock,
+        keys,
+        settings.queue_bytes,
+        max_age_ms=max_age_ms(settings),
+        quotas=quotas(settings),
+        news_of=store.news_of,
     )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
@@ -215,6 +222,20 @@ def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
         return partitions.ensure(connection, table, days_ms, before_ms)
 
     return ensure
+
+
+def quotas(settings: Settings) -> Quotas:
+    """What a node may send, by the settings."""
+    from gpuledger_collector.api.limits import HOUR_SECONDS, Quota, Quotas
+
+    return Quotas(
+        samples=Quota(settings.node_samples_per_second, "samples"),
+        bytes=Quota(settings.node_bytes_per_second, "bytes"),
+        inflated_bytes=Quota(settings.node_inflated_bytes_per_second, "decompressed bytes"),
+        names=Quota(settings.node_names_per_second, "accelerators and workloads"),
+        new_names=Quota(settings.node_new_names_per_hour / HOUR_SECONDS, "new names", HOUR_SECONDS),
+        new_days=Quota(settings.node_new_days_per_hour / HOUR_SECONDS, "new days", HOUR_SECONDS),
+    )
 
 
 def max_age_ms(settings: Settings) -> int | None:

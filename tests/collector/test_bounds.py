@@ -81,18 +81,20 @@ def repeated(entry: bytes, times: int) -> bytes:
     return b"[" + b",".join([entry] * times) + b"]"
 
 
+LONG_TEXT = b'[{"id":"a","kind":"' + b"x" * 2 * bounds.MOST_BYTES["workloads"] + b'"}]'
 WORKLOAD, GPU = b'{"id":"a","kind":"b"}', b'{"uuid":"a","device_uuid":"a","index":0,"model":"m"}'
 COLUMN = b'{"kind":"f4","values":[0.5]}'
+COLUMNS = b",".join(b'"column-%060d":%s' % (number, COLUMN) for number in range(bounds.MOST_COLUMNS + 1))
 MANY_IN_JSON = {
     "workloads": json_with(workloads=repeated(WORKLOAD, bounds.MOST["workloads"] + 1)),
     "accelerators": json_with(accelerators=repeated(GPU, bounds.MOST["accelerators"] + 1)),
     "stretches": json_with(stretches=repeated(b"{}", bounds.MOST["stretches"] + 1)),
     "workloads that are none": json_with(workloads=repeated(b"[     ]", bounds.MOST["workloads"] + 1)),
     "workloads of every kind": json_with(workloads=repeated(b'null,1,"a",true', bounds.MOST["workloads"] // 4 + 1)),
-    "bytes of workloads": json_with(workloads=b'[{"id":"a","kind":"' + b"x" * 2 * bounds.MOST_BYTES["workloads"] + b'"}]'),
+    "bytes of workloads": json_with(workloads=LONG_TEXT),
     "rows": json_with(samples=b'{"at_ms":' + repeated(b"1", bounds.MOST_ROWS + 1) + b"}"),
-    "columns": json_with(samples=b'{"columns":{' + b",".join(b'"column-%060d":%s' % (n, COLUMN) for n in range(1025)) + b"}}"),
-}  # fmt: skip
+    "columns": json_with(samples=b'{"columns":{' + COLUMNS + b"}}"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(MANY_IN_JSON))

@@ -93,7 +93,7 @@ def _json_entries(raw: bytes) -> dict[str, bytes]:
 
     A name that comes twice is refused, as in msgpack: what the last ones do not account for lies in a first one.
     """
-    if not raw.lstrip(_SPACE)[:1] == b"{":
+    if raw.lstrip(_SPACE)[:1] != b"{":
         return {}
     found = {name: bytes(part) for name, part in _json_map.decode(raw).items()}
     hidden = len(raw) - sum(len(name) + len(part) for name, part in found.items())
@@ -107,7 +107,7 @@ _SPACE = b" \t\r\n"
 
 def _json_length(raw: bytes) -> int:
     """How many entries a list of JSON has; no fewer than it has where not all of them are objects; 0 for no list."""
-    if not raw.lstrip(_SPACE)[:1] == b"[":
+    if raw.lstrip(_SPACE)[:1] != b"[":
         return 0
     commas = raw.count(b",")
     if commas < min(MOST.values()) or raw.find(b"{") < 0:

@@ -102,6 +102,15 @@ class Directory:
             return None
         return Numbered(batch, node.id, accelerators.ids, workloads.ids)
 
+    def unknown(self, batch: Accepted) -> int:
+        """How many accelerators and workloads of a batch this process has not met."""
+        if self._recall(batch) is not None:
+            return 0
+        accelerators = sum(one.uuid not in self.accelerators for one in batch.accelerators.values())
+        return accelerators + sum(
+            workload_key(one.kind, batch.node, one.id) not in self.workloads for one in batch.workloads.values()
+        )
+
     def _keep(self, batches: Sequence[Accepted], state: object) -> None:
         """Keep with the lists of these batches the ids of what they name, where what is known is what they say."""
         with self.lock:

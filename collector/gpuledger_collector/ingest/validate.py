@@ -50,6 +50,9 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
 _SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
 
+HEAVY_RECORDS, HEAVY_ROWS = 2_000, 50_000
+"""A batch of more records, or more rows of samples, takes a tenth of a second and more to write."""
+
 NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
 """Kinds of workloads whose id is unique on one node only, so that the key carries the node's name."""
 
@@ -119,6 +122,12 @@ class Accepted:
     def samples(self) -> int:
         """Rows of readings that are kept."""
         return 0 if self.block is None else len(self.block.at_ms)
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether writing it takes long enough for others to notice."""
+        names = len(self.accelerators) + len(self.workloads)
+        return names + len(self.stretches) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
 
 
 def workload_key(kind: str, node: str, external_id: str) -> str:

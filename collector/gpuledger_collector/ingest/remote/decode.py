@@ -29,6 +29,8 @@ MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """A request of Prometheus has 2,000 samples by default: about 1 MB."""
 MOST_SAMPLES = 100_000
 """Samples, and series, of one request: the smallest take 2 bytes on the wire and a hundred times that in memory."""
+HEAVY_SAMPLES = 20_000
+"""A request of ten times the samples that Prometheus sends by default is written alone."""
 MOST_KEY = 64 * 1024
 FUTURE_MS = 600_000
 """How far ahead of our clock a scrape may be: an instant far ahead would make all that follows too old."""
@@ -74,6 +76,11 @@ class Writing:
     def samples(self) -> int:
         """Samples to keep."""
         return len(self.series)
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether writing it takes long enough for others to notice."""
+        return len(self.series) > HEAVY_SAMPLES
 
 
 def inflated_size(body: bytes) -> int:
