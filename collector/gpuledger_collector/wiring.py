@@ -233,8 +233,8 @@ def quotas(settings: Settings) -> Quotas:
         bytes=Quota(settings.node_bytes_per_second, "bytes"),
         inflated_bytes=Quota(settings.node_inflated_bytes_per_second, "decompressed bytes"),
         names=Quota(settings.node_names_per_second, "accelerators and workloads"),
-        new_names=Quota(settings.node_new_names_per_hour / HOUR_SECONDS, "new names", HOUR_SECONDS),
-        new_days=Quota(settings.node_new_days_per_hour / HOUR_SECONDS, "new days", HOUR_SECONDS),
+        new_names=Quota(settings.node_new_names_per_hour / HOUR_SECONDS, "new names", burst_s=HOUR_SECONDS),
+        new_days=Quota(settings.node_new_days_per_hour / HOUR_SECONDS, "new days", burst_s=HOUR_SECONDS),
     )
 
 

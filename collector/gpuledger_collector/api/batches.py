@@ -45,6 +45,7 @@ INLINE_INFLATED_BYTES = 1024 * 1024
 """Unless they become more than this."""
 DECODERS = 2
 """Large bodies that are decoded at once: each may take many times its size while it is."""
+HOUR_MS = 3_600_000
 MAX_SKEW_MS = 10 * 365 * 86_400_000
 STATUS = {"committed": 200, "duplicate": 200, "partial": 422, "refused": 409}
 
@@ -335,7 +336,10 @@ async def keep(accepted: Accepted, size: int, intake: Intake, who: Principal) ->
 def load_of(accepted: Accepted, size: int, news: News) -> Load:
     """What a batch takes of its node's quotas."""
     return Load(
-        samples=accepted.samples + len(accepted.stretches) + len(accepted.counts),
+        # An interval is an entry for each hour that it reaches into; agents cut theirs at every hour.
+        samples=accepted.samples
+        + sum(1 + (one.end_ms - one.start_ms - 1) // HOUR_MS for one in accepted.stretches.values())
+        + len(accepted.counts),
         bytes=size,
         inflated_bytes=accepted.size,
         names=len(accepted.accelerators) + len(accepted.workloads),

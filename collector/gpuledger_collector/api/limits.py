@@ -60,9 +60,9 @@ class Quota:
 
     rate: float
     unit: str
+    steady: Callable[[], float] = time.monotonic
     burst_s: float = BURST_SECONDS
     """What a bucket holds, in seconds of its rate; an hour: the rate is told by the hour."""
-    steady: Callable[[], float] = time.monotonic
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
     """What is left, and when that was."""
 
@@ -96,7 +96,7 @@ class Load:
     """What a batch takes of its node's quotas."""
 
     samples: int
-    """Samples, usage intervals and readings of counters."""
+    """Samples, hours of usage intervals, readings of counters."""
     bytes: int
     inflated_bytes: int
     names: int
@@ -115,8 +115,8 @@ class Quotas:
     bytes: Quota = field(default_factory=lambda: Quota(0, "bytes"))
     inflated_bytes: Quota = field(default_factory=lambda: Quota(0, "decompressed bytes"))
     names: Quota = field(default_factory=lambda: Quota(0, "accelerators and workloads"))
-    new_names: Quota = field(default_factory=lambda: Quota(0, "new names", HOUR_SECONDS))
-    new_days: Quota = field(default_factory=lambda: Quota(0, "new days", HOUR_SECONDS))
+    new_names: Quota = field(default_factory=lambda: Quota(0, "new names", burst_s=HOUR_SECONDS))
+    new_days: Quota = field(default_factory=lambda: Quota(0, "new days", burst_s=HOUR_SECONDS))
 
     def check(self, node: str) -> None:
         """Raise OverQuota while this node owes of what every batch takes."""

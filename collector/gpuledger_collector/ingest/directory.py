@@ -253,8 +253,9 @@ def claims(connection: Connection, batches: Sequence[Accepted], uuids: set[str])
     another node's time costs. The inventory treats the claim in the same way (evidence.is_contested).
     """
     told = [
-        (one.uuid, batch.node, oldest_instant(batch))
+        (one.uuid, batch.node, first_ms)
         for batch in batches
+        for first_ms in [oldest_instant(batch)]
         for one in batch.accelerators.values()
         if one.uuid in uuids
     ]

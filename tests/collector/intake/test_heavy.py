@@ -182,6 +182,16 @@ def test_new_names_are_counted_by_the_hour(dsn):
         assert connection.execute("SELECT count(*) FROM workload").fetchone() == (502,)
 
 
+def test_an_interval_counts_for_each_hour_that_it_reaches_into(dsn):
+    """Each of those hours is folded again: a day of one accelerator is not one entry but twenty-four."""
+    with running(dsn, node_samples_per_second=1) as collector:
+        collector.parts.intake.quotas.samples.steady = lambda: 0.0
+        whole_days = [free(place, NOON_MS - DAY_MS, NOON_MS) for place in range(3)]
+        made = batch(1, accelerators=3, stretches=whole_days, samples=samples(1, []))
+        assert collector.send(made)[0] == 200
+        assert collector.send(batch(2))[0] == 429
+
+
 def test_new_days_are_counted_by_the_hour(dsn):
     """The same of days: a replay of years comes in portions, and what is under way now is taken."""
 
