@@ -52,7 +52,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         parts = wiring.collector(settings, opened)
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
-        presence = wiring.presence(opened)
+        presence = wiring.presence(opened, parts.last_error)
+        parts.readiness.heartbeat = lambda: presence.error
         presence.start()
         schedule = wiring.schedule(settings, opened, parts.metrics)
         if settings.jobs:

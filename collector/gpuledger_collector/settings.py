@@ -86,6 +86,10 @@ class Settings:
         default=200,
         metadata={"help": "days of samples and of usage of one node that are new to a collector; 0: any"},
     )
+    least_free_bytes: int = field(
+        default=256 * 1024 * 1024,
+        metadata={"help": "free bytes on the disk of the embedded database, below which /readyz says 503; 0: any"},
+    )
     max_evidence_age_days: int = field(
         default=37,
         metadata={

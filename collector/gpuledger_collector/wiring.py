@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.notify.sender import Sender
     from gpuledger_collector.notify.ways import Way
+    from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
     from gpuledger_collector.storage.replicas import Presence
@@ -137,6 +138,13 @@ class Collector:
     metrics: Metrics
     leaving: threading.Event
     """Set once the process has been told to stop."""
+    readiness: Readiness
+
+    def last_error(self) -> tuple[dt.datetime, str] | None:
+        """When and why batches could last not be written."""
+        failures = [found for found in (self.commit.failure, self.remote.commit.failure) if found is not None]
+        newest = max(failures, key=lambda found: found.at, default=None)
+        return None if newest is None else (newest.at, newest.reason)
 
 
 def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
@@ -152,7 +160,8 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import engine, tokens
+    from gpuledger_collector.readiness import Readiness
+    from gpuledger_collector.storage import engine, partitions, tokens
     from gpuledger_collector.storage.ledgers import Ledger
 
     metrics = Metrics()
@@ -204,13 +213,21 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
     leaving = threading.Event()
-    made = app.create(intake, remote, metrics, lambda: lacking(opened), readers, leaving.is_set)
+    readiness = Readiness(
+        settings.data_dir if opened.server is not None else None,
+        settings.least_free_bytes,
+        (commit.fault, remote.commit.fault),
+        lambda: lacking(opened),
+        lambda: count_partitions(opened),
+        partitions.MOST_PARTITIONS,
+    )
+    made = app.create(intake, remote, metrics, readiness.problem, readers, leaving.is_set, readiness.note)
     made.include_router(queue.router(intake, readers.ledger))
     made.include_router(series.router(readers))
     made.include_router(samples.router(readers))
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
-    return Collector(made, intake, remote, commit, metrics, leaving)
+    return Collector(made, intake, remote, commit, metrics, leaving, readiness)
 
 
 def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
@@ -251,15 +268,15 @@ def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable
     return lambda pool, delay_s: guarded(lambda: scaling_of(fleet, pool, delay_s))
 
 
-def presence(opened: Database) -> Presence:
-    """The heartbeat of this process in the database. Nothing is started."""
+def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None) -> Presence:
+    """The heartbeat of this process in the database, with why it could last not write. Nothing is started."""
     from gpuledger_collector.storage import engine, migrate
     from gpuledger_collector.storage.replicas import Presence
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-heartbeat")
 
-    return Presence(connect, migrate.head())
+    return Presence(connect, migrate.head(), last_error)
 
 
 def lacking(opened: Database) -> str | None:
@@ -271,6 +288,14 @@ def lacking(opened: Database) -> str | None:
     except StorageError as error:
         return str(error)
     return None
+
+
+def count_partitions(opened: Database) -> int:
+    """How many partitions of evidence there are. Raises StorageError, psycopg.Error."""
+    from gpuledger_collector.storage import engine, partitions
+
+    with engine.open_connection(opened.current_dsn(), autocommit=True) as connection:
+        return partitions.count(connection)
 
 
 def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule:
@@ -470,7 +495,11 @@ def kept_days(settings: Settings) -> Keep:
     from gpuledger_collector.jobs.let_go import Keep
 
     return Keep(
-        settings.keep_minute_days, settings.keep_heat_days, settings.keep_state_days, settings.keep_finding_days
+        settings.keep_minute_days,
+        settings.keep_heat_days,
+        settings.keep_state_days,
+        settings.keep_finding_days,
+        settings.keep_batches_days,
     )
 
 

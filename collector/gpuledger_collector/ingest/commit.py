@@ -26,6 +26,10 @@ from gpuledger_collector.ingest.directory import Connection
 log = logging.getLogger(__name__)
 
 
+FAULT_SECONDS = 30.0
+"""How long a failure counts as one of now: then it is time to be tried again."""
+STUCK_SECONDS = 90.0
+"""A group that is written for longer than this is stuck: no statement may take longer than a minute."""
 SETTLE_SECONDS = 0.1
 """How often it is looked whether something that was left for later is due."""
 AWAY_SECONDS = 2.0
@@ -74,6 +78,14 @@ class Flushes(Protocol[B_contra, A_co]):
 
     def forget(self) -> None:
         """Believe nothing that was remembered of the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why batches could last not be written, and when."""
+
+    at: dt.datetime
+    reason: str
 
 
 class Unavailable(Exception):
@@ -130,6 +142,10 @@ class GroupCommit(Generic[B, A]):
         self._heavy: _Lane[B, A] = _Lane(threading.Condition(self._lock), 1)
         self._bytes = 0
         self._closing = False
+        self._failure: Failure | None = None
+        self._failing = False
+        self._begun: dict[str, float] = {}
+        """Since when each writer has been writing what it writes now."""
         self._threads = [
             threading.Thread(target=self._write_for_ever, args=(self._light,), name=f"writer-{number}", daemon=True)
             for number in range(limits.writers)
@@ -170,6 +186,25 @@ class GroupCommit(Generic[B, A]):
         """Batches in both queues."""
         return len(self._light.queue) + len(self._heavy.queue)
 
+    @property
+    def failure(self) -> Failure | None:
+        """Why batches could last not be written; it stays when others were written since."""
+        return self._failure
+
+    def fault(self) -> str | None:
+        """What keeps batches from being written now, in a sentence; None when nothing does, as far as was tried."""
+        if self._closing:
+            return None
+        if dead := [thread.name for thread in self._threads if thread.ident is not None and not thread.is_alive()]:
+            return f"{dead[0]} has ended"
+        longest = time.monotonic() - min(self._begun.copy().values(), default=time.monotonic())
+        if longest > STUCK_SECONDS:
+            return f"a group of batches has been written for {longest:.0f} s"
+        failed = self._failure
+        if self._failing and failed is not None and (self._clock() - failed.at).total_seconds() < FAULT_SECONDS:
+            return f"batches could not be written at {failed.at:%H:%M:%S}: {failed.reason}"
+        return None
+
     def close(self, seconds: float) -> None:
         """Take no more batches, commit those that wait for at most `seconds`, then turn the rest away."""
         deadline = time.monotonic() + seconds
@@ -207,7 +242,10 @@ class GroupCommit(Generic[B, A]):
                 lane.changed.wait_for(lambda: lane.queue or self._closing)
             group = self._take(lane, lane.most)
             if group:
+                name = threading.current_thread().name
+                self._begun[name] = time.monotonic()
                 connection = self._write(connection, group)
+                del self._begun[name]
             elif self._closing and not lane.queue:
                 break
         if connection is not None:
@@ -264,6 +302,7 @@ class GroupCommit(Generic[B, A]):
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
+        self._failing = False
         _tell(list(zip(group, answers, strict=True)))
         self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
         return connection
@@ -273,6 +312,8 @@ class GroupCommit(Generic[B, A]):
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
         log.warning("batches could not be written, their agents will send them again: %s", reason)
+        if not isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
+            self._failure, self._failing = Failure(self._clock(), reason), True
         _tell([(waiting, Unavailable(f"the database is away: {reason}")) for waiting in group])
         if connection is not None and not connection.broken:
             if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
@@ -292,6 +333,7 @@ class GroupCommit(Generic[B, A]):
             log.exception("batch %s cannot be written", waiting.batch.key)
             _tell([(waiting, error)])
             return connection
+        self._failing = False
         _tell([(waiting, answer)])
         return connection
 

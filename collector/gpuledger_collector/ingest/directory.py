@@ -22,6 +22,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _Entry = tuple[str, Any, int]
 """Name, what is written of it, latest instant that speaks of it."""
 MOST_REMEMBERED = 500_000
+RENEWED = dt.timedelta(days=1)
+"""How long names are remembered before they are written as seen again: those not seen for weeks may be removed."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class Directory:
     lock: threading.Lock = field(default_factory=threading.Lock)
     _state: object = field(default_factory=object)
     """Another one whenever something known is written anew or forgotten: until then, what was found stays true."""
+    _since: dt.datetime | None = None
+    """Since when names are remembered."""
 
     def number(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> list[Numbered]:
         """These batches with the ids of all that they name, written first where it is new or changed.
@@ -80,6 +84,7 @@ class Directory:
         Lists that came before are looked up once: what they name is known, and as they say, as long as nothing that
         was known changes.
         """
+        self._renew(now)
         found = [self._recall(batch) for batch in batches]
         others = [batch for batch, known in zip(batches, found, strict=True) if known is None]
         if others:
@@ -128,6 +133,7 @@ class Directory:
 
     def learn(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> Ids:
         """The ids of all that these batches name, written first where it is new or changed."""
+        self._renew(now)
         ids = Ids({}, {}, {})
         with self.lock:
             self._forget_when_full()
@@ -156,6 +162,12 @@ class Directory:
         with self.lock:
             self.nodes, self.accelerators, self.workloads = {}, {}, {}
             self._state = object()
+
+    def _renew(self, now: dt.datetime) -> None:
+        """Learn everything anew after a while, so that what is in use is seen in the database."""
+        if self._since is None or not dt.timedelta(0) <= now - self._since < RENEWED:
+            self._since = now
+            self.forget()
 
     def _forget_when_full(self) -> None:
         for known in (self.accelerators, self.workloads):
@@ -291,7 +303,8 @@ def write_accelerators(connection: Connection, faces: list[WireAccelerator]) -> 
         ON CONFLICT (uuid) DO UPDATE SET
             device_uuid = excluded.device_uuid, model = excluded.model, mig_instance = excluded.mig_instance,
             gpu_micro = excluded.gpu_micro, memory_bytes = coalesce(excluded.memory_bytes, old.memory_bytes),
-            gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause
+            gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause,
+            last_seen_at = now()
         """,
         (
             [face.uuid for face in faces],
@@ -322,7 +335,7 @@ def write_workloads(connection: Connection, entries: list[_Entry], now: dt.datet
             AS new (key, kind, id, user_name, account, name, tags)
         ON CONFLICT (key) DO UPDATE SET
             user_name = coalesce(excluded.user_name, old.user_name), account = coalesce(excluded.account, old.account),
-            name = coalesce(excluded.name, old.name), tags = excluded.tags
+            name = coalesce(excluded.name, old.name), tags = excluded.tags, last_seen_at = now()
         """,
         (
             now,
