@@ -14,10 +14,10 @@ phase = "pre"
 
 
 def upgrade() -> None:
-    """What is there counts as named now: nothing goes before its time."""
+    """New rows count as named when they are made; of those that are there it is not known, and begins to count later."""
     for table in ("accelerator", "workload"):
-        op.execute(f"ALTER TABLE {table} ADD COLUMN last_seen_at timestamptz NOT NULL DEFAULT now()")
-    op.execute("CREATE INDEX ix_workload_last_seen_at ON workload (last_seen_at)")
+        op.execute(f"ALTER TABLE {table} ADD COLUMN last_seen_at timestamptz")
+        op.execute(f"ALTER TABLE {table} ALTER COLUMN last_seen_at SET DEFAULT now()")
 
 
 def downgrade() -> None:

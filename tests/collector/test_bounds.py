@@ -115,7 +115,7 @@ def test_json_is_bounded_as_msgpack_is(name):
 def test_a_name_that_comes_twice_in_json_is_refused():
     """The first of the two would be decoded, and nobody would have counted it."""
     with pytest.raises(Refused, match="comes twice") as refusal:
-        decode(json_with(workloads=repeated(WORKLOAD, 100_000)) [:-1] + b',"workloads":[]}', "application/json", "")
+        decode(json_with(workloads=repeated(WORKLOAD, 100_000))[:-1] + b',"workloads":[]}', "application/json", "")
     assert refusal.value.status == 400
 
 

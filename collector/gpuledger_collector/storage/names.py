@@ -68,6 +68,14 @@ def _forget(connection: Connection, table: str, before: dt.datetime, gives_way: 
     names = {"table": sql.Identifier(table)}
     with connection.transaction():
         connection.execute("CREATE TEMP TABLE candidate (id bigint PRIMARY KEY) ON COMMIT DROP")
+        # Rows of before this was noted: their time begins now.
+        connection.execute(
+            sql.SQL(
+                "UPDATE {table} SET last_seen_at = now() WHERE id = ANY(ARRAY("
+                "SELECT id FROM {table} WHERE last_seen_at IS NULL LIMIT %s))"
+            ).format(**names),
+            (CANDIDATES,),
+        )
         looked_at = connection.execute(
             sql.SQL(
                 "INSERT INTO candidate SELECT id FROM {table} WHERE last_seen_at < %s ORDER BY last_seen_at LIMIT %s"

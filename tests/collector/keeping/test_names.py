@@ -94,6 +94,19 @@ def test_a_name_in_use_is_seen_each_day_and_learnt_anew_when_it_has_gone(dsn, mo
             assert rows(dsn, query) == [(0,)]
 
 
+def test_names_of_before_this_was_noted_have_their_time_before_them(dsn):
+    """Rows that an older version wrote count as seen when they are first looked at."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO workload (key, kind, external_id, first_seen_at, last_seen_at)"
+            " VALUES ('x', 'slurm', 'x', now() - interval '1 year', NULL)"
+        )
+        with psycopg.connect(dsn, autocommit=True) as job:
+            assert names.forget_unused(job, "workload", NOW - dt.timedelta(days=37)) == 0
+        with psycopg.connect(dsn, autocommit=True) as job:
+            assert names.forget_unused(job, "workload", NOW + dt.timedelta(days=37)) == 1
+
+
 def test_a_program_that_stops_gives_way(dsn):
     """Nothing goes half-way, and the lock of imports is given back."""
     with running(dsn) as collector:
