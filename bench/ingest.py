@@ -276,7 +276,7 @@ def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[flo
 def collecting() -> Iterator[CollectorProcess]:
     """A collector of this run's own, without its jobs."""
     folder = open_folder("gpuledger-bench-")
-    made = CollectorProcess(folder, GPULEDGER_JOBS="false")
+    made = CollectorProcess(folder, GPULEDGER_JOBS="false", GPULEDGER_NODE_NAMES_PER_SECOND="0")
     try:
         made.start()
         made.wait_ready()

@@ -53,7 +53,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         # What a setting can spoil comes before anything is started, or is said to be alive.
         parts = wiring.collector(settings, opened)
         schedule = wiring.schedule(settings, opened, parts.metrics)
-        presence, readers = wiring.presence(opened), wiring.reader_watch(opened)
+        presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
+        parts.readiness.heartbeat = lambda: presence.error
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
         presence.start()

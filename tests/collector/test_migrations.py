@@ -143,7 +143,7 @@ def test_a_decision_of_before_gets_its_contested_owner_and_its_days_are_rated_ag
             config.attributes["connection"] = connection
             change(config, revision)
 
-    step(command.downgrade, "0038")
+    step(command.downgrade, "0028")
     step(command.downgrade, "-1")
     with open_connection(dsn) as connection:
         for number, line in ((1, None), (2, "ab")):

@@ -29,9 +29,12 @@ class CollectorProcess:
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.port = free_port()
-        self.environment = environment(
-            GPULEDGER_DATA_DIR=str(folder / "data"), GPULEDGER_LISTEN=f"127.0.0.1:{self.port}", **settings
-        )
+        own = {
+            "GPULEDGER_DATA_DIR": str(folder / "data"),
+            "GPULEDGER_LISTEN": f"127.0.0.1:{self.port}",
+            "GPULEDGER_MAX_EVIDENCE_AGE_DAYS": "0",  # tests and measurements send fixed days
+        }
+        self.environment = environment(**{**own, **settings})
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

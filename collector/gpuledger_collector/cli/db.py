@@ -107,7 +107,7 @@ def partitions(
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """List the day partitions of the big tables with their sizes."""
+    """List the partitions of the big tables, days and months, with their sizes."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import partitions as days
         from gpuledger_collector.storage.engine import open_connection

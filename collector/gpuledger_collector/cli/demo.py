@@ -243,6 +243,8 @@ def set_up(output: Path, port: int) -> Stage:
         "GPULEDGER_LISTEN": f"127.0.0.1:{chosen}",
         "GPULEDGER_MAIL_DIR": str(folder / "mails"),
         "GPULEDGER_MAIL_FROM": "gpuledger@example.com",
+        # the simulated fleet sends a past month through real batches
+        "GPULEDGER_MAX_EVIDENCE_AGE_DAYS": "0",
         # the month is replayed day by day; a watch before that would tell of all of it at once
         "GPULEDGER_BUDGET_SECONDS": "3600",
     }

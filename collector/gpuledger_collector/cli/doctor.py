@@ -129,6 +129,7 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("bad", "proof", f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
                       "gpuledger reconcile --from DATE --to DATE names them")  # fmt: skip
     yield from jobs(seen, now_ms)
+    yield from writing(seen)
     for claim in seen.claims:
         yield Finding("bad", "integrity", claim.sentence(),
                       "look at the node; gpuledger import inventory says who is right")  # fmt: skip
@@ -187,6 +188,21 @@ def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("note", "jobs", "no job has run yet: reports rate what they need themselves", "gpuledger serve")
     elif not seen.failed_jobs:
         yield Finding("ok", "jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
+
+
+def writing(seen: Signs) -> Iterator[Finding]:
+    """What keeps, or kept, batches from being written."""
+    from gpuledger_collector.storage.partitions import MOST_PARTITIONS
+
+    for host, error in seen.failed_writers:
+        yield Finding("bad", "writer", f"{host} could not write batches, last at {error}",
+                      "agents send them again; see the collector's log and /readyz")  # fmt: skip
+    if seen.partitions > MOST_PARTITIONS:
+        yield Finding("bad", "partitions", f"{seen.partitions} partitions, over {MOST_PARTITIONS} plans get slow",
+                      "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
+                      "max_evidence_age_days keeps old days out")  # fmt: skip
+    else:
+        yield Finding("ok", "partitions", f"{plural(seen.partitions, 'partition')} of evidence")
 
 
 def hours(gpu_ns: int) -> int:

@@ -238,9 +238,13 @@ def samples(
         parsed = read_samples(file, start_ms, _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import imports
+        from gpuledger_collector.storage import imports, partitions
+        from gpuledger_collector.wiring import now
 
-        _carry_out(opened, "samples", lambda connection: imports.add_samples(connection, parsed.rows), dry_run)
+        before_ms = partitions.coarse_before(round(now().timestamp() * 1000))
+        _carry_out(
+            opened, "samples", lambda connection: imports.add_samples(connection, parsed.rows, before_ms), dry_run
+        )
 
 
 @app.command(epilog="Example: gpuledger import bill aws-2026-10.csv.gz")

@@ -142,13 +142,14 @@ def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
     return days
 
 
-def add_samples(connection: Connection, rows: Sequence[SampleRow]) -> ImportOutcome:
+def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0) -> ImportOutcome:
     """Add samples by accelerator and instant; those that are there already stay as they are. Commits nothing.
 
     Accelerators that nobody knows yet are made, without capacity: samples show activity, not who was there to be held.
+    Months that ended by `coarse_before_ms` get one partition each.
     """
     locks.take(connection, Lock.IMPORTS)
-    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows})
+    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms)
     uuids = sorted({row.uuid for row in rows})
     connection.execute(
         "INSERT INTO accelerator (uuid, device_uuid) SELECT u, u FROM unnest(%s::text[]) AS u ON CONFLICT DO NOTHING",

@@ -247,7 +247,8 @@ class LedgerUnit:
             "SELECT u.workload_id, u.start_ms, u.end_ms, u.gpu_micro, u.gpu_model, u.pool, u.node, "
             "coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
             "WHERE t.workload_id = u.workload_id)), w.key "
-            "FROM imported_usage u JOIN workload w ON w.id = u.workload_id WHERE u.start_ms < %s AND (u.end_ms IS NULL OR u.end_ms > %s) ORDER BY w.key, u.start_ms",
+            "FROM imported_usage u JOIN workload w ON w.id = u.workload_id "
+            "WHERE u.start_ms < %s AND (u.end_ms IS NULL OR u.end_ms > %s) ORDER BY w.key, u.start_ms",
             (day.end_ms, day.start_ms),
         )
         return [ImportedUsage(*row) for row in rows]

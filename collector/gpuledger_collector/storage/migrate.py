@@ -30,7 +30,7 @@ PHASES = ("pre", "post")
 LOCK_TRIES = 60
 LOCK_PAUSE_SECONDS = 2.0
 """Between two tries of a migration that did not get its locks: whoever queued up behind it goes first."""
-_PARTITION = re.compile(r"_p\d{8}$")
+_PARTITION = re.compile(r"_(p\d{6}(\d\d)?|merging)$")
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Upgraded:
 
 
 def own_objects(_entry: Any, name: str | None, kind: str, _reflected: bool, _compared: Any) -> bool:
-    """Which objects of a database belong to the declared schema: all but the partitions of a day."""
+    """Which objects of a database belong to the declared schema: all but the partitions of days and months."""
     return not (kind == "table" and name is not None and _PARTITION.search(name))
 
 

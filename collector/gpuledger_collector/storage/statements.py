@@ -94,9 +94,7 @@ def workloads(connection: Connection, level: str, owner: str, period: Period) ->
         """.format(belongs=f"(l.owner_id IN ({ids}){_nobody(owner)})"),
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
-    return [
-        replace(Job(_called(row[0]), *row[1:5], *_integers(row[6:])), correction_of=row[5]) for row in rows
-    ]
+    return [replace(Job(_called(row[0]), *row[1:5], *_integers(row[6:])), correction_of=row[5]) for row in rows]
 
 
 def _called(name: str | None) -> str:

@@ -158,8 +158,8 @@ def mark_evidence(connection: Connection, accelerator_ids: Sequence[int], start_
         "INSERT INTO dirty_hour (accelerator_id, hour_ms) "
         "SELECT DISTINCT accelerator_id, h FROM stretch, "
         "generate_series(start_ms - start_ms %% %s, greatest(end_ms - 1, start_ms), %s) AS h "
-        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s",
-        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms),
+        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s",
+        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms, start_ms - _LONGEST_STRETCH_MS),
     )
 
 

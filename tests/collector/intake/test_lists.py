@@ -140,7 +140,8 @@ class World:
             " WHERE uuid LIKE %s ORDER BY uuid",
             "SELECT key, tags, user_name FROM workload WHERE key LIKE %s ORDER BY key",
             "SELECT a.uuid, n.name, pool, gpu_model, c.gpu_micro, in_ms, out_ms, c.source FROM capacity c"
-            " JOIN accelerator a ON a.id = accelerator_id JOIN node n ON n.id = node_id WHERE a.uuid LIKE %s ORDER BY 1, in_ms",
+            " JOIN accelerator a ON a.id = accelerator_id JOIN node n ON n.id = node_id WHERE a.uuid LIKE %s"
+            " ORDER BY 1, in_ms",
             "SELECT a.uuid, n.name, kind, first_ms, last_ms FROM claim c JOIN accelerator a"
             " ON a.id = accelerator_id JOIN node n ON n.id = c.node_id WHERE a.uuid LIKE %s ORDER BY 1, 2, 3, 4",
             "SELECT a.uuid, s.start_ms, t.model, t.pool, t.gpu_micro, v.tags FROM stretch s JOIN accelerator a"

@@ -265,14 +265,15 @@ def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[
 def drop_stretches(connection: Connection, slots: _Slots) -> None:
     """Remove the stretches that were made of these slots before."""
     pairs = [(accelerator_id, slot) for accelerator_id, of_one in slots.items() for slot in of_one]
-    if not pairs:
-        return
-    first, last = min(slot for _, slot in pairs) - SLOT_MS, max(slot for _, slot in pairs) + SLOT_MS
-    connection.execute(
-        "DELETE FROM stretch USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
-        " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
-        ([one for one, _ in pairs], [slot // SLOT_MS for _, slot in pairs], EPOCH, first, last),
-    )
+    # Day by day, so that each statement reaches the partitions of that day and not of all between two far ones.
+    for day in sorted({slot // DAY_MS for _, slot in pairs}):
+        of_day = [(accelerator_id, slot) for accelerator_id, slot in pairs if slot // DAY_MS == day]
+        first, last = min(slot for _, slot in of_day) - SLOT_MS, max(slot for _, slot in of_day) + SLOT_MS
+        connection.execute(
+            "DELETE FROM stretch USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
+            " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
+            ([one for one, _ in of_day], [slot // SLOT_MS for _, slot in of_day], EPOCH, first, last),
+        )
 
 
 def mark_hours_of(connection: Connection, slots: _Slots) -> None:

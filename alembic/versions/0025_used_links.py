@@ -1,13 +1,13 @@
 """Links of mails that were used: each changes something once.
 
-Revision ID: 0032
-Revises: 0022
+Revision ID: 0025
+Revises: 0024
 """
 
 from alembic import op
 
-revision = "0032"
-down_revision = "0022"
+revision = "0025"
+down_revision = "0024"
 branch_labels = None
 depends_on = None
 phase = "pre"

@@ -1,13 +1,13 @@
 """Locks that a role for reading cannot hold, and the roles whose sessions are watched.
 
-Revision ID: 0030
-Revises: 0022
+Revision ID: 0024
+Revises: 0023
 """
 
 from alembic import op
 
-revision = "0030"
-down_revision = "0022"
+revision = "0024"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 phase = "pre"

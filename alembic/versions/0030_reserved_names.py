@@ -3,14 +3,14 @@
 Rating escapes such names from now on. What was rated before shows its time in the reports' own row until then; days of
 closed months stay as they were sealed.
 
-Revision ID: 0036
-Revises: 0023
+Revision ID: 0030
+Revises: 0029
 """
 
 from alembic import op
 
-revision = "0036"
-down_revision = "0023"
+revision = "0030"
+down_revision = "0029"
 branch_labels = None
 depends_on = None
 phase = "post"
