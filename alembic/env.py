@@ -1,6 +1,6 @@
 """How Alembic reaches the database: through the connection that the caller hands over, else by GPULEDGER_DSN.
 
-One migration runs at a time, whichever replica starts it: an advisory lock is held on the connection. Locks on tables
+One migration runs at a time, whichever replica starts it: storage/migrate.py holds a lock beside it. Locks on tables
 are waited for briefly (a migration must never queue up every reader and writer behind itself), and no statement runs
 for ever. Each migration is a transaction, with the record of its phase; storage/migrate.py tries again when it gets no
 lock.
@@ -11,7 +11,6 @@ import os
 from alembic import context
 from sqlalchemy import Connection, create_engine, text
 
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.migrate import own_objects
 from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.viewer_wall import lower
@@ -23,7 +22,6 @@ STATEMENT_TIMEOUT = "30min"
 
 def run(connection: Connection) -> None:
     """Run what is asked on this connection."""
-    connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": Lock.MIGRATIONS.value})
     try:
         connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
         connection.execute(text(f"SET statement_timeout = '{STATEMENT_TIMEOUT}'"))
@@ -44,8 +42,6 @@ def run(connection: Connection) -> None:
     finally:
         connection.rollback()
         connection.connection.rollback()  # what `lower` began, of which SQLAlchemy knows nothing
-        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": Lock.MIGRATIONS.value})
-        connection.commit()
 
 
 def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN201 - Alembic's own types

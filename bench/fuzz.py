@@ -42,6 +42,16 @@ from fakes.prometheus import WRITE, headers, one, pod, scrape, snappy, two
 from gpuledger_agent.wire import encode
 
 NOW_MS = NOON_MS + 86_400_000
+NO_QUOTAS = {
+    f"GPULEDGER_NODE_{name}": "0"
+    for name in (
+        "BYTES_PER_SECOND",
+        "INFLATED_BYTES_PER_SECOND",
+        "NAMES_PER_SECOND",
+        "NEW_NAMES_PER_HOUR",
+        "NEW_DAYS_PER_HOUR",
+    )
+}
 ODD = [
     None, True, False, 0, 1, -1, 127, 2**31, -(2**31), 2**53, 2**63 - 1, -(2**63), 2**64 - 1, NOON_MS, 1e308, -0.0,
     float("inf"), float("-inf"), float("nan"), "", "\0", "held", "f4", "x" * 300, "\ud7ff\U0010ffff",
@@ -194,7 +204,7 @@ class OverHttp:
 
     def __init__(self) -> None:
         self.folder = open_folder("gpuledger-fuzz-")
-        self.collector = CollectorProcess(self.folder, GPULEDGER_NODE_BYTES_PER_SECOND="0", GPULEDGER_JOBS="false")
+        self.collector = CollectorProcess(self.folder, GPULEDGER_JOBS="false", **NO_QUOTAS)
         self.collector.start()
         self.collector.wait_ready()
         self.connection = http.client.HTTPConnection("127.0.0.1", self.collector.port, timeout=30)

@@ -253,7 +253,7 @@ def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[flo
         assert collector.process is not None
         postmaster = collector.postmaster()
         for run in range(given.runs + 1):
-            found.setdefault("floor", []).append(floor(collector.dsn(), postmaster, data.blocks[run]))
+            found.setdefault("floor", []).append(floor(collector.admin_dsn(), postmaster, data.blocks[run]))
             before = cpu_seconds(collector.process.pid), tree_seconds(postmaster)
             sent = closed(collector.port, data.ours[run])
             found.setdefault("collector alone", []).append(
@@ -276,7 +276,7 @@ def turns(given: argparse.Namespace, data: Data, found: dict[str, list[tuple[flo
 def collecting() -> Iterator[CollectorProcess]:
     """A collector of this run's own, without its jobs."""
     folder = open_folder("gpuledger-bench-")
-    made = CollectorProcess(folder, GPULEDGER_JOBS="false")
+    made = CollectorProcess(folder, GPULEDGER_JOBS="false", GPULEDGER_NODE_NAMES_PER_SECOND="0")
     try:
         made.start()
         made.wait_ready()

@@ -364,7 +364,7 @@ def latest_month(now_ms: int) -> Period:
     return month
 
 
-def filled(dsn: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
+def filled(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
     """DSNs of our two databases: a month of history, and `days`."""
     migrate.upgrade(dsn)
     values = {"gpus": gpus, "end": end_ms, "start": end_ms - MONTH * DAY_MS, "until": end_ms}
@@ -373,8 +373,11 @@ def filled(dsn: str, gpus: int, days: int, end_ms: int) -> dict[str, str]:
     HeatStore(dsn).make(end_ms - DAY_MS, end_ms)
     print(f"ours: {gpus} GPUs, written in {took:.0f} s; the day's heat made in {time.perf_counter() - begun:.1f} s")
     took = execute(dsn, HISTORY, values)
-    with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE year TEMPLATE "{conninfo_to_dict(dsn)["dbname"]}" STRATEGY FILE_COPY')
+    names = conninfo_to_dict(dsn)
+    with psycopg.connect(make_conninfo(admin, dbname="postgres"), autocommit=True) as connection:
+        connection.execute(
+            f'CREATE DATABASE year TEMPLATE "{names["dbname"]}" STRATEGY FILE_COPY OWNER "{names["user"]}"'
+        )
     year = make_conninfo(dsn, dbname="year")
     more = execute(year, HISTORY, {**values, "start": end_ms - days * DAY_MS, "until": end_ms - MONTH * DAY_MS})
     for one in (dsn, year):
@@ -399,7 +402,7 @@ def main() -> int:
         dsn = server.acquire()
         stack.callback(server.release)
         sides: dict[str, dict[str, Ask]] = {}
-        for name, one in filled(dsn, given.gpus, given.days, end).items():
+        for name, one in filled(dsn, server.admin_dsn, given.gpus, given.days, end).items():
             connection = stack.enter_context(psycopg.connect(one, autocommit=True))
             sides[name] = ours(connection, end)
         if shutil.which("victoria-metrics"):

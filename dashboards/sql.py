@@ -79,16 +79,32 @@ DAY_TIME = f'{drawn(date("l.day_ms"))} AS "time"'
 OWNER = "LEFT JOIN owner o ON o.id = l.owner_id"
 
 _COLUMNS = """owner_id, state, pool, gpu_model, currency, cost_micro, idle_cost_micro"""
+_AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
+    to_char(to_timestamp(day_ms / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM'))"""
 LEDGER = f"""(
-    SELECT day_ms, {_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns FROM ledger_day
-    UNION ALL SELECT booked_day_ms, {_COLUMNS}, gpu_ns::numeric, busy_ns::numeric, idle_ns::numeric, unknown_ns::numeric
-    FROM correction)"""
-"""What is billed: the daily ledger, and corrections of closed days on the open day in which they are booked."""
+    SELECT day_ms, {_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns, '' AS correction_of FROM ledger_day
+    UNION ALL SELECT booked_day_ms, {_COLUMNS}, gpu_ns::numeric, busy_ns::numeric, idle_ns::numeric,
+        unknown_ns::numeric, {_AMENDS} FROM correction)"""
+"""What is billed: the daily ledger, and corrections of closed days on the open day in which they are booked.
+
+`correction_of` is the closed month of a correction: it may take time back, so it is no part of a team's own hours.
+"""
+OWN = "l.correction_of = ''"
+"""Time of the range's own days, corrections of closed months left out."""
+CORRECTION = "nullif(l.correction_of, '') AS \"correction of\""
+"""A column that keeps corrections in rows of their own."""
 _LINE = f"""{_COLUMNS}, gpu_ns, busy_ns, idle_ns, unknown_ns, accelerator_id, workload_id, start_ms, end_ms, node,
     energy_mj"""
 CHARGES = f"""(
-    SELECT day_ms, {_LINE} FROM charge UNION ALL SELECT booked_day_ms, {_LINE} FROM correction)"""
+    SELECT day_ms, {_LINE}, '' AS correction_of FROM charge
+    UNION ALL SELECT booked_day_ms, {_LINE}, {_AMENDS} FROM correction)"""
 """The same, line by line."""
+
+
+def apart(name: str) -> str:
+    """The name of a series, corrections in one of their own for each month that they amend."""
+    return f"CASE WHEN {OWN} THEN {name} ELSE 'correction of ' || l.correction_of END"
+
 
 ACCELERATORS = """
     SELECT a.id, a.uuid, a.model, a.gpu_index, a.gpu_micro, a.memory_bytes, a.health, a.health_cause, c.pool,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_agent import __version__
+from gpuledger_agent.escapes import escape_lines, escape_text
 from gpuledger_agent.readings import AgentError, SourceUnavailable
 from gpuledger_agent.settings import SOURCES, Settings, SettingsError, load
 from gpuledger_agent.words import plural
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(DONE)
     except OSError as error:
         code, sentence = LACKING, f"{error.filename or 'the system'}: {error.strerror or error}"
-    print(f"gpuledger-agent: {sentence}", file=sys.stderr)
+    print(f"gpuledger-agent: {escape_text(sentence)}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -200,7 +201,7 @@ def simulate_command(given: argparse.Namespace) -> int:
         print("\n".join(node_names(settings.seed)))
         return DONE
     if given.story:
-        print(chronicle(settings, given.start, given.end))
+        print(escape_lines(chronicle(settings, given.start, given.end)))
         return DONE
     address = given.collector or settings.collector_url
     return simulate(settings, given.start, given.end, given.step, address, only=given.only, without=given.without)
@@ -223,11 +224,12 @@ def queue_command(given: argparse.Namespace) -> int:
             else:
                 gpus = f"{sum(one.gpus for one in waiting):g}"
                 said = send(body, settings.collector_url, settings.token_path, settings.ca_file)
-                print(f"{source}: {plural(len(waiting), 'job')} waiting for {plural(gpus, 'GPU')} ({said})", flush=True)
+                sentence = f"{source}: {plural(len(waiting), 'job')} waiting for {plural(gpus, 'GPU')} ({said})"
+                print(escape_text(sentence), flush=True)
         except AgentError as error:
             if given.every is None:
                 raise
-            print(f"gpuledger-agent: {error}", file=sys.stderr, flush=True)
+            print(f"gpuledger-agent: {escape_text(str(error))}", file=sys.stderr, flush=True)
         if given.every is None:
             return DONE
         time.sleep(max(1.0, given.every - (time.monotonic() - begun)))

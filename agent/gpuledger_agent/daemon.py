@@ -29,6 +29,7 @@ from types import FrameType
 
 from gpuledger_agent import release
 from gpuledger_agent.clock import Clock
+from gpuledger_agent.escapes import escape_text
 from gpuledger_agent.meter import Meter
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
@@ -78,6 +79,16 @@ def notify(state: str) -> None:
         channel.sendall(state.encode())
 
 
+class LineFormatter(logging.Formatter):
+    """A record is one line: what is not seen in it is an escape. The lines of a traceback stand indented below it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Level and message."""
+        first = f"{record.levelname} {escape_text(record.getMessage())}"
+        below = [] if record.exc_info is None else self.formatException(record.exc_info).split("\n")
+        return "\n    ".join([first, *map(escape_text, below)])
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
@@ -90,9 +101,7 @@ class JsonFormatter(logging.Formatter):
 def start_log(settings: Settings) -> None:
     """Logs go to standard error, as systemd and containers want them."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if settings.log_format == "json" else logging.Formatter("%(levelname)s %(message)s")
-    )
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else LineFormatter())
     log.handlers[:] = [handler]
     log.setLevel(settings.log_level.upper())
 

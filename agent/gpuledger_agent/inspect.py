@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuledger_agent.catalogue import BY_NAME, METRICS
+from gpuledger_agent.escapes import escape_text
 from gpuledger_agent.join import Witnesses, ask
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.places import Places
@@ -178,7 +179,7 @@ def once_text(seen: Mapping[str, Any]) -> str:
         health = entry["health"] or {"status": "unknown", "cause": ""}
         cause = f" ({health['cause']})" if health["cause"] else ""
         owner = ", ".join(f"{holder['kind']} {holder['id']}" for holder in entry["owner"]) or "nobody"
-        lines.append(f"\n{entry['index']}: {entry['model']}{mig} {entry['uuid']}")
+        lines += ["", f"{entry['index']}: {entry['model']}{mig} {entry['uuid']}"]
         lines.append(f"   health {health['status']}{cause}; held by {owner}; {len(entry['metrics'])} metrics")
         lines += [f"   {name:48} {_shown(name, value)}" for name, value in entry["metrics"].items()]
         lines += [
@@ -186,7 +187,7 @@ def once_text(seen: Mapping[str, Any]) -> str:
             for name, several in entry["series"].items()
             for one in several
         ]
-    return "\n".join(lines)
+    return "\n".join(map(escape_text, lines))
 
 
 def label(labels: Mapping[str, str]) -> str:
@@ -204,7 +205,8 @@ def check(settings: Looking) -> tuple[str, int]:
     try:
         inventory, samples, witnesses = look(settings)
     except SourceUnavailable as error:
-        return f"source {settings.source}: {error}\nThe agent would run, keep its heartbeat and try again.", LACKING
+        said = escape_text(f"source {settings.source}: {error}")
+        return f"{said}\nThe agent would run, keep its heartbeat and try again.", LACKING
     lines = [
         f"source {settings.source}, driver {inventory.driver or 'unknown'}: "
         f"{plural(len(inventory.accelerators), 'accelerator')}"
@@ -213,13 +215,13 @@ def check(settings: Looking) -> tuple[str, int]:
     sick = bool(inventory.problems)
     by_uuid = {sample.uuid: sample for sample in samples}
     for entry in inventory.accelerators:
-        lines.append(f"\n{entry.index}: {entry.model} {entry.mig_instance or ''} {entry.uuid}")
+        lines += ["", f"{entry.index}: {entry.model} {entry.mig_instance or ''} {entry.uuid}"]
         sample = by_uuid.get(entry.uuid)
         lines += ["   gave no sample"] if sample is None else checked(sample)
         differ = witnesses.disagreement(entry.uuid, _processes(sample))
         lines += [f"   {differ}"] if differ else []
         sick = sick or sample is None or sample.health.status != "ok"
-    return "\n".join(lines), FINDINGS if sick else DONE
+    return "\n".join(map(escape_text, lines)), FINDINGS if sick else DONE
 
 
 def checked(sample: Sample) -> list[str]:
@@ -284,10 +286,10 @@ def main(arguments: Sequence[str]) -> int:
             return DONE
         text, code = check(settings)
     except SourceUnavailable as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{escape_text(str(error))}\n")
         return LACKING
     except BadSpan as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{escape_text(str(error))}\n")
         return BAD_INPUT
     except OSError as error:
         sys.stderr.write(f"{error.filename or 'the system'}: {error.strerror or error}\n")

@@ -28,6 +28,7 @@ import msgspec
 
 from gpuledger_agent import wire
 from gpuledger_agent.batches import pack, unpack
+from gpuledger_agent.escapes import escape_text
 from gpuledger_agent.spool import Holds, Spool, Spooled
 
 log = logging.getLogger("gpuledger_agent")
@@ -268,8 +269,8 @@ class Pusher:
                 log.info("the collector takes batches again")
         elif self.problem not in self._said and len(self._said) < MOST_SAID:
             self._said.add(self.problem)
-            words = "".join(letter if letter.isprintable() else " " for letter in self.problem)
-            log.warning("delivery: %s; %d batches wait in the spool", words, self._spool.counts().pending)
+            words, waiting = escape_text(self.problem), self._spool.counts().pending
+            log.warning("delivery: %s; %d batches wait in the spool", words, waiting)
 
     def drain(self, stop: threading.Event, wake: threading.Event, moved: Callable[[], None]) -> None:
         """The push loop: until `stop`, sends whenever something waits; `moved` is called each round (watchdog)."""

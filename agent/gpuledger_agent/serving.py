@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuledger_agent.counted import parse
+from gpuledger_agent.escapes import escape_text
 from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.readings import Holder, Workload
 
@@ -197,7 +198,7 @@ class CounterReader:
     def _say(self, source: str, sentence: str) -> None:
         if self._said.get(source, "") != sentence:
             self._said[source] = sentence
-            name = "".join(letter if letter.isprintable() else "?" for letter in source)  # a file's is its user's
+            name = escape_text(source)  # a file's is its user's
             if sentence:
                 log.warning("counters of %s: %s", name, sentence)
             else:

@@ -1,6 +1,6 @@
 """When jobs run, and which replica runs them.
 
-Every replica has the schedule, one holds the advisory lock: it runs the jobs until its connection ends, and then any
+Every replica has the schedule, one holds the lock: it runs the jobs until its connection ends, and then any
 other may take over. Jobs are idempotent, so the moment of a handover costs work and nothing else. A run is a row in
 `job_run` from its start on, so that one that was killed can be told from one that never was.
 """
@@ -20,6 +20,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Lock
 
@@ -45,7 +46,7 @@ class Job:
 
 
 class Leadership:
-    """Whether this replica runs the jobs: an advisory lock on a connection that serves for nothing else."""
+    """Whether this replica runs the jobs: a lock on a connection that serves for nothing else."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -67,8 +68,7 @@ class Leadership:
 
     def _take(self) -> bool:
         connection = self._connect()
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (Lock.JOBS,)).fetchone()
-        if row is None or not row[0]:
+        if not locks.seize(connection, Lock.JOBS):
             connection.close()
             return False
         self._connection = connection

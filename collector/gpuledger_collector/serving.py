@@ -24,6 +24,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
+from gpuledger_agent.escapes import escape_text
 from gpuledger_collector import wiring
 from gpuledger_collector.api.auth.keys import Files
 from gpuledger_collector.api.limits import guarded
@@ -49,12 +50,15 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         signal.signal(number, lambda *_: None)
     allow_many_files()
     with listen(settings) as listener, wiring.database(settings) as opened:
+        # What a setting can spoil comes before anything is started, or is said to be alive.
         parts = wiring.collector(settings, opened)
+        schedule = wiring.schedule(settings, opened, parts.metrics)
+        presence, readers = wiring.presence(opened, parts.last_error), wiring.reader_watch(opened)
+        parts.readiness.heartbeat = lambda: presence.error
         signal.signal(signal.SIGHUP, lambda *_: reload_tokens(settings, parts))
         parts.commit.start()
-        presence = wiring.presence(opened)
         presence.start()
-        schedule = wiring.schedule(settings, opened, parts.metrics)
+        readers.start()
         if settings.jobs:
             schedule.start()
         stopping = watch(opened.server)
@@ -65,6 +69,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             stopping()
             stop(settings, parts, schedule)
+            readers.stop()
             presence.stop()
 
 
@@ -209,6 +214,16 @@ def notify_systemd(state: str) -> None:
         channel.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
+def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A record is one line: what is not seen in it is an escape. The lines of a traceback stand indented below it."""
+    for name, value in event.items():
+        if name in {"exception", "stack"}:
+            event[name] = "\n".join(f"    {escape_text(line)}" for line in str(value).split("\n"))
+        elif isinstance(value, str):
+            event[name] = escape_text(value)
+    return event
+
+
 def configure_logging(settings: Settings) -> None:
     """Every log line of every library through structlog to standard error."""
     shared: list[structlog.typing.Processor] = [
@@ -221,7 +236,8 @@ def configure_logging(settings: Settings) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
-    last = [structlog.processors.format_exc_info, renderer] if as_json else [renderer]
+    lines = [] if as_json else [escaped]
+    last: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, *lines, renderer]
     handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -71,6 +71,32 @@ class Settings:
     node_bytes_per_second: int = field(
         default=2 * 1024 * 1024, metadata={"help": "bytes of bodies of one node; bursts of a minute are taken; 0: any"}
     )
+    node_inflated_bytes_per_second: int = field(
+        default=8 * 1024 * 1024,
+        metadata={"help": "the same after decompression; bursts of a minute are taken; 0: any"},
+    )
+    node_names_per_second: int = field(
+        default=500,
+        metadata={"help": "accelerators and workloads that one node lists; bursts of a minute are taken; 0: any"},
+    )
+    node_new_names_per_hour: int = field(
+        default=20_000, metadata={"help": "accelerators and workloads of one node that are new to a collector; 0: any"}
+    )
+    node_new_days_per_hour: int = field(
+        default=200,
+        metadata={"help": "days of samples and of usage of one node that are new to a collector; 0: any"},
+    )
+    least_free_bytes: int = field(
+        default=256 * 1024 * 1024,
+        metadata={"help": "free bytes on the disk of the embedded database, below which /readyz says 503; 0: any"},
+    )
+    max_evidence_age_days: int = field(
+        default=37,
+        metadata={
+            "help": "age of the oldest evidence that agents and remote write may send, 37 days or more: agents hold 35;"
+            " 0: any, for replays and simulations. Older evidence comes by import"
+        },
+    )
     remote_write_samples_per_second: int = field(
         default=200_000,
         metadata={"help": "samples of one sender of remote write; bursts of a minute are taken; 0: any"},
@@ -329,6 +355,9 @@ _POSITIVE = (
 LEAST_STRETCH_DAYS = 39
 """An agent may hold 35 days; two more as for the batch ledger, one whole day, and one that stretches reach into."""
 
+LEAST_EVIDENCE_DAYS = 37
+"""An agent may hold a batch for 35 days, rollups included; two more, so that nothing is refused for a slow clock."""
+
 LEAST_MINUTE_DAYS = 30
 """Recommendations read the minutes of 28 days; and the search for idle accelerators goes back a few hours more."""
 
@@ -375,6 +404,10 @@ def _retention_faults(settings: Settings) -> list[str]:
     if settings.keep_batches_days < LEAST_BATCH_DAYS:
         faults.append(
             f"keep_batches_days: must be {LEAST_BATCH_DAYS} or more, or a batch that an agent sends again counts twice"
+        )
+    if settings.max_evidence_age_days and settings.max_evidence_age_days < LEAST_EVIDENCE_DAYS:
+        faults.append(
+            f"max_evidence_age_days: must be 0 (any age) or {LEAST_EVIDENCE_DAYS} and more: agents may still hold it"
         )
     if settings.keep_series_days < 0:
         faults.append("keep_series_days: must be 0 (for ever) or more")

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from gpuledger_agent.wire import Answer
     from gpuledger_collector.api.batches import Intake
+    from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.ingest.commit import GroupCommit
     from gpuledger_collector.ingest.remote.metering import Metering
+    from gpuledger_collector.ingest.store import EnsurePartitions
     from gpuledger_collector.ingest.validate import Accepted
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.let_go import Keep
@@ -36,12 +38,16 @@ if TYPE_CHECKING:
     from gpuledger_collector.notify.links import AckLinks
     from gpuledger_collector.notify.sender import Sender
     from gpuledger_collector.notify.ways import Way
+    from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.embedded import EmbeddedServer
+    from gpuledger_collector.storage.reader_watch import ReaderWatch
     from gpuledger_collector.storage.replicas import Presence
 
-INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=30000"
+INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
 """An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
+TOKENS_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000"
+"""Every request waits for the tokens: whoever cannot read them soon says so."""
 
 
 def now() -> dt.datetime:
@@ -135,6 +141,13 @@ class Collector:
     metrics: Metrics
     leaving: threading.Event
     """Set once the process has been told to stop."""
+    readiness: Readiness
+
+    def last_error(self) -> tuple[dt.datetime, str] | None:
+        """When and why batches could last not be written."""
+        failures = [found for found in (self.commit.failure, self.remote.commit.failure) if found is not None]
+        newest = max(failures, key=lambda found: found.at, default=None)
+        return None if newest is None else (newest.at, newest.reason)
 
 
 def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datetime] = now) -> Collector:
@@ -145,12 +158,13 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write, samples, series
     from gpuledger_collector.api.auth.keys import Files, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
-    from gpuledger_collector.api.limits import Quota, Quotas
+    from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.commit import GroupCommit, Limits
     from gpuledger_collector.ingest.remote.store import RemoteStore
     from gpuledger_collector.ingest.store import Store
+    from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.storage import engine, partitions, placements, tokens
     from gpuledger_collector.storage.ledgers import Ledger
 
@@ -175,7 +189,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     ) -> Mapping[int, Placement]:
         return placements.settle(connection, accelerators, since_ms, lambda _: metrics.contested.inc())
 
-    store = Store(partitions.ensure, settle_placements)
+    store = Store(partition_maker(clock), settle_placements)
     limits = Limits(
         writers=settings.writers,
         flush_batches=settings.flush_batches,
@@ -186,27 +200,75 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     metrics.watch_queue(lambda: commit.waiting)
     keys = Keys(
         tokens.Book(
-            lambda: engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-tokens")
+            lambda: engine.open_connection(
+                opened.current_dsn(), autocommit=True, application="gpuledger-tokens", session=TOKENS_SESSION
+            )
         ),
         lambda: round(clock().timestamp() * 1000),
         Files.of(settings.agent_tokens(), settings.reader_tokens()),
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
         Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
-    quotas = Quotas.of(settings.node_samples_per_second, settings.node_bytes_per_second)
-    intake = batches.Intake(commit, metrics, clock, keys, settings.queue_bytes, quotas=quotas)
+    intake = batches.Intake(
+        commit,
+        metrics,
+        clock,
+        keys,
+        settings.queue_bytes,
+        max_age_ms=max_age_ms(settings),
+        quotas=quotas(settings),
+        news_of=store.news_of,
+    )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
     readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
     leaving = threading.Event()
-    made = app.create(intake, remote, metrics, lambda: lacking(opened), readers, leaving.is_set)
+    readiness = Readiness(
+        settings.data_dir if opened.server is not None else None,
+        settings.least_free_bytes,
+        (commit.fault, remote.commit.fault),
+        lambda: lacking(opened),
+        lambda: count_partitions(opened),
+        partitions.MOST_PARTITIONS,
+    )
+    made = app.create(intake, remote, metrics, readiness.problem, readers, leaving.is_set, readiness.note)
     made.include_router(queue.router(intake, readers.ledger))
     made.include_router(series.router(readers))
     made.include_router(samples.router(readers))
     if (links := ack_links(settings)) is not None:
         made.include_router(acks.router(links, readers.ledger, clock))
-    return Collector(made, intake, remote, commit, metrics, leaving)
+    return Collector(made, intake, remote, commit, metrics, leaving, readiness)
+
+
+def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
+    """What makes partitions for days: those of old months as a whole."""
+    from gpuledger_collector.storage import partitions
+
+    def ensure(connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]) -> object:
+        before_ms = partitions.coarse_before(round(clock().timestamp() * 1000))
+        return partitions.ensure(connection, table, days_ms, before_ms)
+
+    return ensure
+
+
+def quotas(settings: Settings) -> Quotas:
+    """What a node may send, by the settings."""
+    from gpuledger_collector.api.limits import HOUR_SECONDS, Quota, Quotas
+
+    return Quotas(
+        samples=Quota(settings.node_samples_per_second, "samples"),
+        bytes=Quota(settings.node_bytes_per_second, "bytes"),
+        inflated_bytes=Quota(settings.node_inflated_bytes_per_second, "decompressed bytes"),
+        names=Quota(settings.node_names_per_second, "accelerators and workloads"),
+        new_names=Quota(settings.node_new_names_per_hour / HOUR_SECONDS, "new names", burst_s=HOUR_SECONDS),
+        new_days=Quota(settings.node_new_days_per_hour / HOUR_SECONDS, "new days", burst_s=HOUR_SECONDS),
+    )
+
+
+def max_age_ms(settings: Settings) -> int | None:
+    """How old evidence of agents and of remote write may be, in milliseconds; None: of any age."""
+    return settings.max_evidence_age_days * 86_400_000 or None
 
 
 def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable[[str, int | None], Mapping[str, Any]]:
@@ -217,15 +279,27 @@ def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable
     return lambda pool, delay_s: guarded(lambda: scaling_of(fleet, pool, delay_s))
 
 
-def presence(opened: Database) -> Presence:
-    """The heartbeat of this process in the database. Nothing is started."""
+def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None) -> Presence:
+    """The heartbeat of this process in the database, with why it could last not write. Nothing is started."""
     from gpuledger_collector.storage import engine, migrate
     from gpuledger_collector.storage.replicas import Presence
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-heartbeat")
 
-    return Presence(connect, migrate.head())
+    return Presence(connect, migrate.head(), last_error)
+
+
+def reader_watch(opened: Database) -> ReaderWatch:
+    """What ends sessions of readers that go beyond their limits. Nothing is started."""
+    from gpuledger_collector.storage import engine
+    from gpuledger_collector.storage.reader_watch import ReaderWatch
+
+    def connect(session: str) -> psycopg.Connection[tuple[Any, ...]]:
+        dsn = opened.current_dsn()
+        return engine.open_connection(dsn, autocommit=True, application="gpuledger-watch", session=session)
+
+    return ReaderWatch(connect)
 
 
 def lacking(opened: Database) -> str | None:
@@ -237,6 +311,14 @@ def lacking(opened: Database) -> str | None:
     except StorageError as error:
         return str(error)
     return None
+
+
+def count_partitions(opened: Database) -> int:
+    """How many partitions of evidence there are. Raises StorageError, psycopg.Error."""
+    from gpuledger_collector.storage import engine, partitions
+
+    with engine.open_connection(opened.current_dsn(), autocommit=True) as connection:
+        return partitions.count(connection)
 
 
 def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule:
@@ -266,6 +348,7 @@ def jobs(
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
     from gpuledger_collector.jobs.let_go import let_go
+    from gpuledger_collector.jobs.merge_partitions import merge_partitions
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.roll_heat import roll_heat
@@ -275,7 +358,7 @@ def jobs(
     from gpuledger_collector.jobs.write_letters import write_letters
     from gpuledger_collector.notify import budget_mail, letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
-    from gpuledger_collector.storage import outbox, queues, scaling
+    from gpuledger_collector.storage import outbox, partitions, queues, scaling
     from gpuledger_collector.storage.archive import Archive
     from gpuledger_collector.storage.backtests import ForecastStore
     from gpuledger_collector.storage.budgets import BudgetBook
@@ -285,6 +368,7 @@ def jobs(
     from gpuledger_collector.storage.let_go import LetGoStore
     from gpuledger_collector.storage.let_go import forget_old as forget_records
     from gpuledger_collector.storage.letters import LetterBook
+    from gpuledger_collector.storage.merging import MergeStore
     from gpuledger_collector.storage.recommendations import RecommendationStore
     from gpuledger_collector.storage.series import SeriesStore
 
@@ -396,6 +480,19 @@ def jobs(
             lambda: pack_samples(Archive(opened.current_dsn(), stopping), retention(settings), now_ms()),
             apart=True,
         ),
+        Job(
+            "merge_partitions",
+            86_400,
+            lambda: counted(
+                merge_partitions(
+                    MergeStore(opened.current_dsn(), stopping),
+                    merged_tables(settings),
+                    partitions.coarse_before(now_ms()),
+                ),
+                "partitions merged",
+            ),
+            apart=True,
+        ),
     ]
 
 
@@ -408,12 +505,24 @@ def retention(settings: Settings) -> Retention:
     )
 
 
+def merged_tables(settings: Settings) -> list[str]:
+    """The tables whose days of old months become one partition; samples only where packing leaves them so long."""
+    from gpuledger_collector.storage import partitions
+
+    samples = ["gpu_sample"] if settings.pack_after_days > partitions.COARSE_AFTER_DAYS else []
+    return ["stretch", *samples]
+
+
 def kept_days(settings: Settings) -> Keep:
     """How long minutes, slow metrics and findings are kept, by the settings."""
     from gpuledger_collector.jobs.let_go import Keep
 
     return Keep(
-        settings.keep_minute_days, settings.keep_heat_days, settings.keep_state_days, settings.keep_finding_days
+        settings.keep_minute_days,
+        settings.keep_heat_days,
+        settings.keep_state_days,
+        settings.keep_finding_days,
+        settings.keep_batches_days,
     )
 
 
@@ -440,11 +549,11 @@ def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.remote.metering import Limits, Metering
     from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import partitions, placements
-    from gpuledger_collector.storage.locks import Lock
+    from gpuledger_collector.storage import locks, placements
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
-    return Metering(Store(partitions.ensure, placements.settle), limits, Lock.SCRAPES)
+    store = Store(partition_maker(now), placements.settle)
+    return Metering(store, limits, partial(locks.beside, lock=locks.Lock.SCRAPES))
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

@@ -36,8 +36,18 @@ UNIT = "CASE rows.currency {} ELSE 10000 END".format(
     " ".join(f"WHEN '{code}' THEN {10 ** (6 - minor_digits(code))}" for code in ODD)
 )
 """Micro-units in a minor unit."""
-KNOWN = "l.state = 'held' AND l.unknown_ns < l.gpu_ns"
+KNOWN = "l.state = 'held' AND (l.unknown_ns <> l.gpu_ns OR l.idle_ns <> 0)"
 """Where some of the activity is known; elsewhere idle time is unknown, not 0."""
+
+
+def floored(column: str, unit: str) -> str:
+    """Whole multiples of `unit` in a value, rounded down also below zero."""
+    return f"(div({column}, {unit}) - CASE WHEN mod({column}, {unit}) < 0 THEN 1 ELSE 0 END)"
+
+
+def remainder(column: str, unit: str) -> str:
+    """What `floored` leaves, never below zero."""
+    return f"mod(mod({column}, {unit}) + {unit}, {unit})"
 
 
 def rounded(column: str, unit: str) -> str:
@@ -47,12 +57,26 @@ def rounded(column: str, unit: str) -> str:
     earlier row. What is not known takes no part and stays unknown.
     """
     known = f"PARTITION BY rows.currency, {column} IS NULL"
-    whole = f"div(sum({column}) OVER ({known}), {unit})"
-    rest = f"mod(sum({column}) OVER ({known}), {unit})"
-    up = f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod({whole}, 2) = 1) THEN 1 ELSE 0 END"
-    left = f"{whole} + {up} - sum(div({column}, {unit})) OVER ({known})"
-    rank = f"row_number() OVER ({known} ORDER BY mod({column}, {unit}) DESC, rows.at)"
-    return f"(div({column}, {unit}) + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END) * {unit}"
+    total = f"sum({column}) OVER ({known})"
+    whole, rest = floored(total, unit), remainder(total, unit)
+    up = f"CASE WHEN 2 * {rest} > {unit} OR (2 * {rest} = {unit} AND mod(abs({whole}), 2) = 1) THEN 1 ELSE 0 END"
+    left = f"{whole} + {up} - sum({floored(column, unit)}) OVER ({known})"
+    rank = f"row_number() OVER ({known} ORDER BY {remainder(column, unit)} DESC, rows.at)"
+    return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END)"
+
+
+def divided(name: str, unit: str) -> str:
+    """A part of a cell in multiples of `unit`, so that its parts add up to what the cell was rounded to.
+
+    accounting.quantity.round_in_groups in SQL.
+    """
+    column, known = f"parts.{name}", f"PARTITION BY rows.at, parts.{name} IS NULL"
+    left = f"rows.{name}_units - sum({floored(column, unit)}) OVER ({known})"
+    rank = f"row_number() OVER ({known} ORDER BY {remainder(column, unit)} DESC, parts.correction_of)"
+    return f"({floored(column, unit)} + CASE WHEN {rank} <= {left} THEN 1 ELSE 0 END) * {unit}"
+
+
+MEASURES = ("ns", "idle_ns", "cost", "idle_cost")
 
 
 def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
@@ -63,35 +87,44 @@ def statement(levels: tuple[str, ...], names: tuple[str, ...]) -> str:
         ELSE coalesce(nullif(l.{level}, ''), '(unattributed)') END AS key{at}"""
         for at, level in enumerate(levels)
     )
-    groups = ", ".join(str(at + 1) for at in range(len(levels) + 1))
+    cells = ", ".join(["currency", *(f"key{at}" for at in range(len(levels)))])
+    groups = ", ".join(str(at + 1) for at in range(len(levels) + 2))
     raw = ", ".join(f"coalesce(o.{level}, '') AS {level}" for level in levels)
     order = ", ".join(f'key{at} COLLATE "C"' for at in range(len(levels)))
     shown = ", ".join(f'rows.key{at} AS "{name}"' for at, name in enumerate(names))
-    hour_unit = "3600000::numeric"
+    same = " AND ".join(f"rows.key{at} = parts.key{at}" for at in range(len(levels)))
+    shown_order = ", ".join(f'rows.key{at} COLLATE "C"' for at in range(len(levels)))
+    units = {"ns": "3600000::numeric", "idle_ns": "3600000::numeric", "cost": UNIT, "idle_cost": UNIT}
     return f"""
 WITH l AS (
-    SELECT l.currency, l.state, {raw}, sum(l.gpu_ns) AS gpu_ns, sum(l.idle_ns) AS idle_ns,
+    SELECT l.currency, l.state, l.correction_of, {raw}, sum(l.gpu_ns) AS gpu_ns, sum(l.idle_ns) AS idle_ns,
         sum(l.unknown_ns) AS unknown_ns, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_cost_micro
-    FROM {LEDGER} l {OWNER} WHERE {DAYS} GROUP BY 1, 2, {", ".join(str(at + 3) for at in range(len(levels)))}
-), sums AS (
-    SELECT l.currency, {keys}, sum(l.gpu_ns) AS ns, sum(l.idle_ns) FILTER (WHERE {KNOWN}) AS idle_ns,
+    FROM {LEDGER} l {OWNER} WHERE {DAYS} GROUP BY 1, 2, 3, {", ".join(str(at + 4) for at in range(len(levels)))}
+), parts AS (
+    SELECT l.currency, l.correction_of, {keys}, sum(l.gpu_ns) AS ns, sum(l.idle_ns) FILTER (WHERE {KNOWN}) AS idle_ns,
         sum(l.cost_micro) AS cost, sum(l.idle_cost_micro) FILTER (WHERE {KNOWN}) AS idle_cost
-    FROM l WHERE l.gpu_ns <> 0 GROUP BY {groups}
+    FROM l WHERE l.gpu_ns <> 0 OR l.cost_micro <> 0 OR l.idle_ns <> 0 GROUP BY {groups}
+), cells AS (
+    SELECT {cells}, {", ".join(f"sum({name}) AS {name}" for name in MEASURES)} FROM parts GROUP BY {cells}
+), ordered AS (
+    SELECT *, row_number() OVER (ORDER BY currency NULLS LAST, coalesce(cost, 0) DESC, {order}) AS at FROM cells
 ), rows AS (
-    SELECT *, row_number() OVER (ORDER BY currency NULLS LAST, coalesce(cost, 0) DESC, {order}) AS at FROM sums
+    SELECT rows.*, {", ".join(f"{rounded(f'rows.{name}', units[name])} AS {name}_units" for name in MEASURES)}
+    FROM ordered rows
 )
-SELECT {shown}, {rounded("rows.ns", hour_unit)} / {GPU_HOUR_NS} AS gpu_hours,
-    {rounded("rows.idle_ns", hour_unit)} / {GPU_HOUR_NS} AS gpu_hours_idle,
-    {rounded("rows.cost", UNIT)} / {MICRO} AS cost,
-    {rounded("rows.idle_cost", UNIT)} / {MICRO} AS cost_idle, rows.currency
-FROM rows ORDER BY rows.at
+SELECT {shown}, {divided("ns", units["ns"])} / {GPU_HOUR_NS} AS gpu_hours,
+    {divided("idle_ns", units["idle_ns"])} / {GPU_HOUR_NS} AS gpu_hours_idle,
+    {divided("cost", units["cost"])} / {MICRO} AS cost,
+    {divided("idle_cost", units["idle_cost"])} / {MICRO} AS cost_idle, rows.currency, parts.correction_of
+FROM rows JOIN parts ON rows.currency IS NOT DISTINCT FROM parts.currency AND {same}
+ORDER BY rows.currency NULLS LAST, coalesce(parts.cost, 0) DESC, {shown_order}, parts.correction_of
 """
 
 
 def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str, ...], height: int) -> Panel:
     """A table with the columns of the CSV and a footer that adds them up."""
     made = table(title, description, statement(levels, names), MONEY, width=24, height=height, overrides=(
-        *(column(name, unit="string") for name in (*names, "currency")),
+        *(column(name, unit="string") for name in (*names, "currency", "correction_of")),
         column("gpu_hours", unit=HOURS, decimals=6), column("gpu_hours_idle", unit=HOURS, decimals=6)))  # fmt: skip
     made.options["footer"] = {"show": True, "reducer": ["sum"], "countRows": False,
                               "fields": ["gpu_hours", "gpu_hours_idle", "cost", "cost_idle"]}  # fmt: skip

@@ -19,6 +19,7 @@ from dashboards.grafana import (
     table,
 )
 from dashboards.sql import (
+    CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
@@ -27,11 +28,13 @@ from dashboards.sql import (
     LEDGER,
     MICRO,
     MODELS,
+    OWN,
     OWNER,
     POOLS,
     TEAM,
     TO_MS,
     TODAY,
+    apart,
     currency,
     datasource,
     local,
@@ -54,14 +57,14 @@ NUMBERS = (
          steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)), limits=(0, 1)),
     stat("Held, part of capacity", "GPU-hours held by a workload over all GPU-hours.",
          "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
-         f"FROM {LEDGER} l WHERE {CHOSEN}", RATIO, decimals=1,
+         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}", RATIO, decimals=1,
          steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)), limits=(0, 1)),
     stat("Cost of a busy GPU-hour ($currency)", "All cost over the hours in which GPUs did work: the true unit cost.",
          f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
-         f"FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
+         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}", MONEY, decimals=2),
     stat("GPU-hours without a price", "Usage that no rate covers: it is missing in every amount here.",
          f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
-         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS}", HOURS, decimals=1,
+         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}", HOURS, decimals=1,
          steps=((None, GREEN), (0.1, ORANGE))),
 )  # fmt: skip
 
@@ -166,7 +169,7 @@ BOARD = Board(
         ("Where it goes", (
             series("Spend a day, by state ($currency)", "Held time is split into busy, idle and unknown activity.",
                    f"""
-                   SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
+                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.cost) / {MICRO} AS cost
                    FROM {LEDGER} l, LATERAL (VALUES
                        (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END,
                            l.cost_micro - CASE WHEN l.state = 'held' THEN coalesce(l.idle_cost_micro, 0) ELSE 0 END),
@@ -175,7 +178,7 @@ BOARD = Board(
                    """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
             series("Spend a day, by model ($currency)", "All cost, held or not.",
                    f"""
-                   SELECT {DAY_TIME}, l.gpu_model AS metric, sum(l.cost_micro) / {MICRO} AS cost
+                   SELECT {DAY_TIME}, {apart("l.gpu_model")} AS metric, sum(l.cost_micro) / {MICRO} AS cost
                    FROM {LEDGER} l WHERE {CHOSEN} GROUP BY 1, 2 ORDER BY 1, 2
                    """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
             table("Teams ($currency)", "What each team holds, and what of it is idle; dearest first. The team opens "
@@ -184,11 +187,11 @@ BOARD = Board(
                   SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
-                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours"
+                      sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND l.state = 'held'
-                  GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """, MONEY, decimals=2, overrides=(
-                      column("team", links=list(TO_TEAM), unit="string"),
+                      column("team", links=list(TO_TEAM), unit="string"), column("correction of", unit="string"),
                       column("idle part", unit=RATIO, decimals=1, cell="color-text",
                              steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))),
                       column("GPU-hours", unit=HOURS, decimals=1))),

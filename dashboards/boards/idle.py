@@ -21,6 +21,7 @@ from dashboards.grafana import (
 from dashboards.sql import (
     ACCELERATORS,
     CHARGES,
+    CORRECTION,
     CURRENCY,
     DAY_TIME,
     DAYS,
@@ -28,10 +29,12 @@ from dashboards.sql import (
     LEDGER,
     MICRO,
     MODELS,
+    OWN,
     OWNER,
     POOLS,
     TEAM,
     TEAMS,
+    apart,
     currency,
     datasource,
     model,
@@ -60,15 +63,15 @@ BOARD = Board(
                  f"SELECT sum(l.idle_cost_micro) / {MICRO} AS cost FROM {LEDGER} l {OWNER} "
                  f"WHERE {HELD} AND {CURRENCY}", MONEY, width=5, decimals=2),
             stat("Idle GPU-hours", "Held hours without activity.",
-                 f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD}",
+                 f"SELECT sum(l.idle_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}",
                  HOURS, width=5, decimals=1),
             stat("Idle, part of known activity", "Idle hours over the hours whose activity is known.",
                  "SELECT sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
-                 f"FROM {LEDGER} l {OWNER} WHERE {HELD}", RATIO, width=5, decimals=1, steps=IDLE_STEPS,
+                 f"FROM {LEDGER} l {OWNER} WHERE {HELD} AND {OWN}", RATIO, width=5, decimals=1, steps=IDLE_STEPS,
                  limits=(0, 1)),
             stat("Unallocated GPU-hours", "Present, and held by nobody; of no team.",
                  f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
-                 f"WHERE {CHOSEN} AND l.state = 'unallocated'", HOURS, width=5, decimals=1),
+                 f"WHERE {CHOSEN} AND l.state = 'unallocated' AND {OWN}", HOURS, width=5, decimals=1),
             stat("Held and idle now", "Accelerators that a workload holds and whose newest reading shows no activity.",
                  f"SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held' AND {NOW_IDLE} AND {FRESH}",
                  COUNT, width=4, steps=((None, GREEN), (1, ORANGE))),
@@ -76,7 +79,7 @@ BOARD = Board(
         ("By day and by team", (
             series("GPU-hours a day that did nothing", "Idle (chosen teams) and unallocated hours.",
                    f"""
-                   SELECT {DAY_TIME}, s.name AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
+                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.ns) / {GPU_HOUR_NS} AS hours
                    FROM {LEDGER} l {OWNER}, LATERAL (VALUES
                        ('idle', CASE WHEN l.state = 'held' AND {TEAMS} THEN l.idle_ns END),
                        ('unallocated', CASE WHEN l.state = 'unallocated' THEN l.gpu_ns END)) s (name, ns)
@@ -86,11 +89,11 @@ BOARD = Board(
                   f"""
                   SELECT {TEAM} AS team, sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.idle_ns) / {GPU_HOUR_NS} AS "idle GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part"
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {HELD} AND {CURRENCY}
-                  GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
+                  GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
                   """, MONEY, height=8, decimals=2, overrides=(
-                      column("team", links=list(TO_TEAM), unit="string"),
+                      column("team", links=list(TO_TEAM), unit="string"), column("correction of", unit="string"),
                       column("idle GPU-hours", unit=HOURS, decimals=1),
                       column("idle part", unit=RATIO, decimals=1, cell="color-text", steps=IDLE_STEPS))),
         )),
@@ -101,7 +104,8 @@ BOARD = Board(
                   WITH top AS (
                       SELECT l.workload_id, count(DISTINCT l.accelerator_id) AS gpus,
                           sum(l.idle_cost_micro) AS idle_cost, sum(l.busy_ns) AS busy, sum(l.idle_ns) AS idle
-                      FROM {CHARGES} l {OWNER} WHERE {HELD} AND {CURRENCY} AND l.idle_cost_micro > 0
+                      FROM {CHARGES} l {OWNER} WHERE {HELD} AND {CURRENCY} AND {OWN}
+                          AND l.idle_cost_micro > 0
                       GROUP BY 1 ORDER BY 3 DESC, 1 LIMIT 50
                   )
                   SELECT w.key AS workload, coalesce(w.name, w.external_id) AS name, w.user_name AS "user",

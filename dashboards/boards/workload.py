@@ -21,13 +21,16 @@ from dashboards.grafana import (
 )
 from dashboards.sql import (
     CHARGES,
+    CORRECTION,
     CURRENCY,
     DAY_MS,
     DAY_TIME,
     FROM_MS,
     GPU_HOUR_NS,
     MICRO,
+    OWN,
     TO_MS,
+    apart,
     between,
     currency,
     datasource,
@@ -82,11 +85,12 @@ BOARD = Board(
                  f"WHERE {RANGE} AND {CURRENCY}",
                  MONEY, decimals=2),
             stat("GPU-hours", "Held, busy or not.",
-                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {CHARGES} l {MINE} WHERE {RANGE}", HOURS,
+                 f"SELECT sum(l.gpu_ns) / {GPU_HOUR_NS} AS hours FROM {CHARGES} l {MINE} "
+                 f"WHERE {RANGE} AND {OWN}", HOURS,
                  decimals=1),
             stat("Busy, part of known activity", "Busy hours over the hours whose activity is known.",
                  "SELECT sum(l.busy_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS part "
-                 f"FROM {CHARGES} l {MINE} WHERE {RANGE}", RATIO, decimals=1, limits=(0, 1),
+                 f"FROM {CHARGES} l {MINE} WHERE {RANGE} AND {OWN}", RATIO, decimals=1, limits=(0, 1),
                  steps=((None, VERMILION), (0.5, ORANGE), (0.75, GREEN))),
             stat("GPUs", "Different accelerators that it held.",
                  f"SELECT count(DISTINCT l.accelerator_id) AS gpus FROM {CHARGES} l {MINE} WHERE {RANGE}", COUNT),
@@ -107,7 +111,7 @@ BOARD = Board(
                       column("from", unit="dateTimeAsIso"), column("until", unit="dateTimeAsIso"))),
             series("Cost a day ($currency)", "Busy and idle parts of its charges.",
                    f"""
-                   SELECT {DAY_TIME}, s.name AS metric, sum(s.cost) / {MICRO} AS cost
+                   SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.cost) / {MICRO} AS cost
                    FROM {CHARGES} l {MINE}, LATERAL (VALUES ('busy', l.cost_micro - coalesce(l.idle_cost_micro, 0)),
                        ('idle', l.idle_cost_micro)) s (name, cost)
                    WHERE {RANGE} AND {CURRENCY} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
@@ -116,12 +120,13 @@ BOARD = Board(
                   f"""
                   SELECT l.node, a.gpu_index AS "GPU", l.gpu_model AS model, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours",
-                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part"
+                      sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part", {CORRECTION}
                   FROM {CHARGES} l {MINE} LEFT JOIN accelerator a ON a.id = l.accelerator_id
-                  WHERE {RANGE} AND {CURRENCY} GROUP BY 1, 2, 3 ORDER BY 4 DESC NULLS LAST, 1, 2 LIMIT 200
+                  WHERE {RANGE} AND {CURRENCY} GROUP BY 1, 2, 3, l.correction_of
+                  ORDER BY 4 DESC NULLS LAST, 1, 2 LIMIT 200
                   """, MONEY, height=8, decimals=2, overrides=(
                       column("node", unit="string", links=list(TO_NODE)), column("GPU", unit="none", decimals=0),
-                      column("GPU-hours", unit=HOURS, decimals=1),
+                      column("GPU-hours", unit=HOURS, decimals=1), column("correction of", unit="string"),
                       column("idle part", unit=RATIO, decimals=1))),
         )),
         ("What its GPUs did", (

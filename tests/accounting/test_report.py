@@ -1,6 +1,6 @@
 """The chargeback report: what is printed adds up, and nothing is dropped."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import pytest
@@ -25,6 +25,7 @@ class Line:
     energy_mj: int | None = None
     list_cost_micro: int | None = None
     contracted_cost_micro: int | None = None
+    correction_of: str = ""
 
 
 HOUR = GPU_NS_PER_HOUR
@@ -54,6 +55,36 @@ def lines(draw):
             )
         )
     return made
+
+
+@given(lines(), lines(), st.sampled_from([1, -1]))
+def test_corrections_stand_in_rows_of_their_own_that_add_up_to_what_one_row_would_show(own, amending, sign):
+    """Time that a correction takes back is in no row of the period's own time; cents are those of the whole."""
+    corrections = [
+        replace(
+            line,
+            gpu_ns=sign * line.gpu_ns,
+            idle_ns=sign * line.idle_ns,
+            cost_micro=None if line.cost_micro is None else sign * line.cost_micro,
+            correction_of="2025-09",
+        )
+        for line in amending
+    ]
+    apart = report([*own, *corrections], ["team", "project"])
+    merged = report([*own, *(replace(line, correction_of="") for line in corrections)], ["team", "project"])
+    assert all(row.gpu_hours >= 0 and row.gpu_ns >= 0 for row in apart.rows if not row.correction_of)
+    assert [row.cost_micro or 0 for row in apart.rows if row.currency == "USD"] == sorted(
+        (row.cost_micro or 0 for row in apart.rows if row.currency == "USD"), reverse=True
+    )
+    for whole in merged.rows:
+        rows = [row for row in apart.rows if (row.currency, row.keys) == (whole.currency, whole.keys)]
+        assert {row.correction_of for row in rows} <= {"", "2025-09"}
+        assert sum(row.gpu_hours for row in rows) == whole.gpu_hours
+        assert sum(row.cost_minor or 0 for row in rows) == (whole.cost_minor or 0)
+        assert sum(row.gpu_hours_idle or 0 for row in rows) == (whole.gpu_hours_idle or 0)
+    assert [(one.gpu_hours, one.cost_minor) for one in apart.totals] == [
+        (one.gpu_hours, one.cost_minor) for one in merged.totals
+    ]
 
 
 @given(lines())

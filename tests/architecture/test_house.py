@@ -92,6 +92,16 @@ def test_accounting_reads_no_clock():
         assert not re.search(r"\b(time\.time|monotonic|datetime\.now|utcnow|date\.today)\b", text), path.name
 
 
+def test_names_are_rendered_in_one_place():
+    """Texts of others become escapes in gpuledger_agent.escapes alone, and tables escape what their cells hold."""
+    for path in tracked("agent/*.py", "collector/*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.name != "escapes.py":
+            assert not re.search(r"isprintable\(\) else|if \w+\.isprintable\(\)\)|\[\\x00-", text), path
+        if path.name != "tables.py":
+            assert "from rich.table import" not in text, path
+
+
 def test_no_file_names_a_path_of_a_build_machine():
     """Sources speak of nothing outside the repository but ../shared."""
     for path in tracked("*.py", "*.md", "*.toml", "*.yml", "*.sh", "*.ini", "dev", ".ci/run"):

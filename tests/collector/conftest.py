@@ -1,5 +1,5 @@
 """Tests of the collector run against a real Postgres."""
 
-from fakes.postgres import database, dsn, postgres
+from fakes.postgres import database, dsn, postgres, superuser
 
-__all__ = ["database", "dsn", "postgres"]
+__all__ = ["database", "dsn", "postgres", "superuser"]

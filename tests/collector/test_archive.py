@@ -149,8 +149,8 @@ def test_a_session_that_the_server_ends_loses_nothing(dsn, monkeypatch):
     put(dsn, rows)
     true = archive._drop
 
-    def dropped(connection, name):
-        true(connection, name)
+    def dropped(connection, *day):
+        true(connection, *day)
         with open_connection(dsn, autocommit=True) as other:
             other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
 
@@ -233,7 +233,7 @@ def test_packing_gives_way_between_slices_and_two_do_not_pack_at_once(dsn, monke
     assert pack_samples(archive.Archive(dsn, lambda: next(asked)), KEEP_ALL, NOW).busy == (DAY,)
     assert scalar(dsn, "SELECT count(*) FROM sample_archive") == 1
     assert seen(dsn) == texts(rows)
-    with archive._alone(dsn) as first:
+    with archive.alone(dsn) as first:
         assert first
         assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).busy == (DAY,)
     assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows)

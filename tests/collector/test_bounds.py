@@ -71,6 +71,62 @@ def test_json_is_bounded_by_its_commas():
     assert refusal.value.status == 413
 
 
+def json_with(**lists: bytes) -> bytes:
+    """A batch in JSON whose lists are these bytes."""
+    parts = b"".join(b',"' + name.encode() + b'":' + value for name, value in lists.items())
+    return as_json(batch(accelerators=0, workloads=[], stretches=[], samples=Samples()))[:-1] + parts + b"}"
+
+
+def repeated(entry: bytes, times: int) -> bytes:
+    return b"[" + b",".join([entry] * times) + b"]"
+
+
+LONG_TEXT = b'[{"id":"a","kind":"' + b"x" * 2 * bounds.MOST_BYTES["workloads"] + b'"}]'
+WORKLOAD, GPU = b'{"id":"a","kind":"b"}', b'{"uuid":"a","device_uuid":"a","index":0,"model":"m"}'
+COLUMN = b'{"kind":"f4","values":[0.5]}'
+COLUMNS = b",".join(b'"column-%060d":%s' % (number, COLUMN) for number in range(bounds.MOST_COLUMNS + 1))
+MANY_IN_JSON = {
+    "workloads": json_with(workloads=repeated(WORKLOAD, bounds.MOST["workloads"] + 1)),
+    "accelerators": json_with(accelerators=repeated(GPU, bounds.MOST["accelerators"] + 1)),
+    "stretches": json_with(stretches=repeated(b"{}", bounds.MOST["stretches"] + 1)),
+    "workloads that are none": json_with(workloads=repeated(b"[     ]", bounds.MOST["workloads"] + 1)),
+    "workloads of every kind": json_with(workloads=repeated(b'null,1,"a",true', bounds.MOST["workloads"] // 4 + 1)),
+    "bytes of workloads": json_with(workloads=LONG_TEXT),
+    "rows": json_with(samples=b'{"at_ms":' + repeated(b"1", bounds.MOST_ROWS + 1) + b"}"),
+    "columns": json_with(samples=b'{"columns":{' + COLUMNS + b"}}"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MANY_IN_JSON))
+def test_json_is_bounded_as_msgpack_is(name):
+    """The same numbers of records, in either encoding, before any of them becomes an object."""
+    plain = MANY_IN_JSON[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused) as refusal:
+            decode(plain, "application/json", "")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refusal.value.status == 413
+    assert peak < 6 * len(plain) + 4 * MIB
+
+
+def test_a_name_that_comes_twice_in_json_is_refused():
+    """The first of the two would be decoded, and nobody would have counted it."""
+    with pytest.raises(Refused, match="comes twice") as refusal:
+        decode(json_with(workloads=repeated(WORKLOAD, 100_000))[:-1] + b',"workloads":[]}', "application/json", "")
+    assert refusal.value.status == 400
+
+
+def test_as_much_as_is_allowed_is_taken_in_json():
+    """The documented numbers of workloads and accelerators, each with braces, quotes and commas in its texts."""
+    workloads = [workload(f'{number} {{[,"\\', tags={'a,"b': "{]"}) for number in range(bounds.MOST["workloads"])]
+    found = decode(as_json(batch(workloads=workloads)), "application/json", "")
+    assert len(found.workloads.records) == bounds.MOST["workloads"]
+    assert found.rejected == []
+
+
 def test_what_a_busy_node_sends_is_far_below():
     """An hour of 112 MIG instances each second, with many holders, is taken."""
     made = batch(

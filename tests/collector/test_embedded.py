@@ -1,21 +1,25 @@
 """The embedded Postgres: started, joined, killed, restarted, stopped; by root and by an ordinary user."""
 
+import contextlib
 import os
 import pwd
 import shutil
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import open_folder
-from gpuledger_collector.storage import binaries, embedded
+from gpuledger_collector.storage import binaries, embedded, embedded_roles, migrate, partitions, readers, viewer_wall
 from gpuledger_collector.storage.embedded import EmbeddedServer
 from gpuledger_collector.storage.errors import EnvironmentLacks
 
@@ -71,8 +75,8 @@ def test_data_and_address_outlive_the_server(folder):
 
 def test_only_loopback_with_a_password_is_served(server, folder):
     """One TCP address of this machine, SCRAM for everybody, the password in a file for its owner alone."""
-    dsn = server._conninfo("gpuledger")
-    with psycopg.connect(dsn) as connection:
+    dsn = server.dsn
+    with psycopg.connect(server.admin_dsn) as connection:
         settings = dict(
             connection.execute(
                 "SELECT name, setting FROM pg_settings WHERE name IN"
@@ -278,3 +282,243 @@ def test_an_ordinary_user_runs_it_as_itself(folder):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with pytest.raises(EnvironmentLacks, match="belongs to another user"):
         EmbeddedServer(folder, user="postgres" if nobody.pw_name != "postgres" else "daemon").acquire()
+
+
+def made_before(folder):
+    """A data folder as it was made before: one role, which is the first of the cluster and a superuser."""
+    server = EmbeddedServer(folder)
+    server._make_data_dir()
+    programs = binaries.reachable_programs(server._seat_of_cluster()[1], folder)
+    home, user = server._seat_of_cluster()
+    home.mkdir(mode=0o700)
+    (folder / "password").write_text("the old password\n")
+    (folder / "password").chmod(0o600)
+    pwfile = home / "pwfile"
+    pwfile.write_text("the old password\n")
+    for path in (home, pwfile) if user is not None else ():
+        os.chown(path, user.uid, user.gid)
+    subprocess.run(
+        [
+            programs / "bin/initdb",
+            "-D",
+            home / "cluster",
+            "-U",
+            "gpuledger",
+            f"--pwfile={pwfile}",
+            "-E",
+            "UTF8",
+            "--auth=scram-sha-256",
+            "--locale=C",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+        ],
+        capture_output=True,
+        check=True,
+        **server._as_server_user(),
+    )
+    (folder / "home").write_text(f"{home}\n")
+    server._start()
+    with psycopg.connect(server._conninfo("postgres"), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE gpuledger")
+    return server
+
+
+ROLES = "SELECT rolname, rolsuper, rolbypassrls, rolcreaterole FROM pg_roles WHERE rolname ~ '^gpuledger' ORDER BY 1"
+DIVIDED = [("gpuledger", False, False, True), ("gpuledger_admin", True, True, True)]
+
+
+def test_the_ledgers_role_is_no_superuser(server):
+    """It reads no file of the machine, runs no program, and does all that a ledger needs."""
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        assert connection.execute(ROLES).fetchall() == DIVIDED
+        for attack in (
+            "COPY (SELECT 1) TO PROGRAM 'true'",
+            "SELECT pg_read_file('PG_VERSION')",
+            "ALTER ROLE gpuledger SUPERUSER",
+            "SET ROLE gpuledger_admin",
+            "GRANT gpuledger_admin TO gpuledger",
+            "ALTER SYSTEM SET archive_command = 'true'",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(attack)
+    migrate.upgrade(server.dsn)
+    with psycopg.connect(server.dsn) as connection:
+        assert viewer_wall.stands(connection)
+        owners = connection.execute(
+            "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        ).fetchall()
+    assert owners == [("gpuledger",)]
+
+
+def test_a_data_folder_of_before_gets_its_roles(folder):
+    """Rows, password, readers and the wall before viewers stay; what the one role owned belongs to the ledger's now."""
+    server = made_before(folder)
+    migrate.upgrade(server.dsn)
+    keep_rows(server.dsn)
+    with psycopg.connect(server.dsn) as connection:
+        assert connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = 'gpuledger'").fetchone() == (True,)
+        partitions.ensure(connection, "stretch", [30_000 * partitions.DAY_MS])
+        readers.grant(connection, "dashboards", "a password", {"team": "vision"})
+        connection.execute("DELETE FROM database_reader")  # the version before had none
+    server._stop()
+    again = EmbeddedServer(folder)
+    for _ in range(2):
+        dsn = again.acquire()
+        assert "the old password" in dsn
+        assert count(dsn) == 1000
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            assert connection.execute(ROLES).fetchall()[:2] == DIVIDED
+            foreign = (
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relowner <> %s::regrole"
+            )
+            assert connection.execute(foreign, ("gpuledger",)).fetchall() == []
+            routines = (
+                "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> %s::regrole"
+            )
+            assert connection.execute(routines, ("gpuledger",)).fetchall() == []
+            assert viewer_wall.stands(connection)
+            with viewer_wall.behind(connection, {"team": "vision"}):
+                assert connection.execute("SELECT current_user").fetchone() == (viewer_wall.ROLE,)
+            readers.grant(connection, "dashboards", None, {"team": "vision"})
+            partitions.ensure(connection, "stretch", [30_001 * partitions.DAY_MS])
+            connection.execute("ALTER TABLE kept ADD IF NOT EXISTS more int")
+        with psycopg.connect(make_conninfo(dsn, user="dashboards", password="a password")) as reader:
+            assert reader.execute("SELECT count(*) FROM charge").fetchone() == (0,)
+        again.release()
+
+
+def fails_at(number):
+    """embedded_roles._make, whose call of this number fails."""
+    calls, real = [], embedded_roles._make
+
+    def make(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise psycopg.OperationalError("broke off")
+        real(*arguments)
+
+    return make
+
+
+BROKEN_OFF = {
+    "before the first role is renamed": {"_make": fails_at(2)},
+    "once the roles are two": {"_make": fails_at(4)},
+    "with some tables handed over": {"_FOREIGN": f"{embedded_roles._FOREIGN} LIMIT 5", "FUNCTIONS": "1 / 0 = 1"},
+}
+
+
+@pytest.mark.parametrize("when", BROKEN_OFF)
+def test_an_upgrade_of_a_data_folder_that_broke_off_goes_on(folder, when, monkeypatch):
+    """Wherever it ended, no server is left, and the next start comes to the same end."""
+    server = made_before(folder)
+    migrate.upgrade(server.dsn)
+    keep_rows(server.dsn)
+    server._stop()
+    for name, value in BROKEN_OFF[when].items():
+        monkeypatch.setattr(embedded_roles, name, value)
+    broken = EmbeddedServer(folder)
+    with pytest.raises(psycopg.Error):
+        broken.acquire()
+    monkeypatch.undo()
+    assert broken.pid is None
+    again = EmbeddedServer(folder)
+    dsn = again.acquire()
+    assert count(dsn) == 1000
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute(ROLES).fetchall()[:2] == DIVIDED
+        owners = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        assert connection.execute(owners).fetchall() == [("gpuledger",)]
+    again.release()
+
+
+def test_what_lies_in_the_folder_is_its_owners_alone(folder):
+    """A new folder, and one of before that was open: nobody else reads the log or any file of it."""
+    made = folder / "made"
+    for path in (made, folder):
+        server = EmbeddedServer(path)
+        server.acquire()
+        server.release()
+        assert mode(path) & 0o007 == 0
+        assert mode(path / "postgres.log") == 0o600
+        assert mode(path / "admin-password") == 0o600
+        if path is made:
+            shutil.rmtree(made)
+            (folder / "postgres.log").touch(0o644)
+
+
+def test_a_folder_with_files_of_others_keeps_its_mode(folder):
+    """Nobody is locked out of what is not the database's."""
+    (folder / "thesis.tex").write_text("")
+    server = EmbeddedServer(folder)
+    server.acquire()
+    server.release()
+    assert mode(folder) == 0o755
+
+
+def test_the_log_holds_nothing_of_statements(server, folder):
+    """Neither what was asked, nor the row that was refused, nor what was under way when a session was ended."""
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE person (name text CHECK (length(name) < 30))")
+        failing = (
+            "SELECT 'ada lovelace' FROM nowhere",
+            "SELECT 'ada lovelace'::int",
+            "INSERT INTO person VALUES ('ada lovelace, countess of somewhere')",
+        )
+        for statement in failing:
+            with pytest.raises(psycopg.Error):
+                connection.execute(statement)
+        with pytest.raises(psycopg.Error):
+            connection.execute("SELECT %s::int", ("ada lovelace",))
+        with pytest.raises(psycopg.Error):
+            connection.execute("SELECT 'ada lovelace', pg_terminate_backend(pg_backend_pid()), pg_sleep(9)")
+    text = (folder / "postgres.log").read_text()
+    assert "ready to accept connections" in text
+    assert "ada" not in text
+
+
+def test_a_start_that_fails_leaves_no_server(folder, monkeypatch):
+    """Whatever goes wrong once Postgres runs: it is stopped again."""
+    monkeypatch.setattr(embedded, "set_up", lambda *_: 1 / 0)
+    server = EmbeddedServer(folder)
+    with pytest.raises(ZeroDivisionError):
+        server.acquire()
+    assert server._child.poll() is not None
+    assert server.pid is None
+
+
+def test_a_command_that_fails_at_start_leaves_the_server_of_others(server, folder, monkeypatch):
+    """What another command uses goes on."""
+    monkeypatch.setattr(embedded, "set_up", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        EmbeddedServer(folder).acquire()
+    assert count_one(server.dsn) == 1
+
+
+def count_one(dsn):
+    with psycopg.connect(dsn) as connection:
+        return connection.execute("SELECT 1").fetchone()[0]
+
+
+def test_readers_leave_sessions_to_the_ledger(server):
+    """Forty sessions of several readers are refused before the ledger lacks one."""
+    migrate.upgrade(server.dsn)
+    roles = [f"dashboards_{number}" for number in range(5)]
+    with psycopg.connect(server.dsn) as connection:
+        for role in roles:
+            readers.grant(connection, role, "a password")
+    with contextlib.ExitStack() as stack:
+        share = (make_conninfo(server.dsn, user=role, password="a password") for role in roles * 10)
+        with pytest.raises(psycopg.OperationalError, match="remaining connection slots"):
+            deque(map(stack.enter_context, map(psycopg.connect, share)))
+        for _ in range(25):
+            stack.enter_context(psycopg.connect(server.dsn))
+
+
+def test_a_reader_opens_no_other_database(server):
+    """Nor would it find a table of its own there: each database but the ledger's is closed to it."""
+    migrate.upgrade(server.dsn)
+    with psycopg.connect(server.dsn) as connection:
+        readers.grant(connection, "dashboards", "a password")
+    for name in ("postgres", "template1"):
+        with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+            psycopg.connect(make_conninfo(server.dsn, user="dashboards", password="a password", dbname=name))

@@ -5,8 +5,9 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from fakes.postgres import administrator
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage import migrate, partitions, schema_version, viewer_wall
@@ -17,9 +18,10 @@ from gpuledger_collector.storage.schema import metadata
 
 @pytest.fixture
 def empty_dsn(postgres):
-    admin = make_conninfo(postgres, dbname="postgres")
+    admin = make_conninfo(administrator(postgres), dbname="postgres")
+    owner = conninfo_to_dict(postgres).get("user", "CURRENT_USER")
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE test_empty TEMPLATE template0")
+        connection.execute(f"CREATE DATABASE test_empty TEMPLATE template0 OWNER {owner}")
     yield make_conninfo(postgres, dbname="test_empty")
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute("DROP DATABASE test_empty WITH (FORCE)")
@@ -141,7 +143,7 @@ def test_a_decision_of_before_gets_its_contested_owner_and_its_days_are_rated_ag
             config.attributes["connection"] = connection
             change(config, revision)
 
-    step(command.downgrade, "0038")
+    step(command.downgrade, "0028")
     step(command.downgrade, "-1")
     with open_connection(dsn) as connection:
         for number, line in ((1, None), (2, "ab")):

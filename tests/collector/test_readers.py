@@ -14,9 +14,9 @@ ROLE, OWNER = "reader_of_these_tests", "owner_of_these_tests"
 
 
 @pytest.fixture
-def admin(dsn):
+def admin(superuser):
     """A connection that may do everything; the roles of these tests are gone afterwards."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(superuser, autocommit=True) as connection:
         yield connection
         for role in (ROLE, OWNER):
             if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone():

@@ -33,7 +33,7 @@ def test_one_replica_leads_until_its_connection_ends(connect, dsn):
     assert first.holds()
     assert not second.holds()
     with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE relation = 'lock_jobs'::regclass")
     until(second.holds)
     assert not first.holds()
     second.close()

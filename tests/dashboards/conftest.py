@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fakes.boards import SINCE, UNTIL
 from fakes.collector import running
-from fakes.postgres import fresh_database, postgres
+from fakes.postgres import administrator, fresh_database, postgres
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.simulate import simulate
 from gpuledger_collector.cli import build
@@ -45,7 +45,7 @@ def reader_of(dsn, folder):
 
 
 def drop_reader(postgres):
-    with psycopg.connect(make_conninfo(postgres, dbname="postgres"), autocommit=True) as connection:
+    with psycopg.connect(administrator(postgres), autocommit=True) as connection:
         connection.execute(f"DROP ROLE IF EXISTS {READER}")
 
 

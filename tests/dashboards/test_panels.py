@@ -131,7 +131,7 @@ def ledger(seeded, *arguments):
 @pytest.mark.parametrize(("title", "by"), [("By team", "team"), ("By team and project", "team,project")])
 def test_the_bill_is_the_csv(reader, seeded, title, by):
     """Cell by cell, in the same order, to the cent and to the sixth place of the hours; what stands beside is not."""
-    columns = (*by.split(","), "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
+    columns = (*by.split(","), "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency", "correction_of")
     made = csv.DictReader(io.StringIO(ledger(seeded, "--by", by, "--format", "csv")))
     wanted = [{name: row[name] for name in columns} for row in made]
     shown = panel(reader, "chargeback", title, SPAN)
@@ -155,9 +155,11 @@ def test_sums_are_the_clis(reader, seeded):
     (total,) = [row for row in made["totals"] if row["currency"] == "USD"]
     (spend,) = panel(reader, "finops", "Spend ($currency)", SPAN)
     assert spend["spend"] == Decimal(total["cost_micro"]) / 1_000_000
-    teams = {row["team"]: row for row in panel(reader, "finops", "Teams ($currency)", SPAN)}
+    table = panel(reader, "finops", "Teams ($currency)", SPAN)
+    teams = {(row["team"], row["correction of"]): row for row in table}
     nobody = {"(unallocated)", "(unavailable)", "(unobserved)"}
-    held = {row["team"]: row for row in made["rows"] if row["team"] not in nobody and row["currency"]}
+    rows = [row for row in made["rows"] if row["team"] not in nobody and row["currency"]]
+    held = {(row["team"], row["correction_of"]): row for row in rows}
     assert set(teams) == set(held)
     for name, row in held.items():
         assert teams[name]["cost"] == Decimal(row["cost_micro"]) / 1_000_000
@@ -165,5 +167,23 @@ def test_sums_are_the_clis(reader, seeded):
     (waste,) = panel(reader, "finops", "Waste ($currency)", SPAN)
     unheld = sum(row["cost_micro"] for row in made["rows"] if row["team"] in nobody)
     assert waste["waste"] == Decimal(unheld + total["idle_cost_micro"]) / 1_000_000
+    assert any(month is not None for _, month in teams)
     by_state = panel(reader, "finops", "Spend a day, by state ($currency)", SPAN)
     assert sum(row["cost"] for row in by_state) == spend["spend"]
+
+
+TIME = {"GPU-hours", "GPU-hours held", "idle GPU-hours", "gpu_hours", "gpu_hours_idle", "hours", "idle part", "part"}
+
+
+@pytest.mark.parametrize("name", ["finops", "team", "idle", "workload", "chargeback"])
+def test_no_panel_shows_negative_time_but_under_the_name_of_a_correction(reader, name):
+    """Hours of a team, a user, a workload or a day; what a correction takes back says which month it corrects."""
+    corrections = 0
+    for one, names, _, rows in answers(reader, name, "all", SPAN):
+        for row in (dict(zip(names, row, strict=True)) for row in rows):
+            said = [row.get("correction of"), row.get("correction_of"), row.get("metric")]
+            amends = any(cell and (str(cell).startswith("correction of") or cell != row.get("metric")) for cell in said)
+            corrections += amends
+            for column in TIME & set(row):
+                assert amends or row[column] is None or row[column] >= 0, (one.title, row)
+    assert corrections or name == "workload"

@@ -53,9 +53,9 @@ class Running:
 
 @contextlib.contextmanager
 def running(dsn: str, **settings: object) -> Iterator[Running]:
-    """A collector over this database until the block ends."""
+    """A collector over this database until the block ends; it takes evidence of any age, as tests have fixed days."""
     opened = Database(dsn)
-    wanted = Settings(**{"data_dir": Path("unused"), "drain_seconds": 5, **settings})
+    wanted = Settings(**{"data_dir": Path("unused"), "drain_seconds": 5, "max_evidence_age_days": 0, **settings})
     parts = wiring.collector(wanted, opened)
     parts.commit.start()
     listener = socket.create_server(("127.0.0.1", 0))

@@ -17,6 +17,8 @@ from gpuledger_collector.storage.embedded import EmbeddedServer
 from gpuledger_collector.wiring import Database
 
 _numbers = itertools.count(1)
+_admins: dict[str, str] = {}
+"""By the DSN of a session's server: that of its superuser."""
 
 
 def open_folder(prefix: str = "gpuledger-test-") -> Path:
@@ -42,19 +44,33 @@ def postgres() -> Iterator[str]:
     try:
         dsn = server.acquire()
         migrate.upgrade(dsn)
+        _admins[dsn] = server.admin_dsn
         yield dsn
     finally:
         server.release()
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def administrator(postgres: str) -> str:
+    """The DSN of a superuser of the session's server; the owner of the ledger is none on the embedded one."""
+    return _admins.get(postgres, postgres)
+
+
+@pytest.fixture
+def superuser(postgres: str, dsn: str) -> str:
+    """DSN of a superuser, on this test's own database."""
+    return make_conninfo(administrator(postgres), dbname=conninfo_to_dict(dsn)["dbname"])
+
+
 @contextlib.contextmanager
 def fresh_database(postgres: str) -> Iterator[str]:
     """DSN of a new database, migrated and empty, dropped at the end of the block."""
     name = f"test_{next(_numbers)}"
-    admin, template = make_conninfo(postgres, dbname="postgres"), conninfo_to_dict(postgres)["dbname"]
+    admin, template = make_conninfo(administrator(postgres), dbname="postgres"), conninfo_to_dict(postgres)
+    owner = f'OWNER "{template["user"]}"' if "user" in template else ""
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{template}" STRATEGY FILE_COPY')
+        connection.execute(f'CREATE DATABASE {name} TEMPLATE "{template["dbname"]}" STRATEGY FILE_COPY {owner}')
+        connection.execute(f"REVOKE ALL ON DATABASE {name} FROM PUBLIC")
     try:
         yield make_conninfo(postgres, dbname=name)
     finally:

@@ -29,9 +29,12 @@ class CollectorProcess:
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.port = free_port()
-        self.environment = environment(
-            GPULEDGER_DATA_DIR=str(folder / "data"), GPULEDGER_LISTEN=f"127.0.0.1:{self.port}", **settings
-        )
+        own = {
+            "GPULEDGER_DATA_DIR": str(folder / "data"),
+            "GPULEDGER_LISTEN": f"127.0.0.1:{self.port}",
+            "GPULEDGER_MAX_EVIDENCE_AGE_DAYS": "0",  # tests and measurements send fixed days
+        }
+        self.environment = environment(**{**own, **settings})
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -90,9 +93,15 @@ class CollectorProcess:
         return self.process.wait(seconds)
 
     def dsn(self) -> str:
+        return self._address("gpuledger", "password")
+
+    def admin_dsn(self) -> str:
+        return self._address("gpuledger_admin", "admin-password")
+
+    def _address(self, role: str, file: str) -> str:
         data = self.folder / "data"
-        port, password = (data / "port").read_text().strip(), (data / "password").read_text().strip()
-        return f"postgresql://gpuledger:{password}@127.0.0.1:{port}/gpuledger"
+        port, password = (data / "port").read_text().strip(), (data / file).read_text().strip()
+        return f"postgresql://{role}:{password}@127.0.0.1:{port}/gpuledger"
 
     def postmaster(self) -> int:
         home = Path((self.folder / "data" / "home").read_text().strip())

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpuledger_agent.escapes import escape_text
 from gpuledger_agent.readings import AgentError
 
 PATH = "/v1/queue"
@@ -69,7 +70,7 @@ def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_f
     except urllib.error.HTTPError as error:
         raise QueueUnread(f"{url}{PATH}: HTTP status {error.code}: {_said(error)}") from error
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        said = _one_line(str(getattr(error, "reason", None) or error))
+        said = escape_text(str(getattr(error, "reason", None) or error).strip())
         raise QueueUnread(f"{url}{PATH}: {said or type(error).__name__}") from error
     if not isinstance(told, dict):
         raise QueueUnread(f"{url}{PATH}: the answer is not a collector's")
@@ -79,10 +80,5 @@ def send(body: dict[str, object], url: str, token_file: Path | None = None, ca_f
 def _said(error: urllib.error.HTTPError) -> str:
     """What a refusal says."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return _one_line(error.read(2_000).decode(errors="replace"))
+        return escape_text(error.read(2_000).decode(errors="replace").strip())
     return ""
-
-
-def _one_line(text: str) -> str:
-    """What others wrote, without what would do something to a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()

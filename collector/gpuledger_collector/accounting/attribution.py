@@ -3,6 +3,7 @@
 Without rules, a tag named like a level of the tree is that level; the workload's user, where it is known, is the
 level `user`, whatever a tag says.
 Rules, in their order and while they are dated to hold, override levels; what nothing names stays unattributed.
+A level that reads like a row of the reports' own, such as `(unallocated)`, is escaped here, wherever it came from.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath, path_of
 
 FACTS = ("kind", "user", "account", "name", "pool", "node")
@@ -81,7 +83,7 @@ class Attribution:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
             levels |= _assigned(rule, facts)
-        return path_of(levels)
+        return path_of({level: escaped(name) for level, name in levels.items()})
 
     def matching(self, facts: WorkloadFacts, at_ms: int) -> list[Rule]:
         """The rules that hold for this workload at this instant, in order."""

@@ -7,27 +7,28 @@ dropped, and amounts of two currencies are never added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol, TypeVar
 
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.ledger import add_known
-from gpuledger_collector.accounting.money import minor_digits, to_minor_units
+from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import hours_decimal, round_together
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD
 
-_Rounded = TypeVar("_Rounded")
 _Number = TypeVar("_Number", int, Decimal)
 
 UNATTRIBUTED = "(unattributed)"
 UNPRICED = "(unpriced)"
 DIMENSIONS = (*LEVELS, "workload", "pool", "model", "node")
 """What a report can be grouped by."""
+_HOURS_UNIT = GPU_NS_PER_HOUR // 10**6
 _OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
 
 
@@ -58,6 +59,8 @@ class Line(Protocol):
     def list_cost_micro(self) -> int | None: ...  # noqa: D102
     @property
     def contracted_cost_micro(self) -> int | None: ...  # noqa: D102
+    @property
+    def correction_of(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Row:
     contracted_micro: int | None = None
     exchange: str = ""
     """In another currency's view: the ledger's currency and the rate at which this row was converted."""
+    correction_of: str = ""
+    """The closed month that this row amends, its amounts may be negative; empty: the period's own time."""
 
     @property
     def total_minor(self) -> int | None:
@@ -148,6 +153,10 @@ class Report:
         return any(row.currency is None for row in self.rows)
 
 
+_Key = tuple[tuple[str, ...], str]
+"""The cells of a row, and the month that it corrects (empty: none)."""
+
+
 @dataclass(slots=True)
 class _Sum:
     gpu_ns: int = 0
@@ -162,15 +171,19 @@ class _Sum:
 
 
 def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = None) -> Report:
-    """The report over lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension."""
+    """The report over lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
+
+    Lines that say what they correct have rows of their own, beside the row of the same cells: the two together are
+    rounded to what one row would show.
+    """
     for name in by:
         if name not in DIMENSIONS:
             raise ValueError(f"{name!r} is nothing to group by; choose from {', '.join(DIMENSIONS)}")
-    sums: dict[tuple[str | None, tuple[str, ...]], _Sum] = {}
+    sums: dict[tuple[str | None, _Key], _Sum] = {}
     for line in lines:
         if line.gpu_ns == 0 and not line.cost_micro and not line.idle_ns:
             continue
-        entry = sums.setdefault((line.currency, shown_keys(line, by)), _Sum())
+        entry = sums.setdefault((line.currency, (shown_keys(line, by), line.correction_of)), _Sum())
         entry.gpu_ns += line.gpu_ns
         if line.state == HELD and (line.unknown_ns != line.gpu_ns or line.idle_ns):
             entry.idle_ns = add_known(entry.idle_ns, line.idle_ns)
@@ -179,35 +192,57 @@ def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = Non
         entry.energy_mj = add_known(entry.energy_mj, line.energy_mj)
         entry.list_micro = _add_all(entry.list_micro, line.list_cost_micro)
         entry.contracted_micro = _add_all(entry.contracted_micro, line.contracted_cost_micro)
-    for key, micro in (beside.shared if beside is not None else {}).items():
-        sums.setdefault(key, _Sum()).shared_micro = micro
-    for key, grams in (beside.emitted if beside is not None else {}).items():
-        if key in sums:
-            sums[key].co2e_micrograms = grams
+    _add_beside(sums, beside or Beside())
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[Row] = []
     totals: list[Row] = []
     for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
-        group = [(keys, entry) for (of, keys), entry in sums.items() if of == currency]
-        group.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
-        made = _rows(currency, group)
+        made = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
+        made.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
         rows += made
         totals.append(_total(currency, made, len(by)))
     return Report(tuple(by), tuple(rows), tuple(totals), tuple(beside.costs) if beside is not None else ())
 
 
+def _add_beside(sums: dict[tuple[str | None, _Key], _Sum], beside: Beside) -> None:
+    """Shares and grams stand in the row of the period's own time; grams in a correction's where there is no other."""
+    for (currency, keys), micro in beside.shared.items():
+        sums.setdefault((currency, (keys, "")), _Sum()).shared_micro = micro
+    first: dict[tuple[str | None, tuple[str, ...]], str] = {}
+    for currency, (keys, correction_of) in sums:
+        first[currency, keys] = min(correction_of, first.get((currency, keys), correction_of))
+    for (currency, keys), grams in beside.emitted.items():
+        if (currency, keys) in first:
+            sums[currency, (keys, first[currency, keys])].co2e_micrograms = grams
+
+
+def _ordered(sums: Mapping[_Key, _Sum]) -> list[tuple[_Key, _Sum]]:
+    """By the cost of all rows of the same cells, dearest first: the order in which remainders are given out."""
+    costs: dict[tuple[str, ...], int] = {}
+    for (keys, _), entry in sums.items():
+        costs[keys] = costs.get(keys, 0) + (entry.cost_micro or 0)
+    return sorted(sums.items(), key=lambda item: (-costs[item[0][0]], item[0]))
+
+
 def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
-    """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first)."""
+    """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first).
+
+    Levels of owners were escaped when they were attributed (accounting.attribution); other names are escaped here.
+    """
     if line.currency is None:
         return (UNPRICED, *[""] * (len(by) - 1)) if by else ()
     if line.state == HELD:
         named = zip(line.keys, by, strict=True)
-        return tuple([key or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
+        return tuple([_shown(key, name) or (UNATTRIBUTED if name in _OWNER_DIMENSIONS else "") for key, name in named])
     marked = next((at for at, name in enumerate(by) if name in _OWNER_DIMENSIONS), 0)
-    cells = ["" if name in _OWNER_DIMENSIONS else key for key, name in zip(line.keys, by, strict=True)]
+    cells = ["" if name in _OWNER_DIMENSIONS else _shown(key, name) for key, name in zip(line.keys, by, strict=True)]
     if cells:
         cells[marked] = f"({line.state})"
     return tuple(cells)
+
+
+def _shown(key: str, dimension: str) -> str:
+    return key if dimension in LEVELS else escaped(key)
 
 
 def _add_all(total: int | None, value: int | None) -> int | None:
@@ -215,36 +250,63 @@ def _add_all(total: int | None, value: int | None) -> int | None:
     return None if total is None or value is None else total + value
 
 
-def _rows(currency: str | None, group: Sequence[tuple[tuple[str, ...], _Sum]]) -> list[Row]:
-    digits = minor_digits(currency) if currency is not None else 0
-    hours = hours_decimal([entry.gpu_ns for _, entry in group])
-    idle_hours = _known([entry.idle_ns for _, entry in group], hours_decimal)
-    costs = _known([entry.cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
-    idle_costs = _known([entry.idle_cost_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
-    shared = _known([entry.shared_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
-    energy = _known([entry.energy_mj for _, entry in group], lambda mj: _decimals(mj, MJ_PER_KWH // 10**6, 6))
-    listed = _known([entry.list_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
-    contracted = _known([entry.contracted_micro for _, entry in group], lambda micros: to_minor_units(micros, digits))
-    grams = _known([entry.co2e_micrograms for _, entry in group], lambda ug: _decimals(ug, 1000, 3))
+def _rows(currency: str | None, group: Sequence[tuple[_Key, _Sum]]) -> list[Row]:
+    """Rows with what is printed of them: rows of the same cells add up to what one row of them would print."""
+    minor = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
+    cells = [keys for (keys, _), _ in group]
+
+    def rounded(values: Sequence[int | None], unit: int) -> list[int | None]:
+        return _known(values, cells, unit)
+
+    hours = rounded([entry.gpu_ns for _, entry in group], _HOURS_UNIT)
+    idle_hours = rounded([entry.idle_ns for _, entry in group], _HOURS_UNIT)
+    costs = rounded([entry.cost_micro for _, entry in group], minor)
+    idle_costs = rounded([entry.idle_cost_micro for _, entry in group], minor)
+    shared = rounded([entry.shared_micro for _, entry in group], minor)
+    energy = rounded([entry.energy_mj for _, entry in group], MJ_PER_KWH // 10**6)
+    listed = rounded([entry.list_micro for _, entry in group], minor)
+    contracted = rounded([entry.contracted_micro for _, entry in group], minor)
+    grams = rounded([entry.co2e_micrograms for _, entry in group], 1000)
     return [
-        Row(keys, currency, hours[at], idle_hours[at], costs[at], idle_costs[at],
-            entry.gpu_ns, entry.idle_ns, entry.cost_micro, entry.idle_cost_micro,
-            shared[at], entry.shared_micro, energy[at], entry.energy_mj, grams[at], entry.co2e_micrograms,
-            listed[at], entry.list_micro, contracted[at], entry.contracted_micro)
-        for at, (keys, entry) in enumerate(group)
-    ]  # fmt: skip
+        Row(
+            keys=keys,
+            currency=currency,
+            gpu_hours=_decimal(hours[at] or 0, 6),
+            gpu_hours_idle=_decimal_or_none(idle_hours[at], 6),
+            cost_minor=costs[at],
+            cost_idle_minor=idle_costs[at],
+            gpu_ns=entry.gpu_ns,
+            idle_ns=entry.idle_ns,
+            cost_micro=entry.cost_micro,
+            idle_cost_micro=entry.idle_cost_micro,
+            shared_minor=shared[at],
+            shared_micro=entry.shared_micro,
+            energy_kwh=_decimal_or_none(energy[at], 6),
+            energy_mj=entry.energy_mj,
+            co2e_grams=_decimal_or_none(grams[at], 3),
+            co2e_micrograms=entry.co2e_micrograms,
+            list_minor=listed[at],
+            list_micro=entry.list_micro,
+            contracted_minor=contracted[at],
+            contracted_micro=entry.contracted_micro,
+            correction_of=correction_of,
+        )
+        for at, ((keys, correction_of), entry) in enumerate(group)
+    ]
 
 
-def _decimals(values: Sequence[int], unit: int, digits: int) -> list[Decimal]:
-    return [Decimal(count).scaleb(-digits) for count in round_together(values, unit)]
+def _decimal(count: int, digits: int) -> Decimal:
+    return Decimal(count).scaleb(-digits)
 
 
-def _known(values: Sequence[int | None], rounded: Callable[[Sequence[int]], list[_Rounded]]) -> list[_Rounded | None]:
-    """Rounds what is known together and leaves the unknown unknown."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return [None] * len(values)
-    made = iter(rounded(known))
+def _decimal_or_none(count: int | None, digits: int) -> Decimal | None:
+    return None if count is None else _decimal(count, digits)
+
+
+def _known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]], unit: int) -> list[int | None]:
+    """Round what is known together, by the cells of its rows, and leave the unknown unknown."""
+    known = [(value, keys) for value, keys in zip(values, cells, strict=True) if value is not None]
+    made = iter(round_in_groups([value for value, _ in known], [keys for _, keys in known], unit))
     return [None if value is None else next(made) for value in values]
 
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuledger_collector.accounting.names import is_reserved, reserved_message
 from gpuledger_collector.accounting.period import Period
 
 OPEN, ANSWERED, ACCEPTED, REJECTED = "open", "answered", "accepted", "rejected"
@@ -41,10 +42,15 @@ class Entry:
 class Remedy:
     """What an accepted dispute does with the contested time: another owner bears it, or it counts as unavailable.
 
-    `owner` (level -> value; empty: unattributed) None means unavailable.
+    `owner` (level -> value; empty: unattributed) None means unavailable. Raises ValueError for a reserved name.
     """
 
     owner: Mapping[str, str] | None
+
+    def __post_init__(self) -> None:
+        for name in (self.owner or {}).values():
+            if is_reserved(name):
+                raise ValueError(f"to: {reserved_message(name)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ minor units is split by largest remainder, so that the rows of a report add up t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import lru_cache
 
+from gpuledger_collector.accounting.currencies import MINOR_DIGITS
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div, round_together
 
 MICRO = 1_000_000
@@ -18,15 +18,10 @@ MICRO = 1_000_000
 RATE_DIGITS = 9
 """Decimal places of a rate."""
 
-_NO_MINOR = frozenset(re.findall(r"[A-Z]{3}", "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"))
-_THREE_DIGITS = frozenset(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"))
-
 
 def minor_digits(currency: str) -> int:
-    """Decimal places of the currency's minor unit (ISO 4217, list one)."""
-    if currency in _NO_MINOR:
-        return 0
-    return 3 if currency in _THREE_DIGITS else 2
+    """Decimal places of the currency's minor unit (ISO 4217, list one); two for a code that the list has not (yet)."""
+    return MINOR_DIGITS.get(currency, 2)
 
 
 @lru_cache(maxsize=4096)

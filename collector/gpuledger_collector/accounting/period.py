@@ -81,6 +81,8 @@ def month(text: str) -> Period:
     year, number = int(text[:4]), int(text[5:])
     if not 1 <= number <= 12 or year < 1:
         raise ValueError(f"{text!r} is not a month; write it as 2026-10")
+    if not 1900 <= year < 2200:
+        raise ValueError(f"{text!r} lies outside the years 1900 to 2200")
     following = f"{year + number // 12:04d}-{number % 12 + 1:02d}-01"
     return Period(parse_date(f"{text}-01"), parse_date(following))
 

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.quantity import GPU_MICRO
@@ -21,6 +21,8 @@ from gpuledger_collector.accounting.quantity import GPU_MICRO
 DEFAULT_POOL = "default"
 RETURN_MS = DAY_MS
 """A device that its node sees again within this time has not moved to the node that claimed it in between."""
+FAR_MS = 2**62
+"""An end for what has none yet."""
 SEEN, STATED = "agent", "import"
 
 
@@ -107,6 +109,10 @@ class Placement:
         """What rating goes by."""
         return self.node_id, self.pool, self.model, self.gpu_micro, self.source
 
+    def holds(self, at_ms: int) -> bool:
+        """Whether the accelerator is there at an instant."""
+        return self.in_ms <= at_ms and (self.out_ms is None or at_ms < self.out_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -140,9 +146,9 @@ class RefusedClaim:
                 "it does not count there"
             )
         if self.kind == "board":
-            return f"{self.node} reports {self.uuid} beside parts that already make one whole device; it does not count"
+            return f"{self.node} reports {self.uuid} beside parts that make one whole device; it does not count"
         if self.kind == "holder":
-            return f"{self.node} reports {self.uuid} for {self.subject} and for another holder at once; the first counts"
+            return f"{self.node} gives {self.uuid} to {self.subject} and to another holder at once; the first counts"
         return f"{self.uuid} is reported by {self.holder} and {self.node} at once; it stays with the first"
 
 
@@ -189,13 +195,32 @@ def merged(rows: Sequence[Placement]) -> list[Placement]:
     """Rows of one accelerator in order of time, with those that follow each other and say the same as one."""
     joined: list[Placement] = []
     for row in rows:
-        if joined and joined[-1].out_ms == row.in_ms and replace(row, in_ms=joined[-1].in_ms, out_ms=None) == replace(
-            joined[-1], out_ms=None
+        if (
+            joined
+            and joined[-1].out_ms == row.in_ms
+            and replace(row, in_ms=joined[-1].in_ms, out_ms=None) == replace(joined[-1], out_ms=None)
         ):
             joined[-1] = replace(joined[-1], out_ms=row.out_ms)
         else:
             joined.append(row)
     return joined
+
+
+def spliced(before: Sequence[Placement], placed: Sequence[Placement], at_ms: int) -> list[Placement]:
+    """The rows up to an instant, and those from it on."""
+    kept = [replace(row, out_ms=at_ms) if row.holds(at_ms) else row for row in before]
+    return merged([*kept, *placed])
+
+
+def changes(old: Sequence[Placement], new: Sequence[Placement]) -> list[Period]:
+    """The times in which two lists of rows of one accelerator place it differently."""
+    rows = [*old, *new]
+    edges = sorted({row.in_ms for row in rows} | {FAR_MS if row.out_ms is None else row.out_ms for row in rows})
+    return [
+        Period(start, end)
+        for start, end in pairwise(edges)
+        if [row.place for row in old if row.holds(start)] != [row.place for row in new if row.holds(start)]
+    ]
 
 
 @dataclass(slots=True)
@@ -393,7 +418,9 @@ def _says(entry: _There, attributes: Attributes) -> bool:
     if known.id and attributes.id:
         return known.id == attributes.id
     return (known.model, known.gpu_micro, known.pool or DEFAULT_POOL) == (
-        attributes.model, attributes.gpu_micro, attributes.pool or DEFAULT_POOL
+        attributes.model,
+        attributes.gpu_micro,
+        attributes.pool or DEFAULT_POOL,
     )
 
 
@@ -446,7 +473,5 @@ def _merged_claims(claims: Iterable[Claim]) -> list[Claim]:
     for one in claims:
         key = (one.accelerator_id, one.node_id, one.kind, one.subject)
         old = found.get(key, one)
-        found[key] = replace(
-            one, first_ms=min(old.first_ms, one.first_ms), last_ms=max(old.last_ms, one.last_ms)
-        )
+        found[key] = replace(one, first_ms=min(old.first_ms, one.first_ms), last_ms=max(old.last_ms, one.last_ms))
     return [found[key] for key in sorted(found)]

@@ -132,6 +132,8 @@ class ChargedLine:
     energy_mj: int | None
     list_cost_micro: int | None = None
     contracted_cost_micro: int | None = None
+    correction_of: str = ""
+    """The closed month that it amends, where a report keeps corrections apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,9 @@ class Unit(Protocol):
 
     def closed_periods(self) -> Sequence[ClosedPeriod]:
         """Every closed period, by time."""
+
+    def marked_closed_periods(self) -> Sequence[Period]:
+        """Closed periods with a mark on an hour or a day, by time."""
 
     def billed(self, day_ms: int) -> Sequence[Charge]:
         """What a day has been charged so far: its closed lines and every correction of it."""

@@ -39,6 +39,13 @@ class Price:
     node: str = ""
     basis: Mapping[str, object] | None = field(default=None, compare=False)
     """Of a derived rate: what it was derived from, and its parts."""
+    source: str = field(default="", compare=False)
+    """File and line that it was read from; empty for a price of the book."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes two prices versions of one; they have one currency."""
+        return (self.pool, self.gpu_model, self.purchase, self.region, self.node, self.effective_from_ms)
 
     def in_force(self, at_ms: int) -> bool:
         """Whether the rate holds at an instant."""

@@ -70,6 +70,23 @@ def round_together(values: Sequence[int], unit: int) -> list[int]:
     return floors
 
 
+def round_in_groups(values: Sequence[int], groups: Sequence[object], unit: int) -> list[int]:
+    """As `round_together`, where values of one group also add up to what the group's sum is rounded to."""
+    members: dict[object, list[int]] = {}
+    for at, group in enumerate(groups):
+        members.setdefault(group, []).append(at)
+    totals = round_together([sum(values[at] for at in places) for places in members.values()], unit)
+    rounded = [0] * len(values)
+    for places, total in zip(members.values(), totals, strict=True):
+        floors = {at: values[at] // unit for at in places}
+        left = total - sum(floors.values())
+        for at in sorted(places, key=lambda at: -(values[at] % unit))[:left]:
+            floors[at] += 1
+        for at, count in floors.items():
+            rounded[at] = count
+    return rounded
+
+
 def hours_decimal(values_ns: Sequence[int], digits: int = 6) -> list[Decimal]:
     """GPU-hours to `digits` places; the rows add up to the rounded total exactly."""
     unit = GPU_NS_PER_HOUR // 10**digits

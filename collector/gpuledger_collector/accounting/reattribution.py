@@ -83,7 +83,8 @@ class Reattributions:
         key = (piece.workload_id, piece.accelerator_id)
         if key not in self._by_key:
             return piece
-        if self.payer(*key, piece.start_ms, owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)) is not None:
+        owner = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
+        if self.payer(*key, piece.start_ms, owner) is not None:
             return piece
         return replace(piece, state=UNAVAILABLE, workload_id=None, busy_ms=0, idle_ms=0, unknown_ms=0)
 

@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.chargeback import Row, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.shared_costs import SharedCost
 
@@ -45,7 +46,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the jobs of one name, user and project held of a model, in the units of Part."""
+    """What the jobs of one name, user and project held of a model, in the units of Part.
+
+    `correction_of`: the closed month that it corrects; empty: it is the period's own.
+    """
 
     name: str
     user: str
@@ -59,6 +63,7 @@ class Job:
     cost_micro: int | None
     idle_cost_micro: int | None
     energy_mj: int | None
+    correction_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +132,14 @@ class Change:
 class Section:
     """What an owner was billed in one currency. `row` is the row of the chargeback: direct cost, shares, both.
 
-    Tables split the direct cost; `shared` splits the shares, cost by cost.
+    Tables split the direct cost, corrections in lines of their own; `shared` splits the shares, cost by cost. Held,
+    busy, idle (None: not known) and unknown time is the period's own, without corrections of closed months.
     """
 
     currency: str
     row: Row
+    held_ns: int
+    idle_ns: int | None
     busy_ns: int
     unknown_ns: int
     energy_mj: int | None
@@ -157,19 +165,23 @@ def section(
     mine = [part for part in parts if part.currency == row.currency]
     held = [job for job in jobs if job.currency == row.currency]
     amended = [part for part in mine if part.amended_ms is not None]
+    own = [part for part in mine if part.amended_ms is None]
+    known = [part.idle_ns for part in own if part.unknown_ns != part.gpu_ns or part.idle_ns]
     energy: int | None = None
     for part in mine:
         energy = add_known(energy, part.energy_mj)
     return Section(
         row.currency,
         row,
-        sum(part.busy_ns for part in mine),
-        sum(part.unknown_ns for part in mine),
+        sum(part.gpu_ns for part in own),
+        sum(known) if known else None,
+        sum(part.busy_ns for part in own),
+        sum(part.unknown_ns for part in own),
         energy,
         tuple(_day(day.start_ms, mine, rated) for day in calendar.days(month)),
-        _table(row, mine, lambda part: (part.below or UNNAMED,)),
-        _table(row, mine, lambda part: (part.model or UNNAMED,)),
-        _shortened(_table(row, held, lambda job: (job.name, job.user, job.project, job.model)), MOST_JOBS),
+        _table(row, mine, lambda part: (part.below or UNNAMED, *_correction(part, calendar))),
+        _table(row, mine, lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar))),
+        _shortened(_table(row, held, _job_label), MOST_JOBS),
         _amended(_table(row, mine, lambda part: _corrected_month(part, calendar))) if amended else (),
         _shared(row, shares),
     )
@@ -194,6 +206,15 @@ def _shared(row: Row, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
 
 def _corrected_month(part: Part, calendar: Calendar) -> tuple[str, ...]:
     return () if part.amended_ms is None else (calendar.month_of(part.amended_ms),)
+
+
+def _correction(part: Part, calendar: Calendar) -> tuple[str, ...]:
+    return tuple(f"correction of {month}" for month in _corrected_month(part, calendar))
+
+
+def _job_label(job: Job) -> tuple[str, ...]:
+    correction = (f"correction of {job.correction_of}",) if job.correction_of else ()
+    return (job.name, job.user, job.project, job.model, *correction)
 
 
 def _amended(amounts: Sequence[Amount]) -> tuple[Amount, ...]:
@@ -295,11 +316,14 @@ def change(currency: str, before: Sequence[Job], after: Sequence[Job], windows: 
 
 
 def _held(jobs: Iterable[Job], currency: str) -> list[Held]:
-    return [
-        Held((job.name, job.user, job.project), job.model, job.gpu_ns, job.cost_micro or 0)
-        for job in jobs
-        if job.currency == currency
-    ]
+    """Jobs with the corrections of theirs that the window bills."""
+    sums: dict[tuple[tuple[str, str, str], str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for job in jobs:
+        if job.currency == currency:
+            key = ((job.name, job.user, job.project), job.model)
+            gpu_ns, cost_micro = sums[key]
+            sums[key] = (gpu_ns + job.gpu_ns, cost_micro + (job.cost_micro or 0))
+    return [Held(*key, *amounts) for key, amounts in sums.items()]
 
 
 def windows(

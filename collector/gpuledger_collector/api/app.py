@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuledger_collector import __version__
 from gpuledger_collector.api import (
@@ -40,8 +40,11 @@ def create(
     lacking: Callable[[], str | None],
     ledger: reads.Reads,
     leaving: Callable[[], bool] = lambda: False,
+    note: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
     """The app. `lacking` says in a sentence what keeps this collector from serving, or None; it may block.
+
+    `note`: what does not, and needs a cure all the same.
 
     `leaving`: whether this collector stops soon. It serves on, and /readyz sends new requests elsewhere.
     """
@@ -68,7 +71,7 @@ def create(
     app.include_router(pool_page.router(ledger))
     app.include_router(handbook.router(lambda: describe(app)))
 
-    _operation(app, metrics, lacking, leaving)
+    _operation(app, metrics, lacking, leaving, note)
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(_request: Request, error: RequestValidationError) -> Response:
@@ -80,7 +83,13 @@ def create(
     return app
 
 
-def _operation(app: FastAPI, metrics: Metrics, lacking: Callable[[], str | None], leaving: Callable[[], bool]) -> None:
+def _operation(
+    app: FastAPI,
+    metrics: Metrics,
+    lacking: Callable[[], str | None],
+    leaving: Callable[[], bool],
+    note: Callable[[], str | None],
+) -> None:
     """What an orchestrator and a Prometheus ask."""
 
     @app.get("/healthz", tags=["operation"])
@@ -90,12 +99,15 @@ def _operation(app: FastAPI, metrics: Metrics, lacking: Callable[[], str | None]
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "Not ready, with the reason."}})
     def readyz(response: Response) -> dict[str, str]:
-        """The database is reachable and migrated, so that batches can be committed, and this collector stays."""
+        """Batches can be committed: the database is reachable and migrated, takes writes and has room, and this
+        collector stays. `note` tells what needs a cure before that changes.
+        """
         reason = "this collector is stopping" if leaving() else lacking()
         if not leaving():
             metrics.database_up.set(reason is None)
         if reason is None:
-            return {"status": "ready"}
+            needed = note()
+            return {"status": "ready"} if needed is None else {"status": "ready", "note": needed}
         response.status_code = 503
         response.headers["Retry-After"] = str(batches.RETRY_AFTER_SECONDS)
         return {"status": "not ready", "reason": reason}
@@ -104,6 +116,28 @@ def _operation(app: FastAPI, metrics: Metrics, lacking: Callable[[], str | None]
     def exposition() -> Response:
         """The collector's own metrics for Prometheus."""
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+GUARDED = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+"""Of an answer that is no page, and so has no policy of its own."""
+
+
+def guarded(send: Send) -> Send:
+    """What sends an answer with headers that keep it out of foreign frames and let nobody guess its type."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = message.get("headers", ())
+            own = any(name.lower() == POLICY[0] for name, _ in headers)
+            message = {**message, "headers": [*headers, *GUARDED, *([] if own else [POLICY])]}
+        await send(message)
+
+    return sent
 
 
 class Application(FastAPI):
@@ -118,6 +152,8 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The answer to one request."""
+        if scope["type"] == "http":
+            send = guarded(send)
         if scope["type"] == "http" and scope["path"] == batches.PATH and scope["method"] == "POST":
             await self._batch(scope, receive, send)
         else:

@@ -8,10 +8,11 @@ the agent keeps the batch and comes back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,13 +24,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.api.limits import WHOLE, OverQuota, Quotas
+from gpuledger_collector.api.limits import WHOLE, Load, OverQuota, Quotas
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.bounds import inflated_bytes
 from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
 from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES, MAX_DECODED_BYTES, Answer
-from gpuledger_collector.ingest.validate import Accepted, accept
+from gpuledger_collector.ingest.store import News
+from gpuledger_collector.ingest.validate import EARLIEST_MS, Accepted, accept
 
 RETRY_AFTER_SECONDS = 5
 BODY_SECONDS = 60.0
@@ -43,6 +45,7 @@ INLINE_INFLATED_BYTES = 1024 * 1024
 """Unless they become more than this."""
 DECODERS = 2
 """Large bodies that are decoded at once: each may take many times its size while it is."""
+HOUR_MS = 3_600_000
 MAX_SKEW_MS = 10 * 365 * 86_400_000
 STATUS = {"committed": 200, "duplicate": 200, "partial": 422, "refused": 409}
 
@@ -60,31 +63,80 @@ class Intake:
     most_bytes: int = 256 * 1024 * 1024
     body_seconds: float = BODY_SECONDS
     grace_seconds: float = GRACE_SECONDS
-    quotas: Quotas = field(default_factory=lambda: Quotas.of(0, 0))
+    max_age_ms: int | None = None
+    """How old evidence may be; None: of any age."""
+    quotas: Quotas = field(default_factory=Quotas)
+    news_of: Callable[[Accepted], News] = lambda _: News(0, 0)
+    """What of a batch this collector has not met yet."""
     under_way: int = field(default=0, init=False)
     """Bytes of bodies that are being received or answered."""
     decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS), init=False)
+    nodes: dict[str, NodeShare] = field(default_factory=dict, init=False)
+    """What nodes whose tokens are bound to them have under way now."""
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """The earliest instant of evidence that is taken now."""
+        return EARLIEST_MS if self.max_age_ms is None else now_ms - self.max_age_ms
+
+
+@dataclass(slots=True)
+class NodeShare:
+    """What one node has under way: requests, bytes, and its one place among the large bodies."""
+
+    requests: int = 0
+    bytes: int = 0
+    large: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True)
 class Held:
-    """Bytes that one request holds of what may be under way; given back at the end of the block."""
+    """Bytes that one request holds of what may be under way; given back at the end of the block.
+
+    A node whose token is bound to it holds half of all at most, so that it cannot have others turned away.
+    """
 
     intake: Intake
+    node: str | None = None
     bytes: int = 0
 
     def __enter__(self) -> Held:
+        if self.node is not None:
+            self.intake.nodes.setdefault(self.node, NodeShare()).requests += 1
         return self
 
     def __exit__(self, *_: object) -> None:
         self.intake.under_way -= self.bytes
+        if self.node is not None:
+            share = self.intake.nodes[self.node]
+            share.requests -= 1
+            share.bytes -= self.bytes
+            if not share.requests:
+                del self.intake.nodes[self.node]
 
     def add(self, size: int) -> None:
         """Hold more. Raises Unavailable when too much is under way."""
         self.bytes += size
         self.intake.under_way += size
+        if self.node is not None:
+            share = self.intake.nodes[self.node]
+            share.bytes += size
+            if share.bytes > self.intake.most_bytes // 2:
+                raise Unavailable(f"too much of {self.node} is under way")
         if self.intake.under_way > self.intake.most_bytes:
             raise Unavailable("too much is under way")
+
+    @contextlib.asynccontextmanager
+    async def large(self) -> AsyncIterator[None]:
+        """A place for a large body, from decoding it to its COMMIT; a node that is known has one at a time.
+
+        Raises OverQuota when what the node sent before has used up its quota meanwhile.
+        """
+        if self.node is None:
+            yield
+            return
+        async with self.intake.nodes[self.node].large:
+            self.intake.quotas.check(self.node)
+            yield
 
 
 PATH = "/v1/batches"
@@ -197,7 +249,7 @@ async def answer_to(request: Asking, intake: Intake) -> tuple[int, Answer]:
         intake.quotas.check(who.node)
     content_type, encoding = media_of(request)
     sent_at_ms = sent_at(request)
-    with Held(intake) as held:
+    with Held(intake, who.node) as held:
         try:
             body = await receive(request, held)
         except TimeoutError as error:
@@ -259,20 +311,41 @@ async def commit(
     def read() -> Accepted:
         now_ms = int(intake.clock().timestamp() * 1000)
         skew_ms = None if sent_at_ms is None or abs(now_ms - sent_at_ms) >= MAX_SKEW_MS else now_ms - sent_at_ms
-        return accept(decode(body, content_type, encoding), now_ms, skew_ms)
+        return accept(decode(body, content_type, encoding), now_ms, skew_ms, intake.oldest_ms(now_ms))
 
     size = inflated_bytes(body, encoding)
     if len(body) <= INLINE_BYTES and size is not None and size <= INLINE_INFLATED_BYTES:
         accepted = read()
-    else:
+        return await keep(accepted, len(body), intake, who)
+    async with held.large():
         held.add(min(MAX_DECODED_BYTES, size or len(body)))
         async with intake.decoders:
             accepted = await asyncio.to_thread(read)
+        return await keep(accepted, len(body), intake, who)
+
+
+async def keep(accepted: Accepted, size: int, intake: Intake, who: Principal) -> tuple[int, Answer]:
+    """Commit what was accepted of a body of this size; status and answer. Raises Denied, OverQuota, Unavailable."""
     who.may_report(accepted.node)
-    intake.quotas.take(accepted.node, accepted.samples + len(accepted.stretches), len(body))
+    intake.quotas.take(accepted.node, load_of(accepted, size, intake.news_of(accepted)))
     answer = await intake.commit.submit(accepted)
     count(accepted, answer, intake.metrics)
     return STATUS[answer.status], answer
+
+
+def load_of(accepted: Accepted, size: int, news: News) -> Load:
+    """What a batch takes of its node's quotas."""
+    return Load(
+        # An interval is an entry for each hour that it reaches into; agents cut theirs at every hour.
+        samples=accepted.samples
+        + sum(1 + (one.end_ms - one.start_ms - 1) // HOUR_MS for one in accepted.stretches.values())
+        + len(accepted.counts),
+        bytes=size,
+        inflated_bytes=accepted.size,
+        names=len(accepted.accelerators) + len(accepted.workloads),
+        new_names=news.names,
+        new_days=news.days,
+    )
 
 
 def count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:

@@ -1,4 +1,4 @@
-"""What one sender may take of the collector: samples and bytes by node, time for a request, connections.
+"""What one sender may take of the collector: records, bytes, names and days by node, time for a request, connections.
 
 A quota is a bucket that fills at its rate: what a node sends is taken out of it, and while it owes, it is asked to come
 back when it no longer does. A single large batch is always taken, and a spool that is sent after an outage has the
@@ -22,6 +22,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 BURST_SECONDS = 60.0
 """What a bucket holds, in seconds of its rate."""
+HOUR_SECONDS = 3600.0
+"""The same of buckets of what stays: names and days."""
 MOST_NAMES = 100_000
 """Buckets that are kept; the one that was used least lately makes room."""
 JITTER = 0.2
@@ -59,6 +61,8 @@ class Quota:
     rate: float
     unit: str
     steady: Callable[[], float] = time.monotonic
+    burst_s: float = BURST_SECONDS
+    """What a bucket holds, in seconds of its rate; an hour: the rate is told by the hour."""
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
     """What is left, and when that was."""
 
@@ -68,7 +72,8 @@ class Quota:
             return
         left = self._left(name)
         if left < 0:
-            raise OverQuota(f"{name} sends more than {self.rate:.0f} {self.unit} a second", -left / self.rate)
+            rate, per = (self.rate * 3600, "an hour") if self.burst_s == HOUR_SECONDS else (self.rate, "a second")
+            raise OverQuota(f"{name} sends more than {rate:.0f} {self.unit} {per}", -left / self.rate)
 
     def take(self, name: str, amount: float) -> None:
         """Take what was sent out of the bucket, which may owe afterwards. Call `check` before."""
@@ -81,33 +86,56 @@ class Quota:
         self._buckets[name] = left, self.steady()
 
     def _left(self, name: str) -> float:
-        full = self.rate * BURST_SECONDS
+        full = self.rate * self.burst_s
         left, at = self._buckets.get(name, (full, 0.0))
         return min(full, left + (self.steady() - at) * self.rate) if name in self._buckets else full
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a batch takes of its node's quotas."""
+
+    samples: int
+    """Samples, hours of usage intervals, readings of counters."""
+    bytes: int
+    inflated_bytes: int
+    names: int
+    """Accelerators and workloads that it lists."""
+    new_names: int = 0
+    """Those of them that this collector has not met."""
+    new_days: int = 0
+    """Days of samples or of usage for which this collector has made no partition yet."""
 
 
 @dataclass(slots=True)
 class Quotas:
     """The quotas of nodes."""
 
-    samples: Quota
-    bytes: Quota
-
-    @classmethod
-    def of(cls, samples: float, bytes_: float) -> Quotas:
-        """Quotas of so many samples and bytes a second."""
-        return cls(Quota(samples, "samples"), Quota(bytes_, "bytes"))
+    samples: Quota = field(default_factory=lambda: Quota(0, "samples"))
+    bytes: Quota = field(default_factory=lambda: Quota(0, "bytes"))
+    inflated_bytes: Quota = field(default_factory=lambda: Quota(0, "decompressed bytes"))
+    names: Quota = field(default_factory=lambda: Quota(0, "accelerators and workloads"))
+    new_names: Quota = field(default_factory=lambda: Quota(0, "new names", burst_s=HOUR_SECONDS))
+    new_days: Quota = field(default_factory=lambda: Quota(0, "new days", burst_s=HOUR_SECONDS))
 
     def check(self, node: str) -> None:
-        """Raise OverQuota while this node owes."""
-        self.samples.check(node)
-        self.bytes.check(node)
+        """Raise OverQuota while this node owes of what every batch takes."""
+        for quota in (self.samples, self.bytes, self.inflated_bytes, self.names):
+            quota.check(node)
 
-    def take(self, node: str, samples: int, size: int) -> None:
-        """Take a batch out of both. Raises OverQuota, and then nothing is taken."""
+    def take(self, node: str, load: Load) -> None:
+        """Take a batch out of all. Raises OverQuota, and then nothing is taken.
+
+        New names and days are only asked for of batches that bring some: a node that has used them up reports on.
+        """
         self.check(node)
-        self.samples.take(node, samples)
-        self.bytes.take(node, size)
+        if load.new_names:
+            self.new_names.check(node)
+        if load.new_days:
+            self.new_days.check(node)
+        for name in ("samples", "bytes", "inflated_bytes", "names", "new_names", "new_days"):
+            quota: Quota = getattr(self, name)
+            quota.take(node, getattr(load, name))
 
 
 class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -48,12 +48,7 @@ PATIENCE_SECONDS = 0.02
 """How long a page waits for a forecast that is being made."""
 BASIC = "Basic "
 CHALLENGE = 'Basic realm="GPU Ledger: any name, and a reader token as password", charset="UTF-8"'
-HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "X-Frame-Options": "DENY",
-}
+HEADERS = {"Cache-Control": "no-store"}
 log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
@@ -122,11 +117,13 @@ def router(reads: Reads) -> APIRouter:
         return answered(request, lambda who: overview_of(reads, outlook, str(request.base_url).rstrip("/"), who))
 
     @made.get("/statements/{level}/{month}")
-    def listed(request: Request, level: str, month: str) -> Response:
-        """Who has a statement in a month."""
+    def listed(request: Request, level: str, month: str, owner: str | None = None) -> Response:
+        """Who has a statement in a month, or the statement of one whose name is no part of a path."""
+        if owner is not None:
+            return answered(request, lambda who: statement_page(reads, level, owner, month, who))
         return answered(request, lambda who: index_of(reads, level, month, who))
 
-    @made.get("/statements/{level}/{owner:path}/{month}")
+    @made.get("/statements/{level}/{owner:name}/{month}")
     def statement(request: Request, level: str, owner: str, month: str) -> Response:
         """The statement of an owner."""
         return answered(request, lambda who: statement_page(reads, level, owner, month, who))

@@ -115,9 +115,10 @@ def router(reads: Reads) -> APIRouter:
     made = APIRouter(tags=["pages"], include_in_schema=False)
     looks = Looks(reads)
 
-    @made.get("/pools/{pool:path}")
-    def pool(request: Request, pool: str) -> Response:
-        """A pool, to those who may see the whole fleet."""
+    @made.get("/pools/{pool:name}")
+    def pool(request: Request, pool: str, name: str = "") -> Response:
+        """A pool, to those who may see the whole fleet; `name`: of one that is no part of a path."""
+        pool = pool or name
         try:
             who = reads.keys.person(request, offered(request.headers.get("authorization", "")))
             who.may_read_all()
@@ -216,7 +217,7 @@ def _money(made: Month) -> dict[str, Any]:
     """The back-test as a table and a picture, and the switch beside it."""
     limits = made.terms.limits
     facts: dict[str, Any] = {
-        "switch": f"[[pool]]\nname = {json.dumps(made.terms.pool)}\npredict = {str(not limits.predict).lower()}",
+        "switch": ("[[pool]]", f"name = {json.dumps(made.terms.pool)}", f"predict = {str(not limits.predict).lower()}"),
         "predict": limits.predict, "acts": made.terms.mode == "act", "short": made.short, "rows": [], "plot": None,
         "lead": f"{made.terms.lead_ms / 60_000:g} min", "cap": f"{limits.cost_cap:g}",
         "currency": made.rate.currency if made.rate else None,

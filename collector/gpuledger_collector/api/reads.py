@@ -152,7 +152,7 @@ def router(reads: Reads) -> APIRouter:
         """Every budget in its period of now: spent, forecast with its band, pace, run-out and alerts."""
         return guarded(lambda: budgets_of(reads, who))
 
-    @made.get("/scaling/{pool}")
+    @made.get("/scaling/{pool:name}")
     def scaling(pool: OfPool, delay_s: Delay = None, who: Principal = fleet) -> dict[str, Any]:
         """GPUs that the pool should hold now, within its limits, as one flat object; 503 and no number when demand is
         not known. `delay_s`: from an order to the GPU that serves; without it the pool's own lead time.
@@ -221,7 +221,7 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
         snapshot(connection)
         period = zones.in_zone(connection, period)
         with viewer_wall.behind(connection, who.owner):
-            lines = lines_of(connection, period, names, who)
+            lines = lines_of(connection, period, names, who, apart=True)
         aside = beside(connection, period, names, reads.now_ms, who.owner)
         made = report(lines, names, aside if who.owner is None else borne(aside, lines, names))
         proofs = reports.proofs(connection, period)
@@ -241,13 +241,18 @@ def borne(aside: Beside, lines: Sequence[ChargedLine], names: Sequence[str]) -> 
 
 
 def lines_of(
-    connection: psycopg.Connection[tuple[Any, ...]], period: Period, names: tuple[str, ...], who: Principal
+    connection: psycopg.Connection[tuple[Any, ...]],
+    period: Period,
+    names: tuple[str, ...],
+    who: Principal,
+    *,
+    apart: bool = False,
 ) -> list[ChargedLine]:
-    """The charged lines that this reader may see, by these dimensions."""
+    """The charged lines that this reader may see, by these dimensions; `apart`: corrections in lines of their own."""
     if who.owner is None:
-        return reports.charged_lines(connection, period, names)
+        return reports.charged_lines(connection, period, names, apart=apart)
     levels, values = tuple(who.owner), tuple(who.owner.values())
-    lines = reports.charged_lines(connection, period, (*levels, *names))
+    lines = reports.charged_lines(connection, period, (*levels, *names), apart=apart)
     width = len(levels)
     return [replace(line, keys=line.keys[width:]) for line in lines if line.keys[:width] == values]
 

@@ -161,12 +161,12 @@ async def outcome_of(request: Request, remote: RemoteIntake) -> Outcome:
 async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sender: str) -> Outcome:
     """Decode and commit a body that inflates to `size` bytes."""
     now_ms = int(remote.intake.clock().timestamp() * 1000)
-    book = remote.pages()
+    book, oldest_ms = remote.pages(), remote.intake.oldest_ms(now_ms)
     if size <= INLINE_BYTES:
-        writing = decode(body, version, book, now_ms)
+        writing = decode(body, version, book, now_ms, oldest_ms)
     else:
         async with remote.decoders:
-            writing = await asyncio.to_thread(decode, body, version, book, now_ms)
+            writing = await asyncio.to_thread(decode, body, version, book, now_ms, oldest_ms)
     written = Written(writing.stale, 0)
     remote.quota.take(sender, writing.samples + writing.foreign)
     if writing.samples or writing.counts:

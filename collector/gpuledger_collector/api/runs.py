@@ -66,13 +66,13 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
     reader = may_read(reads.keys)
 
     @made.post(
-        "/runs/{workload}/progress",
+        "/runs/{workload:name}/progress",
         status_code=202,
         responses={
             400: {"description": "No counter, or an instant that cannot be."},
             401: {"description": "No valid agent's token."},
-            403: {"description": "The token is a reader's, or that of a node on which the run holds nothing."},
-            404: {"description": "No run has this key, id or name, or more than one has."},
+            403: {"description": "The token is a reader's."},
+            404: {"description": "No run has this key, id or name and holds a GPU of the token's node, or several do."},
             503: {"description": "The database is away: say it again later."},
         },
     )
@@ -152,12 +152,12 @@ def _written(
         raise HTTPException(400, str(error)) from error
     values = {name: value for name in ("steps", "tokens", "samples") if (value := getattr(told, name)) is not None}
     with connect() as connection:
-        found = recommendations.workloads_called(connection, name)
+        # A bound token learns nothing of other nodes: runs there are as if they did not exist.
+        found = recommendations.workloads_called(connection, name, who.node)
         if len(found) != 1:
             what = "no run has" if not found else f"{len(found)} runs have"
-            raise HTTPException(404, f"{what} the key, the id or the name {name[:200]!r}")
-        if who.node is not None and not runs.holds_on(connection, found[0][0], who.node):
-            raise HTTPException(403, f"this token is that of node {who.node}, on which this run holds nothing now")
+            where = "" if who.node is None else f" and holds an accelerator of node {who.node} now"
+            raise HTTPException(404, f"{what} the key, the id or the name {name[:200]!r}{where}")
         try:
             report(connection, found[0][0], values, at_ms, started_ms, now_ms)
         except ValueError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuledger_collector.cli.common import Config, Dsn, database
+from gpuledger_collector.cli.common import Config, Dsn, database, period_of
 from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ def accelerators(
     config: Config = None,
 ) -> None:
     """List accelerators with their held, busy, idle and unallocated hours (held and known activity only)."""
-    from gpuledger_collector.accounting.period import date_range
     from gpuledger_collector.storage.activity import activity
 
-    period = date_range(start, end)
+    period = period_of(None, start, end)
     with database(dsn, config) as opened, opened.engine.connect() as connection:
         found = activity(connection, period.start_ms, period.end_ms)
     chosen = ordered(found, sort)
@@ -89,7 +88,7 @@ def emit(chosen: list[Activity], shape: Shape) -> None:
     """Print the rows."""
     rows = [cells(entry) for entry in chosen]
     if shape is Shape.table:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         shown = [column for column in COLUMNS if column not in {"uuid", "unknown_h"}]
         table = Table(*shown, box=None, header_style="bold", padding=(0, 2, 0, 0))

@@ -132,7 +132,7 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
             json.dumps([{**row, "evidence": one["evidence"]} for row, one in zip(made, found, strict=True)], indent=2)
         )
         return
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name in SHOWN:
@@ -161,17 +161,19 @@ def rows(judged: Judgement, read: Read) -> Iterator[tuple[str, str, float | None
 def _csv(judged: list[Judgement], read: Read) -> None:
     import csv
 
+    from gpuledger_collector.export.cells import harmless
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(COLUMNS)
     for one in judged:
-        writer.writerows(rows(one, read))
+        writer.writerows(map(harmless, rows(one, read)))
 
 
 def print_episodes(judged: list[Judgement], read: Read) -> None:
     """A row per episode: when, how long, how much above what was expected."""
     import numpy as np
-    from rich.table import Table
 
+    from gpuledger_collector.export.tables import Table
     from gpuledger_collector.insight.anomalies import episodes
 
     table = Table("series", "from", "to", "above expected", "highest score", box=None, header_style="bold")

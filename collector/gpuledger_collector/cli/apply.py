@@ -13,6 +13,7 @@ import typer
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome
@@ -45,15 +46,21 @@ def apply(
 
     declared = read_declared(file)
     for problem in in_order(declared.problems):
-        print(problem, file=sys.stderr)
+        say(str(problem), error=True)
     if declared.problems:
         refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.prices import CurrencyChanged
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
-            done = _done(connection, declared, now())
+            try:
+                done = _done(connection, declared, now())
+            except CurrencyChanged as error:
+                for problem in error.problems:
+                    print(problem, file=sys.stderr)
+                refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
             if dry_run:
                 connection.rollback()
     if shape is not Shape.table:
@@ -102,6 +109,7 @@ def _lock(connection: Connection, declared: Declared) -> None:
 
     Else a file with prices and shared costs and a close would wait for each other.
     """
+    from gpuledger_collector.storage import locks
     from gpuledger_collector.storage.locks import Lock
 
     needs = (
@@ -110,4 +118,4 @@ def _lock(connection: Connection, declared: Declared) -> None:
     )
     for lock, steps in needs:
         if any(wanted is not None for wanted in steps):
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
+            locks.take(connection, lock)

@@ -10,6 +10,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.audit import Entry
@@ -49,9 +50,9 @@ def list_entries(
         return
     for entry in found:
         row = _row(entry)
-        print(f"{entry.number:>6}  {row['at']}  {entry.who:<12} {entry.what:<7} {_done(entry)}  {entry.subject}")
+        say(f"{entry.number:>6}  {row['at']}  {entry.who:<12} {entry.what:<7} {_done(entry)}  {entry.subject}")
         for line in _differences(entry):
-            print(f"{'':8}{line}")
+            say(f"{'':8}{line}")
     if not found:
         print("nothing was changed yet")
 
@@ -108,7 +109,7 @@ def verify(
         with Ledger(opened.dsn).connect() as connection:
             found = audit.verify(connection, None if noted is None else (int(number), hashed))
     if found.fault is not None:
-        print(f"the log is NOT whole: {found.fault}")
+        say(f"the log is NOT whole: {found.fault}")
         raise typer.Exit(FINDINGS)
     print(f"{plural(found.rows, 'row')}, every one as it was written")
     if found.rows:

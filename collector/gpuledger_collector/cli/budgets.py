@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, refuse, settings, untouched
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     import psycopg
@@ -139,7 +140,7 @@ def replay(
         else:
             told = _replayed(BudgetBook(_connect(opened)), instants, ack_links(settings(config, dsn)))
     for line in told:
-        print(line)
+        say(line)
     print(f"{len(told)} alerts" + (" (dry run: nobody is told)" if dry_run else ""))
 
 

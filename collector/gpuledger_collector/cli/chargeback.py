@@ -22,6 +22,7 @@ from gpuledger_collector.cli.common import (
     period_of,
     refuse,
 )
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
@@ -107,7 +108,7 @@ def chargeback(
         with ledger.connect() as connection:
             snapshot(connection)
             aside = beside(connection, days, names, now_ms)
-            made = report(reports.charged_lines(connection, days, names), names, aside)
+            made = report(reports.charged_lines(connection, days, names, apart=True), names, aside)
             notes = _notes(connection, days, now_ms, made)
             if currency:
                 made = _in_currency(connection, days, names, currency, now_ms, notes)
@@ -120,7 +121,7 @@ def chargeback(
             else:
                 _emit(_text(made, days, shape, notes), output)
     for note in notes:
-        print(f"gpuledger: {note}", file=sys.stderr)
+        say(f"gpuledger: {note}", error=True)
     if made.unpriced:
         raise typer.Exit(FINDINGS)
 
@@ -140,7 +141,7 @@ def _in_currency(
                f"{', '.join(known) or 'none'} (gpuledger apply)")  # fmt: skip
     exchange = Exchange(rates, currency, zones.calendar(connection))
     parts = [
-        (span, reports.charged_lines(connection, span, names), beside(connection, span, names, now_ms))
+        (span, reports.charged_lines(connection, span, names, apart=True), beside(connection, span, names, now_ms))
         for span in exchange.spans(period)
     ]
     made = view(parts, names, exchange)

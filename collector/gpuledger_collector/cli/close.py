@@ -12,6 +12,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ def close(
     """Close a month: its charges do not change any more, its invoices are booked in cents, and a receipt seals it.
 
     Ends with 1, and closes nothing, when the month is not over, its proof does not hold or usage has no price. What is
-    found later is booked as a correction in an open month.
+    found later is booked as a correction in an open month; what was found of months closed before is in this one.
     """
     from gpuledger_collector.accounting.tags import LEVELS
 
@@ -78,7 +79,8 @@ def close(
             asked = zones.in_zone(connection, asked)
         if now_ms >= asked.end_ms:
             with bar("rating") as on_day:
-                bring_up_to_date(ledger, asked, now_ms, on_day)
+                # What waits of closed months is booked in this one as long as it is open.
+                bring_up_to_date(ledger, asked, now_ms, on_day, asked.end_ms - 1)
         try:
             with ledger.unit(audited=True) as unit:
                 made = close_period(unit, period, asked, level, by or _user(), now_ms, unpriced=unpriced, dry=dry)
@@ -132,8 +134,8 @@ def periods(
     elif not rows:
         print("no month is closed")
     for row in rows if shape is Shape.table else ():
-        print(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
-        print(f"         seal {row['seal']}{_said(row)}")
+        say(f"{row['period']}  closed {row['closed_at']} by {row['closed_by']}, {plural(str(row['lines']), 'line')}")
+        say(f"         seal {row['seal']}{_said(row)}")
     if not all(intact.values()):
         raise typer.Exit(FINDINGS)
 
@@ -210,6 +212,8 @@ def _user() -> str:
 def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
     if shape is Shape.json:
         return json.dumps(receipt, indent=2) + "\n"
+    from gpuledger_collector.export.cells import lines_text
+
     invoices = receipt["invoices"]
     width = max([len(one["owner"]) for one in invoices] + [5])
     money = max(
@@ -227,4 +231,4 @@ def _text(receipt: Mapping[str, Any], shape: Shape, *, dry: bool) -> str:
     if receipt["corrections"]["lines"]:
         lines.append(f"{receipt['corrections']['lines']} of the lines are corrections of months closed before")
     lines.append(f"seal {receipt['seal']}")
-    return "\n".join(lines) + "\n"
+    return lines_text(lines)

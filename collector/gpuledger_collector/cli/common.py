@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gpuledger_collector.cli.terminal import plain, shown
+from gpuledger_collector.cli.terminal import say, shown
 from gpuledger_collector.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
@@ -91,6 +91,17 @@ def owner_levels(given: Sequence[str]) -> dict[str, str]:
     return levels
 
 
+def declared_owner(given: Sequence[str], option: str = "--owner") -> dict[str, str]:
+    """The same where it declares who pays or who sees: a row that reports make themselves is no owner."""
+    from gpuledger_collector.accounting.names import is_reserved, reserved_message
+
+    levels = owner_levels(given)
+    for name in levels.values():
+        if is_reserved(name):
+            refuse(f"{option}: {reserved_message(name)}")
+    return levels
+
+
 @contextlib.contextmanager
 def database(dsn: str | None = None, config: Path | None = None, *, migrated: bool = True) -> Iterator[Database]:
     """The database of `--dsn`, of the settings, or the embedded one, up and migrated while the block runs."""
@@ -139,5 +150,5 @@ def _report_bug(error: Exception) -> str:
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    print(f"gpuledger: {plain(sentence)}", file=sys.stderr)
+    say(f"gpuledger: {sentence}", error=True)
     sys.exit(code)

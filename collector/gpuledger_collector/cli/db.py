@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owner_levels, refuse, settings
+from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, declared_owner, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.progress import bar
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.migrate import SchemaStatus
@@ -106,7 +107,7 @@ def partitions(
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """List the day partitions of the big tables with their sizes."""
+    """List the partitions of the big tables, days and months, with their sizes."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import partitions as days
         from gpuledger_collector.storage.engine import open_connection
@@ -226,7 +227,7 @@ def restore(
         broken = broken_seals(opened.dsn)
     print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
     for name in broken:
-        print(f"the seal of {name} does not hold")
+        say(f"the seal of {name} does not hold")
     if broken:
         raise typer.Exit(FINDINGS)
 
@@ -259,7 +260,7 @@ def grant_reader(
     """Let a role read rollups and ledgers, and nothing else; repeat it after an upgrade, for its new tables."""
     from gpuledger_collector.settings import read_secret
 
-    levels = owner_levels(owner or []) or None
+    levels = declared_owner(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import readers
@@ -271,6 +272,6 @@ def grant_reader(
                     print(f"{statement};" if not statement.startswith("--") else statement)
                 return
             left = readers.grant(connection, role, password, levels)
-    print(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
+    say(f"{role} may read " + ("rollups and ledgers" if levels is None else "the ledger of " + " ".join(owner or [])))
     for statement in left:
         print(f"left to an administrator: {statement};")

@@ -23,6 +23,7 @@ from pathlib import Path
 import typer
 
 from gpuledger_collector.cli.common import LACKING, refuse
+from gpuledger_collector.cli.terminal import say
 
 LATE_NODE, LATE_DAYS = "l4-01", 2
 READY_SECONDS = 60
@@ -242,6 +243,8 @@ def set_up(output: Path, port: int) -> Stage:
         "GPULEDGER_LISTEN": f"127.0.0.1:{chosen}",
         "GPULEDGER_MAIL_DIR": str(folder / "mails"),
         "GPULEDGER_MAIL_FROM": "gpuledger@example.com",
+        # the simulated fleet sends a past month through real batches
+        "GPULEDGER_MAX_EVIDENCE_AGE_DAYS": "0",
         # the month is replayed day by day; a watch before that would tell of all of it at once
         "GPULEDGER_BUDGET_SECONDS": "3600",
     }
@@ -350,7 +353,7 @@ def show_mails(folder: Path) -> None:
     print(f"    {'mails':18} {len(found):>10} .eml files:")
     for path in found:
         mail = email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
-        print(f"        {path.name[:8]}  {mail['To']}: {str(mail['Subject']).strip()}")
+        say(f"        {path.name[:8]}  {mail['To']}: {str(mail['Subject']).strip()}")
 
 
 def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple[str, datetime] | None) -> None:

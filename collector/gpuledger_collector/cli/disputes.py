@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, declared_owner, refuse, untouched
 from gpuledger_collector.cli.dispute_moves import preview, would_move
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
@@ -76,10 +77,12 @@ def lines(
                 refuse(f"--{error}")
     rows = [(line_id(one), one) for one in found]
     if shape is Shape.json:
-        print(json.dumps([{"id": name, **_line(one)} for name, one in rows], indent=2, ensure_ascii=False))
+        from gpuledger_collector.export.cells import json_text
+
+        print(json_text([{"id": name, **_line(one)} for name, one in rows]))
         return
     for name, one in rows:
-        print("  ".join((name[:12], *(str(value) for value in _line(one).values()))))
+        say("  ".join((name[:12], *(str(value) for value in _line(one).values()))))
     print(plural(len(rows), "line"))
 
 
@@ -117,7 +120,7 @@ def open_(
             if dry_run:
                 connection.rollback()
     called = "a dispute" if dry_run else f"dispute {made.id}"
-    print(f"{called} is open: {_amounts(made.cost)} contested; seal of the evidence {made.seal}" + untouched(dry_run))
+    say(f"{called} is open: {_amounts(made.cost)} contested; seal of the evidence {made.seal}" + untouched(dry_run))
 
 
 _OPTIONS = ("owner", "accelerator", "workload", "line", "reason", "note")
@@ -140,12 +143,13 @@ def list_(
         with Ledger(opened.dsn).connect() as connection:
             found = disputes.listed(connection, wanted)
     if shape is Shape.json:
+        from gpuledger_collector.export.cells import json_text
         from gpuledger_collector.export.disputes import as_object
 
-        print(json.dumps([as_object(one) for one in found], indent=2, ensure_ascii=False))
+        print(json_text([as_object(one) for one in found]))
         return
     for one in found:
-        print(f"{one.id:>4}  {one.state:<9} {_owner(one.owner):<24} {_days(one)}  {_amounts(one.cost)}  {one.reason}")
+        say(f"{one.id:>4}  {one.state:<9} {_owner(one.owner):<24} {_days(one)}  {_amounts(one.cost)}  {one.reason}")
     print(f"{len(found)} dispute{'s' * (len(found) != 1)}")
 
 
@@ -164,6 +168,7 @@ def show(
     Ends with 1 when the evidence is not what was sealed.
     """
     with database(dsn, config) as opened:
+        from gpuledger_collector.export.cells import json_text
         from gpuledger_collector.export.disputes import as_object, as_text
         from gpuledger_collector.storage import disputes
         from gpuledger_collector.storage.ledgers import Ledger
@@ -179,7 +184,7 @@ def show(
     content = json.loads(text)
     if shape is Shape.json:
         told = {**as_object(one), "seal_holds": holds, "billed_now": billed, "rated": rated, "evidence": content}
-        sys.stdout.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        print(json_text(told))
     else:
         sys.stdout.write(as_text(one, content, holds, billed, rated, SHOWN, moves))
     if not holds:
@@ -261,7 +266,7 @@ def resolve(
             bring_up_to_date(ledger, made.period, int(now().timestamp() * 1000), on_day)
         with ledger.connect() as connection:
             billed, _ = disputes.billed_now(connection, made)
-    print(
+    say(
         f"{plural(days, 'day')} rated again; {_owner(made.owner)} bore {_amounts(made.cost)}, "
         f"and bears {_amounts(billed)} now"
     )
@@ -281,7 +286,7 @@ def _remedy(accept: bool, reject: bool, to: list[str], nobody: bool, unavailable
         refuse("--accept: say who bears the time, by --to team=NAME, --unattributed or --unavailable")
     if unavailable:
         return Remedy(None)
-    return Remedy({} if nobody else owner_levels(_named(to)))
+    return Remedy({} if nobody else declared_owner(_named(to), "--to"))
 
 
 def _named(owner: list[str]) -> list[str]:
@@ -299,7 +304,7 @@ def _contest(
         period = date_range(start, end)
     except ValueError as error:
         refuse(str(error))
-    return Contest(owner_levels(_named(owner)), period, accelerator, workload, line)
+    return Contest(declared_owner(_named(owner)), period, accelerator, workload, line)
 
 
 def _rated(dsn: str, contest: Contest) -> Contest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, LACKING, Config, Dsn, database, explain, settings
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.settings import Settings
@@ -61,7 +62,7 @@ def doctor(
     try:
         with database(dsn, config) as opened:
             from gpuledger_collector.cli.cures import cures
-            from gpuledger_collector.storage import viewer_wall
+            from gpuledger_collector.storage import readers, viewer_wall
             from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.storage.engine import open_connection
             from gpuledger_collector.wiring import now
@@ -74,8 +75,9 @@ def doctor(
                 declared = promises(connection, asked_ms, asked_ms - DAYS * DAY_MS)
             with open_connection(opened.dsn) as plain:
                 cure = "" if viewer_wall.stands(plain) else viewer_wall.advice(plain)
+                loose = readers.not_held(plain)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
-        found += [*ledger_findings(seen, now_ms), wall(cure), *cures(declared, wanted, asked_ms)]
+        found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *cures(declared, wanted, asked_ms)]
     except Exception as error:
         sentence, _ = explain(error)
         found.append(Finding("bad", "database", sentence, "see the sentence; `gpuledger db check` looks closer"))
@@ -127,6 +129,7 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("bad", "proof", f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
                       "gpuledger reconcile --from DATE --to DATE names them")  # fmt: skip
     yield from jobs(seen, now_ms)
+    yield from writing(seen)
     for claim in seen.claims:
         yield Finding("bad", "integrity", claim.sentence(),
                       "look at the node; gpuledger import inventory says who is right")  # fmt: skip
@@ -143,6 +146,17 @@ def wall(cure: str) -> Finding:
     if not cure:
         return Finding("ok", "viewers", "row-level security stands before viewers over HTTP")
     return Finding("note", "viewers", "the collector's own filters alone hold viewers over HTTP to their rows", cure)
+
+
+def roles(loose: Sequence[str]) -> Iterator[Finding]:
+    """Roles of dashboards that could take more than their share of the database."""
+    for role in loose:
+        yield Finding(
+            "note",
+            "readers",
+            f"the role {role} is not held to its share of the database",
+            f"gpuledger db grant-reader {role}, with its --owner, prints what an administrator must run",
+        )
 
 
 def agents(seen: Signs) -> Iterator[Finding]:
@@ -176,6 +190,21 @@ def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:
         yield Finding("ok", "jobs", f"the last one began {(now_ms - seen.last_job_ms) // 1000} s ago")
 
 
+def writing(seen: Signs) -> Iterator[Finding]:
+    """What keeps, or kept, batches from being written."""
+    from gpuledger_collector.storage.partitions import MOST_PARTITIONS
+
+    for host, error in seen.failed_writers:
+        yield Finding("bad", "writer", f"{host} could not write batches, last at {error}",
+                      "agents send them again; see the collector's log and /readyz")  # fmt: skip
+    if seen.partitions > MOST_PARTITIONS:
+        yield Finding("bad", "partitions", f"{seen.partitions} partitions, over {MOST_PARTITIONS} plans get slow",
+                      "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
+                      "max_evidence_age_days keeps old days out")  # fmt: skip
+    else:
+        yield Finding("ok", "partitions", f"{plural(seen.partitions, 'partition')} of evidence")
+
+
 def hours(gpu_ns: int) -> int:
     """Whole GPU-hours."""
     return gpu_ns // 3_600_000_000_000
@@ -191,6 +220,6 @@ def emit(found: list[Finding], shape: Shape) -> None:
         print(json.dumps([asdict(finding) for finding in ordered], indent=2))
         return
     for finding in ordered:
-        print(f"{MARKS[finding.verdict]}  {finding.topic:12} {finding.sentence}")
+        say(f"{MARKS[finding.verdict]}  {finding.topic:12} {finding.sentence}")
         if finding.cure:
-            print(f"{'':6}{'':12} -> {finding.cure}")
+            say(f"{'':6}{'':12} -> {finding.cure}")

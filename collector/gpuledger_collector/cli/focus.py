@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.terminal import say
 
 app = typer.Typer(name="focus", help="Files in FOCUS, the FinOps Foundation's format.", no_args_is_help=True)
 SHOWN = 5
@@ -76,7 +77,7 @@ def check_file(
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         for one in sorted(shown, key=lambda one: one.line):
-            print(f"{path}:{one.line}: {one.rule}: {one.sentence}")
+            say(f"{path}:{one.line}: {one.rule}: {one.sentence}")
         if found > len(shown):
             print(f"... and {found - len(shown)} more like these (--all shows them)")
         print(f"{path}: {f'{found} violations' if found else 'no violation'}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, owner_levels, refuse
-from gpuledger_collector.cli.terminal import print_table
+from gpuledger_collector.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
@@ -98,11 +98,11 @@ def forecast(
     usable = [one for one in read.series if one.known]
     for one in read.series:
         if not one.known:
-            print(f"gpuledger: series {one.name!r} has no known value: no forecast of it", file=sys.stderr)
+            say(f"gpuledger: series {one.name!r} has no known value: no forecast of it", error=True)
     made = forecasts(usable, span, method, lives)
     for entry in made:
         if entry.note:
-            print(f"gpuledger: {entry.note}", file=sys.stderr)
+            say(f"gpuledger: {entry.note}", error=True)
     emit(made, read, shape)
     raise typer.Exit(DONE if len(usable) == len(read.series) else FINDINGS)
 
@@ -162,7 +162,7 @@ def emit_history(found: Sequence[Record], shape: Shape) -> None:
 
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *map(harmless, rows)])
         return
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     table = Table(*header, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows:
@@ -229,7 +229,7 @@ def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
 
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *map(harmless, rows)])
     else:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         table = Table(*header, box=None, header_style="bold", padding=(0, 2, 0, 0))
         for row in rows:
@@ -335,7 +335,7 @@ def _entry(entry: Forecast, read: Read) -> dict[str, object]:
 
 def _table(made: Sequence[Forecast], read: Read) -> None:
     """A row for a few instants of each series: the first, a quarter, half, and the last."""
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     quantiles = [f"q{q:g}" for q in made[0].quantiles] if made else []
     table = Table("series", "ts", "mean", *quantiles, "skill", box=None, header_style="bold", padding=(0, 2, 0, 0))

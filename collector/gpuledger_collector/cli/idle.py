@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, refuse
+from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database, period_of, refuse
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import print_table
 
@@ -108,7 +108,7 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
         rows.append([one.name, one.team, one.pool, one.model, str(one.verdict.held), str(one.verdict.peak),
                      str(one.verdict.needed), spare, f"{one.verdict.known:.2f}", day])  # fmt: skip
     if shape is Shape.table:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
         for column in SERVICE_COLUMNS:
@@ -130,15 +130,13 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
 
 def _asked(days: int | None, start: str | None, end: str | None, fixed: bool) -> Period | int:
     """The days that were asked for, by their names, or how many back from now."""
-    from gpuledger_collector.accounting.period import date_range
-
     if start is None and end is None:
         return 7 if days is None else days
     if start is None or end is None:
         refuse("say both --from and --to, or how many --days")
     if days is not None or fixed:
         refuse("--from and --to name the days: --days, --now and --services do not go with them")
-    return date_range(start, end)
+    return period_of(None, start, end)
 
 
 def _states() -> list[str]:
@@ -219,7 +217,7 @@ def emit(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], 
 
 
 def _table(rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     shown = ("node", "gpu", "state", "team", "workload", "user", "since", "hours", "confidence", "cost", "per_day")
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -255,7 +253,7 @@ def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
         made.append((sum(known), row))
     rows = [row for _, row in sorted(made, key=lambda entry: (-entry[0], entry[1][by.value]))]
     if shape is Shape.table:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
         for column in (by.value, "findings", "hours", "cost", "go_on", "mostly"):

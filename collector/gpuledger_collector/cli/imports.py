@@ -12,18 +12,23 @@ import typer
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.progress import busy
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     import psycopg
 
     from gpuledger_collector.accounting.ports import ImportOutcome, UsageRow
     from gpuledger_collector.accounting.problems import Problem
-    from gpuledger_collector.ingest.files.table import Parsed
+    from gpuledger_collector.ingest.files.table import Instants, Parsed
     from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples from files.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV; .gz is read as well.")]
+ANY_INSTANT = "--allow-any-instant"
+AnyInstant = Annotated[
+    bool, typer.Option(ANY_INSTANT, help="Accept instants before 2000 and after tomorrow, from 1970 to 2100.")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Import the good rows and leave out the bad ones.")]
 
 
@@ -54,6 +59,7 @@ def usage(
         typer.Option("--empty-start", metavar="skip|INSTANT", help="What a row without a start means; else it is bad."),
     ] = None,
     skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
     dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
@@ -61,19 +67,21 @@ def usage(
     """Bring in who held how many GPUs: workload_id,start,end,gpus and, if known, gpu_model,pool,node,user,tag:NAME...
 
     Instants are RFC 3339 with zone, or unix seconds; an empty end means still running. The same file twice changes
-    nothing; a known workload_id with other values is updated.
+    nothing; a known workload_id with other values is updated. Of a workload that stands twice, the row that has ended
+    is good. Workloads of more than 30 days are told, for an end that was forgotten is billed until one is imported.
     """
     from gpuledger_collector.ingest.files.mapping import BadExpression
     from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 
     try:
         with busy(f"reading {file.name}"):
-            parsed = read_usage(file, UsageOptions(tuple(mapping or ()), pool, _empty_start(empty_start)))
+            options = UsageOptions(tuple(mapping or ()), _pool(pool), _empty_start(empty_start), _instants(any_instant))
+            parsed = read_usage(file, options)
     except BadExpression as error:
         refuse(str(error))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        _import_usage(opened, file, parsed, skip_bad, dry_run)
+        _import_usage(opened, file, parsed, dry_run)
 
 
 @app.command(epilog="Example: gpuledger import sacct jobs.txt")
@@ -81,6 +89,7 @@ def sacct(
     file: File,
     pool: Annotated[str | None, typer.Option("--pool", help="Pool of all jobs; else their partition is.")] = None,
     skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
     dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
@@ -95,20 +104,50 @@ def sacct(
     from gpuledger_collector.ingest.files.sacct import read_sacct
 
     with busy(f"reading {file.name}"):
-        parsed = read_sacct(file, pool)
+        parsed = read_sacct(file, None if pool is None else _pool(pool), _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        _import_usage(opened, file, parsed, skip_bad, dry_run)
+        _import_usage(opened, file, parsed, dry_run)
 
 
-def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], skip_bad: bool, dry_run: bool) -> None:
+def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], dry_run: bool) -> None:
+    from gpuledger_collector.ingest.files.usage import LONG_DAYS, long_usage
     from gpuledger_collector.storage import imports
     from gpuledger_collector.wiring import now
 
-    def work(connection: psycopg.Connection[tuple[Any, ...]]) -> ImportOutcome:
-        return imports.add_usage(connection, parsed.rows, now())
+    running = 0
 
-    _carry_out(opened, "workloads", work, dry_run)
+    def work(connection: psycopg.Connection[tuple[Any, ...]]) -> ImportOutcome:
+        nonlocal running
+        at = now()
+        running, warnings = long_usage(file, parsed.rows, round(at.timestamp() * 1000))
+        for sentence in warnings:
+            print(sentence, file=sys.stderr)
+        return imports.add_usage(connection, parsed.rows, at)
+
+    def more() -> str:
+        return f"; {plural(running, 'workload')} without an end for more than {LONG_DAYS} days" if running else ""
+
+    _carry_out(opened, "workloads", work, dry_run, more)
+
+
+def _instants(any_instant: bool) -> Instants:
+    """The instants that evidence may have; `--allow-any-instant` widens them."""
+    from gpuledger_collector.ingest.files import table
+    from gpuledger_collector.wiring import now
+
+    if any_instant:
+        return table.ANY_INSTANT
+    return table.evidence_until(round(now().timestamp() * 1000), ANY_INSTANT)
+
+
+def _pool(name: str) -> str:
+    """The pool of `--pool`; a name that reports make a row of is refused."""
+    from gpuledger_collector.accounting.names import is_reserved, reserved_message
+
+    if is_reserved(name):
+        refuse(f"--pool: {reserved_message(name)}")
+    return name
 
 
 def _empty_start(text: str | None) -> int | str | None:
@@ -142,12 +181,23 @@ def prices(
         from gpuledger_collector.storage import prices as book
         from gpuledger_collector.wiring import now
 
-        _carry_out(opened, "prices", lambda connection: book.add(connection, parsed.rows, now()), dry_run)
+        def work(connection: psycopg.Connection[tuple[Any, ...]]) -> ImportOutcome:
+            parsed.problems = book.currency_changes(connection, parsed.rows)
+            _refuse_bad(file, parsed, skip_bad)
+            bad = {problem.source.rpartition(":")[0] for problem in parsed.problems}
+            return book.add(connection, [price for price in parsed.rows if price.source not in bad], now())
+
+        _carry_out(opened, "prices", work, dry_run)
 
 
 @app.command(epilog="Example: gpuledger import inventory inventory.csv")
 def inventory(
-    file: File, skip_bad: SkipBad = False, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None
+    file: File,
+    skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
+    dry_run: DryRun = False,
+    dsn: Dsn = None,
+    config: Config = None,
 ) -> None:
     """Bring in when each accelerator was there: node,uuid,gpu_model,pool,in_at,out_at (empty: still there).
 
@@ -156,7 +206,7 @@ def inventory(
     from gpuledger_collector.ingest.files.inventory import read_inventory
 
     with busy(f"reading {file.name}"):
-        parsed = read_inventory(file)
+        parsed = read_inventory(file, _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import inventory as stays
@@ -172,6 +222,7 @@ def samples(
         str | None, typer.Option("--start", metavar="INSTANT", help="When a recording of an agent began.")
     ] = None,
     skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
     dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
@@ -184,12 +235,16 @@ def samples(
 
     start_ms = None if start is None else _instant("--start", start)
     with busy(f"reading {file.name}"):
-        parsed = read_samples(file, start_ms)
+        parsed = read_samples(file, start_ms, _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import imports
+        from gpuledger_collector.storage import imports, partitions
+        from gpuledger_collector.wiring import now
 
-        _carry_out(opened, "samples", lambda connection: imports.add_samples(connection, parsed.rows), dry_run)
+        before_ms = partitions.coarse_before(round(now().timestamp() * 1000))
+        _carry_out(
+            opened, "samples", lambda connection: imports.add_samples(connection, parsed.rows, before_ms), dry_run
+        )
 
 
 @app.command(epilog="Example: gpuledger import bill aws-2026-10.csv.gz")
@@ -216,7 +271,7 @@ def bill(
     except NoArrow as error:
         refuse(str(error), LACKING)
     for problem in in_order(found.problems):
-        print(problem, file=sys.stderr)
+        say(str(problem), error=True)
     if found.problems:
         refuse(f"{file}: {_bad_rows(found.problems)}, nothing was imported")
     with database(dsn, config) as opened:
@@ -234,6 +289,7 @@ def queue(
     source: Annotated[str, typer.Option("--source", help="Scheduler of rows that name none.")] = "file",
     pool: Annotated[str, typer.Option("--pool", help="Pool of rows that name none.")] = "",
     skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
     dry_run: DryRun = False,
     dsn: Dsn = None,
     config: Config = None,
@@ -247,7 +303,7 @@ def queue(
     from gpuledger_collector.ingest.files.queue import read_queue
 
     with busy(f"reading {file.name}"):
-        parsed = read_queue(file, source, pool)
+        parsed = read_queue(file, source, _pool(pool), _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import queues
@@ -261,9 +317,9 @@ def _refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:
     from gpuledger_collector.ingest.files.usage import in_order
 
     for problem in in_order(parsed.problems):
-        print(problem, file=sys.stderr)
+        say(str(problem), error=True)
     for note in parsed.notes:
-        print(f"{file}: {note}", file=sys.stderr)
+        say(f"{file}: {note}", error=True)
     parsed.notes.clear()
     if parsed.problems and not (skip_bad and parsed.rows):
         hint = "" if skip_bad else "; --skip-bad imports the others"
@@ -282,6 +338,7 @@ def _carry_out(
     what: str,
     work: Callable[[psycopg.Connection[tuple[Any, ...]]], ImportOutcome],
     dry_run: bool,
+    more: Callable[[], str] = str,
 ) -> None:
     from gpuledger_collector.storage.ledgers import Ledger
 
@@ -291,5 +348,5 @@ def _carry_out(
             connection.rollback()
     print(
         f"{what}: {done.added} added, {done.updated} updated, {done.unchanged} unchanged; "
-        f"{plural(done.dirty_days, 'day')} to rate again" + untouched(dry_run)
+        f"{plural(done.dirty_days, 'day')} to rate again" + more() + untouched(dry_run)
     )

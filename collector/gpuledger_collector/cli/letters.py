@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuledger_agent.escapes import escape_lines
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, refuse, settings, untouched
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     import psycopg
@@ -64,7 +66,7 @@ def list_letters(shape: Form = Shape.table, dsn: Dsn = None, config: Config = No
         ])  # fmt: skip
         return
     for one, name in found:
-        print(f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
+        say(f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
               f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}")  # fmt: skip
 
 
@@ -103,7 +105,9 @@ def write(
             rehearsal = Rehearsal(connection)
             done = write_letters(rehearsal, now_ms, letter_writers(chosen))
         for message in rehearsal.put:
-            print(f"To: {message.recipient}\nSubject: {message.content.subject}\n\n{message.content.text}")
+            say(f"To: {message.recipient}")
+            say(f"Subject: {message.content.subject}")
+            print(f"\n{escape_lines(message.content.text)}")
         print(f"{done} (dry run: nobody is written to)")
 
 
@@ -144,7 +148,7 @@ def list_actions(shape: Form = Shape.table, dsn: Dsn = None, config: Config = No
         _emit(shape, ACTION_COLUMNS, rows)
     else:
         for at, state, what, team, workload, detail in rows:
-            print(f"{at}  {state:7}  {what}  {team}  {workload}" + (f"  ({detail})" if detail else ""))
+            say(f"{at}  {state:7}  {what}  {team}  {workload}" + (f"  ({detail})" if detail else ""))
     if any(one.state in {"failed", "doing"} for one in found):
         raise typer.Exit(FINDINGS)
 
@@ -170,7 +174,7 @@ def dry_run(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -
     else:
         for verdict, do, team, workload, label, since, due, why in rows:
             said = why or f"since {since}, done from {due} on"
-            print(f"{verdict:6}  {do}  {team}  {workload}  {label}  ({said})")
+            say(f"{verdict:6}  {do}  {team}  {workload}  {label}  ({said})")
     if not enabled:
         print("actions are off: nothing is ever done, only shown (actions = true in the settings)", file=sys.stderr)
 

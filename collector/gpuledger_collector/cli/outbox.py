@@ -10,6 +10,7 @@ import typer
 
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     import psycopg
@@ -48,7 +49,7 @@ def list_messages(
     if shape is Shape.table:
         for one in found:
             error = f"  ({one.error})" if one.error else ""
-            print(f"{format_instant(one.made_ms)}  {one.state:12}  {one.recipient}  {one.subject}{error}")
+            say(f"{format_instant(one.made_ms)}  {one.state:12}  {one.recipient}  {one.subject}{error}")
     else:
         from gpuledger_collector.export.cells import rows_as
 
@@ -93,7 +94,7 @@ def _rehearse(opened: Database, sender: Sender) -> None:
     with _connect(opened)() as connection, connection.transaction(force_rollback=True):
         found = outbox.rehearse(connection, sender.clock(), digest_mail.write, list(sender.transports))
     for recipient, subject in found:
-        print(f"would send  {recipient}  {subject}")
+        say(f"would send  {recipient}  {subject}")
     print(f"{len(found)} to send (dry run: nothing was sent)")
 
 

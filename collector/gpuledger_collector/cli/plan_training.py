@@ -125,6 +125,7 @@ def _failures(mtbf: str | None, checkpoint: str, every: str | None, restart: str
 
 
 def _given_rate(text: str, currency: str) -> Rate:
+    from gpuledger_collector.accounting.currencies import currency_problem
     from gpuledger_collector.insight.plans.training import Rate
 
     try:
@@ -133,8 +134,9 @@ def _given_rate(text: str, currency: str) -> Rate:
         per_hour = Decimal("NaN")
     if not per_hour.is_finite() or not 0 <= per_hour <= MOST_RATE:
         refuse(f"--rate: {text!r} is not money per GPU-hour, such as 2.49")
-    if not (len(currency) == 3 and currency.isascii() and currency.isalpha() and currency.isupper()):
-        refuse(f"--currency: {currency!r} is not an ISO 4217 code such as USD")
+    problem = currency_problem(currency)
+    if problem is not None:
+        refuse(f"--currency: {problem}")
     return Rate(per_hour, currency)
 
 
@@ -342,6 +344,7 @@ def _first_day(text: str | None, today: dt.date) -> dt.date:
 
 
 def _levels(owner: str | None) -> dict[str, str]:
+    from gpuledger_collector.accounting.names import is_reserved, reserved_message
     from gpuledger_collector.accounting.tags import LEVELS
 
     if owner is None:
@@ -351,5 +354,7 @@ def _levels(owner: str | None) -> dict[str, str]:
         level, separator, value = part.strip().partition("=")
         if not separator or level not in LEVELS or not value.strip():
             refuse(f"--owner: {part.strip()!r} is not LEVEL=NAME with one of {', '.join(LEVELS)}")
+        if is_reserved(value):
+            refuse(f"--owner: {reserved_message(value)}")
         levels[level] = value.strip()
     return levels

@@ -10,7 +10,7 @@ import typer
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
-from gpuledger_collector.cli.terminal import print_table
+from gpuledger_collector.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.commitments import Commitment
@@ -62,7 +62,7 @@ def list_prices(
     _print_table(rows)
     if explain:
         for sentence in (*_derived(book), *map(_committed, committed), *map(_chosen, choices)):
-            print(sentence)
+            say(sentence)
 
 
 def _derived(book: list[Price]) -> list[str]:
@@ -112,7 +112,8 @@ def _chosen(one: PurchaseChoice) -> str:
 
 def _print_table(rows: list[list[str]]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+
+    from gpuledger_collector.export.tables import Table
 
     table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
@@ -170,7 +171,10 @@ def set_price(
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
-            done = prices.add(connection, [price], now())
+            try:
+                done = prices.add(connection, [price], now())
+            except prices.CurrencyChanged as error:
+                refuse("; ".join(f"--currency: {one.message}" for one in error.problems))
             if dry_run:
                 connection.rollback()
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"

@@ -10,6 +10,7 @@ import typer
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
+from gpuledger_collector.cli.terminal import say
 
 app = typer.Typer(name="privacy", help="What is known of a person, and its erasure.", no_args_is_help=True)
 COLUMNS = ("table", "column", "rows", "stays")
@@ -47,7 +48,7 @@ def show(
             + (f" (stays: {place.kept})" if place.kept else "")
         )
     if not found:
-        print(f"{user} stands nowhere")
+        say(f"{user} stands nowhere")
 
 
 @app.command(epilog="Example: gpuledger privacy erase amina --dry-run")
@@ -84,4 +85,4 @@ def erase(
     for place in found:
         said = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"
         print(f"{place.table}.{place.column}: {plural(place.rows, 'row')} {said}")
-    print(f"{user} stands nowhere" if not found else "dry run: nothing was changed" if dry_run else "done")
+    say(f"{user} stands nowhere" if not found else "dry run: nothing was changed" if dry_run else "done")

@@ -79,6 +79,8 @@ def receipt(
 
 def page(who: Sequence[Any], made: Receipt) -> str:
     """The receipt as text, at most one page of 66 lines."""
+    from gpuledger_collector.export.cells import lines_text
+
     _, key, name, user = who
     head = f"WASTE RECEIPT  {key}"
     lines = [head, "=" * WIDTH, f"{name or 'no name'}{f', of {user}' if user else ''}", "", "Charged"]
@@ -97,7 +99,7 @@ def page(who: Sequence[Any], made: Receipt) -> str:
     if made.advice:
         lines += ["", "Advice"]
         lines += [_advice(one) for one in made.advice[:5]]
-    return "\n".join(lines)
+    return lines_text(lines).rstrip("\n")
 
 
 def _held(one: Held) -> str:

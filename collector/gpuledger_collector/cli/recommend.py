@@ -21,7 +21,7 @@ from gpuledger_collector.cli.common import (
     settings,
     untouched,
 )
-from gpuledger_collector.cli.terminal import print_table
+from gpuledger_collector.cli.terminal import print_table, say
 from gpuledger_collector.cli.what_if import Shape
 
 MONTH_DAYS = 30
@@ -228,7 +228,7 @@ def emit(found: Sequence[Mapping[str, Any]], count: int, run: Mapping[str, Any] 
 def _table(
     rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]], count: int, run: Mapping[str, Any] | None
 ) -> None:
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name, right in (("id", True), ("kind", False), ("team", False), ("advice", False), ("cash", True),
@@ -243,7 +243,7 @@ def _table(
     if len(rows) < count:
         print(f"... and {count - len(rows)} more (--top 0 shows all)")
     for sentence in sentences(found, run):
-        print(sentence)
+        say(sentence)
 
 
 def span(row: Mapping[str, str], what: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
@@ -108,9 +109,9 @@ def runs(
         rows = rows[: top or None]
     chosen = [(row, units.get((row.workload_id, row.currency))) for row in rows]
     if shape is Shape.json:
-        import json
+        from gpuledger_collector.export.cells import json_text
 
-        print(json.dumps([run_json(*one) for one in chosen], indent=2, ensure_ascii=False))
+        print(json_text([run_json(*one) for one in chosen]))
     else:
         _emit([row_of(*one) for one in chosen], shape)
 
@@ -187,8 +188,8 @@ def _emit(rows: Sequence[dict[str, str]], shape: Shape) -> None:
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+
+    from gpuledger_collector.export.tables import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     shown = ("run", "name", "team", "gpus", "from", "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency",
@@ -197,7 +198,7 @@ def _emit(rows: Sequence[dict[str, str]], shape: Shape) -> None:
     for name in shown:
         table.add_column(name.replace("_", " "), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(row[name][:16] if name == "from" else row[name]) for name in shown))
+        table.add_row(*(row[name][:16] if name == "from" else row[name] for name in shown))
     Console(width=None if sys.stdout.isatty() else 240, color_system=None, legacy_windows=False).print(table)
 
 
@@ -277,6 +278,10 @@ def report(
     from gpuledger_collector.accounting.period import parse_instant
 
     told = {"steps": steps, "tokens": tokens, "samples": samples}
+    try:
+        at_ms = None if at is None else parse_instant(at)
+    except ValueError as error:
+        refuse(f"--at: {error}")
     with database(dsn, config) as opened:
         from gpuledger_collector.api.runs import report as kept
         from gpuledger_collector.storage.ledgers import Ledger
@@ -285,7 +290,6 @@ def report(
         with Ledger(opened.dsn).connect() as connection:
             number, key = _called(connection, workload)
             try:
-                at_ms = None if at is None else parse_instant(at)
                 values = {name: value for name, value in told.items() if value is not None}
                 kept(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
             except ValueError as error:
@@ -293,4 +297,4 @@ def report(
             if dry_run:
                 connection.rollback()
     said = ", ".join(f"{value} {name}" for name, value in told.items() if value is not None)
-    print(f"{key}: {said}" + untouched(dry_run))
+    say(f"{key}: {said}" + untouched(dry_run))

@@ -14,7 +14,7 @@ from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
 from gpuledger_collector.cli.scale_pools import emit as emit_month
 from gpuledger_collector.cli.scale_pools import pools as _pools
 from gpuledger_collector.cli.scale_pools import show
-from gpuledger_collector.cli.terminal import print_table
+from gpuledger_collector.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest
@@ -109,7 +109,7 @@ def emit_advice(given: Mapping[str, Advice | str], shape: Shape, past: Month | N
         csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *map(harmless, rows)])
         return
     for name, demand, desired, mode, reason in rows:
-        print(f"{name}: hold {plural(f'{desired:g}', 'GPU')} "
+        say(f"{name}: hold {plural(f'{desired:g}', 'GPU')} "
               f"(demand now {demand:g}, {mode}). {reason}" if desired is not None
               else f"{name}: {reason}")  # fmt: skip
     if past is not None:
@@ -237,7 +237,7 @@ def emit(done: Backtest, shape: Shape) -> None:
 
 
 def _table(done: Backtest) -> None:
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     table = Table("policy", "capacity", "x demand", "wait", "wait p95", "cold starts", "actions", "setting",
                   box=None, header_style="bold", padding=(0, 2, 0, 0))  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, database, refuse
-from gpuledger_collector.cli.terminal import print_table
+from gpuledger_collector.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.month import Month
@@ -110,12 +110,13 @@ def emit(month: Month, shape: str) -> None:
 
 def show(month: Month) -> None:
     """As a table, and the setting beside it."""
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
     limits = month.terms.limits
     setting = f"[[pool]] name = {json.dumps(month.terms.pool)}: predict = {str(limits.predict).lower()}"
     if month.done is None:
-        print(f"back-test: {month.short}\nsetting: {setting}")
+        say(f"back-test: {month.short}")
+        say(f"setting: {setting}")
         return
     rate = month.rate
     table = Table("policy", "capacity", "demand", "wait", "wait p95", "actions",
@@ -126,7 +127,7 @@ def show(month: Month) -> None:
         table.add_row(str(row["policy"]), *(f"{row[name]:,.1f}" for name in ("capacity", "demand")),
                       f"{row['wait']:,.2f}", f"{row['wait_p95_s']:.0f} s", str(row["actions"]), *money)  # fmt: skip
     lead = f"{month.terms.lead_ms / 60_000:g} min from order to GPU"
-    print(f"{month.terms.pool}: the last {plural(month.done.judged_days, 'day')}, {lead}, capacity at most "
+    say(f"{month.terms.pool}: the last {plural(month.done.judged_days, 'day')}, {lead}, capacity at most "
           f"{limits.cost_cap:g} x demand; GPU-hours")  # fmt: skip
     print_table(table, 160)
     print(f"gpuledger looked ahead on {month.done.predictive_days} of {plural(month.done.judged_days, 'day')}, "

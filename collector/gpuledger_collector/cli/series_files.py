@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli.common import refuse
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +78,7 @@ def refuse_all(problems: Sequence[Problem]) -> NoReturn:
     ordered = sorted(problems, key=lambda problem: int(problem.source.rsplit(":", 2)[1]))
     *first, last = ordered[:SHOWN]
     for problem in first:
-        print(f"gpuledger: {problem}", file=sys.stderr)
+        say(f"gpuledger: {problem}", error=True)
     left = len(ordered) - SHOWN
     refuse(f"{last}" + (f" (and {left} more rows are wrong)" if left > 0 else ""))
 

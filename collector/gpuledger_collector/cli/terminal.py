@@ -1,32 +1,48 @@
-"""What a terminal is shown: names that agents and jobs chose must not move its cursor, title or clipboard."""
+"""What a terminal or a pipe is shown: names that agents and jobs chose must not move a cursor or forge a line.
+
+Whoever prints a line with a name in it uses `say`, and tables escape their cells (export.tables). The stream is the
+second wall: whatever a command writes, nothing passes that acts on a terminal but the few colors that are ours.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gpuledger_agent.escapes import escape_lines, escape_text
+
 if TYPE_CHECKING:
-    from rich.table import Table
+    from gpuledger_collector.export.tables import Table
 
-_ACTING = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Colours, which are ours and harmless in a name; and control characters, with those that turn the reading order."""
+_COLOR = re.compile("(\x1b\\[(?:(?:0|1|2|3|4|22|23|24|3[1-6]|39)(?:;|(?=m)))*m)")
+"""Styles of help and tables: none of them hides text, gives it the color of its background, or makes it blink."""
 
 
-def plain(text: str) -> str:
-    """The text with every control character but line ends and tabs spelt out."""
-    return _ACTING.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\u{ord(found[0]):04x}", text)
+def say(line: str, *, error: bool = False, flush: bool = False) -> None:
+    """Print one line, on standard error when asked to; what is not seen in it is an escape."""
+    print(escape_text(line), file=sys.stderr if error else sys.stdout, flush=flush)
+
+
+def plain(text: str, *, colors: bool = False) -> str:
+    """The text with every control character but line ends and tabs as an escape; our own colors stay where wanted."""
+    if not colors:
+        return escape_lines(text)
+    parts = _COLOR.split(text)
+    return "".join(part if place % 2 else escape_lines(part) for place, part in enumerate(parts))
 
 
 class Shown:
-    """A stream to a terminal that passes on nothing which acts on it; all else is the stream's own."""
+    """A stream that passes on nothing which acts on a terminal; all else is the stream's own."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, colors: bool) -> None:
         self._stream = stream
+        self._colors = colors
 
     def write(self, text: str) -> int:
         """Write the plain text."""
-        self._stream.write(plain(text))
+        self._stream.write(plain(text, colors=self._colors))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -39,8 +55,8 @@ class Shown:
 
 
 def shown(stream: TextIO) -> Any:
-    """The stream, shielded where it is a terminal; files and pipes get every byte as it is."""
-    return Shown(stream) if stream.isatty() else stream
+    """The stream, shielded; colors pass to a terminal, and where the environment asks for them."""
+    return Shown(stream, colors=stream.isatty() or bool(os.environ.get("FORCE_COLOR")))
 
 
 def print_table(table: Table, width: int) -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, owner_levels, refuse, untouched
+from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, declared_owner, refuse, untouched
+from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
+    import psycopg
+
     from gpuledger_collector.storage.tokens import Token
+    from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="token", help="Tokens of agents and of people who read.", no_args_is_help=True)
 HOUR_MS = 3_600_000
 ANY_NODE = "*"
+LOCK_SECONDS = 300
+"""How long a change of a token waits for others: closing a month writes the audit log for a while."""
 COLUMNS = ("id", "name", "role", "node", "owner", "made_ms", "expires_ms", "revoked_ms", "last_used_ms", "live")
 Which = Annotated[str, typer.Argument(metavar="NAME", help="Name or number of the token.")]
 
@@ -63,7 +71,7 @@ def create(
     """
     from gpuledger_collector.storage.tokens import Token
 
-    levels = owner_levels(owner or [])
+    levels = declared_owner(owner or [])
     if (role is Role.agent) != bool(node):
         refuse("--node: name the node of an agent ('*' for any), and no node for the other roles")
     if (role is Role.viewer) != bool(levels):
@@ -71,14 +79,13 @@ def create(
     called = name or node or "/".join(levels.values()) or role.value
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         at_ms = round(now().timestamp() * 1000)
         ends = at_ms + days * 24 * HOUR_MS if days else None
         wanted = Token(0, called, role.value, None if node in {"", ANY_NODE} else node, levels or None, "", at_ms, ends)
         try:
-            with Ledger(opened.dsn).connect() as connection:
+            with _changing(opened) as connection:
                 made, secret = tokens.create(connection, wanted)
                 if dry_run:
                     connection.rollback()
@@ -87,12 +94,35 @@ def create(
     _hand_over(made, secret, dry_run)
 
 
+@contextlib.contextmanager
+def _changing(opened: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A transaction that no reader of the database holds up: meanwhile the sessions that it waits for are ended.
+
+    Raises StorageError when something else holds it up.
+    """
+    import psycopg
+
+    from gpuledger_collector.storage.errors import StorageError
+    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.wiring import reader_watch
+
+    with Ledger(opened.dsn).connect() as connection, reader_watch(opened):
+        connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+        try:
+            yield connection
+        except psycopg.errors.LockNotAvailable as error:
+            raise StorageError(
+                f"nothing was changed: for {LOCK_SECONDS} s another session held the tokens or the audit log; "
+                "end what pg_blocking_pids shows, and try again"
+            ) from error
+
+
 def _hand_over(made: Token, secret: str, dry_run: bool) -> None:
     """The secret alone on standard output, so that it can be written to a file; what it is, on standard error."""
     if dry_run:  # its number and its secret are those of no token
-        print(f"a token {made.name!r}, {made.role}: {_reach(made)}{untouched(dry_run)}", file=sys.stderr)
+        say(f"a token {made.name!r}, {made.role}: {_reach(made)}{untouched(dry_run)}", error=True)
         return
-    print(f"token {made.id} {made.name!r}, {made.role}: {_reach(made)}; it is shown this once:", file=sys.stderr)
+    say(f"token {made.id} {made.name!r}, {made.role}: {_reach(made)}; it is shown this once:", error=True)
     print(secret)
 
 
@@ -133,7 +163,7 @@ def list_tokens(
         state = "live" if one.live(at_ms) else "revoked" if one.revoked_ms is not None else "expired"
         used = "never used" if one.last_used_ms is None else f"last used {_instant(one.last_used_ms)}"
         ends = "" if one.expires_ms is None or not one.live(at_ms) else f", expires {_instant(one.expires_ms)}"
-        print(f"{one.id:>4}  {one.name:<24} {one.role:<8} {state:<8} {_reach(one)}; {used}{ends}")
+        say(f"{one.id:>4}  {one.name:<24} {one.role:<8} {state:<8} {_reach(one)}; {used}{ends}")
     print(f"{sum(one.live(at_ms) for one in found)} of {plural(len(found), 'token')} live")
 
 
@@ -153,17 +183,16 @@ def revoke(which: Which, dry_run: DryRun = False, dsn: Dsn = None, config: Confi
     """Revoke a token; a running collector refuses it within seconds."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         try:
-            with Ledger(opened.dsn).connect() as connection:
+            with _changing(opened) as connection:
                 gone = tokens.revoke(connection, which, round(now().timestamp() * 1000))
                 if dry_run:
                     connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
-    print(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}" + untouched(dry_run))
+    say(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}" + untouched(dry_run))
 
 
 @app.command(epilog="Example: gpuledger token rotate gpu-07 --grace-hours 48 > gpu-07.token")
@@ -177,12 +206,11 @@ def rotate(
     """Make a successor and print its secret; the old token lives on for the grace period, so that nothing is lost."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         at_ms = round(now().timestamp() * 1000)
         try:
-            with Ledger(opened.dsn).connect() as connection:
+            with _changing(opened) as connection:
                 made, secret = tokens.rotate(connection, which, at_ms, at_ms + grace_hours * HOUR_MS)
                 if dry_run:
                     connection.rollback()

@@ -109,7 +109,7 @@ def emit(names: Sequence[str], now: Report, then: Report, shape: Shape) -> None:
         texts = [[neutral(cell) for cell in row[: len(names)]] + row[len(names) :] for row in rows]
         writer.writerows([header, *texts])
     else:
-        from rich.table import Table
+        from gpuledger_collector.export.tables import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
         for name in header:

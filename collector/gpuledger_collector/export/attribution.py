@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import hours_decimal, plural
+from gpuledger_collector.export.cells import lines_text
 
 COLUMNS = ("what", "name", "workloads", "gpu_hours", "cost", "currency")
 SHOWN = 20
@@ -41,7 +42,7 @@ def as_text(
     else:
         said.append(f"every held GPU-second has a {level}")
     said += [f"the tag {name!r} is no level: is it {near!r}?" for name, near in hints.items()]
-    return "\n".join(said) + "\n"
+    return lines_text(said)
 
 
 def as_rows(

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
+from gpuledger_agent.escapes import escape_text
 from gpuledger_collector.accounting.chargeback import SharedPart, shown_keys
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.ports import ChargedLine
@@ -114,4 +115,4 @@ def _amount(micro: int) -> str:
 
 
 def _text(text: str) -> str:
-    return "".join(char for char in text if char.isprintable()).replace("\\", "\\\\").replace('"', '\\"')
+    return escape_text(text).replace("\\", "\\\\").replace('"', '\\"')

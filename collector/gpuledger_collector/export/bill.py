@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
 from gpuledger_collector.accounting.bill import EXPLAINED, KINDS, Comparison, Difference
 from gpuledger_collector.accounting.period import Calendar, format_instant
-from gpuledger_collector.export.cells import neutral
+from gpuledger_collector.export.cells import json_text, lines_text, neutral
 
 COLUMNS = ("kind", "day", "pool", "node", "sku", "region", "gpu_hours", "amount", "currency")
 SHOWN = 15
@@ -59,12 +58,12 @@ def as_json(found: Comparison) -> str:
         "holds": found.holds,
         "differences": [dict(zip(COLUMNS, _cells(one, found.calendar), strict=True)) for one in found.differences],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json_text(content) + "\n"
 
 
 def as_text(found: Comparison) -> str:
     """The page that an analyst reads: the totals, the kinds, and the largest differences that are questions."""
-    return "\n".join(_sentences(found)) + "\n"
+    return lines_text(_sentences(found))
 
 
 def _sentences(found: Comparison) -> Iterator[str]:

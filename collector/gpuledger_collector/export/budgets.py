@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,7 +11,7 @@ from gpuledger_collector.accounting.budget_ports import Status
 from gpuledger_collector.accounting.budgets import money_text, percent_of
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div
-from gpuledger_collector.export.cells import neutral
+from gpuledger_collector.export.cells import json_text, neutral
 
 COLUMNS = (
     "budget", "owner", "period_from", "period_to", "currency", "amount", "spent", "spent_percent", "elapsed_percent",
@@ -67,7 +66,7 @@ def _row(status: Status) -> dict[str, object]:
 
 def as_json(statuses: Sequence[Status]) -> str:
     """The rows as a JSON object."""
-    return json.dumps({"budgets": rows(statuses)}, indent=2, ensure_ascii=False) + "\n"
+    return json_text({"budgets": rows(statuses)}) + "\n"
 
 
 def as_csv(statuses: Sequence[Status]) -> str:
@@ -85,14 +84,14 @@ def as_table(statuses: Sequence[Status], width: int | None) -> str:
     """A table for a terminal of `width` columns (None: as wide as it needs)."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+
+    from gpuledger_collector.export.tables import Table
 
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name, side in _SHOWN:
         shown.add_column(name, justify=side, overflow="fold")
     for status in statuses:
-        shown.add_row(*(Text(cell) for cell in _cells(status)))
+        shown.add_row(*_cells(status))
     out = io.StringIO()
     Console(file=out, width=width or 400, color_system=None, legacy_windows=False).print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

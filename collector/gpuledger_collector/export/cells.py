@@ -7,16 +7,19 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 
-from gpuledger_collector.accounting.cells import neutral as neutral
+from gpuledger_agent.escapes import escape_lines, escape_text
+from gpuledger_agent.escapes import neutral as neutral
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
 BESIDE = (
     "cost_shared", "cost_total", "energy_kwh", "co2e_grams", "cost_list", "cost_contracted", "cost_effective",
+    "correction_of",
 )  # fmt: skip
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
-cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`."""
+cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`; and the closed
+month that a row corrects, empty for the period's own time."""
 EXCHANGE = "exchange"
 """The last column, in another currency's view only."""
 
@@ -24,6 +27,16 @@ EXCHANGE = "exchange"
 def harmless(row: Iterable[object]) -> list[object]:
     """The cells of a row of a CSV, texts made harmless; to be used for every row with a name in it."""
     return [neutral(cell) if isinstance(cell, str) else cell for cell in row]
+
+
+def json_text(content: object) -> str:
+    """Indented JSON in letters as they are; what is not seen stands as an escape, so that the same is read from it."""
+    return escape_lines(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def lines_text(lines: Iterable[str]) -> str:
+    """A page of text; a line of it is a line, whatever name stands in it."""
+    return "".join(f"{escape_text(line)}\n" for line in lines)
 
 
 def rows_as(shape: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -58,6 +71,7 @@ def beside(row: Row) -> list[str]:
         _money(row, row.list_minor),
         _money(row, row.contracted_minor),
         _money(row, row.cost_minor),
+        row.correction_of,
     ]
 
 

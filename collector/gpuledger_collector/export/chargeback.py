@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.chargeback import Report, Row, SharedOut
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
-from gpuledger_collector.export.cells import BESIDE, EXCHANGE, MEASURES, beside, header, measures, neutral
+from gpuledger_collector.export.cells import BESIDE, EXCHANGE, MEASURES, beside, header, json_text, measures, neutral
 
 
 def as_csv(report: Report) -> str:
@@ -38,7 +37,7 @@ def as_json(report: Report, period: Period, notes: Sequence[str]) -> str:
         "totals": [_object(row, ()) for row in report.totals],
         "notes": list(notes),
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json_text(content) + "\n"
 
 
 def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
@@ -80,21 +79,23 @@ def as_table(report: Report, width: int | None) -> str:
     """A table for a terminal of `width` columns (None: as wide as it needs); totals last, one per currency."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+
+    from gpuledger_collector.export.tables import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in report.by:
         table.add_column(name, overflow="fold")
     columns = [*MEASURES, *_shown_beside(report)]
     for name in columns:
-        table.add_column(name, justify="left" if name in {"currency", EXCHANGE} else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in {"currency", "correction_of", EXCHANGE} else "right", no_wrap=True
+        )
     for row in report.rows:
-        table.add_row(*(Text(cell) for cell in [*row.keys, *_cells(row, columns)]))
+        table.add_row(*row.keys, *_cells(row, columns))
     table.add_section()
     for total in report.totals:
         name = "total" if total.currency is not None else "unpriced"
-        table.add_row(*(Text(cell) for cell in [name, *[""] * (len(report.by) - 1), *_cells(total, columns)]))
+        table.add_row(name, *[""] * (len(report.by) - 1), *_cells(total, columns))
     out = io.StringIO()
     Console(file=out, width=width or 400, color_system=None, legacy_windows=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

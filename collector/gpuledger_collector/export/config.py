@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 
+from gpuledger_agent.escapes import escape_text
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.bill import BillMatch
 from gpuledger_collector.accounting.budgets import Budget
@@ -292,5 +293,6 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """A basic string: as in JSON, but for DEL, which TOML does not take as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A basic string: as in JSON, and what is not seen as an escape of TOML, which knows no pairs of them."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(sign if escape_text(sign) == sign else f"\\U{ord(sign):08x}" for sign in quoted)

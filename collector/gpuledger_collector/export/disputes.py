@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import hours_decimal, plural
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
+from gpuledger_collector.export.cells import lines_text
 
 
 def owner_text(owner: Mapping[str, str]) -> str:
@@ -141,7 +142,7 @@ def as_text(
     sentences = list(_sentences(one, evidence, holds, billed, rated, most))
     if would_move:
         sentences += ["if it is accepted now, this moves:", *would_move]
-    return "\n".join(sentences) + "\n"
+    return lines_text(sentences)
 
 
 def _sentences(

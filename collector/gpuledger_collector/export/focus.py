@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from gpuledger_agent.escapes import escape_text
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
@@ -119,7 +120,7 @@ def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([row.get(name, "") for name in columns])
+        writer.writerow([escape_text(row.get(name, "")) for name in columns])
 
 
 def _usage(exported: ExportedCharge, level: str, issuer: Issuer, book: Book) -> Row:

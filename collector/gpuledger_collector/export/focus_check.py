@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, localcontext
 from typing import TextIO
 
+from gpuledger_collector.accounting.currencies import was_currency
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.export import focus_check_split
 
@@ -84,19 +85,6 @@ _UNIT = re.compile(
     rf"(?:\d+ )?{_WORD}|(?:\d+ )?{_WORD}-(?:{_TIME})|(?:\d+ )?{_WORD}/(?:Second|Minute|Hour|Day|Month|Year)"
 )
 _FORMULA = re.compile(r"[=+@\t\r]|-(?!\d)")
-_ISO_4217 = frozenset(
-    re.findall(
-        r"[A-Z]{3}",
-        """
-AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF
-CLP CNY COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL
-HTG HUF IDR ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD
-MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG
-QAR RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD
-TWD TZS UAH UGX USD UYU UZS VED VES VND VUV WST XAF XCD XOF XPF YER ZAR ZMW ZWG
-""",
-    )
-)
 HALF_NANO_HOUR_S = Decimal("0.0000018")
 """GPU-hours written to nine places may differ by half a billionth of an hour from the seconds beside them."""
 PLACES = 60
@@ -268,7 +256,7 @@ def _formats(line: int, row: Row) -> Iterator[Violation]:
             yield Violation(line, "number", name, f"{name} {text} is negative")
     for name in (name for name in INSTANTS if row.get(name) and _instant(row[name]) is None):
         yield Violation(line, "instant", name, f"{name} {row[name]!r} is no instant in UTC (YYYY-MM-DDTHH:MM:SSZ)")
-    for name in (name for name in CURRENCIES if row.get(name) and row[name] not in _ISO_4217):
+    for name in (name for name in CURRENCIES if row.get(name) and not was_currency(row[name])):
         yield Violation(line, "currency", name, f"{name} {row[name]!r} is no currency of ISO 4217")
     for name in (name for name in UNITS if row.get(name) and not _UNIT.fullmatch(row[name])):
         yield Violation(line, "unit", name, f"{name} {row[name]!r} has none of FOCUS's forms, such as GPU-Hours")

@@ -14,12 +14,15 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from gpuledger_agent.escapes import escape_lines, escape_text
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import format_date
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
 
 UNKNOWN = "not known"
+DOTS = {".", ".."}
+"""Names that no path can hold, for a browser takes them for steps through a folder."""
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -29,6 +32,7 @@ def environment() -> Environment:
     made = Environment(
         loader=PackageLoader("gpuledger_collector"),
         autoescape=True,
+        finalize=shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,6 +47,13 @@ def environment() -> Environment:
         "UNKNOWN": UNKNOWN,
     }
     return made
+
+
+def shown(value: Any) -> Any:
+    """What a template writes: texts in one line, with what is not seen as escapes; markup of ours keeps its lines."""
+    if isinstance(value, Markup):
+        return Markup(escape_lines(value))  # noqa: S704 - markup before, and no sign of markup is added
+    return escape_text(value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=1)
@@ -110,9 +121,13 @@ def gpus(number: float) -> str:
 
 def statement_path(level: str, owner: str, month: str) -> str:
     """Where the collector serves a statement."""
+    if owner in DOTS:
+        return f"/statements/{quote(level, safe='')}/{quote(month, safe='')}?owner={owner}"
     return f"/statements/{quote(level, safe='')}/{quote(owner, safe='')}/{quote(month, safe='')}"
 
 
 def pool_path(pool: str) -> str:
     """Where the collector serves a pool's page."""
+    if pool in DOTS:
+        return f"/pools/?name={pool}"
     return f"/pools/{quote(pool, safe='')}"

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
+from gpuledger_agent.escapes import escape_text
 from gpuledger_collector.accounting.period import DAY_MS
 
 HEADROOM = 1.08
@@ -31,6 +32,7 @@ class Stack:
 
 def drawn(width: int, height: int, title: str, description: str, body: Sequence[Markup], kind: str) -> Markup:
     """A plot of these parts, with its title and what it says in words."""
+    title, description = escape_text(title), escape_text(description)
     return Markup(
         '<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}: {description}" '
         'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{description}</desc>{body}</svg>'
@@ -38,7 +40,7 @@ def drawn(width: int, height: int, title: str, description: str, body: Sequence[
 
 
 def _rect(css: str, x: float, y: float, width: float, height: float, title: str = "") -> Markup:
-    inner = Markup("<title>{}</title>").format(title) if title else Markup("")
+    inner = Markup("<title>{}</title>").format(escape_text(title)) if title else Markup("")
     return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
         css, number(x), number(y), number(width), number(height), inner
     )
@@ -46,7 +48,9 @@ def _rect(css: str, x: float, y: float, width: float, height: float, title: str 
 
 def label(x: float, y: float, said: str, anchor: str = "start") -> Markup:
     """A word or number at a place."""
-    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(number(x), number(y), anchor, said)
+    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(
+        number(x), number(y), anchor, escape_text(said)
+    )
 
 
 def ruled(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:

@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits, to_
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal, plural
 from gpuledger_collector.accounting.reconciliation import Reconciliation
+from gpuledger_collector.export.cells import lines_text
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:
@@ -90,9 +91,7 @@ def as_text(sheet: Reconciliation) -> str:
             sep="  ",
             file=out,
         )
-    for sentence in _sentences(sheet):
-        print(sentence, file=out)
-    return out.getvalue()
+    return out.getvalue() + lines_text(_sentences(sheet))
 
 
 def _sentences(sheet: Reconciliation) -> list[str]:

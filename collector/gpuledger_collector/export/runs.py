@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from decimal import Decimal
@@ -14,7 +13,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.cells import neutral
+from gpuledger_collector.export.cells import json_text, lines_text, neutral
 from gpuledger_collector.insight.bottlenecks import Gpu, Verdict, drawn
 from gpuledger_collector.insight.run_report import RunReport, chief_of
 
@@ -84,7 +83,7 @@ def as_json(made: RunReport, unit_json: Any) -> str:
                      "per_gpu": _text(one.per_gpu), "efficiency": _text(one.efficiency)} for one in made.scaling],
         "notes": list(made.notes),
     }  # fmt: skip
-    return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+    return json_text(told) + "\n"
 
 
 def _instant(at_ms: int | None) -> str | None:
@@ -142,7 +141,7 @@ def as_text(made: RunReport) -> str:
                   f"efficiency {one.efficiency:.0%} (runs: {one.runs})"
                   for one in made.scaling]  # fmt: skip
     lines += [""] * bool(made.notes) + [f"note: {note}" for note in made.notes]
-    return "\n".join(lines) + "\n"
+    return lines_text(lines)
 
 
 def _minute(at_ms: int) -> str:

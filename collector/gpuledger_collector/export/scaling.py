@@ -8,7 +8,7 @@ from typing import Any
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.export.cells import rows_as
+from gpuledger_collector.export.cells import lines_text, rows_as
 
 COLUMNS = (
     "decision", "pool", "made_at", "as_of", "policy", "mode", "demand_gpus", "reactive_gpus", "wanted_gpus",
@@ -53,7 +53,7 @@ def emit_history(found: Sequence[Mapping[str, Any]], shape: str) -> str:
         )
     count = plural(len(rows), "decision")
     lines.append(f"{count}; wait and waste while a decision served, had it been followed")
-    return "\n".join(lines) + "\n"
+    return lines_text(lines)
 
 
 def _hours(gpu_s: object) -> str:

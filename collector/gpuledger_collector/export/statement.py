@@ -76,7 +76,8 @@ def as_html(made: Statement) -> str:
         contested=[_contested(one) for one in made.contested],
         marks={one.job: "contested" for one in made.contested if one.job is not None},
         trust=trust(made.proofs, made.calendar),
-        made_at=format_instant(made.made_ms - made.made_ms % 1000),
+        # The statement of a closed month is the same bytes whenever it is made.
+        made_at=None if made.closed else format_instant(made.made_ms - made.made_ms % 1000),
     )
 
 
@@ -199,9 +200,9 @@ def _section(made: Statement, one: Section) -> dict[str, Any]:
             }
             for part in one.shared
         ],
-        "used_percent": _percent(one.busy_ns, one.row.gpu_ns),
-        "idle_percent": None if one.row.idle_ns is None else _percent(one.row.idle_ns, one.row.gpu_ns),
-        "unknown_percent": _percent(one.unknown_ns, one.row.gpu_ns),
+        "used_percent": _percent(one.busy_ns, one.held_ns),
+        "idle_percent": None if one.idle_ns is None else _percent(one.idle_ns, one.held_ns),
+        "unknown_percent": _percent(one.unknown_ns, one.held_ns),
         "share": _share(one),
         "bars": _bars(one, made.calendar),
         "days": [day for day in one.days if day.cost_micro is not None],
@@ -247,7 +248,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _share(one: Section) -> Markup:
-    idle = one.row.idle_ns or 0
+    idle = one.idle_ns or 0
     parts = (("busy", float(one.busy_ns)), ("idle", float(idle)), ("unknown", float(one.unknown_ns)))
     said = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
     return plots.share_bar(parts, "How the GPU-hours that you held were used", said)

@@ -2,7 +2,8 @@
 
 There is no linger: a lone batch is written at once, and under load the groups form by themselves. The caller learns
 what became of its batch after COMMIT and not before. The queue is bounded in batches and in bytes; what does not fit
-is turned away at once, because the agent's spool is the place to wait.
+is turned away at once, because the agent's spool is the place to wait. A heavy batch is written alone, by a writer that
+writes nothing else: nobody's answer waits for it but its sender's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import psycopg
@@ -25,6 +26,10 @@ from gpuledger_collector.ingest.directory import Connection
 log = logging.getLogger(__name__)
 
 
+FAULT_SECONDS = 30.0
+"""How long a failure counts as one of now: then it is time to be tried again."""
+STUCK_SECONDS = 90.0
+"""A group that is written for longer than this is stuck: no statement may take longer than a minute."""
 SETTLE_SECONDS = 0.1
 """How often it is looked whether something that was left for later is due."""
 AWAY_SECONDS = 2.0
@@ -45,6 +50,10 @@ class Committable(Protocol):
     @property
     def samples(self) -> int:
         """Readings in it."""
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether writing it takes long enough for others to notice."""
 
 
 B = TypeVar("B", bound=Committable)
@@ -71,6 +80,14 @@ class Flushes(Protocol[B_contra, A_co]):
         """Believe nothing that was remembered of the database."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why batches could last not be written, and when."""
+
+    at: dt.datetime
+    reason: str
+
+
 class Unavailable(Exception):
     """The batch was not committed and may be sent again: the queue is full, or the database is away."""
 
@@ -94,6 +111,16 @@ class _Waiting(Generic[B, A]):
     answer: asyncio.Future[A]
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane(Generic[B, A]):
+    """Batches that wait for the same writers; `changed` shares its lock with the other lane."""
+
+    changed: threading.Condition
+    most: int
+    """Batches of one transaction."""
+    queue: deque[_Waiting[B, A]] = field(default_factory=deque)
+
+
 class GroupCommit(Generic[B, A]):
     """Writer threads over one queue. `connect` opens an autocommit connection, `clock` tells the time."""
 
@@ -110,14 +137,22 @@ class GroupCommit(Generic[B, A]):
         self._clock = clock
         self._limits = limits
         self._on_flush = on_flush
-        self._queue: deque[_Waiting[B, A]] = deque()
+        self._lock = threading.Lock()
+        self._light: _Lane[B, A] = _Lane(threading.Condition(self._lock), limits.flush_batches)
+        self._heavy: _Lane[B, A] = _Lane(threading.Condition(self._lock), 1)
         self._bytes = 0
         self._closing = False
-        self._changed = threading.Condition()
+        self._failure: Failure | None = None
+        self._failing = False
+        self._begun: dict[str, float] = {}
+        """Since when each writer has been writing what it writes now."""
         self._threads = [
-            threading.Thread(target=self._write_for_ever, name=f"writer-{number}", daemon=True)
+            threading.Thread(target=self._write_for_ever, args=(self._light,), name=f"writer-{number}", daemon=True)
             for number in range(limits.writers)
         ]
+        self._threads.append(
+            threading.Thread(target=self._write_for_ever, args=(self._heavy,), name="writer-heavy", daemon=True)
+        )
         self._settled = threading.Event()
         self._settler = threading.Thread(target=self._settle_for_ever, name="settler", daemon=True)
 
@@ -132,44 +167,67 @@ class GroupCommit(Generic[B, A]):
         To be called in the event loop, the same one each time. Raises Unavailable when the queue is full or closed.
         """
         waiting: _Waiting[B, A] = _Waiting(batch, asyncio.get_running_loop().create_future())
-        with self._changed:
+        lane = self._heavy if batch.is_heavy else self._light
+        with self._lock:
             if self._closing:
                 raise Unavailable("the collector is stopping")
-            if len(self._queue) >= self._limits.queue_batches or self._bytes + batch.size > self._room():
+            if self.waiting >= self._limits.queue_batches or self._bytes + batch.size > self._room():
                 raise Unavailable("too many batches are waiting for the database")
-            self._queue.append(waiting)
+            lane.queue.append(waiting)
             self._bytes += batch.size
-            self._changed.notify()
+            lane.changed.notify()
         return waiting.answer
 
     def _room(self) -> int:
-        return self._limits.queue_bytes if self._queue else max(self._limits.queue_bytes, self._limits.flush_bytes)
+        return self._limits.queue_bytes if self.waiting else max(self._limits.queue_bytes, self._limits.flush_bytes)
 
     @property
     def waiting(self) -> int:
-        """Batches in the queue."""
-        return len(self._queue)
+        """Batches in both queues."""
+        return len(self._light.queue) + len(self._heavy.queue)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why batches could last not be written; it stays when others were written since."""
+        return self._failure
+
+    def fault(self) -> str | None:
+        """What keeps batches from being written now, in a sentence; None when nothing does, as far as was tried."""
+        if self._closing:
+            return None
+        if dead := [thread.name for thread in self._threads if thread.ident is not None and not thread.is_alive()]:
+            return f"{dead[0]} has ended"
+        longest = time.monotonic() - min(self._begun.copy().values(), default=time.monotonic())
+        if longest > STUCK_SECONDS:
+            return f"a group of batches has been written for {longest:.0f} s"
+        failed = self._failure
+        if self._failing and failed is not None and (self._clock() - failed.at).total_seconds() < FAULT_SECONDS:
+            return f"batches could not be written at {failed.at:%H:%M:%S}: {failed.reason}"
+        return None
 
     def close(self, seconds: float) -> None:
         """Take no more batches, commit those that wait for at most `seconds`, then turn the rest away."""
         deadline = time.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            self._light.changed.notify_all()
+            self._heavy.changed.notify_all()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._settled.set()
         if self._settler.is_alive():
             self._settler.join(max(0.0, deadline - time.monotonic()))
-        _tell([(waiting, Unavailable("the collector is stopping")) for waiting in self._take(len(self._queue))])
+        for lane in (self._light, self._heavy):
+            rest = self._take(lane, len(lane.queue))
+            _tell([(waiting, Unavailable("the collector is stopping")) for waiting in rest])
 
-    def _take(self, most: int) -> list[_Waiting[B, A]]:
+    def _take(self, lane: _Lane[B, A], most: int) -> list[_Waiting[B, A]]:
         taken: list[_Waiting[B, A]] = []
         size = 0
-        with self._changed:
-            while self._queue and len(taken) < most and size < self._limits.flush_bytes:
-                waiting = self._queue.popleft()
+        with self._lock:
+            while lane.queue and len(taken) < most and size < self._limits.flush_bytes:
+                waiting = lane.queue.popleft()
                 size += waiting.batch.size
                 # A caller that has gone away no longer waits; one that goes from here on is written all the same.
                 if not waiting.answer.cancelled():
@@ -177,21 +235,24 @@ class GroupCommit(Generic[B, A]):
             self._bytes -= size
         return taken
 
-    def _write_for_ever(self) -> None:
+    def _write_for_ever(self, lane: _Lane[B, A]) -> None:
         connection: Connection | None = None
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-            group = self._take(self._limits.flush_batches)
+            with lane.changed:
+                lane.changed.wait_for(lambda: lane.queue or self._closing)
+            group = self._take(lane, lane.most)
             if group:
+                name = threading.current_thread().name
+                self._begun[name] = time.monotonic()
                 connection = self._write(connection, group)
-            elif self._closing and not self._queue:
+                del self._begun[name]
+            elif self._closing and not lane.queue:
                 break
         if connection is not None:
             connection.close()
 
     def _is_idle(self) -> bool:
-        return not self._queue
+        return not self._light.queue
 
     def _settle_for_ever(self) -> None:
         """Write what was left for later beside the writers, so that no answer waits for it."""
@@ -241,6 +302,7 @@ class GroupCommit(Generic[B, A]):
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
+        self._failing = False
         _tell(list(zip(group, answers, strict=True)))
         self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
         return connection
@@ -250,6 +312,8 @@ class GroupCommit(Generic[B, A]):
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
         log.warning("batches could not be written, their agents will send them again: %s", reason)
+        if not isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
+            self._failure, self._failing = Failure(self._clock(), reason), True
         _tell([(waiting, Unavailable(f"the database is away: {reason}")) for waiting in group])
         if connection is not None and not connection.broken:
             if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
@@ -269,6 +333,7 @@ class GroupCommit(Generic[B, A]):
             log.exception("batch %s cannot be written", waiting.batch.key)
             _tell([(waiting, error)])
             return connection
+        self._failing = False
         _tell([(waiting, answer)])
         return connection
 

@@ -27,6 +27,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _Entry = tuple[str, Any, int]
 """Name, what is written of it, latest instant that speaks of it."""
 MOST_REMEMBERED = 500_000
+RENEWED = dt.timedelta(days=1)
+"""How long names are remembered before they are written as seen again: those not seen for weeks may be removed."""
 
 
 @dataclass(slots=True)
@@ -39,8 +41,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids of all that some batches name: nodes by name, accelerators by uuid, workloads by key, attributes by content.
-    """
+    """Ids of all that batches name: nodes by name, accelerators by uuid, workloads by key, attributes by content."""
 
     nodes: dict[str, int]
     accelerators: dict[str, int]
@@ -105,6 +106,8 @@ class Directory:
     lock: threading.Lock = field(default_factory=threading.Lock)
     _state: object = field(default_factory=object)
     """Another one whenever something known is written anew or forgotten: until then, what was found stays true."""
+    _since: dt.datetime | None = None
+    """Since when names are remembered."""
 
     def number(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> list[Numbered]:
         """These batches with the ids of all that they name, written first where it is new or changed.
@@ -112,6 +115,7 @@ class Directory:
         Lists that came before are looked up once: what they name is known, and as they say, as long as nothing that
         was known changes.
         """
+        self._renew(now)
         found = [self._recall(batch) for batch in batches]
         others = [batch for batch, known in zip(batches, found, strict=True) if known is None]
         if others:
@@ -132,8 +136,15 @@ class Directory:
             return None
         if accelerators.state is not self._state or workloads.state is not self._state:
             return None
-        return Numbered(
-            batch, node.id, accelerators.ids, workloads.ids, accelerators.attributes, workloads.attributes
+        return Numbered(batch, node.id, accelerators.ids, workloads.ids, accelerators.attributes, workloads.attributes)
+
+    def unknown(self, batch: Accepted) -> int:
+        """How many accelerators and workloads of a batch this process has not met."""
+        if self._recall(batch) is not None:
+            return 0
+        accelerators = sum(one.uuid not in self.accelerators for one in batch.accelerators.values())
+        return accelerators + sum(
+            workload_key(one.kind, batch.node, one.id) not in self.workloads for one in batch.workloads.values()
         )
 
     def _keep(self, batches: Sequence[Accepted], state: object) -> None:
@@ -157,6 +168,7 @@ class Directory:
 
     def learn(self, connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> Ids:
         """The ids of all that these batches name, written first where it is new or changed."""
+        self._renew(now)
         ids = Ids({}, {}, {})
         with self.lock:
             self._forget_when_full()
@@ -191,6 +203,12 @@ class Directory:
         with self.lock:
             self.nodes, self.accelerators, self.workloads, self.attributes = {}, {}, {}, {}
             self._state = object()
+
+    def _renew(self, now: dt.datetime) -> None:
+        """Learn everything anew after a while, so that what is in use is seen in the database."""
+        if self._since is None or not dt.timedelta(0) <= now - self._since < RENEWED:
+            self._since = now
+            self.forget()
 
     def _forget_when_full(self) -> None:
         for known in (self.accelerators, self.workloads):
@@ -338,7 +356,8 @@ def write_accelerators(connection: Connection, faces: list[WireAccelerator]) -> 
             device_uuid = CASE WHEN old.gpu_index IS NULL THEN excluded.device_uuid ELSE old.device_uuid END,
             model = excluded.model, mig_instance = excluded.mig_instance,
             gpu_micro = excluded.gpu_micro, memory_bytes = coalesce(excluded.memory_bytes, old.memory_bytes),
-            gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause
+            gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause,
+            last_seen_at = now()
         """,
         (
             [face.uuid for face in faces],
@@ -369,7 +388,7 @@ def write_workloads(connection: Connection, entries: list[_Entry], now: dt.datet
             AS new (key, kind, id, user_name, account, name, tags)
         ON CONFLICT (key) DO UPDATE SET
             user_name = coalesce(excluded.user_name, old.user_name), account = coalesce(excluded.account, old.account),
-            name = coalesce(excluded.name, old.name), tags = excluded.tags
+            name = coalesce(excluded.name, old.name), tags = excluded.tags, last_seen_at = now()
         """,
         (
             now,

@@ -42,19 +42,36 @@ class Placed(Protocol):
     """A row of the inventory time line, as storage has it."""
 
     @property
-    def node_id(self) -> int | None: ...
+    def node_id(self) -> int | None:
+        """Where it is; None: on no node that is known."""
+
     @property
-    def attributes_id(self) -> int: ...
+    def attributes_id(self) -> int:
+        """What was reported of it; 0: nothing."""
+
     @property
-    def in_ms(self) -> int: ...
+    def in_ms(self) -> int:
+        """Since when."""
+
     @property
-    def out_ms(self) -> int | None: ...
+    def out_ms(self) -> int | None:
+        """Until when; None: it is still there."""
+
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """agent, or import: stated by an inventory file."""
 
 
 Settle = Callable[[Connection, Iterable[int], int], Mapping[int, Placed]]
 """Brings the inventory time line of accelerators up to date from an instant on; storage's `placements.settle`."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What of a batch a store has not met yet: names of accelerators and workloads, days of samples and of usage."""
+
+    names: int
+    days: int
 
 
 @dataclass(slots=True)
@@ -138,14 +155,14 @@ class Store:
         with self._lock:
             self._days, self._capacity, self._slow, self._inventory = set(), {}, {}, object()
 
+    def news_of(self, batch: Accepted) -> News:
+        """What of a batch is new to this store; it may be in the database already."""
+        days = sum((table, day) not in self._days for table, days in _days_of([batch]).items() for day in days)
+        return News(self.directory.unknown(batch), days)
+
     def make_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
         """Make the days of the big tables that these batches need. Call it outside a transaction."""
-        wanted: dict[str, set[int]] = {"gpu_sample": set(), "stretch": set()}
-        for batch in batches:
-            wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
-            if batch.block is not None:
-                wanted["gpu_sample"] |= days_of(batch.block)
-        for table, days in wanted.items():
+        for table, days in _days_of(batches).items():
             new = {day for day in days if (table, day) not in self._days}
             if new:
                 with connection.transaction():
@@ -243,6 +260,16 @@ class Store:
         with self._lock:
             for accelerator, name, at_ms, value in rows:
                 self._slow.setdefault((accelerator, name), (at_ms, value))
+
+
+def _days_of(batches: Sequence[Accepted]) -> dict[str, set[int]]:
+    """Numbers of the UTC days that batches touch, by table."""
+    wanted: dict[str, set[int]] = {"gpu_sample": set(), "stretch": set()}
+    for batch in batches:
+        wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
+        if batch.block is not None:
+            wanted["gpu_sample"] |= days_of(batch.block)
+    return wanted
 
 
 def counts_of(batches: Sequence[Numbered]) -> list[counters.Row]:

@@ -1,12 +1,13 @@
 """What of a batch can be kept: each record is judged alone, each refusal names its record and its reason.
 
 A batch whose key cannot be read is refused as a whole. Everything else is partial: good records are kept, bad ones
-are listed. Spooled, replayed and simulated batches keep their times, so old instants are welcome; only instants that
-no clock can have shown are refused.
+are listed. Spooled, replayed and simulated batches keep their times, so old instants are welcome, up to the age that
+the settings allow; instants that no clock can have shown are refused in any case.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +49,9 @@ _INT64 = 2**63 - 1
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
 _SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
+
+HEAVY_RECORDS, HEAVY_ROWS = 2_000, 50_000
+"""A batch of more records, or more rows of samples, takes a tenth of a second and more to write."""
 
 NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
 """Kinds of workloads whose id is unique on one node only, so that the key carries the node's name."""
@@ -119,23 +123,32 @@ class Accepted:
         """Rows of readings that are kept."""
         return 0 if self.block is None else len(self.block.at_ms)
 
+    @property
+    def is_heavy(self) -> bool:
+        """Whether writing it takes long enough for others to notice."""
+        names = len(self.accelerators) + len(self.workloads)
+        return names + len(self.stretches) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
+
 
 def workload_key(kind: str, node: str, external_id: str) -> str:
     """Kind, scope and id: stable over restarts of agents and collectors."""
     return f"{kind}:{node if kind in NODE_SCOPED_KINDS else ''}:{external_id}"
 
 
-def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None) -> Accepted:
-    """Judge every record of a batch at `now_ms`. Raises Refused when the batch has no usable key."""
+def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS) -> Accepted:
+    """Judge every record of a batch at `now_ms`; evidence from before `oldest_ms` is refused.
+
+    Raises Refused when the batch has no usable key.
+    """
     epoch = _epoch_of(batch)
     accelerators, refused = judge_accelerators(batch.accelerators)
     rejected = [*batch.rejected, *refused]
     workloads, refused = judge_workloads(batch.workloads)
     rejected += refused
-    known = accelerators, workloads, now_ms + FUTURE_MS
+    known = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
     stretches = _each("stretches", batch.stretches, check_stretch, rejected, *known)
     _refuse_wrong_sums(stretches, rejected)
-    block = _accept_samples(batch.samples, accelerators, now_ms, rejected)
+    block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
     block = _bound_days(stretches, block, rejected)
     counts = _each("counts", batch.counts, check_count, rejected, workloads, now_ms)
     return Accepted(
@@ -284,13 +297,14 @@ def check_stretch(
     accelerators: dict[int, WireAccelerator],
     workloads: dict[int, WireWorkload],
     latest_ms: int,
+    oldest_ms: int = EARLIEST_MS,
 ) -> str | None:
-    """Why a stretch cannot be kept; none may reach beyond `latest_ms`."""
+    """Why a stretch cannot be kept; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
     if one.accelerator not in accelerators:
         return f"accelerator: there is no accepted accelerators[{one.accelerator}]"
     start_ms, end_ms = one.start_ms, one.end_ms
-    if not EARLIEST_MS <= start_ms <= latest_ms or end_ms > latest_ms:
-        return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
+    if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
+        return _out_of_time(start_ms, oldest_ms)
     if not 0 < end_ms - start_ms <= MAX_STRETCH_MS:
         return "end_ms: is not after start_ms, or more than a day after it"
     if one.energy_mj is not None and not 0 <= one.energy_mj <= _INT64:
@@ -307,6 +321,18 @@ def check_stretch(
     if busy_ms + idle_ms + unknown_ms != held_ms:
         return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
     return None
+
+
+def _out_of_time(start_ms: int, oldest_ms: int) -> str:
+    if EARLIEST_MS <= start_ms < oldest_ms:
+        return f"start_ms: {too_old(oldest_ms)}"
+    return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
+
+
+def too_old(oldest_ms: int) -> str:
+    """Why evidence from before an instant is refused."""
+    oldest = dt.datetime.fromtimestamp(oldest_ms // 1000, dt.UTC)
+    return f"lies before {oldest:%Y-%m-%dT%H:%M:%SZ}, older than max_evidence_age_days allows: import it instead"
 
 
 def check_count(one: Count, workloads: dict[int, WireWorkload], now_ms: int) -> str | None:
@@ -351,7 +377,7 @@ def _refuse_wrong_sums(stretches: dict[int, Stretch], rejected: list[Rejected]) 
 
 
 def _accept_samples(
-    samples: Samples, accelerators: Kept[WireAccelerator], now_ms: int, rejected: list[Rejected]
+    samples: Samples, accelerators: Kept[WireAccelerator], now_ms: int, rejected: list[Rejected], oldest_ms: int
 ) -> SampleBlock | None:
     rows = len(samples.at_ms)
     if len(samples.accelerator) != rows:
@@ -372,7 +398,7 @@ def _accept_samples(
             columns[name] = to_array(column, rows, kind_of(name)).tobytes()
         except ValueError as error:
             rejected.append(Rejected(f"samples.columns[{name[:100]!a}]", str(error)))
-    kept = _good_rows(samples, accelerators, now_ms + FUTURE_MS, rejected)
+    kept = _good_rows(samples, accelerators, now_ms + FUTURE_MS, rejected, oldest_ms)
     if not kept:
         return None
     accelerator, at_ms = samples.accelerator, samples.at_ms
@@ -397,10 +423,10 @@ def kind_of(metric: str) -> str:
 
 
 def _good_rows(
-    samples: Samples, accelerators: Kept[WireAccelerator], latest_ms: int, rejected: list[Rejected]
+    samples: Samples, accelerators: Kept[WireAccelerator], latest_ms: int, rejected: list[Rejected], oldest_ms: int
 ) -> Sequence[int]:
     rows = samples.at_ms
-    if rows and min(rows) >= EARLIEST_MS and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
+    if rows and min(rows) >= oldest_ms and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
         return range(len(rows))
     kept = []
     for row, (accelerator, at_ms) in enumerate(zip(samples.accelerator, samples.at_ms, strict=True)):
@@ -408,6 +434,8 @@ def _good_rows(
             reason = f"accelerator: there is no accepted accelerators[{accelerator}]"
         elif not EARLIEST_MS <= at_ms <= latest_ms:
             reason = "at_ms: lies before the year 2000 or more than a day ahead"
+        elif at_ms < oldest_ms:
+            reason = f"at_ms: {too_old(oldest_ms)}"
         else:
             kept.append(row)
             continue

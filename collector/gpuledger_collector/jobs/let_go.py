@@ -31,6 +31,9 @@ class LetGoStore(Protocol):
     def forget_findings(self, before_ms: int) -> int:
         """Remove findings that ended before an instant; how many."""
 
+    def forget_names(self, before_ms: int) -> int:
+        """Remove names last seen before an instant that nothing refers to; how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -40,6 +43,7 @@ class Keep:
     heat_days: int
     state_days: int
     finding_days: int
+    name_days: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,12 @@ class Gone:
     minutes: int
     states: int
     findings: int
+    names: int = 0
 
     def __str__(self) -> str:
         return (
-            f"{plural(self.minutes, 'minute')}, {plural(self.states, 'change')} of slow metrics and "
-            f"{plural(self.findings, 'finding')} let go"
+            f"{plural(self.minutes, 'minute')}, {plural(self.states, 'change')} of slow metrics, "
+            f"{plural(self.findings, 'finding')} and {plural(self.names, 'unused name')} let go"
         )
 
 
@@ -64,7 +69,7 @@ def let_go(store: LetGoStore, keep: Keep, now_ms: int) -> Gone:
     def bound(days: int) -> int:
         return today_ms - days * DAY_MS
 
-    minutes = states = found = 0
+    minutes = states = found = names = 0
     if keep.minute_days:
         needed = store.days_without_heat(bound(keep.heat_days) if keep.heat_days else 0, now_ms)
         minutes = store.forget_minutes(min(bound(keep.minute_days), *needed, today_ms))
@@ -72,4 +77,6 @@ def let_go(store: LetGoStore, keep: Keep, now_ms: int) -> Gone:
         states = store.forget_states(bound(keep.state_days))
     if keep.finding_days:
         found = store.forget_findings(bound(keep.finding_days))
-    return Gone(minutes, states, found)
+    if keep.name_days:
+        names = store.forget_names(bound(keep.name_days))
+    return Gone(minutes, states, found, names)

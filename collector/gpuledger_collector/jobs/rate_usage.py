@@ -49,10 +49,12 @@ def rate_usage(
     period: Period = ALWAYS,
     on_day: OnDay | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    book_at_ms: int | None = None,
 ) -> int:
     """Rate every day of the period that needs it, up to now, and add up months that are over; how many days were rated.
 
-    `stopping` is asked before each day: True leaves the rest to the next run.
+    `stopping` is asked before each day: True leaves the rest to the next run. Corrections of closed days are booked on
+    the day of `book_at_ms` (None: now), or the first open one after it.
     """
     with store.unit() as unit:
         days = unit.days_to_rate(period, now_ms)
@@ -61,7 +63,7 @@ def rate_usage(
         if stopping():
             return done
         with store.unit() as unit:
-            rate_day(unit, day_ms, now_ms)
+            rate_day(unit, day_ms, now_ms, book_at_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
     while (days or lacking) and not stopping():
@@ -84,14 +86,14 @@ class DayUsage:
     commitments: Sequence[Commitment] = ()
 
 
-def rate_day(unit: Unit, day_ms: int, now_ms: int) -> RatedDay:
+def rate_day(unit: Unit, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
     """Fold what is left to fold of a day, rate it and write it."""
     day = unit.calendar().day_of(day_ms)
     fold_marks(unit, unit.marks(day))
     usage = usage_of(unit, day, now_ms)
     charges, capacities, commitments = priced(usage, book_of(unit))
     rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges, commitments))
-    _write(unit, day, rated, now_ms)
+    _write(unit, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
     return rated
 
 
@@ -148,14 +150,19 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[P
         yield key, stay, capacity, usage.owners.applied(stay.accelerator, inside)
 
 
-def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int) -> None:
-    """The day as rated; of a day that is closed the difference to what was billed, booked in the earliest open day."""
+def booking_day(unit: Unit, at_ms: int) -> int:
+    """The day on which a correction is booked: that of an instant, or the first day after all closed ones."""
+    return max([unit.calendar().day_of(at_ms).start_ms, *(one.period.end_ms for one in unit.closed_periods())])
+
+
+def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
+    """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
     closed = unit.closed_periods()
     if not any(one.period.clip(day) for one in closed):
         unit.replace_day(day.start_ms, rated, now_ms)
         return
-    booked_ms = max(unit.calendar().day_of(now_ms).start_ms, *(one.period.end_ms for one in closed))
-    unit.correct_day(rated, difference(unit.billed(day.start_ms), rated.charges), booked_ms, now_ms)
+    lines = difference(unit.billed(day.start_ms), rated.charges)
+    unit.correct_day(rated, lines, booking_day(unit, book_at_ms), now_ms)
 
 
 def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:
@@ -195,9 +202,7 @@ def _inside(
     return found
 
 
-def imported_beside(
-    unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int
-) -> list[ImportedUsage]:
+def imported_beside(unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int) -> list[ImportedUsage]:
     """Imported usage of a day, less the time of accelerators that were seen in its pools."""
     imported = unit.imported(day)
     pools = {usage.pool for usage in imported}

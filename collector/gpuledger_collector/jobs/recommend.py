@@ -141,7 +141,8 @@ class _Look:
                         key = (piece.workload_id, card.pool, card.gpu_model)
                         held[key].append(_atom(piece))
                         if piece.workload_id is not None and key not in owners:
-                            path = usage.owners.at(card.pool, card.node)(piece.workload_id, piece.start_ms, piece.attributes_id)
+                            owner_of = usage.owners.at(card.pool, card.node)
+                            path = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
                             owners[key] = {level: path.level(level) for level in LEVELS if path.level(level)}
         ids = sorted({key[0] for key in held if key[0] is not None})
         facts, names = unit.ledger.workloads(ids), unit.named(ids)

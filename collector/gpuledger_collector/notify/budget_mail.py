@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from gpuledger_agent.escapes import escape_text, neutral
 from gpuledger_collector.accounting.budget_ports import IdleNow, News, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
@@ -24,7 +25,6 @@ from gpuledger_collector.accounting.budgets import (
     percent_of,
     thresholds,
 )
-from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -43,10 +43,10 @@ DRIVER_COLUMNS = (
 def write(news: News, links: AckLinks | None = None) -> Content:
     """Subject, text, HTML and the drivers' CSV; with `links`, a link to acknowledge."""
     status = news.status
-    ack = "" if links is None else links.link(status.budget.id, status.period.start_ms)
+    ack = "" if links is None else links.link(status.budget.id, status.period.start_ms, status.at_ms)
     facts = {**_facts(news), "ack": ack}
     text, html = (environment().get_template(f"budget.{kind}").render(facts) for kind in ("txt", "html"))
-    return Content(subject(news), text, html, {"drivers.csv": drivers_csv(news)}, ack)
+    return Content(escape_text(subject(news)), text, html, {"drivers.csv": drivers_csv(news)}, ack)
 
 
 def subject(news: News) -> str:

@@ -13,7 +13,6 @@ import base64
 import hashlib
 import hmac
 import http.client
-import ipaddress
 import json
 import socket
 import ssl
@@ -22,8 +21,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gpuledger_agent.escapes import escape_lines, escape_text
 from gpuledger_collector.accounting.messages import Message
 from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.notify.addresses import is_public
 from gpuledger_collector.notify.delivery import NotKnown, NotTaken, OnStep, no_step
 
 LONGEST_ANSWER = 64 * 1024
@@ -88,9 +89,13 @@ class Hook:
             raise NotTaken(f"hook {name} answered {status}", permanent=never, wait_s=asked)
 
     def _body(self, message: Message) -> bytes:
-        content = message.content
+        content, subject, text = (
+            message.content,
+            escape_text(message.content.subject),
+            escape_lines(message.content.text),
+        )
         if self.channel == "slack":
-            said = f"*{_slack(content.subject)}*\n```{_slack(content.text)[:LONGEST_SLACK_TEXT]}```"
+            said = f"*{_slack(subject)}*\n```{_slack(text)[:LONGEST_SLACK_TEXT]}```"
             link = f"\n<{content.link}|Answer it>" if content.link else ""
             return json.dumps({"text": said + link}).encode()
         facts = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
@@ -98,7 +103,7 @@ class Hook:
         for name, inner in content.attachments.items():
             if name.endswith(".json"):
                 more[name.removesuffix(".json")] = json.loads(inner)
-        return json.dumps({**facts, "subject": content.subject, "text": content.text, **more}).encode()
+        return json.dumps({**facts, "subject": subject, "text": text, **more}).encode()
 
     def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:
         made = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
@@ -134,18 +139,6 @@ def resolved(host: str, port: int, *, private: bool) -> tuple[str, int]:
         if private or is_public(str(place[0])):
             return str(place[0]), int(place[1])
     raise Private(f"{host} is an address of a private network; private = true in the hooks_file allows it")
-
-
-def is_public(text: str) -> bool:
-    """Whether an address is one of the public network, also when it is an IPv4 one in the dress of IPv6."""
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            address = inner
-    return address.is_global and not address.is_multicast
 
 
 class _Plain(http.client.HTTPConnection):

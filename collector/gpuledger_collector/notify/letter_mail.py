@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuledger_agent.escapes import neutral
 from gpuledger_collector.accounting.budgets import money_text
-from gpuledger_collector.accounting.cells import neutral
 from gpuledger_collector.accounting.messages import Content
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural

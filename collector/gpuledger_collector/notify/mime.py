@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import email.policy
 import email.utils
-import re
 from email.message import EmailMessage
 
+from gpuledger_agent.escapes import escape_lines, escape_text
 from gpuledger_collector.accounting.messages import Message, digest_of, is_address
 
 LONGEST_SUBJECT = 200
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]+")
 POLICY = email.policy.SMTP.clone(cte_type="7bit")
 
 
 def one_line(text: str, longest: int = LONGEST_SUBJECT) -> str:
-    """Text that is safe in a header: control characters become a space, and what is too long ends in an ellipsis."""
-    cleaned = " ".join(_CONTROL.sub(" ", text).split())
-    cleaned = cleaned.encode("utf-8", "replace").decode("utf-8")
+    """Text that is safe in a header: what is not seen is an escape, and what is too long ends in an ellipsis."""
+    cleaned = " ".join(escape_text(text).split())
     return cleaned if len(cleaned) <= longest else cleaned[: longest - 1] + "…"
 
 
@@ -40,11 +38,13 @@ def compose(message: Message, sender: str) -> EmailMessage:
         mail["References"] = message_id(digest_of(message.thread, message.recipient), sender)
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Auto-Response-Suppress"] = "All"
-    mail.set_content(message.content.text, cte="quoted-printable")
+    mail.set_content(escape_lines(message.content.text), cte="quoted-printable")
     if message.content.html:
-        mail.add_alternative(message.content.html, subtype="html", cte="quoted-printable")
+        mail.add_alternative(escape_lines(message.content.html), subtype="html", cte="quoted-printable")
     for name, text in message.content.attachments.items():
-        mail.add_attachment(text, subtype="csv" if name.endswith(".csv") else "plain", filename=one_line(name, 80))
+        mail.add_attachment(
+            escape_lines(text), subtype="csv" if name.endswith(".csv") else "plain", filename=one_line(name, 80)
+        )
     _name_boundaries(mail, message.digest)
     return mail
 

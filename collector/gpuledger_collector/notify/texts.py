@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from gpuledger_agent.escapes import escape_lines, escape_text
 from gpuledger_collector.accounting.messages import Content
 
 WIDTH = 78
 """Characters of a line of text."""
 NO_BREAK = "\u00a0"
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _CODE = re.compile(r"`([^`]+)`")
 BAD, WARN, CALM = "#b42318", "#b54708", "#175cd3"
 
@@ -54,7 +55,7 @@ class Page:
         """Text and HTML of it; its link, where it has one block with one."""
         links = [block.link[1] for block in self.blocks if block.link is not None]
         text, html = (environment().get_template(f"page.{kind}").render(page=self) for kind in ("txt", "html"))
-        return Content(self.subject, text, html, self.attachments, links[0] if len(links) == 1 else "")
+        return Content(escape_text(self.subject), text, html, self.attachments, links[0] if len(links) == 1 else "")
 
 
 @lru_cache(maxsize=1)
@@ -63,6 +64,7 @@ def environment() -> Environment:
     made = Environment(
         loader=PackageLoader("gpuledger_collector.notify"),
         autoescape=select_autoescape(("html",)),
+        finalize=shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -74,13 +76,28 @@ def environment() -> Environment:
     return made
 
 
-def filled(text: str, indent: str = "") -> str:
+class Lines(str):
+    """A text of several lines that is as it is to be shown."""
+
+    __slots__ = ()
+
+
+def shown(value: Any) -> Any:
+    """What a template writes: texts in one line, with what is not seen as escapes; paragraphs are so already."""
+    if isinstance(value, Lines):
+        return value
+    if isinstance(value, Markup):
+        return Markup(escape_lines(value))  # noqa: S704 - markup before, and no sign of markup is added
+    return escape_text(value) if isinstance(value, str) else value
+
+
+def filled(text: str, indent: str = "") -> Lines:
     """A paragraph in lines of WIDTH; words, and amounts with their unit, are kept whole."""
     made = textwrap.fill(
-        together(text).replace(NO_BREAK, "\0"), WIDTH, subsequent_indent=indent, break_long_words=False,
+        together(escape_text(text)).replace(NO_BREAK, "\0"), WIDTH, subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-    return made.replace("\0", " ")
+    return Lines(made.replace("\0", " "))
 
 
 def together(text: str) -> str:
@@ -95,7 +112,7 @@ def coded(text: str) -> Markup:
 
 def named(text: str, longest: int = 120) -> str:
     """A name that users gave, fit to be shown: one line, nothing unseen, not endless."""
-    said = " ".join(_UNSEEN.sub(" ", text).split())
+    said = " ".join(escape_text(text).split())
     return said if len(said) <= longest else said[: longest - 1] + "…"
 
 

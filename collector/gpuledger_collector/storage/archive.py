@@ -3,7 +3,8 @@
 A day is packed some accelerators at a time, each slice a transaction that holds nobody off: read, merged with what was
 packed before, written, read back and compared bit for bit. Its hot rows stay meanwhile, and readers count a row that is
 in both places once. The last transaction holds writers of that day off, packs again what came since (a partition only
-ever grows, so a count tells), and drops the partition. Stopped anywhere, the next run goes over it again. Late samples
+ever grows, so a count tells), and drops the partition; of a partition of a whole month it removes the day's rows, and
+the partition with the last of them. Stopped anywhere, the next run goes over it again. Late samples
 make a new partition, which the next packing merges. A row that equals a packed one in every bit is that one said again.
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,11 @@ from psycopg import sql
 from gpuledger_agent.catalogue import HOT
 from gpuledger_collector.accounting.archive_ports import PackedDay
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import day_rows
+from gpuledger_collector.storage.day_rows import DayRows, alone
+from gpuledger_collector.storage.day_rows import drop as _drop
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.errors import StorageError
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.packing import Array, Column, DamagedBlob, Readings, pack, same, unpack
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -74,17 +75,17 @@ class Archive:
         self._gives_way = gives_way
 
     def days(self, table: str) -> list[int]:
-        """Starts of the UTC days that have a partition, by time."""
+        """Starts of the UTC days that have a partition, or rows in one of their month, by time."""
         with open_connection(self._dsn) as connection:
-            return sorted(day.day_ms for day in partitions.listing(connection) if day.table == table)
+            return day_rows.days(connection, table)
 
     def pack(self, day_ms: int) -> PackedDay | None:
         """Pack a day; None when there is nothing to pack, another packs, or its locks are not to be had now.
 
         Raises ArchiveDamaged.
         """
-        with _alone(self._dsn) as alone:
-            if not alone:
+        with alone(self._dsn) as is_alone:
+            if not is_alone:
                 return None
             packed: dict[int, _Packed] = {}
             for ids in self._slices(day_ms):
@@ -96,9 +97,13 @@ class Archive:
                 return _finish(connection, day_ms, packed)
 
     def _slices(self, day_ms: int) -> list[list[int]]:
-        name = partitions.partition_name("gpu_sample", day_ms)
-        statement = sql.SQL("SELECT DISTINCT accelerator_id FROM {} ORDER BY 1").format(sql.Identifier(name))
         with open_connection(self._dsn) as connection:
+            part = day_rows.find(connection, "gpu_sample", day_ms)
+            if part is None:
+                return []
+            statement = sql.SQL("SELECT DISTINCT accelerator_id FROM {} WHERE {} ORDER BY 1").format(
+                part.table, part.condition
+            )
             try:
                 ids = [int(row[0]) for row in connection.execute(statement)]
             except psycopg.errors.UndefinedTable:
@@ -127,7 +132,7 @@ class Archive:
         A stretch may reach into the day after its start, so that day's evidence is in both partitions.
         """
         with open_connection(self._dsn) as connection:
-            days = [day.day_ms for day in partitions.listing(connection) if day.table == "stretch"]
+            days = day_rows.days(connection, "stretch")
             rows = connection.execute(
                 "SELECT day FROM unnest(%s::bigint[]) AS day WHERE day < %s "
                 "AND EXISTS (SELECT FROM billing_period WHERE start_ms <= day AND end_ms >= day + %s) "
@@ -149,7 +154,7 @@ class Archive:
                     )
                     connection.execute("DELETE FROM dirty_hour WHERE hour_ms >= %s AND hour_ms < %s",
                                        (day_ms, day_ms + 2 * DAY_MS))  # fmt: skip
-                    _drop(connection, partitions.partition_name("stretch", day_ms))
+                    _drop(connection, "stretch", day_ms)
             except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
                 return False
         return True
@@ -163,40 +168,35 @@ class _Packed:
     size: int
 
 
-@contextmanager
-def _alone(dsn: str) -> Iterator[bool]:
-    """Whether nobody else packs: an older reading of the same day must not be written over a newer one."""
-    with open_connection(dsn, autocommit=True) as connection:
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (Lock.PACKING,)).fetchone()
-        yield row is not None and bool(row[0])
-
-
 def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int]) -> dict[int, _Packed]:
     """Pack these accelerators' rows of a day in one transaction; the rows stay where they are."""
-    name = partitions.partition_name("gpu_sample", day_ms)
-    found = {}
+    found: dict[int, _Packed] = {}
     with connection.transaction():
-        for accelerator_id, hot in _partition(connection, name, ids):
+        part = day_rows.find(connection, "gpu_sample", day_ms)
+        if part is None:
+            return found
+        for accelerator_id, hot in _partition(connection, part, ids):
             found[accelerator_id] = _Packed(len(hot), len(_pack_one(connection, day_ms, accelerator_id, hot)))
     return found
 
 
 def _finish(connection: Connection, day_ms: int, packed: dict[int, _Packed]) -> PackedDay | None:
     """Pack what came since and drop the partition, in one transaction that holds writers of the day off."""
-    name = partitions.partition_name("gpu_sample", day_ms)
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
-            if not _lock(connection, name):
+            part = day_rows.find(connection, "gpu_sample", day_ms)
+            if part is None or not _lock(connection, part):
                 return None
-            there, hot_bytes = _size(connection, name)
+            there, hot_bytes = _size(connection, part)
             since = [key for key, rows in there.items() if key not in packed or packed[key].rows != rows]
-            for accelerator_id, hot in _partition(connection, name, since) if since else ():
+            for accelerator_id, hot in _partition(connection, part, since) if since else ():
                 blob = _pack_one(connection, day_ms, accelerator_id, hot)
                 packed[accelerator_id] = _Packed(len(hot), len(blob))
             if {key: one.rows for key, one in packed.items()} != there:
+                name = part.partition.name
                 raise ArchiveDamaged(f"{name} does not hold the rows that were packed of it: it stays as it is")
-            _drop(connection, name)
+            _drop(connection, "gpu_sample", day_ms)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         return None
     size = sum(one.size for one in packed.values())
@@ -213,33 +213,33 @@ def _pack_one(connection: Connection, day_ms: int, accelerator_id: int, hot: Rea
     return blob
 
 
-def _lock(connection: Connection, name: str) -> bool:
+def _lock(connection: Connection, part: DayRows) -> bool:
     try:
         with connection.transaction():
-            connection.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.Identifier(name)))
+            connection.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(part.table))
     except psycopg.errors.UndefinedTable:
         return False
     return True
 
 
-def _size(connection: Connection, name: str) -> tuple[dict[int, int], int]:
-    """Rows of each accelerator in a partition, and its bytes."""
-    counted = sql.SQL("SELECT accelerator_id, count(*) FROM {} GROUP BY 1").format(sql.Identifier(name))
+def _size(connection: Connection, part: DayRows) -> tuple[dict[int, int], int]:
+    """Rows of each accelerator on a day, and the bytes of the partition."""
+    counted = sql.SQL("SELECT accelerator_id, count(*) FROM {} WHERE {} GROUP BY 1").format(part.table, part.condition)
     there = {int(row[0]): int(row[1]) for row in connection.execute(counted)}
-    row = connection.execute("SELECT pg_total_relation_size(%s::regclass)", (name,)).fetchone()
+    row = connection.execute("SELECT pg_total_relation_size(%s::regclass)", (part.partition.name,)).fetchone()
     assert row is not None
     return there, int(row[0])
 
 
-def _partition(connection: Connection, name: str, ids: Sequence[int]) -> Iterator[tuple[int, Readings]]:
+def _partition(connection: Connection, part: DayRows, ids: Sequence[int]) -> Iterator[tuple[int, Readings]]:
     """The rows of these accelerators, one after the other; the server sorts on disk, not in memory."""
     connection.execute("SET LOCAL enable_hashagg = off")
     with connection.cursor(name="packing", binary=True) as cursor:
         cursor.itersize = 16
         statement = sql.SQL(
-            f"SELECT accelerator_id, {_SEND} FROM {{}} WHERE accelerator_id = ANY(%s) GROUP BY 1 ORDER BY 1"
+            f"SELECT accelerator_id, {_SEND} FROM {{}} WHERE accelerator_id = ANY(%s) AND {{}} GROUP BY 1 ORDER BY 1"
         )
-        cursor.execute(statement.format(sql.Identifier(name)), (list(ids),))
+        cursor.execute(statement.format(part.table, part.condition), (list(ids),))
         for accelerator_id, sent in cursor:
             yield int(accelerator_id), _received(sent)
 
@@ -267,10 +267,6 @@ def _write(connection: Connection, day_ms: int, accelerator_id: int, whole: Read
         "metrics = excluded.metrics, blob = excluded.blob, sha256 = excluded.sha256",
         (day_ms, accelerator_id, len(whole), metrics, blob, hashlib.sha256(blob).digest()),
     )
-
-
-def _drop(connection: Connection, name: str) -> None:
-    connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(name)))
 
 
 def _packed(connection: Connection, day_ms: int, accelerator_id: int) -> Readings | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -77,7 +78,7 @@ def record(connection: Connection, changes: Sequence[Change], at_ms: int, who: s
     """
     if not changes:
         return
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.AUDIT,))
+    locks.take(connection, Lock.AUDIT)
     last = connection.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
     number, previous = (0, "") if last is None else last
     by = person() if who is None else who

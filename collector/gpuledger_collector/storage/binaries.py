@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import stat
 import tempfile
@@ -142,6 +143,23 @@ def make_open_folder(folder: Path) -> None:
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o755)
+
+
+def make_own_folder(folder: Path, user: RunAs | None, ours: re.Pattern[str]) -> None:
+    """Make a folder that its owner alone may open, and that the server's user, where it is another, may walk through.
+
+    One that exists is closed as well, unless it is somebody else's or holds other files than those named `ours`.
+    """
+    fresh = not folder.exists()
+    if fresh:
+        folder.mkdir(parents=True, mode=0o700)
+    elif folder.stat().st_uid != os.geteuid() or not all(ours.fullmatch(path.name) for path in folder.iterdir()):
+        return
+    if user is None:
+        folder.chmod(0o700)
+    elif fresh or folder.stat().st_mode & 0o007:
+        os.chown(folder, -1, user.gid)
+        folder.chmod(0o710)
 
 
 def shared_root() -> Path:

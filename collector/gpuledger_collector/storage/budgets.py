@@ -15,10 +15,12 @@ import psycopg
 from gpuledger_collector.accounting.budget_ports import IdleNow, Spend
 from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
 from gpuledger_collector.accounting.messages import Message
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.insight.letters import TOLD_STATES, give_back
-from gpuledger_collector.storage import audit, letters, outbox, zones
+from gpuledger_collector.storage import audit, letters, locks, outbox, zones
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -156,15 +158,12 @@ class BudgetBook:
 
     @contextmanager
     def watch(self, budget: Budget) -> Iterator[WatchUnit | None]:
-        """A transaction over one snapshot, taken once no other watches the budget; None when it is not in force."""
-        with self.connect() as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.BUDGETS.of(budget.id),))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                held = connection.execute(
-                    "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
-                ).fetchone()
-                yield None if held is None else WatchUnit(connection)
+        """A transaction over one snapshot, taken once nobody else watches a budget; None when it is not in force."""
+        with self.connect() as connection, locks.snapshot(connection, Lock.BUDGETS):
+            held = connection.execute(
+                "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
+            ).fetchone()
+            yield None if held is None else WatchUnit(connection)
 
 
 @dataclass(frozen=True)
@@ -276,19 +275,18 @@ class WatchUnit:
         where, values = _of(budget)
         rows = self.connection.execute(
             f"""
-            SELECT CASE WHEN l.state = 'held' THEN coalesce(nullif(w.name, ''), w.external_id, '(unknown)')
-                    ELSE '(' || l.state || ')' END,
-                coalesce(w.user_name, ''), coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
+            SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
+                coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
                 sum(l.gpu_ns), sum(l.cost_micro)
             FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
             WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}
-            GROUP BY 1, 2, 3, 4
+            GROUP BY 1, 2, 3, 4, 5
             """,
             {**values, **_range(budget, period)},
         )
         return [
-            Held((name, user, project), model, int(gpu_ns), int(cost or 0))
-            for name, user, project, model, gpu_ns, cost in rows
+            Held((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
+            for state, name, user, project, model, gpu_ns, cost in rows
         ]
 
     def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
@@ -339,6 +337,13 @@ def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
     """The condition on `o` (owner) that holds for the budget's node of the tree and all below it."""
     where = " AND ".join(f"{_OWNER_COLUMNS[level]} = %(owner_{level})s" for level in budget.owner)
     return where or "true", {f"owner_{level}": value for level, value in budget.owner.items()}
+
+
+def _called(state: str, name: str | None) -> str:
+    """The job that held something, or in parentheses what else the time was; no job is called like that."""
+    if state != HELD:
+        return f"({state})"
+    return "(unknown)" if name is None else escaped(name)
 
 
 def _range(budget: Budget, period: Period) -> dict[str, object]:

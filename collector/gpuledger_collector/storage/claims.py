@@ -54,9 +54,9 @@ def keep_contradictions(connection: Connection, found: Sequence[Contradiction]) 
 def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
     """Claims of time in a period of which no inventory says who is right."""
     rows = connection.execute(
-        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS (SELECT FROM inventory "
-        "i WHERE i.accelerator_id = c.accelerator_id AND i.in_ms < c.last_ms AND (i.out_ms IS NULL OR "
-        "i.out_ms > c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
+        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS ("
+        "SELECT FROM inventory i WHERE i.accelerator_id = c.accelerator_id AND i.in_ms < c.last_ms "
+        "AND (i.out_ms IS NULL OR i.out_ms > c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
         (period.end_ms, period.start_ms),
     )
     return [RefusedClaim(*row) for row in rows]

@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PurchaseChoice
-from gpuledger_collector.storage import declared
+from gpuledger_collector.storage import declared, usage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = ("name", "gpus", "upfront_micro", "rate_per_gpu_hour", "currency", "starts_ms", "ends_ms", "pool",
@@ -67,9 +67,12 @@ def choices(connection: Connection) -> list[PurchaseChoice]:
 def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], now: dt.datetime) -> ImportOutcome:
     """The choices become these; every rated day is marked when one came or went."""
     rows = [{name: getattr(one, name) for name in _CHOICE} for one in wanted]
+    before = choices(connection)
     outcome = declared.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
     marked = 0
     if outcome.added or outcome.updated:
+        bounds = {at for one in [*before, *wanted] for at in (one.effective_from_ms, one.effective_to_ms)}
+        usage.mark_cuts(connection, [at for at in bounds if at is not None])
         marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
     return changed(outcome, dirty_days=marked)
 

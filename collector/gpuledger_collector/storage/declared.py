@@ -12,7 +12,7 @@ import psycopg
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.shared_costs import SharedCost
-from gpuledger_collector.storage import audit
+from gpuledger_collector.storage import audit, locks
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -55,7 +55,7 @@ def after_closes(connection: Connection, now: dt.datetime) -> dt.datetime:
 
     Until the transaction ends no month is closed, so that a close knows of it or comes before it.
     """
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+    locks.take(connection, Lock.LEDGER)
     row = connection.execute("SELECT max(closed_ms) FROM billing_period").fetchone()
     if row is None or row[0] is None:
         return now

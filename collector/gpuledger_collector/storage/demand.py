@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.insight.demand import (
     HOUR_MS,
@@ -214,7 +215,7 @@ def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> li
     for row in connection.execute(sa.text(_PACKED.format(read=read)), period):
         at_ms = np.frombuffer(row.at_ms, dtype=">i8").astype(np.int64)
         by_source.setdefault(row.source, []).append((tuple(row.names), at_ms, _arrays(row.micro, len(row.names))))
-    return [_queue(source, found) for source, found in sorted(by_source.items())]
+    return [_queue(source, found, group) for source, found in sorted(by_source.items())]
 
 
 _Named = tuple[tuple[str, ...], Ints, Ints]
@@ -230,7 +231,7 @@ def _arrays(packed: bytes, length: int) -> Ints:
     return read["numbers"]["value"].astype(np.int64)
 
 
-def _queue(source: str, found: Sequence[_Named]) -> Queue:
+def _queue(source: str, found: Sequence[_Named], group: str) -> Queue:
     at_ms = np.concatenate([one[1] for one in found])
     order = np.argsort(at_ms)
     gpus: dict[str, Floats] = {}
@@ -238,7 +239,9 @@ def _queue(source: str, found: Sequence[_Named]) -> Queue:
     for names, instants, micro in found:
         end = start + len(instants)
         for place, name in enumerate(names):
-            gpus.setdefault(name, np.full(len(at_ms), np.nan))[start:end] = micro[:, place] / _MICRO
+            # A team that waits is called like the team that holds, whose name attribution has escaped.
+            shown = escaped(name) if group in LEVELS else name
+            gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = micro[:, place] / _MICRO
         start = end
     return Queue(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
 

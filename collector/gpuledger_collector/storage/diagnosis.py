@@ -33,6 +33,10 @@ class Signs:
     claims: tuple[RefusedClaim, ...]
     unbound_tokens: int
     """Live tokens with which any node can be reported."""
+    partitions: int
+    """Of the big tables, all together."""
+    failed_writers: tuple[tuple[str, str], ...]
+    """Collectors that are alive, and why they could last not write batches, of the last days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +135,14 @@ def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) ->
             "SELECT count(*) FROM token WHERE role = 'agent' AND node IS NULL AND revoked_ms IS NULL "
             "AND (expires_ms IS NULL OR expires_ms > :at)",
             at=now_ms,
+        ),
+        partitions=one(
+            "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('stretch'::regclass, 'gpu_sample'::regclass)"
+        ),
+        failed_writers=pairs(
+            "SELECT host, to_char(last_error_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || 'Z: ' || last_error "
+            "FROM replica WHERE last_error <> '' AND seen_at > now() - interval '1 minute' "
+            "AND extract(epoch FROM last_error_at) * 1000 >= :since ORDER BY host, last_error_at",
+            since=since_ms,
         ),
     )

@@ -33,7 +33,7 @@ _STRETCHES = """
     LEFT JOIN workload w ON w.id = s.workload_id
     LEFT JOIN ingest_batch b ON b.node_id = s.node_id AND b.epoch = s.epoch AND b.seq = s.seq
     WHERE s.accelerator_id = ANY(%(accelerators)s) AND s.workload_id = ANY(%(workloads)s)
-        AND s.start_ms < %(end)s AND s.end_ms > %(start)s
+        AND s.start_ms < %(end)s AND s.end_ms > %(start)s AND s.start_ms >= %(start)s - 86400000
     ORDER BY s.start_ms, a.uuid, w.key, n.name, s.epoch, s.seq, s.record
 """
 _HOURS = """

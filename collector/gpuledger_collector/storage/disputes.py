@@ -13,6 +13,7 @@ import psycopg
 
 from gpuledger_collector.accounting import disputes
 from gpuledger_collector.accounting.disputes import Dispute, Entry, Remedy
+from gpuledger_collector.accounting.names import is_reserved, reserved_message
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.reattribution import UNNUMBERED, Key, Reattribution, spans_of
@@ -79,6 +80,9 @@ def _ids(connection: Connection, contest: Contest) -> tuple[int | None, int | No
 
 def open_dispute(connection: Connection, contest: Contest, reason: str, who: str, now_ms: int) -> Dispute:
     """Contest these lines with the evidence as it stands now, sealed. Raises ValueError with a sentence."""
+    reserved = next((name for name in contest.owner.values() if is_reserved(name)), None)
+    if reserved is not None:
+        raise ValueError(f"owner: {reserved_message(reserved)}")
     reason = disputes.words_of(reason, "reason")
     lines = lines_of(connection, contest)
     if not any(left_of(lines).values()):

@@ -32,29 +32,38 @@ from psycopg.conninfo import make_conninfo
 
 from gpuledger_collector.storage.binaries import (
     RunAs,
-    make_open_folder,
+    make_own_folder,
     permits,
     reachable_programs,
     reaches,
     server_user,
     shared_root,
 )
+from gpuledger_collector.storage.embedded_roles import ADMIN, DATABASE, OWNER, divide, set_up
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable
 
-ROLE = "gpuledger"
-DATABASE = "gpuledger"
+PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
+"""Files of the passwords, each readable by its owner alone."""
 START_SECONDS = 120.0
 """How long a start may take: crash recovery replays the log since the last checkpoint first."""
 STOP_SECONDS = 60.0
 LOG_BYTES = 16 * 1024 * 1024
+OUR_FILES = re.compile(r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*")
+"""What the data folder holds when nobody else uses it."""
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "60",
+    "reserved_connections": "30",
     "timezone": "UTC",
     "log_timezone": "UTC",
     "jit": "off",
+    "log_min_messages": "log",
+    "log_min_error_statement": "panic",
+    "log_error_verbosity": "terse",
+    "log_parameter_max_length_on_error": "0",
 }
+"""Readers leave half of the sessions to the owner; what a statement says of people is not written to the log."""
 _TRANSIENT = re.compile(r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery")
 _PORT_TAKEN = re.compile(r"could not bind|Address already in use|could not create any TCP/IP sockets")
 
@@ -81,11 +90,14 @@ class EmbeddedServer:
         self._make_data_dir()
         with self._exclusive():
             users = (self.data_dir / "users").open("a")
+            running = self._postmaster()
             try:
                 fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 dsn = self._join_or_start()
             except BaseException:
                 users.close()
+                if running is None:  # started by us, and joined by nobody: starting is exclusive
+                    self._stop()
                 raise
             self._users = users
         return dsn
@@ -120,6 +132,11 @@ class EmbeddedServer:
         return self._conninfo(DATABASE)
 
     @property
+    def admin_dsn(self) -> str:
+        """The DSN of the supervisor's own superuser: for what the owner of the ledger may not do."""
+        return self._address(ADMIN, self._password(ADMIN), DATABASE)
+
+    @property
     def pid(self) -> int | None:
         """The postmaster's process id, None while it does not run."""
         return self._postmaster()
@@ -128,7 +145,7 @@ class EmbeddedServer:
 
     def _make_data_dir(self) -> None:
         try:
-            make_open_folder(self.data_dir)
+            make_own_folder(self.data_dir, server_user(os.geteuid(), self._wanted_user), OUR_FILES)
             probe = self.data_dir / "lock"
             probe.touch(mode=0o600)
         except OSError as error:
@@ -198,13 +215,14 @@ class EmbeddedServer:
         self._check_version()
         if self._postmaster() is None or not self._wait_until_ready():
             self._start()
-        self._create_database()
+        self._set_up()
         return self._conninfo(DATABASE)
 
     def _initialise(self) -> None:
         home, user = self._seat_of_cluster()
         programs = reachable_programs(user, self._program_folder())
-        password = self._password(create=True)
+        password = self._password(ADMIN, create=True)
+        self._password(OWNER, create=True)
         with contextlib.suppress(FileExistsError):
             home.mkdir(mode=0o700)
         fresh, secret = home / "cluster.new", home / "pwfile"
@@ -218,7 +236,7 @@ class EmbeddedServer:
         try:
             done = subprocess.run(
                 [
-                    *[str(programs / "bin/initdb"), "-D", str(fresh), "-U", ROLE, f"--pwfile={secret}", "-E", "UTF8"],
+                    *[str(programs / "bin/initdb"), "-D", str(fresh), "-U", ADMIN, f"--pwfile={secret}", "-E", "UTF8"],
                     *["--auth=scram-sha-256", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
                 ],
                 capture_output=True,
@@ -261,9 +279,13 @@ class EmbeddedServer:
         home, user = self._seat_of_cluster()
         programs = reachable_programs(user, self._program_folder())
         settings = [f"--{name}={value}" for name, value in {**self.options, "port": str(port)}.items()]
+        older = self._log.with_suffix(".log.1")
         if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
-            self._log.replace(self._log.with_suffix(".log.1"))
-        with self._log.open("ab") as log:
+            self._log.replace(older)
+        for path in (self._log, older):
+            if path.exists():
+                path.chmod(0o600)
+        with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             log.write(b"--- start\n")
             self._child = subprocess.Popen(
                 [programs / "bin/postgres", "-D", home / "cluster", *settings],
@@ -283,7 +305,7 @@ class EmbeddedServer:
             if self._child is not None and self._wait_for_end(0.03):
                 return False
             try:
-                with psycopg.connect(self._conninfo("postgres"), connect_timeout=2) as connection:
+                with self._open_as_supervisor() as connection:
                     row = connection.execute("SHOW data_directory").fetchone()
                 return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
             except psycopg.OperationalError as error:
@@ -302,21 +324,39 @@ class EmbeddedServer:
 
     def _strange_server(self, said: str) -> bool:
         if self._child is None and self._postmaster() is not None:
-            raise ServerUnavailable(f"the running database refuses the password in {self.data_dir / 'password'}")
+            raise ServerUnavailable(
+                f"the running database refuses the passwords in {' and '.join(PASSWORDS.values())} of {self.data_dir}"
+            )
         if self._child is not None and self._child.poll() is None:
             raise ServerUnavailable(f"the embedded database refuses its own password: {last_line(said)}")
         return False
 
-    def _create_database(self) -> None:
-        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
-            known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
-            if known is None:
-                connection.execute(f'CREATE DATABASE "{DATABASE}"')
+    def _set_up(self) -> None:
+        """The roles and the database; a cluster of before gets its second role."""
+        owner, admin = self._password(OWNER), self._password(ADMIN, create=True)
+        with self._open_as_supervisor() as connection:
+            is_divided = connection.info.user == ADMIN
+        if not is_divided:
+            divide(self._open_as, owner, admin)
+        set_up(self._open_as, owner, admin)
+
+    def _open_as_supervisor(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """As the superuser; in a cluster of before that is the role of the ledger. Raises psycopg.OperationalError."""
+        if (self.data_dir / PASSWORDS[ADMIN]).exists():
+            try:
+                return self._open_as(ADMIN, self._password(ADMIN), "postgres")
+            except psycopg.OperationalError as error:
+                if "authentication failed" not in str(error) or not (self.data_dir / PASSWORDS[OWNER]).exists():
+                    raise
+        return self._open_as(OWNER, self._password(OWNER), "postgres")
+
+    def _open_as(self, role: str, password: str, database: str) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self._address(role, password, database), connect_timeout=2, autocommit=True)
 
     # what is remembered
 
-    def _password(self, *, create: bool = False) -> str:
-        path = self.data_dir / "password"
+    def _password(self, role: str, *, create: bool = False) -> str:
+        path = self.data_dir / PASSWORDS[role]
         if create and not path.exists():
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(secrets.token_urlsafe(24) + "\n")
@@ -336,11 +376,14 @@ class EmbeddedServer:
         return port
 
     def _conninfo(self, database: str) -> str:
+        return self._address(OWNER, self._password(OWNER), database)
+
+    def _address(self, role: str, password: str, database: str) -> str:
         return make_conninfo(
             host="127.0.0.1",
             port=self._port(),
-            user=ROLE,
-            password=self._password(),
+            user=role,
+            password=password,
             dbname=database,
             require_auth="scram-sha-256",
         )

@@ -17,8 +17,13 @@ SUPPORTED = range(15, 19)
 SESSION = (
     "-c timezone=UTC -c statement_timeout=600000 -c idle_in_transaction_session_timeout=600000"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    " -c plan_cache_mode=force_custom_plan"
 )
-"""The server notices within 25 s that a client's machine is gone, and gives its locks (the leadership) to others."""
+"""The server notices within 25 s that a client's machine is gone, and gives its locks (the leadership) to others.
+
+A prepared statement is planned for its values each time: a generic plan locks every partition before it looks which
+ones it needs.
+"""
 SORT_MEMORY = "64MB"
 """A month of a big team is added up in memory; the server's own setting is usually made for small queries."""
 
@@ -50,11 +55,16 @@ def connect(dsn: str, *, pool_size: int = 5) -> Engine:
 
 
 def open_connection(
-    dsn: str, *, autocommit: bool = False, application: str = "gpuledger"
+    dsn: str, *, autocommit: bool = False, application: str = "gpuledger", session: str = ""
 ) -> psycopg.Connection[tuple[Any, ...]]:
-    """A psycopg connection of our own. Raises ServerUnavailable when the server cannot be reached."""
+    """A psycopg connection of our own, with further options of its session (`-c name=value`).
+
+    Raises ServerUnavailable when the server cannot be reached.
+    """
+    keywords = parameters(dsn, application)
+    keywords["options"] = f"{keywords['options']} {session}".strip()
     try:
-        return psycopg.connect(**parameters(dsn, application), autocommit=autocommit)
+        return psycopg.connect(**keywords, autocommit=autocommit)
     except psycopg.OperationalError as error:
         raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
 

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Card, Finding, HeldNow, HeldSpan, HourUse
-from gpuledger_collector.storage import commitments, minutes, prices, rules, workloads
+from gpuledger_collector.storage import commitments, locks, minutes, prices, rules, workloads
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -122,11 +122,9 @@ class FindingStore:
     def unit(self) -> Iterator[FindingUnit]:
         """A transaction over one snapshot, alone in searching; undone when the block raises."""
         dsn = self.dsn if isinstance(self.dsn, str) else self.dsn()
-        with open_connection(dsn, autocommit=True, application="gpuledger-findings") as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.FINDINGS,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                yield FindingUnit(connection)
+        opened = open_connection(dsn, autocommit=True, application="gpuledger-findings")
+        with opened as connection, locks.snapshot(connection, Lock.FINDINGS):
+            yield FindingUnit(connection)
 
 
 @dataclass(frozen=True)

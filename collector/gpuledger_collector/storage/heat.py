@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.storage import minutes
+from gpuledger_collector.storage import locks, minutes
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -147,7 +147,7 @@ class HeatStore:
         with open_connection(self.dsn, autocommit=True) as connection:
             for hour_ms in self._hours(connection, day_ms):
                 with connection.transaction():
-                    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+                    locks.take(connection, Lock.LEDGER)
                     if hour_ms < minutes.gone_before(connection):
                         break
                     rows = connection.execute(_THERE, {"hour": hour_ms}).fetchall()

@@ -13,7 +13,7 @@ from psycopg import sql
 from gpuledger_agent.catalogue import HOT
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
-from gpuledger_collector.storage import archive, partitions
+from gpuledger_collector.storage import archive, audit, locks, partitions
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.placements import settle_pools
 
@@ -35,13 +35,15 @@ def workload_key(workload_id: str) -> str:
 
 def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime) -> ImportOutcome:
     """Add or update these rows by workload id, and mark the days that they touched or touch. Commits nothing."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.IMPORTS,))
+    locks.take(connection, Lock.IMPORTS)
     _copy_incoming(connection, rows)
     theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
     ours = [f"i.{name}" for _, names in _COMPARED for name in names]
     connection.execute(
         "CREATE TEMP TABLE changed ON COMMIT DROP AS "
-        "SELECT i.*, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms "
+        "SELECT i.*, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, "
+        "jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model', u.gpu_model, 'pool', u.pool, 'node', u.node, "
+        "'user', w.user_name, 'account', w.account, 'tags', w.tags) AS old_said "
         "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
         f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
@@ -62,6 +64,7 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
         f"c.submitted_ms, c.state, t.id FROM changed c JOIN workload w USING (key) JOIN workload_attributes t "
         f"ON t.workload_id = w.id AND t.digest = {_DIGEST}"
     )
+    _record_updates(connection, int(now.timestamp() * 1000))
     changed = connection.execute("SELECT known, start_ms, end_ms, old_start_ms, old_end_ms FROM changed").fetchall()
     updated = sum(row[0] is not None for row in changed)
     spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
@@ -80,6 +83,24 @@ def _write_attributes(connection: Connection) -> None:
         f"SELECT w.id, {_DIGEST}, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
         "ON CONFLICT (workload_id, digest) DO NOTHING"
     )
+
+
+def _record_updates(connection: Connection, now_ms: int) -> None:
+    """Audit ids that were imported before and say something else now."""
+    rows = connection.execute(
+        "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms, "
+        "jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool, 'node', c.node, "
+        "'user', c.user_name, 'account', c.account, 'tags', c.tags) FROM changed c WHERE c.known IS NOT NULL "
+        "ORDER BY c.external_id"
+    ).fetchall()
+    told = [
+        audit.Change(
+            "usage", name, {"start_ms": old_start, "end_ms": old_end, **old}, {"start_ms": start, "end_ms": end, **new}
+        )
+        for name, old_start, old_end, old, start, end, new in rows
+    ]
+    if told:
+        audit.record(connection, told, now_ms)
 
 
 def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:
@@ -121,13 +142,14 @@ def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
     return days
 
 
-def add_samples(connection: Connection, rows: Sequence[SampleRow]) -> ImportOutcome:
+def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0) -> ImportOutcome:
     """Add samples by accelerator and instant; those that are there already stay as they are. Commits nothing.
 
     Accelerators that nobody knows yet are made, without capacity: samples show activity, not who was there to be held.
+    Months that ended by `coarse_before_ms` get one partition each.
     """
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.IMPORTS,))
-    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows})
+    locks.take(connection, Lock.IMPORTS)
+    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms)
     uuids = sorted({row.uuid for row in rows})
     connection.execute(
         "INSERT INTO accelerator (uuid, device_uuid) SELECT u, u FROM unnest(%s::text[]) AS u ON CONFLICT DO NOTHING",

@@ -11,7 +11,7 @@ import psycopg
 
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import CapacityRow, ImportOutcome, InventoryRow
-from gpuledger_collector.storage import prices
+from gpuledger_collector.storage import audit, prices
 from gpuledger_collector.storage.placements import settle
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -43,8 +43,13 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
     nodes = _nodes(connection, sorted({row.node for row in rows}), now)
     accelerators = _accelerators(connection, stays)
     known = _known(connection, list(accelerators.values()))
+    there = connection.execute(
+        "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)", (list(accelerators.values()),)
+    )
+    placed = {number for (number,) in there.fetchall()}
     counts = {"added": 0, "updated": 0, "unchanged": 0}
     changed: list[int] = []
+    told: list[audit.Change] = []
     for uuid, wanted in stays.items():
         accelerator_id = accelerators[uuid]
         new = sorted((nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted)
@@ -52,8 +57,9 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
         if new == old:
             counts["unchanged"] += len(wanted)
             continue
-        counts["updated" if old else "added"] += len(wanted)
+        counts["updated" if old or accelerator_id in placed else "added"] += len(wanted)
         changed.append(accelerator_id)
+        told.append(audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes)))
         connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
         for node_id, pool, model, in_ms, out_ms in new:
             connection.execute(
@@ -63,6 +69,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
             )
     if not changed:
         return ImportOutcome(**counts)
+    audit.record(connection, told, int(now.timestamp() * 1000))
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
     days = prices.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
@@ -71,6 +78,17 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
 
 Stated = tuple[int, str, str, int, int]
 """Node, pool, model, in and out (0: still there)."""
+
+
+def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]:
+    names = {number: name for name, number in nodes.items()}
+    return {
+        "rows": [
+            {"node": names.get(node_id, str(node_id)), "pool": pool, "gpu_model": model, "in_ms": in_ms,
+             "out_ms": out_ms or None}
+            for node_id, pool, model, in_ms, out_ms in rows
+        ]
+    }  # fmt: skip
 
 
 def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> dict[str, int]:

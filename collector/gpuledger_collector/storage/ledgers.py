@@ -42,6 +42,7 @@ from gpuledger_collector.storage import (
     findings,
     heat,
     inventory,
+    locks,
     minutes,
     months,
     partitions,
@@ -80,13 +81,9 @@ class Ledger:
     @contextmanager
     def unit(self, *, audited: bool = False) -> Iterator[LedgerUnit]:
         """A transaction over one snapshot, alone in writing the ledger (and the audit log); undone when it raises."""
-        with self.connect(autocommit=True) as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
-            if audited:
-                connection.execute("SELECT pg_advisory_lock(%s)", (Lock.AUDIT,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                yield LedgerUnit(connection)
+        needed = (Lock.LEDGER, Lock.AUDIT) if audited else (Lock.LEDGER,)
+        with self.connect(autocommit=True) as connection, locks.snapshot(connection, *needed):
+            yield LedgerUnit(connection)
 
     @contextmanager
     def trial(self) -> Iterator[LedgerUnit]:
@@ -108,6 +105,7 @@ class Ledger:
         made = 0
         for table in partitions.PARTITIONED:
             with self.connect() as connection:
+                connection.execute(f"SET lock_timeout = '{partitions.JOB_WAIT}'")
                 made += len(partitions.ensure(connection, table, days_ms))
         return made
 
@@ -248,7 +246,8 @@ class LedgerUnit:
         rows = self.connection.execute(
             "SELECT u.workload_id, u.start_ms, u.end_ms, u.gpu_micro, u.gpu_model, u.pool, u.node, "
             "coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
-            "WHERE t.workload_id = u.workload_id)), w.key FROM imported_usage u JOIN workload w ON w.id = u.workload_id "
+            "WHERE t.workload_id = u.workload_id)), w.key "
+            "FROM imported_usage u JOIN workload w ON w.id = u.workload_id "
             "WHERE u.start_ms < %s AND (u.end_ms IS NULL OR u.end_ms > %s) ORDER BY w.key, u.start_ms",
             (day.end_ms, day.start_ms),
         )
@@ -306,6 +305,10 @@ class LedgerUnit:
     def closed_periods(self) -> Sequence[ClosedPeriod]:
         """Every closed period, by time."""
         return periods.closed(self.connection)
+
+    def marked_closed_periods(self) -> Sequence[Period]:
+        """Closed periods with a mark on an hour or a day, by time."""
+        return periods.marked(self.connection)
 
     def billed(self, day_ms: int) -> Sequence[Charge]:
         """What a day has been charged so far: its closed lines and every correction of it."""

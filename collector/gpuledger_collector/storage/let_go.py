@@ -6,6 +6,7 @@ holds nobody off. The space is used again by what comes; the files do not get sm
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.storage import locks, names
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.heat import HeatStore
 from gpuledger_collector.storage.locks import Lock
@@ -53,7 +55,7 @@ class LetGoStore:
         """
         with open_connection(self.dsn) as connection:
             # A fold that does not know the bound yet holds this lock until its minutes are there to be removed.
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+            locks.take(connection, Lock.LEDGER)
             row = connection.execute(
                 "INSERT INTO let_go AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) DO UPDATE "
                 "SET before_ms = greatest(old.before_ms, excluded.before_ms) RETURNING before_ms",
@@ -75,6 +77,15 @@ class LetGoStore:
                 gone += some
                 if some < FINDINGS:
                     break
+        return gone
+
+    def forget_names(self, before_ms: int) -> int:
+        """Remove accelerators and workloads that were last named before an instant and that nothing refers to."""
+        gone = 0
+        for table in names.NAMED:
+            with open_connection(self.dsn, autocommit=True) as connection:
+                before = dt.datetime.fromtimestamp(before_ms / 1000, dt.UTC)
+                gone += names.forget_unused(connection, table, before, self.gives_way)
         return gone
 
     def _by_accelerator(self, statement: str, before_ms: int) -> Iterator[int]:

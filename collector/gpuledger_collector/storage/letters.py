@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.letters import ANOMALY, IDLE, Action, ActionRule, Card, Contact, Holding, Letter
-from gpuledger_collector.storage import audit, commitments, findings, letter_rules, outbox, prices
+from gpuledger_collector.storage import audit, commitments, findings, letter_rules, locks, outbox, prices
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -37,19 +37,17 @@ class LetterBook:
     def unit(self) -> Iterator[LetterUnit]:
         """A transaction, alone in writing letters; undone when the block raises."""
         with self.connect() as connection, connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LETTERS,))
+            locks.take(connection, Lock.LETTERS)
             yield LetterUnit(connection)
 
     @contextmanager
     def alone(self, action: Action) -> Iterator[bool]:
-        """Whether nobody else does this action while the block runs; the lock ends with its session."""
-        with self.connect() as connection:
-            key = Lock.ACTIONS.of(action.id)
-            row = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
-            locked = row is not None and bool(row[0])
+        """Whether nobody else does any action while the block runs; the lock ends with its session."""
+        with locks.tried(self.connect, Lock.ACTIONS) as holder:
             # What another has ended meanwhile is not begun again: the state may be older than the lock.
-            state = connection.execute("SELECT state FROM action WHERE id = %s", (action.id,)).fetchone()
-            yield locked and state is not None and state[0] == action.state
+            query = "SELECT state FROM action WHERE id = %s"
+            state = None if holder is None else holder.execute(query, (action.id,)).fetchone()
+            yield state is not None and state[0] == action.state
 
 
 @dataclass

@@ -1,37 +1,111 @@
-"""Every advisory lock of the product, in one place, so that no two of them can be the same by accident."""
+"""Locks of the product: one empty table each, locked in a mode that a role which may only read cannot hold.
+
+Keys of advisory locks can be taken by every role of the database and are shown to all of them in pg_locks, and on a
+server of others nobody but its administrator can forbid that. SHARE UPDATE EXCLUSIVE on a table needs the right to
+change the table, excludes itself, and conflicts with no lock that a reader can hold: not with the ROW EXCLUSIVE that
+PREPARE takes without any right. Asking for a stronger lock (CREATE RULE waits for one before it looks at rights) only
+delays others; `reader_watch` ends such sessions.
+
+LOCK TABLE takes no snapshot, so that a REPEATABLE READ transaction that begins with it sees what the holder before it
+has committed. It assigns no transaction id either: a lock that is held for days holds up no vacuum.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Any
+
+import psycopg
+
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @enum.unique
-class Lock(enum.IntEnum):
-    """Keys of pg_advisory_lock; the high bytes spell `gpu`, to stay clear of other programs in the same database."""
+class Lock(enum.StrEnum):
+    """Tables that are locked, and hold nothing."""
 
-    MIGRATIONS = 0x67707501
-    PARTITIONS = 0x67707502
-    JOBS = 0x67707503
-    LEDGER = 0x67707504
-    IMPORTS = 0x67707505
-    PRICES = 0x67707506
-    FINDINGS = 0x67707509
-    SCRAPES = 0x6770750A
-    AUDIT = 0x6770750B
-    RECOMMENDATIONS = 0x6770750C
-    OUTBOX_PLAN = 0x67707510
-    LETTERS = 0x67707511
-    ACTIONS = 0x67707512
-    """The upper half of a key whose lower half is an action."""
-    SCALING = 0x67707514
-    VIEWER_WALL = 0x67707515
-    SERIES = 0x67707516
-    PACKING = 0x67707517
-    OUTBOX = 0x67707507
-    """The upper half of a key whose lower half is a message."""
-    BUDGETS = 0x67707508
-    """The upper half of a key whose lower half is a budget."""
+    MIGRATIONS = "lock_migrations"
+    PARTITIONS = "lock_partitions"
+    JOBS = "lock_jobs"
+    LEDGER = "lock_ledger"
+    IMPORTS = "lock_imports"
+    PRICES = "lock_prices"
+    FINDINGS = "lock_findings"
+    SCRAPES = "lock_scrapes"
+    AUDIT = "lock_audit"
+    RECOMMENDATIONS = "lock_recommendations"
+    OUTBOX = "lock_outbox"
+    OUTBOX_PLAN = "lock_outbox_plan"
+    LETTERS = "lock_letters"
+    ACTIONS = "lock_actions"
+    SCALING = "lock_scaling"
+    VIEWER_WALL = "lock_viewer_wall"
+    SERIES = "lock_series"
+    PACKING = "lock_packing"
+    BUDGETS = "lock_budgets"
 
-    def of(self, number: int) -> int:
-        """The key of one thing of its kind."""
-        return self << 32 | number & 0xFFFFFFFF
+
+ABOUT = "Locked by whoever does this alone; holds nothing."
+"""What the database says of each of them."""
+
+
+def statement(lock: Lock) -> str:
+    """The SQL that takes a lock until the transaction ends."""
+    return f"LOCK TABLE {lock.value} IN SHARE UPDATE EXCLUSIVE MODE"
+
+
+def take(connection: Connection, *locks: Lock) -> None:
+    """Wait for locks, one after the other, and hold them until the caller's transaction ends."""
+    for lock in locks:
+        connection.execute(statement(lock))
+
+
+@contextmanager
+def snapshot(connection: Connection, *locks: Lock) -> Iterator[None]:
+    """A REPEATABLE READ transaction whose snapshot is taken once it holds the locks; `connection` is in autocommit."""
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with connection.transaction():
+        take(connection, *locks)
+        yield
+
+
+def seize(connection: Connection, lock: Lock) -> bool:
+    """Hold a lock for as long as the session lasts, beyond any commit of others; False when somebody else holds it.
+
+    `connection` is in autocommit and serves for nothing else: it stays in a transaction that reads and writes nothing.
+    """
+    connection.execute("SET idle_in_transaction_session_timeout = 0")
+    connection.execute("BEGIN")
+    try:
+        connection.execute(f"{statement(lock)} NOWAIT")
+    except psycopg.errors.LockNotAvailable:
+        connection.execute("ROLLBACK")
+        return False
+    return True
+
+
+@contextmanager
+def held(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection]:
+    """Hold a lock on a session of its own, which is given, while the block runs; waits for it."""
+    with closing(connect()) as connection:
+        connection.autocommit = True
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
+        connection.execute("BEGIN")
+        take(connection, lock)
+        yield connection
+
+
+def beside(connection: Connection, lock: Lock) -> AbstractContextManager[Connection]:
+    """As `held`, on a session with the address of this connection."""
+    address, password = connection.info.dsn, connection.info.password
+    return held(lambda: psycopg.connect(address, password=password, autocommit=True), lock)
+
+
+@contextmanager
+def tried(connect: Callable[[], Connection], lock: Lock) -> Iterator[Connection | None]:
+    """As `held`, without waiting: the session that holds the lock, None when somebody else holds it."""
+    with closing(connect()) as connection:
+        connection.autocommit = True
+        yield connection if seize(connection, lock) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,15 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage import engine, replicas, schema_version, viewer_wall
+from gpuledger_collector.storage import engine, locks, replicas, schema_version, viewer_wall
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
+from gpuledger_collector.storage.locks import ABOUT, Lock
 
 PHASES = ("pre", "post")
 LOCK_TRIES = 60
 LOCK_PAUSE_SECONDS = 2.0
 """Between two tries of a migration that did not get its locks: whoever queued up behind it goes first."""
-_PARTITION = re.compile(r"_p\d{8}$")
+_PARTITION = re.compile(r"_(p\d{6}(\d\d)?|merging)$")
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class Upgraded:
 
 
 def own_objects(_entry: Any, name: str | None, kind: str, _reflected: bool, _compared: Any) -> bool:
-    """Which objects of a database belong to the declared schema: all but the partitions of a day."""
+    """Which objects of a database belong to the declared schema: all but the partitions of days and months."""
     return not (kind == "table" and name is not None and _PARTITION.search(name))
 
 
@@ -196,7 +198,7 @@ def _migrate(dsn: str, revision: str) -> None:
     """Migrate up to this revision, each step in a transaction of its own, again and again while tables are locked."""
     for tried in range(1, LOCK_TRIES + 1):
         config = configuration()
-        with connected(dsn) as connection:
+        with _alone(dsn), connected(dsn) as connection:
             config.attributes["connection"] = connection
             try:
                 command.upgrade(config, revision)
@@ -210,6 +212,20 @@ def _migrate(dsn: str, revision: str) -> None:
         f"a table that the migration to {revision} changes was locked by others at each of {LOCK_TRIES} tries: end the "
         "long transaction that pg_stat_activity shows, and run it again; what was migrated before stays"
     )
+
+
+def _alone(dsn: str) -> AbstractContextManager[object]:
+    """Waits until nobody else migrates. The lock's table is older than the first migration, which it holds too."""
+
+    def connect() -> psycopg.Connection[tuple[Any, ...]]:
+        return engine.open_connection(dsn, autocommit=True, application="gpuledger-migrate")
+
+    # Of two that make it at the same time, one is told that the other has made it.
+    with connect() as connection, suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+        found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)).fetchone()
+        if found is not None and not found[0]:
+            connection.execute(f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS '{ABOUT}'")
+    return locks.held(connect, Lock.MIGRATIONS)
 
 
 def require_current(dsn: str) -> None:

@@ -63,7 +63,8 @@ def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
     """Who held these accelerators, and when they could not be held, by begin."""
     rows = connection.execute(
         "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM stretch WHERE accelerator_id = ANY(%s) "
-        "AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' ORDER BY start_ms, workload_id DESC NULLS LAST",
+        "AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' "
+        "ORDER BY start_ms, workload_id DESC NULLS LAST",
         (list(ids), end_ms, start_ms, start_ms - 86_400_000),
     )
     for row in rows:

@@ -4,9 +4,9 @@ A message is first planned by the rules of its recipient (accounting.delivery), 
 has at a time: it is to be sent by itself, or held for a digest. A digest is a message made in the transaction that
 marks what it tells of as joined to it.
 
-A claim is an advisory lock of the sender's session, so it ends with the sender, however that ends; every step of the
-message is written over that same session. A sender that lost its session can therefore take no further step, and
-the next one finds the message exactly as far as it was.
+A claim is the lock of all sending, held by a session of the sender, so it ends with the sender, however that ends;
+before every step of the message that session is asked whether it lives. A sender that lost its claim can therefore take
+no further step, and the next one finds the message exactly as far as it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psycopg
 from gpuledger_collector.accounting.delivery import DIGEST, Digest, Plan, Rules, Told, WriteDigest, plan, rules_of
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage import letter_rules
+from gpuledger_collector.storage import letter_rules, locks
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -58,7 +58,7 @@ def put(connection: Connection, message: Message) -> bool:
 
 @dataclass(frozen=True)
 class Box:
-    """The outbox as its senders use it. `connect` opens an autocommit connection, one for each claim."""
+    """The outbox as its senders use it. `connect` opens an autocommit connection, two for each claim."""
 
     connect: Callable[[], Connection]
 
@@ -76,21 +76,19 @@ class Box:
 
     @contextmanager
     def claim(self, message_id: int, now_ms: int) -> Iterator[RowClaim | None]:
-        """The message, ours alone inside the block; None when another has it or it is done."""
-        with self.connect() as connection:
-            key = Lock.OUTBOX.of(message_id)
-            locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
-            if locked is None or not locked[0]:
-                yield None
-                return
-            row = connection.execute(
-                f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "
-                "AND state IN ('waiting', 'handing_over')",
-                (message_id, now_ms),
-            ).fetchone()
-            yield (
-                None if row is None else RowClaim(connection, message_id, _message(row), row[-2], row[-1] != "waiting")
-            )
+        """The message, ours alone inside the block; None when it is done. Waits for whoever sends another one."""
+        with locks.held(self.connect, Lock.OUTBOX) as holder, self.connect() as connection:
+            yield self._claimed(connection, holder, message_id, now_ms)
+
+    def _claimed(self, connection: Connection, holder: Connection, message_id: int, now_ms: int) -> RowClaim | None:
+        row = connection.execute(
+            f"SELECT {_COLUMNS}, attempts, state FROM outbox WHERE id = %s AND not_before_ms <= %s "
+            "AND state IN ('waiting', 'handing_over')",
+            (message_id, now_ms),
+        ).fetchone()
+        if row is None:
+            return None
+        return RowClaim(connection, holder, message_id, _message(row), row[-2], row[-1] != "waiting")
 
 
 def rehearse(
@@ -102,7 +100,7 @@ def rehearse(
 
 
 def _arrange(connection: Connection, now_ms: int, write: WriteDigest, on_step: OnStep) -> int:
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.OUTBOX_PLAN,))
+    locks.take(connection, Lock.OUTBOX_PLAN)
     rules = letter_rules.recipients(connection)
     _plan(connection, rules, now_ms)
     on_step("planned")
@@ -203,9 +201,10 @@ def _digests(
 
 @dataclass(frozen=True)
 class RowClaim:
-    """accounting.messages.Claim over the session that holds the lock."""
+    """accounting.messages.Claim: `holder` is the session that holds the lock of all sending."""
 
     connection: Connection
+    holder: Connection
     id: int
     message: Message
     attempts: int
@@ -235,6 +234,7 @@ class RowClaim:
 
     def _set(self, change: str, *values: object) -> None:
         cleaned = [value.replace("\0", "")[:500] if isinstance(value, str) else value for value in values]
+        self.holder.execute("SELECT")
         self.connection.execute(f"UPDATE outbox SET {change} WHERE id = %s", (*cleaned, self.id))
 
 

@@ -1,33 +1,53 @@
-"""Partitions of the big tables, a UTC day each: named `<table>_pYYYYMMDD`, made when first needed.
+"""Partitions of the big tables: a UTC day each, `<table>_pYYYYMMDD`, and of old months one, `<table>_pYYYYMM`.
 
-There is no default partition: a row without a partition is a bug that must be seen, and attaching a day beside a
-filled default would scan it.
+A query that reaches a partition locks it and its indexes, and planning takes time for each: so their number must stay
+small, whatever dates agents send. A day is made when first needed; a month that ended COARSE_AFTER_DAYS ago gets one
+partition for all of it, and merging.py turns the days of such months into one. There is no default partition: a row
+without a partition is a bug that must be seen, and attaching a day beside a filled default would scan it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 
+Connection = psycopg.Connection[tuple[object, ...]]
 DAY_MS = 86_400_000
 PARTITIONED = {"gpu_sample": "at_ms", "stretch": "start_ms"}
 """Partitioned tables and their key."""
+JOB_WAIT = "30s"
+"""How long the job waits for whoever makes partitions or holds a table; it comes again within the hour."""
+COARSE_AFTER_DAYS = 62
+"""Days after which a month that is over lies in one partition: agents send what is 37 days old at most."""
+MOST_PARTITIONS = 1_000
+"""Of all tables together; ten years of evidence have some 300, and a server with Postgres' own settings can lock some
+thousands of tables and indexes at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One day of one table, with its size on disk."""
+    """A day or a month of one table, with its size on disk."""
 
     table: str
     name: str
     day_ms: int
+    """Its first day."""
+    end_ms: int
     bytes: int
+
+    @property
+    def is_day(self) -> bool:
+        """Whether it is a single day."""
+        return self.end_ms - self.day_ms == DAY_MS
 
 
 def day_of(instant_ms: int) -> int:
@@ -37,48 +57,106 @@ def day_of(instant_ms: int) -> int:
 
 def partition_name(table: str, day_ms: int) -> str:
     """The name of a table's partition for the day that starts at `day_ms`."""
-    return f"{table}_p{dt.datetime.fromtimestamp(day_ms / 1000, dt.UTC):%Y%m%d}"
+    return f"{table}_p{_at(day_ms):%Y%m%d}"
 
 
-def ensure(connection: psycopg.Connection[tuple[object, ...]], table: str, days_ms: Iterable[int]) -> list[str]:
+def month_name(table: str, day_ms: int) -> str:
+    """The name of a table's partition for the month of a day."""
+    return f"{table}_p{_at(day_ms):%Y%m}"
+
+
+def month_of(day_ms: int) -> tuple[int, int]:
+    """Start and end of the UTC month of a day."""
+    first = _at(day_ms).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return _ms(first), _ms((first + dt.timedelta(days=31)).replace(day=1))
+
+
+def coarse_before(now_ms: int) -> int:
+    """Months that ended by this instant lie in one partition each."""
+    return day_of(now_ms) - COARSE_AFTER_DAYS * DAY_MS
+
+
+def _at(instant_ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(instant_ms // 1000, dt.UTC)
+
+
+def _ms(instant: dt.datetime) -> int:
+    return int(instant.timestamp()) * 1000
+
+
+def ensure(connection: Connection, table: str, days_ms: Iterable[int], coarse_before_ms: int = 0) -> list[str]:
     """Make the partitions of these days that do not exist yet; the names of those made. Commits nothing.
 
-    A day is made beside its table and then attached: that waits for no reader and no writer of the table, where
+    A day of a month that ended by `coarse_before_ms` gets the whole month, unless other days of it have partitions.
+    A partition is made beside its table and then attached: that waits for no reader and no writer of the table, where
     `CREATE TABLE ... PARTITION OF` would. Call it in a transaction that holds no other lock: two sessions that make
-    the same day wait for each other on an advisory lock of this transaction.
+    the same day wait for each other on a lock of this transaction.
     """
-    wanted = {partition_name(table, day): day for day in sorted(set(days_ms))}
-    missing = _missing(connection, table, wanted)
-    if not missing:
+    days = sorted(set(days_ms))
+    if not _missing(connection, table, days, coarse_before_ms):
         return []
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PARTITIONS,))
-    missing = _missing(connection, table, wanted)
-    for name in missing:
-        day = wanted[name]
-        names = {"child": sql.Identifier(name), "parent": sql.Identifier(table)}
-        connection.execute(
-            sql.SQL("CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)").format(**names)
+    with connection.transaction() if connection.autocommit else nullcontext():
+        return _make(connection, table, days, coarse_before_ms)
+
+
+def _make(connection: Connection, table: str, days: list[int], coarse_before_ms: int) -> list[str]:
+    locks.take(connection, Lock.PARTITIONS)
+    missing = _missing(connection, table, days, coarse_before_ms)
+    for name, (start_ms, end_ms) in missing.items():
+        create(connection, table, name)
+        attach(connection, table, name, start_ms, end_ms)
+    return sorted(missing)
+
+
+def create(connection: Connection, table: str, name: str, *, indexed: bool = False) -> None:
+    """Make a table like the partitioned one, not attached to it yet; its indexes come with the attaching if not now."""
+    parts = sql.SQL("INCLUDING INDEXES" if indexed else "")
+    connection.execute(
+        sql.SQL("CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS {parts})").format(
+            child=sql.Identifier(name), parent=sql.Identifier(table), parts=parts
         )
-        connection.execute(
-            sql.SQL("ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({start}) TO ({end})").format(
-                **names, start=sql.Literal(day), end=sql.Literal(day + DAY_MS)
-            )
+    )
+
+
+def attach(connection: Connection, table: str, name: str, start_ms: int, end_ms: int) -> None:
+    """Make a table a partition for the keys from an instant up to before another."""
+    connection.execute(
+        sql.SQL("ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({start}) TO ({end})").format(
+            child=sql.Identifier(name),
+            parent=sql.Identifier(table),
+            start=sql.Literal(start_ms),
+            end=sql.Literal(end_ms),
         )
+    )
+
+
+def _missing(connection: Connection, table: str, days: list[int], coarse_before_ms: int) -> dict[str, tuple[int, int]]:
+    """Names and bounds of the partitions that have to be made so that each of these days has one."""
+    months = {day: month_of(day) for day in days}
+    names = {*(partition_name(table, day) for day in days), *(month_name(table, day) for day in days)}
+    coarse = {month_name(table, day) for day, (_, end_ms) in months.items() if end_ms <= coarse_before_ms}
+    # to_regclass() would answer from this session's cache, and miss what another one has just committed.
+    rows = connection.execute(
+        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass"
+        " AND (relname = ANY(%s::text[]) OR left(relname, -2) = ANY(%s::text[]))",
+        (table, sorted(names), sorted(coarse)),
+    )
+    there = {str(row[0]) for row in rows}
+    divided = {name[:-2] for name in there}
+    missing: dict[str, tuple[int, int]] = {}
+    for day in days:
+        month = month_name(table, day)
+        if month in there or partition_name(table, day) in there:
+            continue
+        if month in coarse and month not in divided:
+            missing[month] = months[day]
+        else:
+            missing[partition_name(table, day)] = (day, day + DAY_MS)
     return missing
 
 
-def _missing(connection: psycopg.Connection[tuple[object, ...]], table: str, wanted: dict[str, int]) -> list[str]:
-    # to_regclass() would answer from this session's cache, and miss what another one has just committed.
-    rows = connection.execute(
-        "SELECT name FROM unnest(%s::text[]) AS name WHERE NOT EXISTS (SELECT 1 FROM pg_inherits"
-        " JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass AND relname = name) ORDER BY name",
-        (list(wanted), table),
-    )
-    return [str(row[0]) for row in rows]
-
-
-def listing(connection: psycopg.Connection[tuple[object, ...]]) -> list[Partition]:
-    """Every partition with its size, by table and day."""
+def listing(connection: Connection) -> list[Partition]:
+    """Every partition with its size, by table and time."""
     rows = connection.execute(
         """
         SELECT parent.relname, child.relname, pg_total_relation_size(child.oid)
@@ -87,9 +165,45 @@ def listing(connection: psycopg.Connection[tuple[object, ...]]) -> list[Partitio
         """,
         (list(PARTITIONED),),
     )
-    return [Partition(str(table), str(name), _day_in(str(name)), int(str(size))) for table, name, size in rows]
+    return [Partition(str(table), str(name), *bounds_in(str(name)), int(str(size))) for table, name, size in rows]
 
 
-def _day_in(name: str) -> int:
-    day = dt.datetime.strptime(name.rsplit("_p", 1)[1], "%Y%m%d").replace(tzinfo=dt.UTC)
-    return int(day.timestamp()) * 1000
+def count(connection: Connection) -> int:
+    """How many partitions there are."""
+    row = connection.execute(
+        "SELECT count(*) FROM pg_inherits WHERE inhparent = ANY(%s::text[]::regclass[])", (list(PARTITIONED),)
+    ).fetchone()
+    return 0 if row is None else int(str(row[0]))
+
+
+def holding(connection: Connection, table: str, day_ms: int) -> Partition | None:
+    """The partition in which a day lies, its size left out; None when there is none."""
+    row = connection.execute(
+        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass"
+        " AND relname = ANY(%s::text[])",
+        (table, [partition_name(table, day_ms), month_name(table, day_ms)]),
+    ).fetchone()
+    return None if row is None else Partition(table, str(row[0]), *bounds_in(str(row[0])), 0)
+
+
+def filled_days(connection: Connection, partition: Partition) -> list[int]:
+    """The days of a partition that have rows; its first day when none has."""
+    if partition.is_day:
+        return [partition.day_ms]
+    rows = connection.execute(
+        sql.SQL(
+            "SELECT day FROM generate_series(%s::bigint, %s::bigint - 1, %s) AS day"
+            " WHERE EXISTS (SELECT FROM {child} WHERE {key} >= day AND {key} < day + %s) ORDER BY day"
+        ).format(child=sql.Identifier(partition.name), key=sql.Identifier(PARTITIONED[partition.table])),
+        (partition.day_ms, partition.end_ms, DAY_MS, DAY_MS),
+    )
+    return [int(str(row[0])) for row in rows] or [partition.day_ms]
+
+
+def bounds_in(name: str) -> tuple[int, int]:
+    """Start and end of what a partition of this name holds."""
+    digits = name.rsplit("_p", 1)[1]
+    if len(digits) == len("YYYYMM"):
+        return month_of(_ms(dt.datetime.strptime(digits, "%Y%m").replace(tzinfo=dt.UTC)))
+    day_ms = _ms(dt.datetime.strptime(digits, "%Y%m%d").replace(tzinfo=dt.UTC))
+    return day_ms, day_ms + DAY_MS

@@ -23,6 +23,23 @@ def closed(connection: Connection) -> list[ClosedPeriod]:
     return [ClosedPeriod(name, Period(start, end), *rest) for name, start, end, *rest in rows]
 
 
+def marked(connection: Connection) -> list[Period]:
+    """Closed periods with a mark on an hour or a day, by time; not for evidence that retention has removed.
+
+    Marks of UTC days may touch a period in another zone that begins up to a day later.
+    """
+    rows = connection.execute(
+        """
+        SELECT start_ms, end_ms FROM billing_period p
+        WHERE EXISTS (SELECT FROM dirty_day WHERE day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
+            OR EXISTS (SELECT FROM dirty_hour h WHERE hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
+                AND NOT EXISTS (SELECT FROM dropped_day WHERE h.hour_ms >= day_ms AND h.hour_ms < day_ms + 172800000))
+        ORDER BY start_ms
+        """
+    )
+    return [Period(*row) for row in rows]
+
+
 def receipt(connection: Connection, name: str) -> Mapping[str, Any] | None:
     """The receipt of a closed period; None when it is not closed."""
     row = connection.execute("SELECT receipt FROM billing_period WHERE name = %s", (name,)).fetchone()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.placement import (
+    FAR_MS,
     RETURN_MS,
     Attributes,
     Board,
@@ -24,14 +24,14 @@ from gpuledger_collector.accounting.placement import (
     Placement,
     Sighting,
     StatedRow,
-    merged,
+    changes,
     place,
+    spliced,
 )
 from gpuledger_collector.storage import claims
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_MS = DAY_MS
-_FAR_MS = 2**62
 _ROW = """c.accelerator_id, c.node_id, c.pool, c.gpu_model, c.gpu_micro, c.in_ms, c.out_ms, c.source,
     coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool)"""
 
@@ -75,7 +75,7 @@ def settle(
         board = Board(
             device=device,
             since_ms=start_ms,
-            carried=[rows[-1] for rows in before.values() if rows and _holds(rows[-1], start_ms)],
+            carried=[rows[-1] for rows in before.values() if rows and rows[-1].holds(start_ms)],
             sightings=sightings.get(device, ()),
             stated=stated.get(device, ()),
             imported=imported,
@@ -90,7 +90,7 @@ def settle(
         for row in line.placements:
             placed[row.accelerator_id].append(row)
         for number in mine:
-            rows = _spliced(before[number], placed[number], start_ms)
+            rows = spliced(before[number], placed[number], start_ms)
             _write(connection, number, known.get(number, []), rows)
             if rows:
                 newest[number] = rows[-1]
@@ -136,9 +136,7 @@ def _sightings(connection: Connection, parts: _Parts, from_ms: int) -> dict[str,
     found: dict[str, list[Sighting]] = defaultdict(list)
     for number, start_ms, end_ms, node, node_id, attributes_id, model, mig, micro, pool in rows:
         said = None if attributes_id is None else Attributes(model, mig, micro, pool, attributes_id)
-        found[parts.device_of[number]].append(
-            Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], said)
-        )
+        found[parts.device_of[number]].append(Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], said))
     return found
 
 
@@ -184,14 +182,8 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
     )
     found: dict[str, list[Period]] = defaultdict(list)
     for pool, start_ms, end_ms in rows:
-        found[pool].append(Period(start_ms, _FAR_MS if end_ms is None else end_ms))
+        found[pool].append(Period(start_ms, FAR_MS if end_ms is None else end_ms))
     return found
-
-
-def _spliced(before: Sequence[Placement], placed: Sequence[Placement], at_ms: int) -> list[Placement]:
-    """The rows up to an instant, and those from it on."""
-    kept = [replace(row, out_ms=at_ms) if _holds(row, at_ms) else row for row in before]
-    return merged([*kept, *placed])
 
 
 def _write(connection: Connection, number: int, old: Sequence[Placement], new: Sequence[Placement]) -> None:
@@ -206,27 +198,21 @@ def _write(connection: Connection, number: int, old: Sequence[Placement], new: S
         connection.execute(
             "INSERT INTO capacity (accelerator_id, node_id, pool, gpu_model, gpu_micro, in_ms, out_ms, source, "
             "accelerator_attributes_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            (number, row.node_id, row.pool, row.model, row.gpu_micro, row.in_ms, row.out_ms, row.source,
-             row.attributes_id or None),
+            (
+                number,
+                row.node_id,
+                row.pool,
+                row.model,
+                row.gpu_micro,
+                row.in_ms,
+                row.out_ms,
+                row.source,
+                row.attributes_id or None,
+            ),
         )
     changed = changes(old, new)
     if changed:
         _mark(connection, number, Period(changed[0].start_ms, changed[-1].end_ms))
-
-
-def changes(old: Sequence[Placement], new: Sequence[Placement]) -> list[Period]:
-    """The times in which two lists of rows of one accelerator place it differently."""
-    rows = [*old, *new]
-    edges = sorted({row.in_ms for row in rows} | {_FAR_MS if row.out_ms is None else row.out_ms for row in rows})
-    return [
-        Period(start, end)
-        for start, end in pairwise(edges)
-        if [row.place for row in old if _holds(row, start)] != [row.place for row in new if _holds(row, start)]
-    ]
-
-
-def _holds(row: Placement, at_ms: int) -> bool:
-    return row.in_ms <= at_ms and (row.out_ms is None or at_ms < row.out_ms)
 
 
 def _mark(connection: Connection, number: int, changed: Period) -> None:

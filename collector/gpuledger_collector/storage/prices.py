@@ -10,10 +10,11 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.storage import audit, usage
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.storage import audit, locks, usage
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -54,16 +55,45 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
     return {row[0]: _price(row) for row in rows}
 
 
+class CurrencyChanged(ValueError):
+    """A price would change its currency; `problems` name file and line of each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:
+    """A problem for each price that the book has in another currency: a rate is superseded, a currency is not."""
+    locks.take(connection, Lock.PRICES)
+    known = {price.identity: price for price in current(connection)}
+    problems = []
+    for price in prices:
+        old = known.setdefault(price.identity, price)
+        if old.currency != price.currency:
+            message = (
+                f"{_place(price)} is priced in {old.currency} and cannot become {price.currency}: end that rate by its "
+                "effective_to, and start the other currency at a later instant"
+            )
+            problems.append(Problem("currency_changed", f"{price.source or 'price'}:currency", message))
+    return problems
+
+
 def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
-    """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
-    known = {_identity(price): price for price in current(connection)}
+    """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it.
+
+    Raises CurrencyChanged.
+    """
+    problems = currency_changes(connection, prices)
+    if problems:
+        raise CurrencyChanged(problems)
+    known = {price.identity: price for price in current(connection)}
     changed: list[Price] = []
     new: list[Price] = []
     told: list[audit.Change] = []
     added = updated = 0
     for price in prices:
-        old = known.get(_identity(price))
+        old = known.get(price.identity)
         if old is not None and _says_the_same(old, price):
             continue
         if old is None:
@@ -83,11 +113,11 @@ def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> Im
 
 def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
     """Add these derived prices; others that were derived from hardware of the same names are superseded."""
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PRICES,))
+    locks.take(connection, Lock.PRICES)
     names = {price.basis["name"] for price in prices if price.basis is not None}
-    wanted = {_identity(price) for price in prices}
+    wanted = {price.identity for price in prices}
     derived = (one for one in current(connection) if one.basis is not None and one.basis.get("name") in names)
-    gone = [one for one in derived if _identity(one) not in wanted]
+    gone = [one for one in derived if one.identity not in wanted]
     at_ms = int(now.timestamp() * 1000)
     _supersede(connection, [one.id for one in gone if one.id is not None], now)
     audit.record(connection, [audit.Change("price", _place(one), _facts(one), None) for one in gone], at_ms)
@@ -113,7 +143,7 @@ def _insert(connection: Connection, prices: Sequence[Price], now: dt.datetime) -
 
 def _facts(price: Price) -> dict[str, object]:
     """What the audit log keeps of a price; rates as text, for they are exact."""
-    unsaid = {"id"} if price.basis is not None else {"id", "basis"}
+    unsaid = {"id", "source"} if price.basis is not None else {"id", "source", "basis"}
     return {name: value for name, value in asdict(price).items() if name not in unsaid}
 
 
@@ -121,10 +151,6 @@ def _place(price: Price) -> str:
     """Where a price holds, for people."""
     names = (price.pool, price.gpu_model, price.purchase, price.region, price.node)
     return f"{' '.join(name for name in names if name)} from {format_instant(price.effective_from_ms)}"
-
-
-def _identity(price: Price) -> tuple[object, ...]:
-    return (price.pool, price.gpu_model, price.purchase, price.region, price.node, price.effective_from_ms)
 
 
 def _says_the_same(old: Price, new: Price) -> bool:
@@ -141,9 +167,7 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
     if not changed:
         return 0
     bounds = {price.effective_from_ms for price in changed} | {price.effective_to_ms for price in changed}
-    usage.mark_cut_hours(
-        connection, sorted({at - at % HOUR_MS for at in bounds if at is not None and at % HOUR_MS != 0})
-    )
+    usage.mark_cuts(connection, [at for at in bounds if at is not None])
     first = min(price.effective_from_ms for price in changed)
     last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
     return mark_days_with_evidence(connection, first, min(last, now_ms))

@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.storage import audit
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -120,10 +121,10 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
 def forget_owners(connection: Connection, name: str) -> int:
     """Remove owners of this user that no line names any more, after days were rated again; how many were removed."""
     return connection.execute(
-        "DELETE FROM owner o WHERE user_name = %s AND NOT EXISTS (SELECT FROM charge WHERE owner_id = o.id) "
+        "DELETE FROM owner o WHERE user_name = ANY(%s) AND NOT EXISTS (SELECT FROM charge WHERE owner_id = o.id) "
         "AND NOT EXISTS (SELECT FROM correction WHERE owner_id = o.id) "
         "AND NOT EXISTS (SELECT FROM ledger_day WHERE owner_id = o.id)",
-        (name,),
+        ([name, escaped(name)],),
     ).rowcount
 
 
@@ -146,7 +147,9 @@ def _columns(connection: Connection) -> Iterator[tuple[str, str, str]]:
 
 def _condition(column: str, kind: str, name: str) -> tuple[sql.Composable, dict[str, str]]:
     if kind == "text":
-        return sql.SQL("{} = %(name)s").format(sql.Identifier(column)), {"name": name}
+        # Owners have the name as attribution books it.
+        condition = sql.SQL("{} IN (%(name)s, %(booked)s)").format(sql.Identifier(column))
+        return condition, {"name": name, "booked": escaped(name)}
     if kind == "words":
         return sql.SQL("{}::text ~ %(word)s").format(sql.Identifier(column)), {"name": name, "word": _word(name)}
     tests = [

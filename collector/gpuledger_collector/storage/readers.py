@@ -7,7 +7,7 @@ would also open raw samples and mail. Raw evidence stays closed: a board that sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,22 @@ READABLE_COLUMNS = {
     "outbox": ("id", "kind", "state", "attempts", "made_ms", "not_before_ms", "sent_ms"),
 }
 """Columns of tables whose other ones are mail, names and evidence: what is enough to count them."""
+CONNECTIONS = 10
+"""Sessions of a role at once: several boards of a person; what is beyond gets a sentence of Postgres."""
 STATEMENT_TIMEOUT = "30s"
 """Longest query of a reader: a board that asks for more than that is not waited for by a person."""
+SETTINGS = {
+    "statement_timeout": STATEMENT_TIMEOUT,
+    "default_transaction_read_only": "on",
+    "idle_in_transaction_session_timeout": "30s",
+    "lock_timeout": "5s",
+}
+"""What a session of a reader begins with. It may lift them: `reader_watch` then ends it."""
+FUNCTIONS = (
+    "pronamespace = 'pg_catalog'::regnamespace AND (proname ~ '^pg_(try_)?advisory_' "
+    "OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))"
+)
+"""What Postgres lets everybody do that fills its memory, its disk or its log; the product uses none of it."""
 
 
 class RoleRefused(StorageError):
@@ -47,6 +61,8 @@ class Step:
     statement: sql.Composed
     optional: bool = False
     secret: bool = False
+    lacking: sql.Composed | None = None
+    """A query that says whether it is still to be run; Postgres only warns where a REVOKE changed nothing."""
 
 
 def plan(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[Step]:
@@ -83,11 +99,48 @@ def plan(connection: Connection, role: str, password: str | None, owner: Mapping
             steps.append(Step(sql.SQL("GRANT SELECT ({}) ON {} TO {}").format(columns, place_of, name)))
     else:
         steps += [Step(statement) for statement in row_security.statements(row[1], role, owner)]
-    for setting, value in (("statement_timeout", STATEMENT_TIMEOUT), ("default_transaction_read_only", "on")):
-        text = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
-        composed = text.format(name, place, sql.Identifier(setting), sql.Literal(value))
-        steps.append(Step(composed, optional=True))
+    steps += _limits(connection, role, row[0])
+    known = sql.SQL("INSERT INTO {} (role) VALUES ({}) ON CONFLICT DO NOTHING")
+    steps.append(Step(known.format(sql.Identifier(row[1], "database_reader"), sql.Literal(role))))
     return steps
+
+
+def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
+    """What holds the role to its share of the server, and lets this user end its sessions."""
+    name, place, text = sql.Identifier(role), sql.Identifier(database), sql.Literal(role)
+    for setting, value in SETTINGS.items():
+        change = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
+        yield Step(change.format(name, place, sql.Identifier(setting), sql.Literal(value)), optional=True)
+    yield Step(
+        sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}").format(name, sql.Literal(CONNECTIONS)),
+        optional=True,
+        lacking=sql.SQL("SELECT rolconnlimit <> {} FROM pg_roles WHERE rolname = {}").format(
+            sql.Literal(CONNECTIONS), text
+        ),
+    )
+    yield Step(
+        sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC, {}").format(place, name),
+        optional=True,
+        lacking=sql.SQL("SELECT has_database_privilege({}, current_database(), 'TEMPORARY')").format(text),
+    )
+    functions = sql.SQL(", ").join(
+        sql.SQL(row[0]) for row in connection.execute(f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}")
+    )
+    yield Step(
+        sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(functions),
+        optional=True,
+        lacking=sql.SQL("SELECT bool_or(has_function_privilege({}, oid, 'EXECUTE')) FROM pg_proc WHERE {}").format(
+            text, sql.SQL(FUNCTIONS)
+        ),
+    )
+    inherits = " WITH INHERIT TRUE, SET FALSE" if connection.info.server_version >= 160_000 else ""
+    me = connection.execute("SELECT current_user").fetchone()
+    assert me is not None
+    yield Step(
+        sql.SQL(f"GRANT {{}} TO {{}}{inherits}").format(name, sql.Identifier(me[0])),
+        optional=True,
+        lacking=sql.SQL("SELECT NOT pg_has_role({}, 'USAGE')").format(text),
+    )
 
 
 def _creation(connection: Connection, role: str, password: str | None) -> Step:
@@ -129,13 +182,40 @@ def grant(connection: Connection, role: str, password: str | None, owner: Mappin
         for step in plan(connection, role, password, owner):
             if not step.optional:
                 connection.execute(step.statement)
-                continue
-            try:
-                with connection.transaction():
-                    connection.execute(step.statement)
-            except psycopg.errors.InsufficientPrivilege:
+            elif _is_lacking(connection, step) and not _tried(connection, step):
                 left.append(step.statement.as_string(connection))
     return left
+
+
+def _is_lacking(connection: Connection, step: Step) -> bool:
+    row = None if step.lacking is None else connection.execute(step.lacking).fetchone()
+    return row is None or bool(row[0])
+
+
+def _tried(connection: Connection, step: Step) -> bool:
+    """Whether an optional statement could be run, and did what it should."""
+    try:
+        with connection.transaction():
+            connection.execute(step.statement)
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return step.lacking is None or not _is_lacking(connection, step)
+
+
+_NOT_HELD = """
+SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
+WHERE c.oid = to_regclass('charge') AND a.privilege_type = 'SELECT' AND r.rolcanlogin AND NOT r.rolsuper
+AND NOT pg_has_role(r.oid, current_user, 'USAGE') AND (
+    r.rolname NOT IN (SELECT role FROM database_reader) OR r.rolconnlimit = -1
+    OR has_database_privilege(r.oid, current_database(), 'TEMPORARY')
+    OR NOT (pg_has_role(r.oid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE')))
+ORDER BY 1
+"""
+
+
+def not_held(connection: Connection) -> list[str]:
+    """Roles that read the ledger and are not held to a share of the server, or whose sessions this user cannot end."""
+    return [row[0] for row in connection.execute(_NOT_HELD)]
 
 
 def script(

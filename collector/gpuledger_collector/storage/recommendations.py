@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.realised import Place, Spent
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Reading
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run
-from gpuledger_collector.storage import audit, commitments, findings, minutes, prices
+from gpuledger_collector.storage import audit, commitments, findings, locks, minutes, prices
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
@@ -45,11 +45,9 @@ class RecommendationStore:
     def unit(self) -> Iterator[RecommendationUnit]:
         """A transaction over one snapshot, alone in recommending; undone when the block raises."""
         dsn = self.dsn if isinstance(self.dsn, str) else self.dsn()
-        with open_connection(dsn, autocommit=True, application="gpuledger-recommend") as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.RECOMMENDATIONS,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                yield RecommendationUnit(connection)
+        opened = open_connection(dsn, autocommit=True, application="gpuledger-recommend")
+        with opened as connection, locks.snapshot(connection, Lock.RECOMMENDATIONS):
+            yield RecommendationUnit(connection)
 
 
 @dataclass(frozen=True)
@@ -261,11 +259,23 @@ def decide(connection: Connection, number: int, state: str, who: str, reason: st
     return str(row[0])
 
 
-def workloads_called(connection: Connection, name: str) -> list[tuple[int, str, str | None, str | None]]:
-    """Id, key, name and user of workloads whose key is this, or else whose external id, or else whose name."""
+_HOLDS_ON = """AND id IN (
+    SELECT l.workload_id FROM gpu_latest l JOIN capacity c ON c.accelerator_id = l.accelerator_id AND c.out_ms IS NULL
+    JOIN node n ON n.id = c.node_id WHERE n.name = %(node)s)"""
+
+
+def workloads_called(
+    connection: Connection, name: str, node: str | None = None
+) -> list[tuple[int, str, str | None, str | None]]:
+    """Id, key, name and user of workloads whose key is this, or else whose external id, or else whose name.
+
+    `node`: only of those that held an accelerator of this node when they were last seen.
+    """
+    held = "" if node is None else _HOLDS_ON
     for column in ("key", "external_id", "name"):
         rows = connection.execute(
-            f"SELECT id, key, name, user_name FROM workload WHERE {column} = %s ORDER BY id LIMIT 20", (name,)
+            f"SELECT id, key, name, user_name FROM workload WHERE {column} = %(name)s {held} ORDER BY id LIMIT 20",
+            {"name": name, "node": node},
         ).fetchall()
         if rows:
             return [(row[0], row[1], row[2], row[3]) for row in rows]

@@ -6,6 +6,7 @@ Instants are the database's, so that clocks of replicas need not agree.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import socket
 import threading
@@ -27,10 +28,21 @@ log = logging.getLogger(__name__)
 
 
 class Presence:
-    """The heartbeat of this process. `connect` opens an autocommit connection, `revision` is the newest it knows."""
+    """The heartbeat of this process. `connect` opens an autocommit connection, `revision` is the newest it knows.
 
-    def __init__(self, connect: Callable[[], Connection], revision: str) -> None:
+    `last_error` tells since when and why batches cannot be written, or could last not be.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        revision: str,
+        last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None,
+    ) -> None:
         self.id = uuid.uuid4()
+        self.error = ""
+        """Why the last heartbeat could not be written; empty when it was."""
+        self._last_error = last_error
         self._connect = connect
         self._revision = revision
         self._ended = threading.Event()
@@ -43,11 +55,13 @@ class Presence:
 
     def beat(self) -> None:
         """Say once that this process is alive, and forget those that have long been silent."""
+        failed_at, reason = self._last_error() or (None, "")
         self._run(
             "WITH silent AS (DELETE FROM replica WHERE seen_at < now() - interval '1 day')"
-            " INSERT INTO replica (id, host, version, revision, started_at, seen_at)"
-            " VALUES (%s, %s, %s, %s, now(), now()) ON CONFLICT (id) DO UPDATE SET seen_at = now()",
-            (self.id, socket.gethostname(), __version__, self._revision),
+            " INSERT INTO replica (id, host, version, revision, started_at, seen_at, last_error, last_error_at)"
+            " VALUES (%s, %s, %s, %s, now(), now(), %s, %s) ON CONFLICT (id) DO UPDATE SET seen_at = now(),"
+            " last_error = excluded.last_error, last_error_at = excluded.last_error_at",
+            (self.id, socket.gethostname(), __version__, self._revision, reason, failed_at),
         )
 
     def stop(self) -> None:
@@ -64,7 +78,9 @@ class Presence:
         try:
             with self._connect() as connection:
                 connection.execute(statement, values)
+            self.error = ""
         except (psycopg.Error, StorageError) as error:
+            self.error = str(error).partition("\n")[0]
             log.info("no heartbeat now: %s", str(error).partition("\n")[0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -39,12 +40,13 @@ _SUMS = "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_m
 _ADDED = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMS)
 _ALL = ", ".join(f"l.{name}" for name in (*_SUMS, "list_cost_micro", "contracted_cost_micro"))
 _MONTH_OR_DAYS = f"""
-    SELECT {{own}}, {_ALL} FROM ledger_month l WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s
-    UNION ALL SELECT {{own}}, {_ADDED}, {_BESIDE} FROM (
-        SELECT {_DAY_COLUMNS} FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
+    SELECT {{own}}, '' AS correction_of, {_ALL} FROM ledger_month l WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s
+    UNION ALL SELECT {{own}}, l.correction_of, {_ADDED}, {_BESIDE} FROM (
+        SELECT {_DAY_COLUMNS}, '' AS correction_of FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
             AND NOT EXISTS (SELECT FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s)
-        UNION ALL SELECT {_DAY_COLUMNS} FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
-    ) l GROUP BY {{own}}"""
+        UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
+        WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
+    ) l GROUP BY {{own}}, l.correction_of"""
 """Lines by `own` of the ledger of months where it has the whole period, else of that of days; and the corrections."""
 _CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
@@ -53,13 +55,23 @@ _CHARGE_DIMENSIONS = {
 }
 
 
-def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> list[ChargedLine]:
+_AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
+    to_char(to_timestamp(day_ms / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM'))"""
+"""The closed month that a correction amends."""
+
+
+def charged_lines(
+    connection: Connection, period: Period, by: Sequence[str], *, apart: bool = False
+) -> list[ChargedLine]:
     """What the period bills, by these dimensions, state and currency: its days and the corrections booked in it.
+
+    `apart` keeps corrections in lines of their own, by the closed month that they amend.
 
     Reads the ledger of a month that is over and added up (storage.months), else that of days; charges only where a
     dimension (workload, node) is no part of them. Days are added up by number of owner first: by name it takes twice
     as long.
     """
+    amends = _AMENDS if apart else "''"
     daily = all(name in _DAY_DIMENSIONS for name in by)
     dimensions = _DAY_DIMENSIONS if daily else _CHARGE_DIMENSIONS
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
@@ -68,16 +80,17 @@ def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> 
     keys = [f"coalesce({dimensions[name]}, '')" for name in by]
     if daily:
         kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
-        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency")
+        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends)
     else:
         columns = f"{_DAY_COLUMNS}, node, workload_id"
         lines = (
-            f"SELECT {columns} FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s UNION ALL "
-            f"SELECT {columns} FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
+            f"SELECT {columns}, '' AS correction_of FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s "
+            f"UNION ALL SELECT {columns}, {amends} FROM correction "
+            "WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
         )
-    groups = ", ".join(str(at + 1) for at in range(len(by) + 2))
+    groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
-        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, {_ADDED}, {_BESIDE} "
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {_ADDED}, {_BESIDE} "
         f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
         {"start": period.start_ms, "end": period.end_ms},
     )
@@ -87,18 +100,18 @@ def charged_lines(connection: Connection, period: Period, by: Sequence[str]) -> 
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
     """The corrections of the period's days, wherever they are booked, added up by a level of the owner tree."""
     rows = connection.execute(
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, sum(l.gpu_ns), sum(l.busy_ns), "
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {_AMENDS}, sum(l.gpu_ns), sum(l.busy_ns), "
         "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
         "FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
-        "GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+        "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         (period.start_ms, period.end_ms),
     )
     return [_line(row, 1) for row in rows]
 
 
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
-    amounts: list[Any] = [None if amount is None else int(amount) for amount in row[width + 2 :]]
-    return ChargedLine(row[:width], row[width], row[width + 1], *amounts)
+    amounts: list[Any] = [None if amount is None else int(amount) for amount in row[width + 3 :]]
+    return replace(ChargedLine(row[:width], row[width], row[width + 1], *amounts), correction_of=row[width + 2])
 
 
 _EXPORTED = """

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.attribution import Rule
+from gpuledger_collector.accounting.attribution import Rule, edges_of
 from gpuledger_collector.accounting.ports import ImportOutcome
-from gpuledger_collector.storage import audit
+from gpuledger_collector.storage import audit, usage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -54,6 +54,8 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
     ]
     audit.record(connection, told, int(now.timestamp() * 1000))
     marked = 0
+    changed = [known[content] for content in known if content not in wanted] + new
+    usage.mark_cuts(connection, edges_of(changed))
     if gone or new:
         marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
     return ImportOutcome(len(new), 0, len(wanted) - len(new), marked)

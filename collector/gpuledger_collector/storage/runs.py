@@ -180,13 +180,3 @@ def whole_hours(held: Sequence[HeldHour], most: int) -> list[tuple[int, int, int
     alone = [one for one in held if one.held_ms == HOUR_MS and not one.shared]
     newest = sorted({one.at_ms for one in alone})[-most:]
     return [(one.accelerator_id, one.at_ms, one.at_ms + HOUR_MS) for one in alone if one.at_ms in set(newest)]
-
-
-def holds_on(connection: Connection, workload_id: int, node: str) -> bool:
-    """Whether a workload held an accelerator of this node when it was last seen."""
-    row = connection.execute(
-        "SELECT 1 FROM gpu_latest l JOIN capacity c ON c.accelerator_id = l.accelerator_id AND c.out_ms IS NULL "
-        "JOIN node n ON n.id = c.node_id WHERE l.workload_id = %s AND n.name = %s LIMIT 1",
-        (workload_id, node),
-    ).fetchone()
-    return row is not None

@@ -26,7 +26,7 @@ from gpuledger_collector.insight.demand import QUEUE_GONE_MS, QUEUE_KEPT_MS, Que
 from gpuledger_collector.insight.scaling.advice import LEAST_DAYS, Told
 from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, money_micro
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.storage import commitments, outbox, prices
+from gpuledger_collector.storage import commitments, locks, outbox, prices
 from gpuledger_collector.storage.declared import replace_rows
 from gpuledger_collector.storage.demand import STEPS_MS, evidence, fine, queues
 from gpuledger_collector.storage.locks import Lock
@@ -230,7 +230,7 @@ class ScalingStore:
     def unit(self) -> Iterator[ScalingUnit]:
         """A transaction, alone in deciding; undone when the block raises."""
         with self.engine().begin() as connection:
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": int(Lock.SCALING)})
+            connection.execute(sa.text(locks.statement(Lock.SCALING)))
             yield ScalingUnit(connection)
 
 

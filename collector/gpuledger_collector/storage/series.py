@@ -20,7 +20,7 @@ import numpy.typing as npt
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.storage import zones
+from gpuledger_collector.storage import locks, zones
 from gpuledger_collector.storage.engine import open_connection
 from gpuledger_collector.storage.locks import Lock
 
@@ -232,11 +232,8 @@ class SeriesStore:
 
     def roll(self, day_ms: int) -> None:
         """Make a day's series again."""
-        with open_connection(self.dsn, autocommit=True) as connection:
-            connection.execute("SELECT pg_advisory_lock(%s)", (Lock.SERIES,))
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            with connection.transaction():
-                roll_day(connection, zones.calendar(connection).day_of(day_ms))
+        with open_connection(self.dsn, autocommit=True) as connection, locks.snapshot(connection, Lock.SERIES):
+            roll_day(connection, zones.calendar(connection).day_of(day_ms))
 
     def forget(self, before_ms: int) -> int:
         """Remove series of days before this one; how many days."""

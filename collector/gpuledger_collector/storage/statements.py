@@ -6,11 +6,13 @@ A part belongs to the period that bills it, as in the chargeback: days of the pe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ClosedPeriod
 from gpuledger_collector.accounting.statement import Contested, Job, Part
@@ -18,6 +20,7 @@ from gpuledger_collector.storage import disputes, zones
 from gpuledger_collector.storage.reports import LEVEL_COLUMNS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+UNKNOWN = "(unknown)"
 _SUMS = """sum(l.gpu_ns) AS gpu_ns, sum(l.busy_ns) AS busy_ns, sum(l.idle_ns) AS idle_ns,
     sum(l.unknown_ns) AS unknown_ns, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_cost_micro,
     sum(l.energy_mj) AS energy_mj"""
@@ -77,21 +80,26 @@ def workloads(connection: Connection, level: str, owner: str, period: Period) ->
     rows = connection.execute(
         f"""
         WITH mine AS MATERIALIZED (
-            SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, {_SUMS}
-            FROM ({lines}) l WHERE l.state = 'held' AND {{belongs}} GROUP BY 1, 2, 3, 4
+            SELECT l.workload_id, l.owner_id, l.gpu_model, l.currency, coalesce((SELECT p.name FROM billing_period p
+                WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
+            FROM ({lines}) l WHERE l.state = 'held' AND {{belongs}} GROUP BY 1, 2, 3, 4, 5
         )
-        SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id,
-                '(unknown)'),
+        SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id),
             coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, ''),
-            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, {_SUMS}
+            coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model, l.currency, l.correction_of, {_SUMS}
         FROM mine l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
-        GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+        GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
         """.format(belongs=f"(l.owner_id IN ({ids}){_nobody(owner)})"),
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
-    return [Job(*row[:5], *_integers(row[5:])) for row in rows]
+    return [replace(Job(_called(row[0]), *row[1:5], *_integers(row[6:])), correction_of=row[5]) for row in rows]
+
+
+def _called(name: str | None) -> str:
+    """The name of a job; no job is called like the time of which no job is known."""
+    return UNKNOWN if name is None else escaped(name)
 
 
 def _nobody(owner: str) -> str:
@@ -128,13 +136,13 @@ def contested(connection: Connection, level: str, owner: str, period: Period) ->
 def _job_of(connection: Connection, key: str | None, period: Period) -> tuple[str, str] | None:
     """Name and user of a workload as the tables of a statement have them."""
     row = connection.execute(
-        "SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id, "
-        "'(unknown)'), coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, '') "
+        "SELECT coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id), "
+        "coalesce(CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END, '') "
         "FROM workload w LEFT JOIN closed_workload k ON k.workload_id = w.id AND k.period_start_ms = %s "
         "WHERE w.key = %s",
         (period.start_ms, key),
     ).fetchone()
-    return None if row is None else (row[0], row[1])
+    return None if row is None else (_called(row[0]), row[1])
 
 
 def closed(connection: Connection, period: Period) -> ClosedPeriod | None:

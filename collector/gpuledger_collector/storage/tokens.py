@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from gpuledger_collector.storage import audit
+from gpuledger_collector.storage import audit, locks
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Lock
 
@@ -76,7 +76,7 @@ def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
 
     Raises TokenRefused when two of its name live, or when its name belongs to a token of another kind.
     """
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.AUDIT,))
+    locks.take(connection, Lock.AUDIT)
     same = [token for token in every(connection) if token.name == wanted.name and token.live(wanted.made_ms)]
     if any((token.role, token.node, token.owner) != (wanted.role, wanted.node, wanted.owner) for token in same):
         raise TokenRefused(f"{wanted.name} is the name of a live token of another kind: choose another name")
@@ -129,7 +129,7 @@ def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) ->
 
 
 def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.AUDIT,))
+    locks.take(connection, Lock.AUDIT)
     live = [token for token in every(connection) if token.live(at_ms)]
     found = [token for token in live if token.name == which] or [token for token in live if str(token.id) == which]
     if not found:

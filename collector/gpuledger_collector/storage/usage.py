@@ -158,13 +158,20 @@ def mark_evidence(connection: Connection, accelerator_ids: Sequence[int], start_
         "INSERT INTO dirty_hour (accelerator_id, hour_ms) "
         "SELECT DISTINCT accelerator_id, h FROM stretch, "
         "generate_series(start_ms - start_ms %% %s, greatest(end_ms - 1, start_ms), %s) AS h "
-        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s",
-        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms),
+        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s",
+        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms, start_ms - _LONGEST_STRETCH_MS),
     )
 
 
+def mark_cuts(connection: Connection, instants: Iterable[int]) -> None:
+    """Mark the hours inside which one of these instants lies: a price, a rule or a choice begins or ends there."""
+    hours_ms = sorted({at - at % HOUR_MS for at in instants if at % HOUR_MS})
+    if hours_ms:
+        mark_cut_hours(connection, hours_ms)
+
+
 def mark_cut_hours(connection: Connection, hours_ms: Sequence[int]) -> None:
-    """Mark these hours for every accelerator that has usage in them: a price begins or ends inside."""
+    """Mark these hours for every accelerator that has usage in them: they are cut in another way."""
     connection.execute(
         "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT DISTINCT u.accelerator_id, h "
         "FROM unnest(%s::bigint[]) AS h JOIN usage_hour u ON u.hour_ms >= h AND u.hour_ms < h + %s",

@@ -24,6 +24,7 @@ from typing import Any
 import psycopg
 from psycopg import pq, sql
 
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.row_security import EVERYBODY
 
@@ -188,7 +189,7 @@ def _raise(connection: Connection) -> None:
 def _role(connection: Connection) -> None:
     """The role, and the right of this user to become it. Raises psycopg.Error where this user may not give it."""
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.VIEWER_WALL,))
+        locks.take(connection, Lock.VIEWER_WALL)
         there = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (ROLE,)).fetchone()
         if there is None:
             connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(ROLE)))

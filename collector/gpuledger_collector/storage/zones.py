@@ -10,7 +10,7 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
 from gpuledger_collector.accounting.ports import ImportOutcome
-from gpuledger_collector.storage import audit, usage
+from gpuledger_collector.storage import audit, locks, usage
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -57,7 +57,7 @@ def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcom
 
     Closed months keep their bounds. Call it in one transaction: it is alone in writing the ledger until the commit.
     """
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.LEDGER,))
+    locks.take(connection, Lock.LEDGER)
     before = calendar(connection)
     if before.zones[-1].name == name:
         return ImportOutcome(0, 0, 1)

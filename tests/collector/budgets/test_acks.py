@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from urllib.parse import urlsplit
+import hmac
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from fastapi import FastAPI
@@ -26,15 +28,20 @@ recipients = ["lead@example.com"]
 """
 
 
+def asked(number: int, period: int, told: int) -> dict[str, str]:
+    """The query of a link."""
+    return dict(parse_qsl(urlsplit(LINKS.link(number, period, told)).query))
+
+
 def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> None:
-    """Opening changes nothing, the button acknowledges once, and a changed link is refused."""
+    """Opening changes nothing, the button acknowledges, after it the link says so, and a changed link is refused."""
     apply(BUDGET)
     watch(17)
     ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
     app = FastAPI()
     app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
     client = TestClient(app)
-    parts = urlsplit(LINKS.link(number, period))
+    parts = urlsplit(LINKS.link(number, period, 17))
     link = f"{parts.path}?{parts.query}"
     states = "SELECT DISTINCT state FROM budget_alert WHERE rule = 'actual'"
     page = client.get(link)
@@ -43,14 +50,23 @@ def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> N
     assert october.rows(states) == [("firing",)]
     assert "3 alerts are acknowledged" in client.post(link).text
     assert october.rows(states) == [("acked",)]
-    assert "No alert waits" in client.post(link).text
+    october.connection.execute("UPDATE budget_alert SET state = 'firing'")
+    october.connection.commit()
+    for again in (client.get(link), client.post(link), client.post(link)):
+        assert again.status_code == 410
+        assert "This link was used at 2025-10-17T00:00:00Z" in again.text
+        assert "<button" not in again.text
+    assert ("firing",) in october.rows(states)
+    assert client.get(acks.PATH, params=asked(number, period, 18)).status_code == 200
     for wrong in (
         link[:-1] + ("0" if link[-1] != "0" else "1"),
         link.replace(f"period={period}", "period=0"),
+        link.replace("told=17", "told=18"),
+        link.replace("told=17&", ""),
         link + "ä",
     ):
         assert client.post(wrong).status_code == 403 or client.post(wrong).status_code == 422
-    gone = urlsplit(LINKS.link(number + 99, period))
+    gone = urlsplit(LINKS.link(number + 99, period, 17))
     assert client.get(f"{gone.path}?{gone.query}").status_code == 404
 
 
@@ -61,3 +77,33 @@ def test_a_short_secret_and_a_missing_address_are_refused(tmp_path) -> None:
         read_link_secret(tmp_path / "secret")
     with pytest.raises(SettingsError, match="public_url"):
         load(None, {"GPULEDGER_LINK_SECRET_FILE": str(tmp_path / "secret")}, tmp_path)
+
+
+def test_buttons_pressed_at_once_acknowledge_once(october, apply, watch, dsn) -> None:
+    """Two presses in flight: one acknowledges, the other is told that the link was used."""
+    apply(BUDGET)
+    watch(17)
+    ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
+    october.connection.commit()
+    app = FastAPI()
+    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    client = TestClient(app)
+    with ThreadPoolExecutor(8) as pool:
+        pressed = [pool.submit(client.post, acks.PATH, params=asked(number, period, 17)) for _ in range(8)]
+    answers = [one.result() for one in pressed]
+    assert sorted(one.status_code for one in answers) == [200, *[410] * 7]
+    assert sum("alerts are acknowledged" in one.text for one in answers) == 1
+
+
+def test_a_link_of_an_earlier_version_serves_once(october, apply, watch, dsn) -> None:
+    """Its signature does not say when it was told."""
+    apply(BUDGET)
+    watch(17)
+    ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
+    october.connection.commit()
+    app = FastAPI()
+    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    client = TestClient(app)
+    said = f"ack/{number}/{period}".encode()
+    old = {"budget": number, "period": period, "mac": hmac.new(LINKS.secret, said, "sha256").hexdigest()}
+    assert [client.post(acks.PATH, params=old).status_code for _ in range(2)] == [200, 410]

@@ -110,7 +110,10 @@ class World:
         self.contested, self.answers = [], []
 
     def settle(self, connection, accelerators, since_ms):
-        return placements.settle(connection, accelerators, since_ms, lambda claim: self.contested.append(claim.first_ms))
+        def refused(claim):
+            self.contested.append(claim.first_ms)
+
+        return placements.settle(connection, accelerators, since_ms, refused)
 
     def step(self, what, seqs):
         if what == "forget":
@@ -136,8 +139,9 @@ class World:
             "SELECT uuid, model, mig_instance, gpu_micro, gpu_index, health, health_cause FROM accelerator"
             " WHERE uuid LIKE %s ORDER BY uuid",
             "SELECT key, tags, user_name FROM workload WHERE key LIKE %s ORDER BY key",
-            "SELECT a.uuid, n.name, pool, gpu_model, gpu_micro, in_ms, out_ms, c.source FROM capacity c JOIN accelerator a"
-            " ON a.id = accelerator_id JOIN node n ON n.id = node_id WHERE a.uuid LIKE %s ORDER BY 1, in_ms",
+            "SELECT a.uuid, n.name, pool, gpu_model, c.gpu_micro, in_ms, out_ms, c.source FROM capacity c"
+            " JOIN accelerator a ON a.id = accelerator_id JOIN node n ON n.id = node_id WHERE a.uuid LIKE %s"
+            " ORDER BY 1, in_ms",
             "SELECT a.uuid, n.name, kind, first_ms, last_ms FROM claim c JOIN accelerator a"
             " ON a.id = accelerator_id JOIN node n ON n.id = c.node_id WHERE a.uuid LIKE %s ORDER BY 1, 2, 3, 4",
             "SELECT a.uuid, s.start_ms, t.model, t.pool, t.gpu_micro, v.tags FROM stretch s JOIN accelerator a"

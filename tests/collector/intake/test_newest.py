@@ -167,7 +167,7 @@ class Fake:
 
 class One:
     def __init__(self, key, samples=1):
-        self.key, self.size, self.samples = key, 1, samples
+        self.key, self.size, self.samples, self.is_heavy = key, 1, samples, False
 
 
 class Connection:

@@ -229,7 +229,7 @@ def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
                                  (card, today_ms - days * DAY))  # fmt: skip
     made = wiring.jobs(Settings(), database, lambda: psycopg.connect(dsn, autocommit=True))
     done = {job.name: job.work() for job in made if job.name in {"let_go", "tidy"}}
-    assert str(done["let_go"]) == "1 minute, 2 changes of slow metrics and 0 findings let go"
+    assert str(done["let_go"]) == "1 minute, 2 changes of slow metrics, 0 findings and 0 unused names let go"
     assert fleet.rows("SELECT (%s - minute_ms) / %s FROM gpu_minute ORDER BY 1", today_ms, DAY) == [(3,), (15,), (31,)]
     assert fleet.rows("SELECT (%s - at_ms) / %s FROM gpu_state ORDER BY 1", today_ms, DAY) == [(3,), (15,)]
     assert fleet.rows("SELECT node_name FROM ingest_conflict") == [("young",)]

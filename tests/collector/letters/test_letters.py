@@ -155,6 +155,10 @@ def test_it_is_meant_so_for_a_while(idle_day, apply, write, findings, dsn) -> No
     assert "train-yolo" in client.get(page).text
     assert idle_day.rows("SELECT count(*) FROM letter WHERE acked_ms IS NOT NULL") == [(0,)]
     assert "2025-10-03" in client.post(f"{page}&days=1").text
+    for again in (client.get(page), client.post(f"{page}&days=30")):
+        assert again.status_code == 410
+        assert "This link was used at 2025-10-02T09:00:00Z" in again.text
+    assert idle_day.rows("SELECT ack_until_ms - acked_ms FROM letter WHERE acked_ms IS NOT NULL") == [(DAY,)]
     assert client.post(page.replace("letter=", "letter=9")).status_code == 403
     assert client.post(f"{page}&days=1000").status_code == 422
     assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("letter",)]

@@ -19,8 +19,9 @@ from fakes.mail import message
 from gpuledger_collector.accounting.messages import Content, Message
 from gpuledger_collector.insight.letters import Action
 from gpuledger_collector.notify import hooks
+from gpuledger_collector.notify.addresses import is_public
 from gpuledger_collector.notify.delivery import NotTaken
-from gpuledger_collector.notify.hooks import Hook, is_public
+from gpuledger_collector.notify.hooks import Hook
 from gpuledger_collector.notify.ways import Kubernetes, NotDone
 from gpuledger_collector.settings import SettingsError, read_hooks
 

@@ -7,6 +7,7 @@ import psycopg
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.replicas import until
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
 
 RULES = """
@@ -66,15 +67,15 @@ def test_it_waits_for_a_close_without_standing_in_its_way(fleet, run, written, d
     """A close holds the ledger and wants the audit log: whoever waits for the ledger must not hold that log."""
     shared = '[[shared_cost]]\nname = "support"\namount_per_month = 5\ncurrency = "USD"\nkey = "cost"\n'
     path, codes = written("ledger.toml", RULES + shared), []
-    with psycopg.connect(dsn, autocommit=True) as closing:
-        closing.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
+    with psycopg.connect(dsn) as closing:
+        locks.take(closing, Lock.LEDGER)
         applying = threading.Thread(target=lambda: codes.append(run("apply", path)[0]))
         applying.start()
         try:
-            until(lambda: fleet.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-            assert closing.execute("SELECT pg_try_advisory_lock(%s)", (Lock.AUDIT,)).fetchone() == (True,)
+            until(lambda: fleet.rows("SELECT FROM pg_locks WHERE relation = 'lock_ledger'::regclass AND NOT granted"))
+            closing.execute(f"{locks.statement(Lock.AUDIT)} NOWAIT")
         finally:
-            closing.execute("SELECT pg_advisory_unlock_all()")
+            closing.rollback()
             applying.join(60)
     assert codes == [0]
     assert fleet.rows("SELECT name FROM shared_cost") == [("support",)]

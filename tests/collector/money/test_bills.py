@@ -46,10 +46,8 @@ def test_csv_columns_rows_and_totals(furnished, run) -> None:
     assert (code, err) == (0, "")
     rows = table(out)
     documented = "team,project,gpu_hours,gpu_hours_idle,cost,cost_idle,currency"
-    assert (
-        out.splitlines()[0]
-        == f"{documented},cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_effective"
-    )
+    more = "cost_shared,cost_total,energy_kwh,co2e_grams,cost_list,cost_contracted,cost_effective,correction_of"
+    assert out.splitlines()[0] == f"{documented},{more}"
     assert {"(unallocated)", "(unavailable)", "(unobserved)", "'=HYPERLINK(1)"} <= {row["team"] for row in rows}
     held_by_formula = next(row for row in rows if row["team"] == "'=HYPERLINK(1)")
     assert held_by_formula["gpu_hours_idle"] == held_by_formula["cost_idle"] == ""

@@ -1,8 +1,10 @@
 """Closing a month: sealed by the database, exported the same ever after, amended by corrections alone."""
 
 import csv
+import datetime as dt
 import io
 import json
+import re
 from decimal import Decimal
 
 import psycopg
@@ -10,8 +12,10 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
+from gpuledger_collector.api.statements import statement_of
 from gpuledger_collector.jobs import bring_up_to_date
 from gpuledger_collector.jobs.reconcile import reconcile
+from gpuledger_collector.storage.ledgers import Ledger
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 LATER = ("--from", "2025-11-01", "--to", "2027-12-01")
@@ -245,3 +249,122 @@ def test_a_month_of_which_nothing_has_a_price_is_closed_without_an_invoice(fleet
     assert (code, err) == (0, "")
     assert "24.000000 GPU-hours in 2 lines" in out
     assert fleet.rows("SELECT * FROM invoice") == []
+
+
+@pytest.fixture
+def late(furnished, run):
+    """October is closed, November has an hour of its own, and an hour of October came after the close."""
+    furnished.capacity(3, 31 * DAY, 31 * DAY + 2 * HOUR)
+    furnished.evidence([Held(3, 4, 31 * DAY, 31 * DAY + 2 * HOUR)])
+    assert run("close", "--period", "2025-10")[0] == 0
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    return furnished
+
+
+def at(monkeypatch, instant):
+    """Set the clock of the command."""
+    monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: dt.datetime.fromisoformat(instant))
+
+
+NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")
+DECEMBER = ("--from", "2025-12-01", "--to", "2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("chargeback", *DECEMBER, "--format", "csv"), "2.33"),
+        (("chargeback", *DECEMBER, "--format", "focus"), "Correction"),
+        (("statement", "--owner", "team-1", "--period", "2025-12", "-o", "page.html"), "2.33"),
+    ],
+)
+def test_a_report_has_what_is_booked_in_its_period_whoever_looked_before(
+    late, run, monkeypatch, tmp_path, command, words
+):
+    """Late evidence of October is a correction of December, without anybody asking for October first."""
+    monkeypatch.chdir(tmp_path)
+    at(monkeypatch, "2025-12-20T12:00:00+00:00")
+    code, told, wrong = run(*command)
+    assert code == 0, wrong
+    page = tmp_path / "page.html"
+    assert words in (page.read_text() if page.exists() else told)
+    assert late.rows("SELECT count(*) FROM correction") == [(2,)]
+
+
+def test_a_report_of_another_period_books_nothing(late, run, monkeypatch):
+    """A correction is booked on the day on which it is found: it is no part of a month that is over, nor of October."""
+    at(monkeypatch, "2025-12-02T12:00:00+00:00")
+    assert "2.33" not in run("chargeback", *NOVEMBER, "--format", "csv")[1]
+    assert late.rows("SELECT count(*) FROM correction") == [(0,)]
+
+
+def test_a_close_takes_along_what_came_late_of_closed_months(late, run, monkeypatch):
+    """Without a server that rates all the time: what waits is booked on the last day of the month that is closed."""
+    at(monkeypatch, "2025-12-02T12:00:00+00:00")
+    code, text, wrong = run("close", "--period", "2025-11", "--format", "json")
+    assert code == 0, wrong
+    receipt = json.loads(text)
+    assert receipt["corrections"]["lines"] == 2
+    assert {one["owner"]: one["amount"] for one in receipt["invoices"]}["team-1"] == "7.00"
+    assert late.rows("SELECT count(*) FROM dirty_hour") == [(0,)]
+    last, found = 1_764_460_800_000, int(dt.datetime(2025, 12, 2, 12, tzinfo=dt.UTC).timestamp() * 1000)
+    assert set(late.rows("SELECT booked_day_ms, recorded_ms FROM correction")) == {(last, found)}
+
+
+def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run, ledger, monkeypatch):
+    """A look at the marks of closed months, at those of the period and at its days: three units of work, no more."""
+    run("close", "--period", "2025-10")
+    units = []
+    opened = Ledger.unit
+    monkeypatch.setattr(Ledger, "unit", lambda self, **more: units.append(1) or opened(self, **more))
+    later = Period(month("2025-10").end_ms, month("2025-11").end_ms)
+    bring_up_to_date(ledger, later, NOW_MS)
+    assert len(units) == 3
+    furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
+    assert bring_up_to_date(ledger, later, NOW_MS) == 1
+
+
+def test_no_row_of_a_team_shows_negative_time(furnished, run, monkeypatch):
+    """What a correction takes back stands in a row that names the month it corrects; the rows add up to the total."""
+    assert run("close", "--period", "2025-10")[0] == 0
+    furnished.capacity(3, 31 * DAY, 31 * DAY + HOUR)
+    furnished.evidence([Held(3, 1, 31 * DAY, 31 * DAY + HOUR)])
+    furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
+    furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
+    at(monkeypatch, "2025-11-20T12:00:00+00:00")
+    rows = list(csv.DictReader(io.StringIO(run("chargeback", *NOVEMBER, "--format", "csv")[1])))
+    shown = {(row["team"], row["correction_of"]): row["gpu_hours"] for row in rows}
+    assert shown == {
+        ("team-1", ""): "1.000000",
+        ("team-0", "2025-10"): "1.000000",
+        ("(unobserved)", "2025-10"): "-1.000000",
+        ("team-2", "2025-10"): "-2.000000",
+        ("other", "2025-10"): "2.000000",
+    }
+    report = json.loads(run("chargeback", *NOVEMBER, "--format", "json")[1])
+    assert {(row["team"], row["correction_of"]) for row in report["rows"]} == {
+        (team, month or None) for team, month in shown
+    }
+    (total,) = report["totals"]
+    assert sum(Decimal(row["cost"]) for row in rows) == Decimal(total["cost"]) == Decimal("2.33")
+    table = run("chargeback", *NOVEMBER)[1]
+    assert "correction_of" in table
+    assert re.search(r"team-2 +-2.000000 .*2025-10", table)
+
+
+def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnished, run, ledger):
+    """Team-2 loses two hours of October in November, in which it held one: that hour stands alone."""
+    assert run("close", "--period", "2025-10")[0] == 0
+    furnished.capacity(3, 31 * DAY, 31 * DAY + HOUR)
+    furnished.evidence([Held(3, 5, 31 * DAY, 31 * DAY + HOUR)])
+    furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
+    furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
+    bring_up_to_date(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
+    with ledger.connect() as connection:
+        (section,) = statement_of(connection, "team", "team-2", "2025-11", NOW_MS).sections
+    assert section.row.gpu_ns < 0 < section.held_ns == HOUR * 1_000_000
+    for table in (section.jobs, section.models, section.below):
+        assert any(one.gpu_ns < 0 for one in table)
+        assert all(one.gpu_ns > 0 or one.label[-1] == "correction of 2025-10" for one in table)
+        assert sum(one.cost_minor for one in table) == section.row.cost_minor
+    assert ("5", "", "team-2", "NVIDIA H100 80GB HBM3") in {one.label for one in section.jobs}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, Held
-from gpuledger_collector.export.focus_check import _ISO_4217, NotFocus, check
+from gpuledger_collector.export.focus_check import NotFocus, check
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01", "--format", "focus")
 
@@ -172,9 +172,3 @@ def test_nothing_makes_the_check_fail_but_its_own_error(text):
     """Any text gives violations or NotFocus."""
     with contextlib.suppress(NotFocus):
         found("BilledCost,Tags,x_a\n" + text)
-
-
-def test_the_currencies_are_those_of_iso_4217():
-    """All are three letters; the ones that the ledger treats apart are among them."""
-    assert {"USD", "EUR", "JPY", "KWD", "CHF"} <= _ISO_4217
-    assert len(_ISO_4217) > 150

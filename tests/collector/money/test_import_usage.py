@@ -23,7 +23,8 @@ def stored(fleet) -> list[tuple]:
 def test_rows_arrive_as_written(run, written, fleet) -> None:
     """Columns in any order, zones, unix seconds, fractions and an open end arrive exactly."""
     code, out, err = run("import", "usage", written("u.csv", GOOD))
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert "'c' has no end and runs since 2025-10-01T00:00:00Z" in err
     assert out.startswith("workloads: 3 added, 0 updated, 0 unchanged")
     october = 1_759_276_800_000
     assert stored(fleet) == [
@@ -132,23 +133,6 @@ def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
     code, _, _ = run("import", "usage", path, *options, "--empty-start", "2025-09-30T00:00:00Z", "--pool", "t")
     assert code == 0
     assert stored(fleet)[1][1] == 1_759_276_800_000 - DAY
-
-
-def test_pool_with_observed_accelerators_is_refused(run, written, fleet) -> None:
-    """Counts cannot be added to a pool whose accelerators are observed at that time; before or after they can."""
-    fleet.capacity(1, DAY, 2 * DAY, pool="fast")
-    rows = (
-        "workload_id,start,end,gpus,pool\nin,2025-10-02T05:00:00Z,,1,fast\n"
-        "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
-    )
-    rows += "before,2025-10-01T05:00:00Z,2025-10-02T00:00:00Z,1,fast\n"
-    path = written("u.csv", rows)
-    code, _, err = run("import", "usage", path)
-    assert code == 2
-    assert "u.csv:2:pool: pool 'fast' has observed accelerators from 2025-10-02T00:00:00Z on" in err
-    assert stored(fleet) == []
-    assert run("import", "usage", path, "--skip-bad")[0] == 0
-    assert [row[0] for row in stored(fleet)] == ["before"]
 
 
 def test_chargeback_of_imported_usage(run, written, fleet) -> None:

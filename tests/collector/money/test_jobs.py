@@ -203,7 +203,7 @@ def test_an_accelerator_that_moves_in_mid_hour_is_rated_where_it_was(fleet, ledg
 
 
 def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, written) -> None:
-    """Where a pool gets observed accelerators later, imported counts are left out for exactly that time."""
+    """An accelerator that is seen in the pool later takes the place of one imported GPU, for exactly that time."""
     usage = "workload_id,start,end,gpus,pool\nj,2025-10-01T00:00:00Z,2025-10-01T10:00:00Z,3,train\n"
     assert run("import", "usage", written("u.csv", usage))[0] == 0
     bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
@@ -214,9 +214,12 @@ def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, writ
     )
     assert run("import", "inventory", written("i.csv", inventory))[0] == 0
     bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
-    assert fleet.rows(imported) == [(3 * 8 * HOUR * 1_000_000,)]
+    assert fleet.rows(imported) == [(3 * 10 * HOUR * 1_000_000,)]
+    fleet.evidence([Held(1, 5, 4 * HOUR, 6 * HOUR)])
+    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    assert fleet.rows(imported) == [((3 * 8 + 2 * 2) * HOUR * 1_000_000,)]
     _, _, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")
-    assert "pool 'train' has observed accelerators: the usage of 1 imported workload in it is left out" in err
+    assert "accelerators were seen in pool 'train': their time takes the place of as much usage of 1 imported" in err
 
 
 def test_partitions_are_made_ahead_once(fleet, ledger) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.jobs import bring_up_to_date, rate_usage
-from gpuledger_collector.storage import months, reports, viewer_wall, zones
+from gpuledger_collector.storage import locks, months, reports, viewer_wall, zones
 from gpuledger_collector.storage.locks import Lock
 
 SEPTEMBER, NOVEMBER = OCTOBER - 30 * DAY, OCTOBER + 31 * DAY
@@ -135,8 +135,9 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
         == rated.rows("SELECT sum(gpu_ns), sum(cost_micro) FROM ledger_day WHERE day_ms < %s", NOVEMBER)[0]
     )
     assert asked(rated, MONTHS[1]) == from_days(rated, MONTHS[1])
+    query = reports._MONTH_OR_DAYS.format(own="l.owner_id, l.state, l.currency", amends="''")
     plan = "\n".join(row[0] for row in rated.rows(
-        f"EXPLAIN (ANALYZE, TIMING OFF) {reports._MONTH_OR_DAYS.format(own='l.owner_id, l.state, l.currency')}"
+        f"EXPLAIN (ANALYZE, TIMING OFF) {query}"
         .replace("%(start)s", str(OCTOBER)).replace("%(end)s", str(NOVEMBER))
     ))  # fmt: skip
     days = plan[plan.index("ledger_day_day_ms") if "ledger_day_day_ms" in plan else plan.index("on ledger_day") :]
@@ -259,10 +260,8 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
     rated.connection.execute("DELETE FROM ledger_month")
     made: list[int] = []
     with psycopg.connect(ledger.dsn, autocommit=True) as old:
-        old.execute("SELECT pg_advisory_lock(%s)", (Lock.LEDGER,))
-        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         adding = threading.Thread(target=lambda: made.append(added_up(ledger)))
-        with old.transaction():
+        with locks.snapshot(old, Lock.LEDGER):
             old.execute("SELECT FROM ledger_day")
             adding.start()
             adding.join(0.2)
@@ -271,7 +270,6 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
             with old.cursor().copy("COPY ledger_day FROM STDIN") as copy:
                 for line in lines[1:]:
                     copy.write_row(line)
-        old.execute("SELECT pg_advisory_unlock(%s)", (Lock.LEDGER,))
         adding.join(10)
     assert made == [1]
     assert months.untrue(rated.connection, MONTHS[1]) == []

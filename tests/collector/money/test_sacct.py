@@ -116,7 +116,9 @@ def test_every_bad_row_is_named_with_line_and_reason(tmp_path):
 def test_a_months_jobs_become_a_bill(dsn, tmp_path):
     """Two accounts, three jobs: hours and money by team as Slurm counted them; the same file twice changes nothing."""
     prices = tmp_path / "prices.csv"
-    prices.write_text("pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\ngpu,h100,on_demand,3,USD,0\n")
+    prices.write_text(
+        "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\ngpu,h100,on_demand,3,USD,2025-01-01\n"
+    )
     path = written(tmp_path, job(1), job(2, end=START + 7200), job(3, account="speech", comment="project=asr"))
 
     def gpuledger(*arguments):

@@ -309,7 +309,7 @@ def test_a_device_that_is_divided_leaves_the_inventory(collector):
     assert inventory(collector.dsn) == [
         ("GPU-node-1-0", T, T + 60_000),
         ("GPU-node-1-0", T + 600_000, None),
-        ("GPU-node-1-0/7", T + 60_000, None),
+        ("GPU-node-1-0/7", T + 60_000, T + 600_000),
     ]
 
 

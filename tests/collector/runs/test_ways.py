@@ -193,8 +193,26 @@ def test_progress_needs_a_token_of_its_node(collector):
         }  # fmt: skip
     time.sleep(1.1)
     outcomes = {name: told(collector, "job-1", secret, steps=1)[0] for name, secret in secrets.items()}
-    assert outcomes == {"any": 202, "here": 202, "there": 403, "reader": 403}
+    assert outcomes == {"any": 202, "here": 202, "there": 404, "reader": 403}
     assert told(collector, "job-1", steps=1)[0] == 401
+
+
+def test_an_agents_token_cannot_tell_whether_a_run_of_another_node_exists(collector):
+    """A run elsewhere, one of a name that nobody has, and several of one name elsewhere: the same answer."""
+    twins = [workload(f"job-{number}", name="twin") for number in (1, 2)]
+    collector.send(
+        batch(accelerators=2, samples=Samples(), workloads=twins,
+              stretches=[held(number, T, T + 10 * MINUTE, number) for number in (0, 1)])
+    )  # fmt: skip
+    with psycopg.connect(collector.dsn) as connection:
+        secret = create(connection, Token(0, "there", "agent", "node-2", None, "", NOW))[1]
+    time.sleep(1.1)
+    names = ("job-1", "slurm::job-1", "twin", "nobody")
+    answers = {name: told(collector, name, secret, steps=1) for name in names}
+    assert {(status, str(answer).replace(name, "NAME")) for name, (status, answer) in answers.items()} == {
+        (404, str(answers["nobody"][1]).replace("nobody", "NAME"))
+    }
+    assert rows(collector, "SELECT count(*) FROM counter_series") == [(0,)]
 
 
 def test_runs_are_listed_over_http(collector):

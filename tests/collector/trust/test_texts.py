@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fakes.collector import running
 from fakes.two_teams import day, two_teams
+from gpuledger_agent.escapes import escape_text
 from gpuledger_collector.export.cells import neutral
 
 FORMULA = set("=+-@\t\r\n")
@@ -20,10 +21,11 @@ hostile = st.text(max_size=20) | st.builds(
 
 @given(hostile)
 def test_no_cell_begins_a_formula(text):
-    """Threat: formulas in CSV. The first character is harmless, wide forms too; the text is all there."""
+    """Threat: formulas in CSV. The first character is harmless, wide forms too; the text is all there, in one line."""
     made = neutral(text)
     assert unicodedata.normalize("NFKC", made[:1])[:1] not in FORMULA
-    assert made in {text, f"'{text}"}
+    assert made in {escape_text(text), f"'{escape_text(text)}"}
+    assert made.splitlines() in ([made], [])
     buffer = io.StringIO(newline="")
     csv.writer(buffer).writerow([made, "x"])
     assert list(csv.reader(io.StringIO(buffer.getvalue(), newline=""))) == [[made, "x"]]

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fakes.postgres import fresh_database
+from fakes.postgres import administrator, fresh_database
 from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api import pages, reads, runs
@@ -73,7 +73,9 @@ def sabotaged(monkeypatch):
     monkeypatch.setattr(Principal, "may_read_all", anybody)
     monkeypatch.setattr(Principal, "may_administer", anybody)
     for module in (reads, pages):
-        monkeypatch.setattr(module, "lines_of", lambda connection, period, names, _: listed(connection, period, names))
+        monkeypatch.setattr(
+            module, "lines_of", lambda connection, period, names, _, **more: listed(connection, period, names, **more)
+        )
     monkeypatch.setattr(runs.runs, "listed", lambda connection, period, _owner, *more: whole(connection, period, {}))
     monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
     monkeypatch.setattr(beside, "_seen", lambda *_: True)
@@ -178,7 +180,7 @@ def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
 @pytest.fixture
 def plain_owner(postgres):
     """DSN of an empty database whose owner may make no roles, as on a server that others administer."""
-    admin = make_conninfo(postgres, dbname="postgres")
+    admin = make_conninfo(administrator(postgres), dbname="postgres")
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute("CREATE ROLE plain_owner LOGIN PASSWORD 'x'")
         connection.execute("CREATE DATABASE test_plain TEMPLATE template0 OWNER plain_owner")
@@ -199,7 +201,7 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_own
         advised = viewer_wall.advice(connection)
     told = json.loads(command("doctor", "--format", "json", dsn=plain_owner).stdout)
     assert advised in json.dumps(told)
-    with psycopg.connect(postgres, autocommit=True) as connection:
+    with psycopg.connect(administrator(postgres), autocommit=True) as connection:
         connection.execute(advised.split("; ")[1])
     migrate.upgrade(plain_owner)
     with psycopg.connect(plain_owner, autocommit=True) as connection:

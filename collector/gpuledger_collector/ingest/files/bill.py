@@ -21,7 +21,6 @@ REQUIRED = ("BilledCost", "BillingCurrency", "BillingPeriodStart", "BillingPerio
             "ChargePeriodStart", "ChargePeriodEnd")  # fmt: skip
 PROVIDERS = ("ServiceProviderName", "ProviderName")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
-_CURRENCY = re.compile(r"[A-Z]{3}")
 MOST_MISTAKES = 100
 
 
@@ -83,9 +82,7 @@ def _line(row: RowReader, provider: str | None) -> tuple[BillPeriod, BillLine] |
     for column, begin, stop in (("ChargePeriodEnd", start, end), ("BillingPeriodEnd", first, last)):
         if begin is not None and stop is not None and stop < begin:
             row.refuse(column, "order", "lies before its start")
-    currency = row.text("BillingCurrency", required=True)
-    if currency and not _CURRENCY.fullmatch(currency):
-        row.refuse("BillingCurrency", "bad_currency", f"{currency!r} is not an ISO 4217 code such as USD")
+    currency = row.currency("BillingCurrency")
     billed, effective = _amount(row, "BilledCost", required=True), _amount(row, "EffectiveCost")
     priced = bool(row.text("PricingQuantity"))
     quantity = _amount(row, "PricingQuantity" if priced else "ConsumedQuantity")

@@ -20,7 +20,7 @@ def read_bill_matches(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> li
 
 
 def _match(row: RowReader, given: Mapping[str, Any]) -> BillMatch | None:
-    texts = {name: row.text(name) for name in (*PATTERNS, "pool", "node")}
+    texts = {name: row.text(name) for name in PATTERNS} | {name: row.name(name) for name in ("pool", "node")}
     leave_out = given.get("leave_out", False)
     if not isinstance(leave_out, bool):
         row.refuse("leave_out", "bad_value", "is neither true nor false")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ KEYS = (
 )  # fmt: skip
 MOST_PERCENT = 1000
 MOST_RECIPIENTS = 50
-_CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def read_budgets(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Budget]:
@@ -39,11 +37,9 @@ def _budget(row: RowReader, given: Mapping[str, Any]) -> Budget | None:
     name = row.text("name", required=True)
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         row.refuse("name", "bad_character", "must be one line")
-    owner = {level: row.text(level, required=True) for level in LEVELS if level in given}
+    owner = {level: row.name(level, required=True) for level in LEVELS if level in given}
     amount = _amount(row)
-    currency = row.text("currency", required=True)
-    if currency and not _CURRENCY.fullmatch(currency):
-        row.refuse("currency", "bad_currency", f"{currency!r} is not an ISO 4217 code such as USD")
+    currency = row.currency("currency")
     kind, span = _period(row)
     terms = Terms(
         _percents(row, given, "actual", Terms().actual),

@@ -42,6 +42,8 @@ from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.delivery import Rules
 from gpuledger_collector.accounting.exchange import ExchangeRate
+from gpuledger_collector.accounting.names import escaped, reserved_message
+from gpuledger_collector.accounting.period import parse_date, parse_instant
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
@@ -70,6 +72,7 @@ TABLES = (
     "pool",
 )
 _LINE = re.compile(r"at line (\d+), column (\d+)")
+_DATED = re.compile(r"\s*([\w-]+)\s*=\s*(\d{4}-\d{1,2}-\d{1,2}(?:[Tt ]\d[\d:.]*(?:[Zz]|[+-]\d\d:\d\d)?)?)\s*(?:#.*)?$")
 
 
 @dataclass
@@ -110,10 +113,8 @@ def read_declared(path: Path) -> Declared:
         rows = _rows(path, text, content, "rule", RULE_KEYS, declared.problems)
         made = (_rule(row, given, position) for position, (row, given) in enumerate(rows, 1))
         declared.rules = [rule for rule in made if rule is not None]
-    for row, _ in _rows(path, text, content, "price", PRICE_KEYS, declared.problems):
-        price = prices.read_price(row)
-        if price is not None:
-            declared.prices.append(price)
+    given = _rows(path, text, content, "price", PRICE_KEYS, declared.problems)
+    declared.prices = prices.read_once(row for row, _ in given)
     if "budget" in content:
         rows = _rows(path, text, content, "budget", budgets.KEYS, declared.problems)
         declared.budgets = budgets.read_budgets(rows)
@@ -132,12 +133,27 @@ def _parsed(path: Path, raw: bytes) -> tuple[str, dict[str, Any]] | Problem:
         return text, tomllib.loads(text, parse_float=str)
     except tomllib.TOMLDecodeError as error:
         place = _LINE.search(str(error))
-        source = f"{path}:{place[1]}:{place[2]}" if place else str(path)
-        return Problem("bad_toml", source, f"is not TOML: {error}")
+        if place is None:
+            return Problem("bad_toml", str(path), f"is not TOML: {error}")
+        return _bad_date(path, text, int(place[1])) or Problem(
+            "bad_toml", f"{path}:{place[1]}:{place[2]}", f"is not TOML: {error}"
+        )
     except UnicodeDecodeError:
         return Problem("bad_encoding", str(path), "is not UTF-8 text")
     except (ValueError, RecursionError):
         return Problem("bad_toml", str(path), "nests too deep, or holds a number that is too long")
+
+
+def _bad_date(path: Path, text: str, line: int) -> Problem | None:
+    """What is wrong with a date on a line that is no TOML; None where the date is not what is wrong."""
+    found = _DATED.match(text.split("\n")[line - 1])
+    if found is None:
+        return None
+    try:
+        parse_date(found[2]) if len(found[2]) == len("2026-10-31") else parse_instant(found[2])
+    except ValueError as error:
+        return Problem("bad_instant", f"{path}:{line}:{found[1]}", str(error))
+    return None
 
 
 def _read_shared(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
@@ -227,6 +243,9 @@ def _rule(row: RowReader, given: Mapping[str, Any], position: int) -> Rule | Non
             near = get_close_matches(level, LEVELS, 1)
             hint = f"is it {near[0]!r}?" if near else f"levels are {', '.join(LEVELS)}"
             row.refuse("assign", "bad_level", f"{level!r} is no level of the owner tree; {hint}")
+    for owner in assign.values():
+        if escaped(owner) != owner:
+            row.refuse("assign", "reserved_name", reserved_message(owner))
     if not assign and not row.bad:
         row.refuse("assign", "empty", "assigns nothing")
     starts, ends = row.instant("effective_from", dates=True), row.instant("effective_to", dates=True)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from gpuledger_collector.accounting.ports import InventoryRow
 from gpuledger_collector.ingest.files.table import (
+    DECLARED,
     LATEST_MS,
+    Instants,
     Parsed,
     RowReader,
     missing_columns,
@@ -18,13 +20,13 @@ from gpuledger_collector.ingest.files.table import (
 COLUMNS = ("node", "uuid", "gpu_model", "pool", "in_at", "out_at")
 
 
-def read_inventory(path: Path) -> Parsed[InventoryRow]:
+def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[InventoryRow]:
     """Every stay of the file, or the problems of all bad rows; stays of one accelerator may not overlap."""
     parsed: Parsed[InventoryRow] = Parsed()
     text, parsed.problems = read_text(path)
     if parsed.problems:
         return parsed
-    header, rows = rows_of(path, text, parsed.problems)
+    header, rows = rows_of(path, text, parsed.problems, instants)
     parsed.problems.extend(missing_columns(path, header, COLUMNS))
     if parsed.problems:
         return parsed
@@ -51,7 +53,7 @@ def _stay(row: RowReader) -> InventoryRow | None:
     out_ms = row.instant("out_at", dates=True)
     if in_ms is not None and out_ms is not None and out_ms <= in_ms:
         row.refuse("out_at", "order", "does not lie after in_at")
-    texts = {name: row.text(name, required=name in ("node", "uuid")) for name in COLUMNS[:4]}
+    texts = {name: row.name(name, required=name in ("node", "uuid")) for name in COLUMNS[:4]}
     if row.bad or in_ms is None:
         return None
     return InventoryRow(

@@ -89,7 +89,7 @@ def read_contacts(rows: Rows) -> list[Contact]:
 
 
 def _contact(row: RowReader, given: Mapping[str, Any]) -> Contact | None:
-    user, team = row.text("user"), row.text("team")
+    user, team = row.text("user"), row.name("team")
     if bool(user) == bool(team):
         row.refuse("user", "one_of_two", "a contact is for a user or for a team: give one of them")
         return None
@@ -135,7 +135,7 @@ def read_actions(rows: Rows) -> list[ActionRule]:
         name, do = row.text("name", required=True), row.text("do", required=True)
         if do and do not in (SCANCEL, EVICT) and not _HOOK.fullmatch(do):
             row.refuse("do", "bad_action", f"{do!r} is none of {SCANCEL}, {EVICT}, webhook:NAME")
-        team = row.text("team", required=True)
+        team = row.name("team", required=True)
         if team == "*":
             row.refuse("team", "one_team", "names one team: each opts in by itself")
         if name in found:

@@ -39,8 +39,8 @@ effective_from = 2026-10-01
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -67,7 +67,6 @@ MOST = 1_000_000_000
 """Of an amount in major units, and of GPUs: a slip of the keyboard is told, not billed."""
 MOST_RATE = 1_000_000
 MOST_MONTHS = 600
-_CURRENCY = re.compile(r"[A-Z]{3}")
 Rows = Sequence[tuple[RowReader, Mapping[str, Any]]]
 
 
@@ -79,14 +78,14 @@ def read_commitments(rows: Rows) -> list[Commitment]:
         gpus = _whole(row, "gpus", required=True)
         upfront = row.decimal("upfront", digits=6, most=MOST) or Decimal(0)
         rate = row.decimal("rate_per_gpu_hour", digits=9, most=MOST_RATE) or Decimal(0)
-        currency = _currency(row, "currency")
+        currency = row.currency("currency")
         starts, ends = _hour(row, "starts", required=True), _hour(row, "ends", required=True)
         if starts is not None and ends is not None and ends <= starts:
             row.refuse("ends", "order", "does not lie after starts")
         if not upfront and not rate and not row.bad:
             row.refuse("upfront", "free", "is missing, and so is rate_per_gpu_hour: a commitment costs something")
         refuse_region(row)
-        place = [row.text(column) for column in _PLACE]
+        place = [row.name(column) for column in _PLACE]
         if row.bad or starts is None or ends is None or gpus is None:
             continue
         made.append(Commitment(None, name, gpus, int(upfront * MICRO), rate, currency, starts, ends, *place))
@@ -96,11 +95,13 @@ def read_commitments(rows: Rows) -> list[Commitment]:
 def read_owned(rows: Rows) -> list[Price]:
     """The price-book entries that these tables of owned hardware lead to; each says how it was derived."""
     made: list[Owned] = []
+    prices: list[Price] = []
     for row, _ in rows:
         owned = _owned(row, {one.name for one in made})
         if owned is not None:
             made.append(owned)
-    return [price for one in made for price in one.prices()]
+            prices += [replace(price, source=f"{row.file}:{row.line}") for price in owned.prices()]
+    return prices
 
 
 def _owned(row: RowReader, known: set[str]) -> Owned | None:
@@ -126,9 +127,9 @@ def _owned(row: RowReader, known: set[str]) -> Owned | None:
         for column in ("opex_per_month", "watts", "price_per_kwh")
     )
     list_rate = row.decimal("list_rate", digits=9, most=MOST_RATE)
-    currency = _currency(row, "currency")
+    currency = row.currency("currency")
     refuse_region(row)
-    place = {column: row.text(column) for column in _PLACE}
+    place = {column: row.name(column) for column in _PLACE}
     if row.bad or capex is None or months is None or starts is None:
         return None
     return Owned(
@@ -152,7 +153,7 @@ def read_purchases(rows: Rows) -> list[PurchaseChoice]:
         starts, ends = _hour(row, "effective_from"), _hour(row, "effective_to")
         if starts is not None and ends is not None and ends <= starts:
             row.refuse("effective_to", "order", "does not lie after effective_from")
-        pool, model, node = (row.text(column) for column in _PLACE)
+        pool, model, node = (row.name(column) for column in _PLACE)
         if not row.bad:
             made.append(
                 PurchaseChoice(None, row.text("name"), position, purchase, pool, model, node, tags, starts, ends)
@@ -164,7 +165,7 @@ def read_exchange(rows: Rows) -> list[ExchangeRate]:
     """Dated exchange rates; a rate begins at a midnight (UTC), for it converts whole days."""
     made: dict[tuple[str, str, int], ExchangeRate] = {}
     for row, _ in rows:
-        of, to = _currency(row, "from"), _currency(row, "to")
+        of, to = row.currency("from"), row.currency("to")
         if of and of == to:
             row.refuse("to", "same", "is the same currency as from")
         rate = row.decimal("rate", digits=9, most=MOST_RATE, required=True)
@@ -185,13 +186,6 @@ def _name(row: RowReader, known: set[str]) -> str:
     if name in known:
         row.refuse("name", "double_name", f"{name!r} is named twice")
     return name
-
-
-def _currency(row: RowReader, column: str) -> str:
-    currency = row.text(column, required=True)
-    if currency and not _CURRENCY.fullmatch(currency):
-        row.refuse(column, "bad_currency", f"{currency!r} is not an ISO 4217 code such as USD")
-    return currency
 
 
 def _whole(row: RowReader, column: str, *, required: bool = False, most: int = MOST) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpuledger_collector.accounting.pricing import PURCHASES, Price
@@ -18,7 +18,6 @@ from gpuledger_collector.ingest.files.table import (
 REQUIRED = ("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from")
 OPTIONAL = ("effective_to", "list_rate", "region", "node")
 MAX_RATE = 1_000_000
-_CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def read_prices(path: Path) -> Parsed[Price]:
@@ -32,22 +31,21 @@ def read_prices(path: Path) -> Parsed[Price]:
     if parsed.problems:
         return parsed
     parsed.notes.extend(unknown_columns(header, (*REQUIRED, *OPTIONAL)))
+    parsed.rows = read_once(rows)
+    return parsed
+
+
+def read_once(rows: Iterable[RowReader]) -> list[Price]:
+    """The prices of these rows, each identity once; one that says something else than an earlier row is refused."""
     first: dict[tuple[object, ...], tuple[int, Price]] = {}
     for row in rows:
         price = read_price(row)
         if price is None:
             continue
-        line, earlier = first.setdefault(identity(price), (row.line, price))
-        if earlier is price:
-            parsed.rows.append(price)
-        elif earlier != price:
+        line, earlier = first.setdefault(price.identity, (row.line, price))
+        if earlier != price:
             row.refuse("rate_per_gpu_hour", "double_price", f"line {line} gives the same price other values")
-    return parsed
-
-
-def identity(price: Price) -> tuple[object, ...]:
-    """What makes two rows versions of one price."""
-    return (price.pool, price.gpu_model, price.purchase, price.region, price.node, price.effective_from_ms)
+    return [price for _, price in first.values()]
 
 
 def refuse_region(row: RowReader) -> None:
@@ -66,9 +64,7 @@ def read_price(row: RowReader) -> Price | None:
     purchase = row.text("purchase", required=True)
     if purchase and purchase not in PURCHASES:
         row.refuse("purchase", "bad_purchase", f"{purchase!r} is not one of {', '.join(PURCHASES)}")
-    currency = row.text("currency", required=True)
-    if currency and not _CURRENCY.fullmatch(currency):
-        row.refuse("currency", "bad_currency", f"{currency!r} is not an ISO 4217 code such as USD")
+    currency = row.currency("currency")
     rate = row.decimal("rate_per_gpu_hour", digits=9, most=MAX_RATE, required=True)
     starts = row.instant("effective_from", required=True, dates=True)
     ends = row.instant("effective_to", dates=True)
@@ -76,7 +72,7 @@ def read_price(row: RowReader) -> Price | None:
         row.refuse("effective_to", "order", "does not lie after effective_from")
     list_rate = row.decimal("list_rate", digits=9, most=MAX_RATE)
     refuse_region(row)
-    texts = {name: row.text(name) for name in ("pool", "gpu_model", "node")}
+    texts = {name: row.name(name) for name in ("pool", "gpu_model", "node")}
     if row.bad or rate is None or starts is None:
         return None
     return Price(
@@ -90,4 +86,5 @@ def read_price(row: RowReader) -> Price | None:
         effective_to_ms=ends,
         list_rate=list_rate,
         node=texts["node"],
+        source=f"{row.file}:{row.line}",
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gpuledger_collector.accounting.queue import QueueRow, WaitingRow
 from gpuledger_collector.ingest.files.table import (
+    DECLARED,
+    Instants,
     Parsed,
     RowReader,
     missing_columns,
@@ -25,13 +27,13 @@ MOST_GPUS = 1_000_000
 MICRO = 1_000_000
 
 
-def read_queue(path: Path, source: str = "file", pool: str = "") -> Parsed[QueueRow]:
+def read_queue(path: Path, source: str = "file", pool: str = "", instants: Instants = DECLARED) -> Parsed[QueueRow]:
     """Every reading of the file, or the problems of all bad rows. `source`, `pool`: of rows that name none."""
     parsed: Parsed[QueueRow] = Parsed()
     text, parsed.problems = read_text(path)
     if parsed.problems:
         return parsed
-    header, rows = rows_of(path, text, parsed.problems)
+    header, rows = rows_of(path, text, parsed.problems, instants)
     parsed.problems.extend(missing_columns(path, header, REQUIRED))
     if parsed.problems:
         return parsed

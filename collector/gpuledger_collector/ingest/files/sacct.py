@@ -19,7 +19,8 @@ from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.ingest.files.table import Parsed, RowReader, read_text
+from gpuledger_collector.ingest.files.table import DECLARED, Instants, Parsed, RowReader, read_text
+from gpuledger_collector.ingest.files.usage import keep_one
 
 COLUMNS = ("jobidraw", "cluster", "account", "user", "partition", "qos", "state", "submit", "eligible", "start", "end",
            "elapsedraw", "suspended", "alloctres", "nodelist", "comment", "wckey", "jobname")  # fmt: skip
@@ -33,10 +34,12 @@ _BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
 _PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
 
 
-def read_sacct(path: Path, pool: str | None = None) -> Parsed[UsageRow]:
+def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> Parsed[UsageRow]:
     """Every job of the file that had GPUs, or the problems of all bad rows. `pool` None: the partition is the pool.
 
     The account is the tag `team` unless the job's comment (`project=llm;team=x`) names one. Raises OSError.
+
+    A job that stands twice with other values is a bad row, as in every usage import.
     """
     parsed: Parsed[UsageRow] = Parsed()
     text, parsed.problems = read_text(path)
@@ -44,7 +47,7 @@ def read_sacct(path: Path, pool: str | None = None) -> Parsed[UsageRow]:
         return parsed
     waiting = without = 0
     seen: dict[str, UsageRow] = {}
-    for row in _rows(path, text, parsed.problems):
+    for row in _rows(path, text, parsed.problems, instants):
         if row.cells["start"].strip() in _NEVER:
             waiting += 1
             continue
@@ -53,8 +56,9 @@ def read_sacct(path: Path, pool: str | None = None) -> Parsed[UsageRow]:
             without += 1
             continue
         usage = _usage(row, gpus, model, pool)
-        if usage is not None and seen.setdefault(usage.workload_id, usage) is usage:
-            parsed.rows.append(usage)
+        if usage is not None:
+            keep_one(seen, usage, f"{path}:{{}}:jobidraw", parsed.problems)
+    parsed.rows = list(seen.values())
     if waiting:
         parsed.notes.append(f"{plural(waiting, 'job')} not started: left out")
     if without:
@@ -62,7 +66,7 @@ def read_sacct(path: Path, pool: str | None = None) -> Parsed[UsageRow]:
     return parsed
 
 
-def _rows(path: Path, text: str, problems: list[Problem]) -> Iterator[RowReader]:
+def _rows(path: Path, text: str, problems: list[Problem], instants: Instants) -> Iterator[RowReader]:
     """Rows by their bars; a header line is passed over, and only the last column may hold a bar itself."""
     for line, raw in _records(text):
         cells = raw.split("|", len(COLUMNS) - 1)
@@ -70,7 +74,7 @@ def _rows(path: Path, text: str, problems: list[Problem]) -> Iterator[RowReader]
             message = f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}: {','.join(COLUMNS)}"
             problems.append(Problem("bad_row", f"{path}:{line}", message))
             continue
-        yield RowReader(str(path), line, dict(zip(COLUMNS, cells, strict=True)), problems)
+        yield RowReader(str(path), line, dict(zip(COLUMNS, cells, strict=True)), problems, instants=instants)
 
 
 def _records(text: str) -> Iterator[tuple[int, str]]:
@@ -152,7 +156,7 @@ def _usage(row: RowReader, gpus: int, model: str, pool: str | None) -> UsageRow 
         end_ms=end_ms,
         gpu_micro=gpus * MICRO,
         gpu_model=model,
-        pool=pool or row.text("partition") or "imported",
+        pool=pool or row.name("partition") or "imported",
         node=row.text("nodelist"),
         user=row.optional_text("user"),
         account=row.optional_text("account"),

@@ -16,6 +16,8 @@ from gpuledger_agent.catalogue import HOT
 from gpuledger_collector.accounting.ports import SampleRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.ingest.files.table import (
+    DECLARED,
+    Instants,
     Parsed,
     RowReader,
     missing_columns,
@@ -30,7 +32,7 @@ LARGEST = 1e300
 LARGEST_INTEGER = 2**63 - 1
 
 
-def read_samples(path: Path, start_ms: int | None = None) -> Parsed[SampleRow]:
+def read_samples(path: Path, start_ms: int | None = None, instants: Instants = DECLARED) -> Parsed[SampleRow]:
     """Every sample of the file, or the problems of all bad rows. Raises OSError when it cannot be opened.
 
     `start_ms` is when a recording began: its ticks only say how long after.
@@ -40,9 +42,9 @@ def read_samples(path: Path, start_ms: int | None = None) -> Parsed[SampleRow]:
     if parsed.problems:
         return parsed
     if text.lstrip().startswith("{"):
-        readers = _json_rows(path, text, start_ms, parsed.problems)
+        readers = _json_rows(path, text, start_ms, parsed.problems, instants)
     else:
-        header, readers = rows_of(path, text, parsed.problems)
+        header, readers = rows_of(path, text, parsed.problems, instants)
         parsed.problems.extend(missing_columns(path, header, REQUIRED))
         parsed.notes.extend(unknown_columns(header, (*REQUIRED, *KINDS)))
         if parsed.problems:
@@ -80,7 +82,9 @@ def _number(row: RowReader, name: str) -> str | None:
     return repr(value)
 
 
-def _json_rows(path: Path, text: str, start_ms: int | None, problems: list[Problem]) -> Iterator[RowReader]:
+def _json_rows(
+    path: Path, text: str, start_ms: int | None, problems: list[Problem], instants: Instants
+) -> Iterator[RowReader]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -94,7 +98,7 @@ def _json_rows(path: Path, text: str, start_ms: int | None, problems: list[Probl
             problems.append(Problem("no_start", f"{path}:{number}:offset_ms", message))
             return
         for one, at in _records(record, start_ms or 0):
-            yield RowReader(str(path), number, _cells(one, at), problems)
+            yield RowReader(str(path), number, _cells(one, at), problems, instants=instants)
 
 
 def _records(record: Any, start_ms: int) -> Iterator[tuple[Mapping[str, Any], Any]]:

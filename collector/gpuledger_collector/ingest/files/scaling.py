@@ -38,7 +38,6 @@ KEYS = (
 )  # fmt: skip
 MOST_GPUS = 1_000_000
 DAY_S = 86_400
-_CURRENCY = re.compile(r"[A-Z]{3}")
 _HOOK = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
@@ -69,15 +68,15 @@ def _terms(row: RowReader, given: Mapping[str, Any]) -> Terms | None:
         headroom=_headroom(row),
         predict=_flag(row, given, "predict"),
     )
-    name = row.text("name", required=True)
+    name = row.name("name", required=True)
     mode, money = row.text("mode") or ADVICE, _number(row, "money_per_hour", "0.000001", "1e9")
-    currency, webhook = row.text("currency"), row.text("webhook")
+    currency, webhook = row.currency("currency", required=False), row.text("webhook")
     lead_s = _seconds(row, "lead_time_s", 600, least=1)
     if limits.ceiling_gpus is not None and limits.ceiling_gpus < limits.floor_gpus:
         row.refuse("max_gpus", "order", "is less than min_gpus")
     if mode not in MODES:
         row.refuse("mode", "bad_mode", f"{mode!r} is not one of {', '.join(MODES)}")
-    if (money is None) == bool(currency) or (currency and not _CURRENCY.fullmatch(currency)):
+    if (money is None) == bool(currency):
         row.refuse("currency", "bad_currency", "belongs to money_per_hour, and is an ISO 4217 code such as USD")
     if webhook and not _HOOK.fullmatch(webhook):
         row.refuse("webhook", "bad_hook", f"{webhook!r} is no name of a hook of the hooks_file")

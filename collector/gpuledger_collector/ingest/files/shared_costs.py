@@ -27,13 +27,13 @@ Dates are days of the bill, in its zone; `effective_to` is not included.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import parse_amount
 from gpuledger_collector.accounting.carbon import Intensity
+from gpuledger_collector.accounting.names import is_reserved, reserved_message
 from gpuledger_collector.accounting.shared_costs import AMOUNT, KEYS, SOURCES, SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.ingest.files.table import RowReader
@@ -46,7 +46,6 @@ CARBON_KEYS = ("region", "pool", "grams_per_kwh", "pue", "effective_from", "effe
 MOST_GRAMS = 10_000
 MOST_PUE = 10
 MOST_WEIGHT = 10**12
-_CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def read_shared_costs(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[SharedCost]:
@@ -74,7 +73,7 @@ def _shared(row: RowReader, given: Mapping[str, Any]) -> SharedCost | None:
     if level not in LEVELS:
         row.refuse("level", "bad_level", f"{level!r} is no level of the owner tree; levels are {', '.join(LEVELS)}")
     amount, currency = _amount(row, source)
-    pool = row.text("pool")
+    pool = row.name("pool")
     if pool and source == AMOUNT:
         row.refuse("pool", "not_a_state", f"belongs to source = {', '.join(repr(one) for one in SOURCES[1:])}")
     weights = _weights(row, given, key)
@@ -87,14 +86,13 @@ def _shared(row: RowReader, given: Mapping[str, Any]) -> SharedCost | None:
 
 def _amount(row: RowReader, source: str) -> tuple[int | None, str | None]:
     """Micro-units a month and their currency; neither for the cost of a state."""
-    text, currency = row.text("amount_per_month"), row.text("currency")
+    text = row.text("amount_per_month")
     if source != AMOUNT:
-        for column, value in (("amount_per_month", text), ("currency", currency)):
+        for column, value in (("amount_per_month", text), ("currency", row.text("currency"))):
             if value:
                 row.refuse(column, "not_an_amount", f"belongs to source = {AMOUNT!r}, not to {source!r}")
         return None, None
-    if not _CURRENCY.fullmatch(currency):
-        row.refuse("currency", "bad_currency", f"{currency!r} is not an ISO 4217 code such as USD")
+    currency = row.currency("currency")
     try:
         return parse_amount(text), currency
     except ValueError as error:
@@ -115,6 +113,7 @@ def _weights(row: RowReader, given: Mapping[str, Any], key: str) -> dict[str, in
     if not good or not any(found.values()):
         row.refuse("weights", "bad_weights", "must be whole numbers by owner, such as { vision = 60, nlp = 40 }")
         return {}
+    _refuse_reserved(row, "weights", found)
     return dict(found)
 
 
@@ -126,7 +125,14 @@ def _scope(row: RowReader, given: Mapping[str, Any]) -> dict[str, str]:
     for level in found:
         if level not in LEVELS:
             row.refuse("scope", "bad_level", f"{level!r} is no level of the owner tree")
+    _refuse_reserved(row, "scope", found.values())
     return dict(found)
+
+
+def _refuse_reserved(row: RowReader, column: str, owners: Iterable[str]) -> None:
+    for owner in owners:
+        if is_reserved(owner):
+            row.refuse(column, "reserved_name", reserved_message(owner))
 
 
 def read_carbon(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Intensity]:
@@ -138,7 +144,7 @@ def read_carbon(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Int
         if pue is not None and pue < 1:
             row.refuse("pue", "out_of_range", f"{pue} is under 1: a building uses what its machines use, and more")
         starts, ends = dates(row)
-        texts = row.text("region"), row.text("pool")
+        texts = row.text("region"), row.name("pool")
         if row.bad or grams is None:
             continue
         one = Intensity(*texts, grams, Decimal(1) if pue is None else pue, starts, ends)

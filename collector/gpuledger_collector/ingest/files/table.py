@@ -7,7 +7,6 @@ values, or None after noting a Problem with file, line, column and reason.
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import gzip
 import io
 import re
@@ -19,10 +18,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from gpuledger_collector.accounting.period import parse_instant
+from gpuledger_collector.accounting.currencies import currency_problem
+from gpuledger_collector.accounting.names import is_reserved, reserved_message
+from gpuledger_collector.accounting.period import DAY_MS, format_date, parse_date, parse_instant
 from gpuledger_collector.accounting.problems import Problem
 
 Row = TypeVar("Row")
+EARLIEST_MS = 946_684_800_000
+"""2000-01-01: an instant before it is an empty cell that became 0, or a year with a slip."""
 LATEST_MS = 4_102_444_800_000
 """2100-01-01: an instant after it is a mistake of units (milliseconds taken for seconds)."""
 MAX_TEXT = 4_000
@@ -41,6 +44,38 @@ class Parsed(Generic[Row]):
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Instants:
+    """Which instants a file may hold, from `first_ms` (in) to `end_ms` (out)."""
+
+    first_ms: int = EARLIEST_MS
+    end_ms: int = LATEST_MS
+    option: str = ""
+    """The option that allows more, empty where nothing does."""
+
+    def problem(self, text: str, at_ms: int) -> str | None:
+        """Why an instant is refused; None when it is fine."""
+        if self.first_ms <= at_ms < self.end_ms:
+            return None
+        years = format_date(self.first_ms)[:4]
+        until = (
+            format_date(self.end_ms)[:4] if self.end_ms == LATEST_MS else f"tomorrow, {format_date(self.end_ms - 1)}"
+        )
+        hint = f" ({self.option} allows it)" if self.option and 0 <= at_ms < LATEST_MS else ""
+        return f"{text!r} lies outside {years} to {until}{hint}; unix instants are in seconds"
+
+
+DECLARED = Instants()
+"""What people declare may lie ahead: prices, rules, commitments, budgets."""
+ANY_INSTANT = Instants(0, LATEST_MS)
+"""1970 to 2100, where somebody asked for it."""
+
+
+def evidence_until(now_ms: int, option: str = "") -> Instants:
+    """What has happened lies between 2000 and tomorrow (clocks and zones are not always right)."""
+    return Instants(end_ms=now_ms - now_ms % DAY_MS + 2 * DAY_MS, option=option)
+
+
 @dataclass
 class RowReader:
     """The cells of one row; problems go to `problems` with file, line and column."""
@@ -50,6 +85,7 @@ class RowReader:
     cells: Mapping[str, str]
     problems: list[Problem]
     bad: bool = False
+    instants: Instants = DECLARED
 
     def refuse(self, column: str, code: str, message: str) -> None:
         """Note that this row is bad, and why."""
@@ -71,18 +107,34 @@ class RowReader:
         """The cell, None where it is empty."""
         return self.text(column) or None
 
+    def name(self, column: str, *, required: bool = False) -> str:
+        """The cell as the name of an owner, a pool or a model; one that reports make rows of is refused."""
+        value = self.text(column, required=required)
+        if is_reserved(value):
+            self.refuse(column, "reserved_name", reserved_message(value))
+        return value
+
+    def currency(self, column: str, *, required: bool = True) -> str:
+        """The cell as a code of ISO 4217."""
+        value = self.text(column, required=required)
+        problem = currency_problem(value) if value else None
+        if problem is not None:
+            self.refuse(column, "bad_currency", problem)
+        return value
+
     def instant(self, column: str, *, required: bool = False, dates: bool = False) -> int | None:
         """The cell as unix milliseconds; None where it is empty or bad. `dates`: a bare date is its UTC midnight."""
         value = self.text(column, required=required)
         if not value:
             return None
         try:
-            at_ms = _midnight(value) if dates and _DATE.fullmatch(value) else parse_instant(value)
+            at_ms = parse_date(value) if dates and _DATE.fullmatch(value) else parse_instant(value)
         except (ValueError, OverflowError) as error:
             self.refuse(column, "bad_instant", str(error))
             return None
-        if not 0 <= at_ms < LATEST_MS:
-            self.refuse(column, "bad_instant", f"{value!r} lies outside 1970 to 2100; unix instants are in seconds")
+        outside = self.instants.problem(value, at_ms)
+        if outside is not None:
+            self.refuse(column, "bad_instant", outside)
             return None
         return at_ms
 
@@ -104,10 +156,6 @@ class RowReader:
         return number
 
 
-def _midnight(text: str) -> int:
-    return int(dt.datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=dt.UTC).timestamp()) * 1000
-
-
 def read_text(path: Path) -> tuple[str, list[Problem]]:
     """The file's text (gunzipped when it ends in .gz), or a Problem. Raises OSError when it cannot be opened."""
     content = path.read_bytes()
@@ -122,7 +170,9 @@ def read_text(path: Path) -> tuple[str, list[Problem]]:
         return "", [Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text")]
 
 
-def rows_of(path: Path, text: str, problems: list[Problem]) -> tuple[list[str], Iterator[RowReader]]:
+def rows_of(
+    path: Path, text: str, problems: list[Problem], instants: Instants = DECLARED
+) -> tuple[list[str], Iterator[RowReader]]:
     """Header and rows of a CSV text; a row with another number of cells than the header is a Problem."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -136,10 +186,12 @@ def rows_of(path: Path, text: str, problems: list[Problem]) -> tuple[list[str], 
         Problem("double_column", f"{path}:1:{name}", "the header names this column twice")
         for name in sorted({name for name in header if header.count(name) > 1})
     )
-    return header, _rows(str(path), reader, header, problems)
+    return header, _rows(str(path), reader, header, problems, instants)
 
 
-def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]) -> Iterator[RowReader]:
+def _rows(
+    file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem], instants: Instants
+) -> Iterator[RowReader]:
     line = 1
     while True:
         line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader has it, Iterator does not
@@ -157,7 +209,7 @@ def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: l
                 Problem("bad_row", f"{file}:{line}", f"has {len(cells)} cells where the header has {len(header)}")
             )
             continue
-        yield RowReader(file, line, dict(zip(header, cells, strict=True)), problems)
+        yield RowReader(file, line, dict(zip(header, cells, strict=True)), problems, instants=instants)
 
 
 def missing_columns(path: Path, header: Sequence[str], required: Sequence[str], hint: str = "") -> list[Problem]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.ingest.files.mapping import BadExpression, ColumnMap, parse, problem_of
 from gpuledger_collector.ingest.files.table import (
+    DECLARED,
+    Instants,
     Parsed,
     RowReader,
     missing_columns,
@@ -25,8 +27,9 @@ OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitt
 MAX_GPUS = 100_000
 """More in one row would not fit a day's GPU-nanoseconds into 64 bits."""
 MICRO = 1_000_000
-FAR_MS = 7_258_118_400_000
-"""An end for usage that still runs."""
+LONG_DAYS = 30
+"""Usage of one workload that is longer is told: an end that was forgotten bills until somebody sees it."""
+MOST_TOLD = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +37,13 @@ class UsageOptions:
     """How to read the file: `maps` as given, the pool of rows without one, and what an empty start means.
 
     `empty_start` None refuses such rows; "skip" leaves them out (never scheduled); an instant in unix ms is used
-    instead (a trace that begins with work already running).
+    instead (a trace that begins with work already running). `instants` are those that the file may hold.
     """
 
     maps: Sequence[str] = ()
     pool: str = "imported"
     empty_start: int | str | None = None
+    instants: Instants = DECLARED
 
 
 def is_column(name: str) -> bool:
@@ -53,7 +57,7 @@ def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
     text, parsed.problems = read_text(path)
     if parsed.problems:
         return parsed
-    header, rows = rows_of(path, text, parsed.problems)
+    header, rows = rows_of(path, text, parsed.problems, options.instants)
     maps = [parse(given, header, is_column) for given in options.maps]
     made = [*header, *(one.target for one in maps)]
     parsed.problems.extend(missing_columns(path, made, REQUIRED, "; --map makes it from another"))
@@ -88,15 +92,27 @@ def _read_rows(rows: Iterator[RowReader], options: UsageOptions, tags: Sequence[
             skipped += 1
             continue
         usage = _row(row, options, tags)
-        if usage is None:
-            continue
-        earlier = first.setdefault(usage.workload_id, usage)
-        if earlier is usage:
-            into.rows.append(usage)
-        elif dataclasses.replace(earlier, line=usage.line) != usage:
-            message = f"{usage.workload_id!r} stands with other values on line {earlier.line}"
-            row.refuse("workload_id", "double_workload", message)
+        if usage is not None:
+            keep_one(first, usage, f"{row.file}:{{}}:workload_id", into.problems)
+    into.rows = list(first.values())
     return skipped
+
+
+def keep_one(kept: dict[str, UsageRow], usage: UsageRow, source: str, problems: list[Problem]) -> None:
+    """Keep one row of each workload; of two that differ one is bad: the one without an end, else the later one.
+
+    `source` is the place of the problem with `{}` for the line. A row that says the same again is passed over.
+    """
+    earlier = kept.setdefault(usage.workload_id, usage)
+    if dataclasses.replace(earlier, line=usage.line) == usage:
+        return
+    bad, good = usage, earlier
+    if earlier.end_ms is None and usage.end_ms is not None:
+        bad, good = earlier, usage
+        kept[usage.workload_id] = usage
+    ended = ", where it has ended" if bad.end_ms is None and good.end_ms is not None else ""
+    message = f"{bad.workload_id!r} stands with other values on line {good.line}{ended}"
+    problems.append(Problem("double_workload", source.format(bad.line), message))
 
 
 def _row(row: RowReader, options: UsageOptions, tags: Sequence[str]) -> UsageRow | None:
@@ -104,14 +120,15 @@ def _row(row: RowReader, options: UsageOptions, tags: Sequence[str]) -> UsageRow
     gpus = row.decimal("gpus", digits=6, most=MAX_GPUS, required=True)
     if gpus is not None and gpus == 0:
         row.refuse("gpus", "out_of_range", "0 is not a positive number of GPUs")
+    pool = row.name("pool") or options.pool
     usage = UsageRow(
         line=row.line,
         workload_id=row.text("workload_id", required=True),
         start_ms=start_ms or 0,
         end_ms=end_ms,
         gpu_micro=int((gpus or 0) * MICRO),
-        gpu_model=row.text("gpu_model"),
-        pool=row.text("pool") or options.pool,
+        gpu_model=row.name("gpu_model"),
+        pool=pool,
         node=row.text("node"),
         user=row.optional_text("user"),
         account=row.optional_text("account"),
@@ -137,20 +154,25 @@ def _span(row: RowReader, options: UsageOptions) -> tuple[int | None, int | None
     return start_ms, end_ms
 
 
-def observed_conflicts(path: Path, rows: Sequence[UsageRow], observed: Mapping[str, Sequence[Period]]) -> list[Problem]:
-    """Rows whose pool had observed accelerators at that time: their time is held there already, and held once."""
-    problems = []
+def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, list[str]]:
+    """How many rows without an end began more than LONG_DAYS ago; a sentence for each, and for others as long."""
+    running, ended = [], []
     for row in rows:
-        end_ms = FAR_MS if row.end_ms is None else row.end_ms
-        for span in observed.get(row.pool, ()):
-            if span.start_ms < end_ms and row.start_ms < span.end_ms:
-                message = (
-                    f"pool {row.pool!r} has observed accelerators from {format_instant(span.start_ms)} on, which say "
-                    "who held them: usage as mere counts belongs to another pool (--pool)"
-                )
-                problems.append(Problem("observed_pool", f"{path}:{row.line}:pool", message))
-                break
-    return problems
+        days = ((now_ms if row.end_ms is None else row.end_ms) - row.start_ms) // DAY_MS
+        if days <= LONG_DAYS:
+            continue
+        place, since = f"{path}:{row.line}:end: {row.workload_id!r}", format_instant(row.start_ms)
+        if row.end_ms is None:
+            running.append(
+                f"{place} has no end and runs since {since}, {days} days: it is billed until one is imported"
+            )
+        else:
+            ended.append(f"{place} ended after {days} days, from {since} to {format_instant(row.end_ms)}")
+    told = running[:MOST_TOLD] + ended[: max(0, MOST_TOLD - len(running))]
+    more = len(running) + len(ended) - len(told)
+    if more:
+        told.append(f"{path}: {plural(more, 'more row')} of more than {LONG_DAYS} days")
+    return len(running), told
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:

@@ -23,12 +23,14 @@ from gpuledger_collector.ingest.decode import Refused
 from gpuledger_collector.ingest.remote.counted import Sample
 from gpuledger_collector.ingest.remote.messages import RAW, TWO
 from gpuledger_collector.ingest.remote.series import BAD, COUNTED, MOST_LABELS, TAKEN, BadSeries, Book, labels_of
-from gpuledger_collector.ingest.validate import DAY_MS, EARLIEST_MS
+from gpuledger_collector.ingest.validate import DAY_MS, EARLIEST_MS, too_old
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """A request of Prometheus has 2,000 samples by default: about 1 MB."""
 MOST_SAMPLES = 100_000
 """Samples, and series, of one request: the smallest take 2 bytes on the wire and a hundred times that in memory."""
+HEAVY_SAMPLES = 20_000
+"""A request of ten times the samples that Prometheus sends by default is written alone."""
 MOST_KEY = 64 * 1024
 FUTURE_MS = 600_000
 """How far ahead of our clock a scrape may be: an instant far ahead would make all that follows too old."""
@@ -75,6 +77,11 @@ class Writing:
         """Samples to keep."""
         return len(self.series)
 
+    @property
+    def is_heavy(self) -> bool:
+        """Whether writing it takes long enough for others to notice."""
+        return len(self.series) > HEAVY_SAMPLES
+
 
 def inflated_size(body: bytes) -> int:
     """What the snappy header says that the body becomes. Raises Refused: 400 without a header, 413 for a bomb."""
@@ -100,11 +107,13 @@ def inflate(body: bytes) -> bytes:
     return plain
 
 
-def decode(body: bytes, version: int, book: Book, now_ms: int) -> Writing:
-    """What a body (snappy, protobuf of version 1 or 2) says, judged at `now_ms`. Raises Refused."""
+def decode(body: bytes, version: int, book: Book, now_ms: int, oldest_ms: int = EARLIEST_MS) -> Writing:
+    """What a body (snappy, protobuf of version 1 or 2) says, judged at `now_ms`; samples from before `oldest_ms` are
+    refused. Raises Refused.
+    """
     plain = inflate(body)
     found = (_walk(plain, book) or _read_one(plain, book)) if version == 1 else _read_two(plain, book)
-    return _judge(book, *found, now_ms, zlib.crc32(body), len(plain))
+    return _judge(book, *found, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
 
 
 _Columns = tuple[Array, Array, Array]
@@ -248,8 +257,14 @@ def _columns(rows: Iterable[tuple[int, float, int]]) -> _Columns:
     return np.array(numbers, dtype="<i8"), np.array(values, dtype="<f8"), np.array(instants, dtype="<i8")
 
 
-def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, checksum: int, size: int) -> Writing:
-    """Parts what is kept from what is refused (bad series, impossible instants) or not ours."""
+def _judge(
+    book: Book, series: Array, value: Array, at_ms: Array, bounds_ms: tuple[int, int], checksum: int, size: int
+) -> Writing:
+    """Parts what is kept from what is refused (bad series, impossible instants) or not ours.
+
+    `bounds_ms`: the oldest instant that is taken, and now.
+    """
+    oldest_ms, now_ms = bounds_ms
     table = book.table()
     kind = table["kind"][series]
     ours, counted = kind == TAKEN, kind == COUNTED
@@ -265,7 +280,10 @@ def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, c
     if not recent[counted & possible].all():
         reasons.append(f"{int((counted & possible & ~recent).sum())} counters are more than {LATEST_DAYS} days old")
     stale = value.view("<u8") == STALE
-    kept = ours & possible & ~stale
+    aged = ours & possible & ~stale & (at_ms < oldest_ms)
+    if aged.any():
+        reasons.append(f"{int(aged.sum())} samples: each {too_old(oldest_ms)}")
+    kept = ours & possible & ~stale & ~aged
     chosen = counted & possible & recent & ~stale
     counts = tuple(
         (book.counted[place], number, instant)
@@ -284,7 +302,7 @@ def _judge(book: Book, series: Array, value: Array, at_ms: Array, now_ms: int, c
         at_ms[kept],
         foreign=int((~ours & ~counted & ~bad).sum()) + int(chosen.sum()) - len(counts),
         stale=int(((ours | counted) & possible & stale).sum()),
-        refusals=int((bad | (ours | counted) & ~possible | counted & possible & ~recent & ~stale).sum()),
+        refusals=int((bad | aged | (ours | counted) & ~possible | counted & possible & ~recent & ~stale).sum()),
         refused=tuple(reasons),
         size=size + 48 * len(series),
         checksum=checksum,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gpuledger_agent import wire
@@ -129,28 +130,26 @@ class Metering:
 
     store: Store
     limits: Limits
-    lock: int
-    """Key of the advisory lock that lets one metering run at a time."""
+    alone: Callable[[Connection], AbstractContextManager[object]]
+    """Lets one metering run at a time while the block runs, on a session beside this connection."""
 
     def run(self, connection: Connection) -> int:
         """Meter every marked slot; how many. `connection` is in autocommit. Raises psycopg.Error."""
         done = 0
-        connection.execute("SELECT pg_advisory_lock(%s)", (self.lock,))
-        try:
-            while True:
-                marks = connection.execute(
-                    "SELECT id, accelerator_id, slot_ms FROM dirty_scrape WHERE accelerator_id IN (SELECT DISTINCT"
-                    " accelerator_id FROM dirty_scrape ORDER BY accelerator_id LIMIT %s)",
-                    (MOST_ACCELERATORS,),
-                ).fetchall()
-                if not marks:
-                    return done
-                done += self._meter(connection, marks)
-        except Exception:
-            self.store.forget()
-            raise
-        finally:
-            connection.execute("SELECT pg_advisory_unlock(%s)", (self.lock,))
+        with self.alone(connection):
+            try:
+                while True:
+                    marks = connection.execute(
+                        "SELECT id, accelerator_id, slot_ms FROM dirty_scrape WHERE accelerator_id IN (SELECT DISTINCT"
+                        " accelerator_id FROM dirty_scrape ORDER BY accelerator_id LIMIT %s)",
+                        (MOST_ACCELERATORS,),
+                    ).fetchall()
+                    if not marks:
+                        return done
+                    done += self._meter(connection, marks)
+            except Exception:
+                self.store.forget()
+                raise
 
     def _meter(self, connection: Connection, marks: Sequence[tuple[int, int, int]]) -> int:
         slots: _Slots = defaultdict(set)
@@ -266,14 +265,15 @@ def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[
 def drop_stretches(connection: Connection, slots: _Slots) -> None:
     """Remove the stretches that were made of these slots before."""
     pairs = [(accelerator_id, slot) for accelerator_id, of_one in slots.items() for slot in of_one]
-    if not pairs:
-        return
-    first, last = min(slot for _, slot in pairs) - SLOT_MS, max(slot for _, slot in pairs) + SLOT_MS
-    connection.execute(
-        "DELETE FROM stretch USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
-        " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
-        ([one for one, _ in pairs], [slot // SLOT_MS for _, slot in pairs], EPOCH, first, last),
-    )
+    # Day by day, so that each statement reaches the partitions of that day and not of all between two far ones.
+    for day in sorted({slot // DAY_MS for _, slot in pairs}):
+        of_day = [(accelerator_id, slot) for accelerator_id, slot in pairs if slot // DAY_MS == day]
+        first, last = min(slot for _, slot in of_day) - SLOT_MS, max(slot for _, slot in of_day) + SLOT_MS
+        connection.execute(
+            "DELETE FROM stretch USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
+            " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
+            ([one for one, _ in of_day], [slot // SLOT_MS for _, slot in of_day], EPOCH, first, last),
+        )
 
 
 def mark_hours_of(connection: Connection, slots: _Slots) -> None:

@@ -7,6 +7,7 @@ or sharded by it later.
 """
 
 from gpuledger_collector.storage.schema import (
+    access,
     disputes,
     evidence,
     fleet,
@@ -26,6 +27,7 @@ from gpuledger_collector.storage.schema.columns import STATES, metadata
 
 __all__ = [
     "STATES",
+    "access",
     "disputes",
     "evidence",
     "fleet",

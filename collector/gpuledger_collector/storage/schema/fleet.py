@@ -37,6 +37,7 @@ accelerator = sa.Table(
     sa.Column("gpu_index", sa.Integer),
     text("health", "unknown"),
     text("health_cause"),
+    sa.Column("last_seen_at", sa.DateTime(timezone=True), server_default=sa.func.now()),
     comment="What usage is counted for: a device, or a MIG instance.",
 )
 
@@ -99,6 +100,7 @@ workload = sa.Table(
     sa.Column("name", sa.Text),
     sa.Column("tags", pg.JSONB, nullable=False, server_default="{}"),
     instant("first_seen_at"),
+    sa.Column("last_seen_at", sa.DateTime(timezone=True), server_default=sa.func.now()),
     comment="The job, pod, container or process that holds accelerators, as it was reported last.",
 )
 

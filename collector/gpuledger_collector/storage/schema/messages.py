@@ -87,6 +87,14 @@ outbox = sa.Table(
     comment="Messages to send, each once; written in the transaction of the change that they tell of.",
 )
 
+used_link = sa.Table(
+    "used_link",
+    metadata,
+    sa.Column("mac", sa.Text, primary_key=True, comment="the signature of the link"),
+    sa.Column("used_ms", BIG, nullable=False),
+    comment="Links of mails whose button was pressed: they say so, and change nothing again.",
+)
+
 letter_rule = sa.Table(
     "letter_rule",
     metadata,

@@ -27,5 +27,9 @@ replica = sa.Table(
     sa.Column("revision", sa.Text, nullable=False, comment="the newest migration that it knows"),
     instant("started_at"),
     instant("seen_at"),
+    sa.Column(
+        "last_error", sa.Text, nullable=False, server_default="", comment="why batches could last not be written"
+    ),
+    instant("last_error_at", nullable=True),
     comment="Collectors by their heartbeat; those that ended or fell silent are removed.",
 )

@@ -3,14 +3,14 @@
 Decisions that are there already get the owner of their dispute, of one contested line the owner of that line. The days
 that they touch are rated again: what they took from somebody else goes back, in a closed month as a correction.
 
-Revision ID: 0038
-Revises: 0024
+Revision ID: 0028
+Revises: 0027
 """
 
 from alembic import op
 
-revision = "0038"
-down_revision = "0024"
+revision = "0028"
+down_revision = "0027"
 branch_labels = None
 depends_on = None
 phase = "pre"

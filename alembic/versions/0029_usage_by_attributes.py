@@ -2,14 +2,14 @@
 
 Contested accelerators stand in `claim` with the other refused claims.
 
-Revision ID: 0024
-Revises: 0023
+Revision ID: 0029
+Revises: 0028
 """
 
 from alembic import op
 
-revision = "0024"
-down_revision = "0023"
+revision = "0029"
+down_revision = "0028"
 branch_labels = None
 depends_on = None
 phase = "post"

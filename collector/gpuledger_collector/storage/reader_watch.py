@@ -1,0 +1,157 @@
+"""The watch over sessions of readers: it ends those that go beyond their limits.
+
+A role can lift every limit that Postgres sets for it (statement_timeout, read-only), and without any right to a table
+it can still delay all others: CREATE RULE waits for an exclusive lock before it looks at rights, and whoever comes
+after it waits too. So a session of the collector looks every second. It ends what runs or stays in a transaction for
+too long, what holds an advisory lock, and what one of ours has waited for.
+
+The look itself reads no table and no catalogue, so that no lock on those can stop it. Who may end a session: a member
+of its role, which `db grant-reader` makes of the owner, or of pg_signal_backend.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.storage.errors import StorageError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+LOOK_SECONDS = 1.0
+ROLES_SECONDS = 15.0
+"""How long the roles that are watched are remembered."""
+TRANSACTION_SECONDS = 45
+"""Longest statement, and longest transaction; a reader's own statement_timeout is shorter."""
+IDLE_SECONDS = 900
+WAIT_SECONDS = 1
+"""How long one of ours waits for a reader before that is ended."""
+_SESSION = "-c statement_timeout=10000 -c lock_timeout=2000 -c plan_cache_mode=force_generic_plan"
+_ROLES = """
+SELECT r.oid::int8, r.rolname, d.oid::int8 FROM database_reader g JOIN pg_roles r ON r.rolname = g.role
+JOIN pg_database d ON d.datname = current_database()
+WHERE NOT r.rolsuper AND NOT pg_has_role(r.oid, current_user, 'USAGE')
+"""
+_BEYOND = """
+WITH reader AS MATERIALIZED (
+    SELECT pid, usesysid, state, xact_start, query_start, state_change FROM pg_stat_get_activity(NULL)
+    WHERE usesysid = ANY (%(roles)s::oid[]) AND datid = %(database)s::oid
+), held AS MATERIALIZED (
+    SELECT pid, locktype, granted, waitstart FROM pg_lock_status() WHERE EXISTS (SELECT FROM reader)
+), awaited AS MATERIALIZED (
+    SELECT unnest(pg_blocking_pids(pid)) AS pid FROM held WHERE NOT granted
+    AND waitstart < clock_timestamp() - make_interval(secs => %(wait)s) AND pid NOT IN (SELECT pid FROM reader)
+), judged AS (
+    SELECT pid, usesysid, CASE
+        WHEN pid IN (SELECT pid FROM awaited) THEN 'others waited for it'
+        WHEN pid IN (SELECT pid FROM held WHERE locktype = 'advisory') THEN 'it took an advisory lock'
+        WHEN clock_timestamp() - xact_start > make_interval(secs => %(transaction)s)
+            THEN 'its transaction lasted too long'
+        WHEN state = 'active' AND clock_timestamp() - query_start > make_interval(secs => %(transaction)s)
+            THEN 'its statement ran too long'
+        WHEN clock_timestamp() - state_change > make_interval(secs => %(idle)s) AND state = 'idle'
+            THEN 'it was idle for too long'
+    END AS why FROM reader
+)
+SELECT pid, usesysid::int8, why FROM judged WHERE why IS NOT NULL
+"""
+
+log = logging.getLogger(__name__)
+
+
+class ReaderWatch:
+    """Looks at readers' sessions in a thread of its own. `connect` opens an autocommit connection with these options.
+
+    The others are the longest transaction and the longest idle time.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str], Connection],
+        transaction_s: float = TRANSACTION_SECONDS,
+        idle_s: float = IDLE_SECONDS,
+    ) -> None:
+        self._connect = connect
+        self._limits = {"transaction": transaction_s, "idle": idle_s, "wait": WAIT_SECONDS}
+        self._connection: Connection | None = None
+        self._roles: Sequence[tuple[int, str, int]] = ()
+        self._asked = 0.0
+        self._unable: set[str] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="reader-watch", daemon=True)
+
+    def start(self) -> None:
+        """Look every second from now on; a database that is away is tried again at the next look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK_SECONDS * 10)
+        self._drop()
+
+    def __enter__(self) -> ReaderWatch:
+        """Look until the block ends."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Look no more."""
+        self.stop()
+
+    def look(self) -> int:
+        """End what goes beyond its limits now; how many sessions. Raises psycopg.Error or StorageError."""
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect(_SESSION)
+            self._asked = 0.0
+        self._remember_roles(self._connection)
+        if not self._roles:
+            return 0
+        names = {oid: name for oid, name, _ in self._roles}
+        asked = {"roles": list(names), "database": self._roles[0][2], **self._limits}
+        rows = self._connection.execute(_BEYOND, asked, prepare=True).fetchall()
+        return sum(self._end(self._connection, pid, names[role], why) for pid, role, why in rows)
+
+    def _remember_roles(self, connection: Connection) -> None:
+        """Ask again which roles are readers; while their table is locked those from before are watched."""
+        if self._asked and time.monotonic() - self._asked < ROLES_SECONDS:
+            return
+        try:
+            rows = connection.execute(_ROLES).fetchall()
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
+            log.warning("the roles of readers could not be read: their table is locked")
+            return
+        self._roles, self._asked = (
+            [(int(oid), str(name), int(database)) for oid, name, database in rows],
+            time.monotonic(),
+        )
+
+    def _end(self, connection: Connection, pid: int, role: str, why: str) -> bool:
+        try:
+            connection.execute("SELECT pg_terminate_backend(%s)", (pid,), prepare=True)
+        except psycopg.errors.InsufficientPrivilege:
+            if role not in self._unable:
+                log.warning("sessions of %s cannot be ended by this user: run gpuledger db grant-reader again", role)
+            self._unable.add(role)
+            return False
+        log.warning("ended session %d of the reader %s: %s", pid, role, why)
+        return True
+
+    def _go_on(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.look()
+            except (psycopg.Error, StorageError) as error:
+                log.info("readers are not watched now: %s", str(error).partition("\n")[0])
+                self._drop()
+            self._ended.wait(LOOK_SECONDS)
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

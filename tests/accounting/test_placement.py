@@ -1,0 +1,175 @@
+"""The inventory time line of a board: the same from any order of evidence, and never more than one device."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.placement import (
+    FAR_MS,
+    RETURN_MS,
+    Attributes,
+    Board,
+    Part,
+    Placement,
+    Sighting,
+    StatedRow,
+    place,
+    spliced,
+)
+from gpuledger_collector.accounting.quantity import GPU_MICRO
+
+HOUR = DAY_MS // 24
+DEVICE = Part(1, "GPU-0", is_device=True)
+INSTANCES = [Part(2, "MIG-a", is_device=False), Part(3, "MIG-b", is_device=False), Part(4, "MIG-c", is_device=False)]
+WHOLE = Attributes("H100", "", GPU_MICRO, "", 1)
+SHARES = (142_857, 250_000, 428_571, 500_000, 571_428)
+
+
+def sighting(part, start, end, *, node=1, attributes=WHOLE):
+    return Sighting(start, end, f"n{node}", node, part, attributes)
+
+
+@st.composite
+def sightings(draw, days=6):
+    """What nodes saw of a board, mostly in line with each other, sometimes with claims that cannot be."""
+    found = []
+    for _ in range(draw(st.integers(1, 10))):
+        start = draw(st.integers(0, days * 24 * 4)) * (HOUR // 4)
+        length = draw(st.sampled_from([HOUR // 4, HOUR // 2, HOUR, HOUR, 6 * HOUR, DAY_MS]))
+        node = draw(st.sampled_from([1, 1, 1, 2]))
+        pool = draw(st.sampled_from(["", "", "train", "cloud"]))
+        if draw(st.booleans()):
+            model = draw(st.sampled_from(["H100", "H100 NVL"]))
+            said = Attributes(model, "", GPU_MICRO, pool, 10 * len(model) + len(pool))
+            found.append(sighting(DEVICE, start, start + length, node=node, attributes=said))
+            continue
+        for part in draw(st.lists(st.sampled_from(INSTANCES), min_size=1, max_size=3, unique=True)):
+            share = draw(st.sampled_from(SHARES))
+            said = Attributes("H100", part.uuid, share, pool, share * 100 + 10 * part.accelerator_id + len(pool))
+            found.append(sighting(part, start, start + length, node=node, attributes=said))
+    return found
+
+
+@st.composite
+def stated(draw):
+    """Rows of an inventory: none, or of the device, or of an instance; in order and disjoint."""
+    rows = []
+    for part in draw(st.lists(st.sampled_from([DEVICE, INSTANCES[0]]), max_size=1)):
+        edges = sorted(draw(st.sets(st.integers(0, 6 * 24), min_size=2, max_size=4)))
+        for start, end in zip(edges[::2], edges[1::2], strict=False):
+            node, model = draw(st.sampled_from([None, 1, 2])), draw(st.sampled_from(["", "H100 PCIe"]))
+            rows.append(
+                StatedRow(part, node, draw(st.sampled_from(["bought", "train"])), model, start * HOUR, end * HOUR)
+            )
+    return rows
+
+
+@st.composite
+def imported(draw):
+    """Days on which usage is imported for pools."""
+    return {
+        pool: [Period(day * DAY_MS, (day + 1) * DAY_MS) for day in sorted(draw(st.sets(st.integers(0, 6), max_size=3)))]
+        for pool in ("train", "cloud")
+    }
+
+
+def board(seen, rows=(), days=None, since_ms=0, carried=(), former=None):
+    return Board("GPU-0", since_ms, list(carried), seen, rows, days or {}, former or {})
+
+
+def whole(seen, rows, days):
+    """The time line from everything at once, by accelerator."""
+    placed: dict[int, list[Placement]] = {}
+    for row in place(board(seen, rows, days)).placements:
+        placed.setdefault(row.accelerator_id, []).append(row)
+    return placed
+
+
+def bit_by_bit(seen, rows, days):
+    """The time line from evidence that comes one after the other, each time placed again from two days before it."""
+    known: list[Sighting] = []
+    placed: dict[int, list[Placement]] = {}
+    for row in place(board([], rows, days)).placements:
+        placed.setdefault(row.accelerator_id, []).append(row)
+    for one in seen:
+        known.append(one)
+        start_ms = max(0, one.start_ms - RETURN_MS - DAY_MS)
+        before = {number: [row for row in mine if row.in_ms < start_ms] for number, mine in placed.items()}
+        line = place(board(
+            [other for other in known if other.start_ms >= start_ms - RETURN_MS - DAY_MS], rows, days, start_ms,
+            [mine[-1] for mine in before.values() if mine and mine[-1].holds(start_ms)],
+            {number: [row.pool for row in mine] for number, mine in before.items()},
+        ))  # fmt: skip
+        placed = {
+            number: spliced(
+                before.get(number, []), [row for row in line.placements if row.accelerator_id == number], start_ms
+            )
+            for number in {*before, *[row.accelerator_id for row in line.placements]}
+        }
+    return {number: mine for number, mine in placed.items() if mine}
+
+
+@given(sightings(), stated(), imported(), st.randoms(use_true_random=False))
+def test_the_order_of_evidence_changes_nothing(seen, rows, days, chance):
+    """Law (a): evidence one by one, in any order and more than once, gives what all of it at once gives."""
+    shuffled = [*seen, *seen[:2]]
+    chance.shuffle(shuffled)
+    assert bit_by_bit(shuffled, rows, days) == whole(seen, rows, days)
+
+
+@given(sightings(), stated(), imported())
+def test_a_board_is_never_more_than_one_device(seen, rows, days):
+    """At every instant the parts that are there add up to at most one device, and none is there twice."""
+    placed = [row for mine in whole(seen, rows, days).values() for row in mine]
+    for at in {row.in_ms for row in placed}:
+        there = [row for row in placed if row.holds(at)]
+        assert sum(row.gpu_micro for row in there) <= GPU_MICRO
+        assert len({row.accelerator_id for row in there}) == len(there)
+
+
+@given(sightings(), imported(), st.integers(0, 6 * 24))
+def test_evidence_changes_nothing_before_it(seen, days, hour):
+    """Law (b): what is placed before an instant does not depend on evidence that begins a day or more after it."""
+    at = hour * HOUR
+    early = [one for one in seen if one.start_ms < at]
+    cut = at - RETURN_MS - DAY_MS
+
+    def until(placed):
+        return {
+            number: [replace(row, out_ms=min(row.out_ms or FAR_MS, cut)) for row in mine if row.in_ms < cut]
+            for number, mine in placed.items()
+            if any(row.in_ms < cut for row in mine)
+        }
+
+    assert until(whole(seen, (), days)) == until(whole(early, (), days))
+
+
+def test_a_move_is_taken_over_at_once():
+    """A device that is seen on another node, and no more on the first, has moved from that interval on."""
+    placed = whole([sighting(DEVICE, 0, HOUR), sighting(DEVICE, HOUR, 2 * HOUR, node=2)], (), {})
+    assert [(row.node_id, row.in_ms, row.out_ms) for row in placed[1]] == [(1, 0, HOUR), (2, HOUR, None)]
+
+
+def test_a_claim_between_two_sightings_is_refused():
+    """What another node says of a device between two sightings of its own node is a refused claim."""
+    seen = [
+        sighting(DEVICE, 0, HOUR),
+        sighting(DEVICE, 2 * HOUR, 3 * HOUR, node=2),
+        sighting(DEVICE, 5 * HOUR, 6 * HOUR),
+    ]
+    line = place(board(seen))
+    assert [(row.node_id, row.in_ms, row.out_ms) for row in line.placements] == [(1, 0, None)]
+    assert [(one.kind, one.node_id, one.first_ms) for one in line.claims] == [("node", 2, 2 * HOUR)]
+
+
+def test_a_pool_with_imported_usage_is_claimed_in_vain():
+    """On a day with imported usage the accelerator keeps the last other pool that held."""
+    train, cloud = replace(WHOLE, pool="train"), replace(WHOLE, pool="cloud", id=2)
+    seen = [sighting(DEVICE, 0, HOUR, attributes=train), sighting(DEVICE, HOUR, 2 * HOUR, attributes=cloud)]
+    line = place(board(seen, days={"cloud": [Period(0, DAY_MS)]}))
+    assert [(row.pool, row.in_ms, row.out_ms) for row in line.placements] == [
+        ("train", 0, HOUR), ("train", HOUR, DAY_MS), ("cloud", DAY_MS, None)
+    ]  # fmt: skip
+    assert [(one.kind, one.subject) for one in line.claims] == [("pool", "cloud")]
