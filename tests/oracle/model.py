@@ -313,10 +313,10 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
 Window = tuple[int, int, Sighting]
 
 
-def windows(sightings: Iterable[Sighting], also: str = "") -> dict[str, list[Window]]:
+def windows(sightings: Iterable[Sighting]) -> dict[str, list[Window]]:
     """By accelerator: the time that each interval has for itself; the one that sorts first keeps what both claim."""
     found: dict[str, list[Window]] = defaultdict(list)
-    for one in sorted(one for one in sightings if one.state in (*STATES, also)):
+    for one in sorted(one for one in sightings if one.state != "present"):
         mine = found[one.uuid]
         start = max(one.start, mine[-1][1]) if mine else one.start
         if start < one.end:
@@ -430,7 +430,10 @@ class Rating:
         return owner
 
     def imports(self, places: Sequence[Place], seen: dict[str, list[Window]]) -> None:
-        """Rate what accelerators that were seen leave of the imported GPUs of each pool, instant by instant."""
+        """Rate what accelerators that were seen leave of the imported GPUs of each pool, instant by instant.
+
+        Choice: samples without a holder say nothing of who held it, and take nobody's place.
+        """
         pools: dict[str, list[Import]] = defaultdict(list)
         for one in self.facts.imports.values():
             pools[one.pool].append(one)
@@ -493,6 +496,6 @@ def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tup
             rating.place(one, spans.get(one.uuid, ()))
         for left in stranded(mine):
             rating.place(left, rest=(4, "", "", None))
-    rating.imports(places, windows(accepted, also="present"))
+    rating.imports(places, spans)
     bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
     return bill, [claim for board in lines for claim in board.refused]

@@ -268,7 +268,7 @@ class Maker:
                     Sighting(start, start + HOUR, "mallory", *one[3:9], "held", ((loot[0][0], HOUR),))
                 )
             elif kind == "whole":
-                fake = one._replace(uuid="FAKE", mig="", share=WHOLE, state="held", holders=loot)
+                fake = one._replace(uuid=f"FAKE-{one.device}", mig="", share=WHOLE, state="held", holders=loot)
                 if not one.uuid.startswith("INV"):
                     self.sightings.append(fake)
             else:
