@@ -135,7 +135,9 @@ def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):
     assert later.amended == {"USD": 2_100_000}
     assert "Corrected later" in as_html(later)
     month = dt.datetime.fromtimestamp(booked[0] / 1000, dt.UTC).strftime("%Y-%m")
-    (section,) = made_of(ledger, "vision", month=month).sections
+    statement = made_of(ledger, "vision", month=month)
+    (section,) = statement.sections
+    assert "correction of 2025-10" in as_html(statement)
     assert [(one.label, one.cost_minor) for one in section.corrections] == [(("2025-10",), 210)]
     assert section.row.cost_minor == 210
     assert all(day.cost_micro in {None, 0} for day in section.days), "no day of its own was dearer for it"
