@@ -268,7 +268,9 @@ def _days_of(batches: Sequence[Accepted]) -> dict[str, set[int]]:
     for batch in batches:
         wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
         if batch.block is not None:
+            # An accelerator that is sampled without an interval leaves one of state `present`.
             wanted["gpu_sample"] |= days_of(batch.block)
+            wanted["stretch"] |= days_of(batch.block)
     return wanted
 
 
