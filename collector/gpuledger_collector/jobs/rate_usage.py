@@ -142,10 +142,10 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[P
     starts = [atom.start_ms for atom in atoms(usage.day, book.cuts(usage.day))]
     for key, stay, capacity in placed(usage.stays, usage.day):
         accelerator_id = stay.accelerator.accelerator_id
-        mine = usage.stays[accelerator_id]
         if stay.accelerator.stranded:
             yield key, stay, capacity, []
             continue
+        mine = [one for one in usage.stays[accelerator_id] if not one.accelerator.stranded]
         inside = _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
         yield key, stay, capacity, usage.owners.applied(stay.accelerator, inside)
 
