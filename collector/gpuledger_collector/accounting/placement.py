@@ -343,13 +343,14 @@ class _Sweep:
             for accelerator_id in list(self.there):
                 self._leave(accelerator_id, one.start_ms)  # the board has moved
         attributes = one.attributes or one.part.known
-        if not self._fits(one.part, attributes.gpu_micro):
-            for accelerator_id, entry in list(self.there.items()):
-                if accelerator_id != one.part.accelerator_id and entry.seen_until_ms <= one.start_ms:
-                    self._leave(accelerator_id, one.start_ms)
-            if not self._fits(one.part, attributes.gpu_micro):
+        others = {number: entry for number, entry in self.there.items() if number != one.part.accelerator_id}
+        if not _fit(attributes, others.values()):
+            seen = {number: entry for number, entry in others.items() if entry.seen_until_ms > one.start_ms}
+            if not _fit(attributes, seen.values()):
                 self._refuse(one, "board", self.board.device)
                 return
+            for accelerator_id in others.keys() - seen.keys():
+                self._leave(accelerator_id, one.start_ms)
         node_id = one.node_id if stated is None or stated.node_id is None else stated.node_id
         self._put(one.part, node_id, attributes, one.start_ms, stated, one.end_ms)
 
@@ -366,10 +367,6 @@ class _Sweep:
             if until > one.start_ms or (until >= one.start_ms - RETURN_MS and returns):
                 return True
         return False
-
-    def _fits(self, part: Part, gpu_micro: int) -> bool:
-        others = (entry.row.gpu_micro for key, entry in self.there.items() if key != part.accelerator_id)
-        return gpu_micro + sum(others) <= GPU_MICRO
 
     def _refuse(self, one: Sighting, kind: str, subject: str) -> None:
         claim = Claim(one.part.accelerator_id, one.node_id, kind, subject, one.start_ms, one.end_ms)
@@ -408,6 +405,11 @@ class _Sweep:
             claimed_pool=claimed,
         )
         self.there[part.accelerator_id] = _There(part, row, attributes, seen_until_ms)
+
+
+def _fit(attributes: Attributes, others: Iterable[_There]) -> bool:
+    """Whether a part with these attributes is no more than a device beside others."""
+    return attributes.gpu_micro + sum(entry.row.gpu_micro for entry in others) <= GPU_MICRO
 
 
 def _says(entry: _There, attributes: Attributes) -> bool:
@@ -459,6 +461,8 @@ def _cut(row: Placement, days: Sequence[Period]) -> list[tuple[Placement, bool]]
         if day.start_ms > cursor:
             parts.append((replace(row, in_ms=cursor, out_ms=day.start_ms), False))
         cursor = max(cursor, day.start_ms)
+        if row.out_ms is None and day.end_ms >= FAR_MS:
+            return [*parts, (replace(row, in_ms=cursor), True)]
         end_ms = day.end_ms if row.out_ms is None else min(day.end_ms, row.out_ms)
         parts.append((replace(row, in_ms=cursor, out_ms=end_ms), True))
         cursor = end_ms
