@@ -13,7 +13,7 @@ import re
 import zoneinfo
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -26,7 +26,6 @@ HOUR, DAY, FOREVER = 3_600_000, 86_400_000, 10**15
 SLIVER = 7
 """Shares are rounded down to millionths: what seven parts lose that way is no stranded slice."""
 LEVELS = ("org", "team", "project", "experiment", "run", "user")
-FACTS = ("kind", "user", "account", "name")
 NODE_SCOPED = {"process", "container", "static", "dcgm"}
 STATES = ("held", "unallocated", "unavailable", "unobserved", "stranded")
 BRACES = re.compile(r"\{([^{}]+)\}")
@@ -220,9 +219,9 @@ class Board:
         mine = [one for one in self.sightings if one.node == self.node]
         if any(one.start < new.end and new.start < one.end for one in mine):
             return True
-        before = [one.end for one in mine if one.end <= new.start]
-        after = [one.start for one in mine if one.start >= new.end]
-        return bool(before and after) and new.start - max(before) <= DAY and min(after) - new.end <= DAY
+        before = max((one.end for one in mine if one.end <= new.start), default=-FOREVER)
+        after = min((one.start for one in mine if one.start >= new.end), default=FOREVER)
+        return new.start - before <= DAY and after - new.end <= DAY
 
     def _seen(self, uuid: str, at: int) -> bool:
         """Choice: an interval that begins at this very instant shows its part, whatever it sorts after."""
@@ -280,15 +279,16 @@ def imported_days(facts: Facts) -> dict[str, set[int]]:
 def stranded(places: Sequence[Place]) -> list[Place]:
     """What the parts of a board leave of it while one of them is a MIG instance.
 
-    Choice: it is in the place of the part whose UUID comes first.
+    Choice: it is in the place of the instance whose UUID comes first.
     """
     found: list[Place] = []
     edges = sorted({edge for one in places for edge in (one.start, one.end)})
     for start, end in pairwise(edges):
-        there = sorted((one for one in places if one.start <= start < one.end), key=lambda one: one.uuid)
+        there = [one for one in places if one.start <= start < one.end]
         left = WHOLE - sum(one.share for one in there)
-        if left > SLIVER and any(one.mig for one in there):
-            joined(found, there[0]._replace(start=start, end=end, share=left, uuid="", mig=""))
+        first = min((one for one in there if one.mig), key=lambda one: one.uuid, default=None)
+        if left > SLIVER and first is not None:
+            joined(found, first._replace(start=start, end=end, share=left, mig=""))
     return found
 
 
@@ -348,7 +348,7 @@ def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> 
     values = {name: text.strip() for name, text in job.tags}
     levels = {level: values[level] for level in LEVELS if values.get(level)}
     levels |= {"user": job.user} if job.user else {}
-    facts = {**{name: str(getattr(job, name)) for name in FACTS}, "pool": pool, "node": node}
+    facts = {"kind": job.kind, "user": job.user, "account": job.account, "name": job.name, "pool": pool, "node": node}
     values |= {name: text for name, text in facts.items() if text}
     for rule in rules:
         if at < (rule.start or 0) or at >= (rule.end or FOREVER):
@@ -380,15 +380,13 @@ class Rating:
         self.edges = sorted({*self.days, *(at for at in dated if at is not None)})
         self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
 
-    def atoms(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The rating intervals of a time in one place: UTC hours, cut where a price, a rule or a day changes."""
+    def atoms(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """A time's part of each rating interval, with its beginning: UTC hours, cut by prices, rules and days."""
         start, end = max(start, self.days[0]), min(end, self.days[-1])
         while start < end:
-            stop = min(end, start - start % HOUR + HOUR)
-            at = bisect_right(self.edges, start)
-            if at < len(self.edges):
-                stop = min(stop, self.edges[at])
-            yield start, stop
+            at, hour = bisect_right(self.edges, start), start - start % HOUR
+            stop = min(end, hour + HOUR, *self.edges[at : at + 1])
+            yield max(hour, *self.edges[max(0, at - 1) : at]), start, stop
             start = stop
 
     def price(self, pool: str, model: str, node: str, at: int) -> Price | None:
@@ -406,20 +404,32 @@ class Rating:
                 ranked.append((rank, one))
         return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
-    def place(self, one: Place, spans: Sequence[Window] = (), rest: Holder = UNOBSERVED) -> None:
-        """Rate each interval's capacity x rate once, half to even, and split it; `rest` has what spans leave of it."""
-        for start, end in self.atoms(one.start, one.end):
-            parts = shares_of(start, end, spans)
-            parts.append((rest, end - start - sum(ms for _, ms in parts)))
-            price = self.price(one.pool, one.model, one.node, start)
-            cost = 0 if price is None else cost_of(one.share * (end - start), price.rate)
-            day = self.days[bisect_right(self.days, start) - 1]
-            currency = "" if price is None else price.currency
-            for ((state, _, _, job), ms), micro in zip(parts, split(cost, [ms for _, ms in parts]), strict=True):
-                owner = None if job is None else self.payer(job, one, start)
-                amounts = self.bill[Key(day, owner, STATES[state], one.pool, one.model, one.node, currency)]
-                amounts[0] += one.share * ms
-                amounts[1] += micro
+    def rate(self, places: Iterable[Place], spans: Mapping[str, list[Window]], rest: Holder = UNOBSERVED) -> None:
+        """Rate each interval's capacity x rate once, half to even, and split it; `rest` has what spans leave of it.
+
+        Choice: what comes back to the same place within an interval is rated as one.
+        """
+        found: dict[tuple[int, Place], dict[Holder, int]] = defaultdict(lambda: defaultdict(int))
+        for one in places:
+            for atom, start, end in self.atoms(one.start, one.end):
+                parts = shares_of(start, end, spans.get(one.uuid, []))
+                for holder, ms in [*parts, (rest, end - start - sum(ms for _, ms in parts))]:
+                    found[atom, one._replace(start=0, end=0)][holder] += ms
+        for (atom, place), held in found.items():
+            self.add(atom, place, sorted(held.items(), key=lambda part: (part[0] == rest, part[0][:3])))
+
+    def add(self, start: int, one: Place, parts: Sequence[tuple[Holder, int]]) -> None:
+        """Rate one interval; `round` takes a half to the even micro-unit."""
+        price = self.price(one.pool, one.model, one.node, start)
+        rate = Fraction(price.rate if price else 0)
+        cost = round(Fraction(one.share * sum(ms for _, ms in parts), WHOLE * HOUR) * rate * WHOLE)
+        day = self.days[bisect_right(self.days, start) - 1]
+        currency = "" if price is None else price.currency
+        for ((state, _, _, job), ms), micro in zip(parts, split(cost, [ms for _, ms in parts]), strict=True):
+            owner = None if job is None else self.payer(job, one, start)
+            amounts = self.bill[Key(day, owner, STATES[state], one.pool, one.model, one.node, currency)]
+            amounts[0] += one.share * ms
+            amounts[1] += micro
 
     def payer(self, job: Job, place: Place, at: int) -> tuple[str, ...]:
         """Who pays for a job's time: whom tags and rules name, then whom disputes do, in their order."""
@@ -452,9 +462,8 @@ class Rating:
                 beside = [place for first, last, place in here if first <= start < last]
                 for one, left in replaced(running, beside):
                     joined(runs[one], Place(start, end, one.id, "", "", one.node, pool, one.model, left))
-            for one, places_of in runs.items():
-                for place in places_of:
-                    self.place(place, rest=(0, one.id, "", one.job))
+            for one, place in [(one, place) for one, mine in runs.items() for place in mine]:
+                self.rate([place], {}, (0, one.id, "", one.job))
 
 
 def replaced(running: Sequence[Import], seen: Sequence[Place]) -> Iterator[tuple[Import, int]]:
@@ -477,11 +486,6 @@ def model_match(wanted: str, model: str) -> int:
     return 2 if wanted.lower() == model.lower() else 1 if words and words <= named else -1
 
 
-def cost_of(gpu_ns: int, rate: str) -> int:
-    """Micro-units of GPU-nanoseconds at a rate an hour; `round` takes a half to the even one."""
-    return round(Fraction(gpu_ns, WHOLE * HOUR) * Fraction(rate) * WHOLE)
-
-
 def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tuple[str, Sighting]]]:
     """The bill of the days from `first` to before `last`, and the claims that are refused."""
     rating = Rating(facts, first, last)
@@ -492,10 +496,8 @@ def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tup
     for board in lines:
         mine = list(board.places(imported))
         places += mine
-        for one in mine:
-            rating.place(one, spans.get(one.uuid, ()))
-        for left in stranded(mine):
-            rating.place(left, rest=(4, "", "", None))
+        rating.rate(mine, spans)
+        rating.rate(stranded(mine), {}, (4, "", "", None))
     rating.imports(places, spans)
     bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
     return bill, [claim for board in lines for claim in board.refused]
