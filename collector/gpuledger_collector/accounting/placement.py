@@ -244,6 +244,7 @@ class _Sweep:
         self.sightings = sorted(set(board.sightings), key=lambda one: one.order)
         self.starts: dict[int, list[int]] = defaultdict(list)
         self.seen_until: dict[int, int] = {}
+        self.shown = {(one.part.accelerator_id, one.node_id, one.start_ms) for one in self.sightings}
         for one in self.sightings:
             self.starts[one.node_id].append(one.start_ms)
         parts = {one.part.accelerator_id: one.part for one in self.sightings}
@@ -345,7 +346,7 @@ class _Sweep:
         attributes = one.attributes or one.part.known
         others = {number: entry for number, entry in self.there.items() if number != one.part.accelerator_id}
         if not _fit(attributes, others.values()):
-            seen = {number: entry for number, entry in others.items() if entry.seen_until_ms > one.start_ms}
+            seen = {number: entry for number, entry in others.items() if self._is_seen(number, entry, one.start_ms)}
             if not _fit(attributes, seen.values()):
                 self._refuse(one, "board", self.board.device)
                 return
@@ -353,6 +354,10 @@ class _Sweep:
                 self._leave(accelerator_id, one.start_ms)
         node_id = one.node_id if stated is None or stated.node_id is None else stated.node_id
         self._put(one.part, node_id, attributes, one.start_ms, stated, one.end_ms)
+
+    def _is_seen(self, accelerator_id: int, entry: _There, at_ms: int) -> bool:
+        """Whether its node sees a part at an instant; also by an interval that begins there and says something new."""
+        return entry.seen_until_ms > at_ms or (accelerator_id, entry.row.node_id, at_ms) in self.shown
 
     def _is_refused(self, one: Sighting, stated: StatedRow | None) -> bool:
         """Whether another node has the device at the time of this sighting."""
