@@ -25,6 +25,7 @@ MEANING = {
     "unallocated": GREY,
     "unavailable": VERMILION,
     "unobserved": PURPLE,
+    "stranded": SKY,
     "capacity": "#000000",
     "ok": GREEN,
     "degraded": ORANGE,

@@ -167,6 +167,7 @@ BOARD = Board(
                   SELECT {drawn(date('l.day_ms'))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
+                      l.stranded_ns / {GPU_HOUR_NS} AS stranded,
                       l.imported_ns / {GPU_HOUR_NS} AS imported, to_timestamp(l.until_ms / 1000) AS "until"
                   FROM day_proof l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
                   """, HOURS, width=24, decimals=2, overrides=(

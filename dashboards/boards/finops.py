@@ -52,7 +52,7 @@ NUMBERS = (
          f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
     stat("Waste ($currency)", "Cost of GPU time that was held and idle, or held by nobody.",
          f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
-    stat("Waste, part of spend", "Idle, unallocated, unavailable and unobserved cost over all cost.",
+    stat("Waste, part of spend", "Idle, unallocated, unavailable, unobserved and stranded cost over all cost.",
          f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}", RATIO, decimals=1,
          steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)), limits=(0, 1)),
     stat("Held, part of capacity", "GPU-hours held by a workload over all GPU-hours.",

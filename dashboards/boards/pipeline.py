@@ -114,7 +114,9 @@ BOARD = Board(
                   SELECT {drawn(date('l.day_ms'))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
-                      (l.capacity_ns - l.held_ns - l.unallocated_ns - l.unavailable_ns - l.unobserved_ns)
+                      l.stranded_ns / {GPU_HOUR_NS} AS stranded,
+                      (l.capacity_ns - l.held_ns - l.unallocated_ns - l.unavailable_ns - l.unobserved_ns
+                          - l.stranded_ns)
                           / {GPU_HOUR_NS} AS difference
                   FROM day_proof l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
                   """, COUNT, width=24, decimals=2, overrides=(

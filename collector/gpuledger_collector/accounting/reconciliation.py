@@ -1,4 +1,4 @@
-"""What a reconciliation finds: owners + unallocated + unavailable + unobserved against capacity x rate."""
+"""What a reconciliation finds: owners + unallocated + unavailable + unobserved + stranded against capacity x rate."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def _spend(
 
 def _is_state(key: str) -> bool:
     """Whether a row is time that nobody held."""
-    return key in {"(unallocated)", "(unavailable)", "(unobserved)"}
+    return key in {"(unallocated)", "(unavailable)", "(unobserved)", "(stranded)"}
 
 
 def _trend(owner: str, teams: dict[str, dict[int, int]], trend: Sequence[Period], currency: str) -> Any:

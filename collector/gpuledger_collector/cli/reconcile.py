@@ -48,7 +48,7 @@ def reconcile(
     dsn: Dsn = None,
     config: Config = None,
 ) -> None:
-    """Prove that owners + unallocated + unavailable + unobserved = capacity x rate, to the micro-unit.
+    """Prove that owners + unallocated + unavailable + unobserved + stranded = capacity x rate, to the micro-unit.
 
     Ends with 1 when it does not hold, when some of it has no price, or when a claim was refused that somebody is to
     decide. With --bill: hold the bill against what was

@@ -29,7 +29,7 @@ from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.accounting.usage import HELD
+from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.cells import neutral
 
 COLUMNS = (
@@ -254,7 +254,8 @@ def _description(exported: ExportedCharge) -> str:
 def _resource(exported: ExportedCharge) -> Row:
     """The accelerator; for usage imported as counts the workload, which is all that is known to have held one."""
     if exported.accelerator_uuid is not None:
-        uuid = exported.accelerator_uuid
+        stranded = exported.charge.state == STRANDED
+        uuid = exported.device_uuid or exported.accelerator_uuid if stranded else exported.accelerator_uuid
         kind = "MIG" if uuid.startswith("MIG-") else "GPU"
         name = f"{exported.charge.node}/{uuid}" if exported.charge.node else uuid
         return {"ResourceId": neutral(uuid), "ResourceName": neutral(name), "ResourceType": kind}

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage import locks, partitions
 from gpuledger_collector.storage.day_rows import alone
 from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.engine import open_connection
@@ -156,7 +156,7 @@ def _swap(holder: Connection, table: str, days: Sequence[Partition]) -> bool:
     for _ in range(SWAP_TRIES):
         try:
             with holder.transaction():
-                holder.execute("SELECT pg_advisory_xact_lock(%s)", (Lock.PARTITIONS,))
+                locks.take(holder, Lock.PARTITIONS)
                 if len(_lock_days(holder, table, start_ms)) != len(days):
                     return False  # a day that had none has one now
                 for day in days:
