@@ -32,6 +32,10 @@ MINOR = {"USD": 10_000, "EUR": 10_000, "JPY": 1_000_000}
 """Micro-units of the minor unit."""
 
 
+class Slipped(AssertionError):
+    """A row that only a slip makes was taken."""
+
+
 @dataclass
 class Ledger:
     """A fresh database, a collector that listens, and the command line, for one world."""
@@ -111,8 +115,11 @@ class Ledger:
 
     def tell_slip(self, row: Import | Price) -> None:
         """A row that is refused, and changes nothing."""
-        made = ("usage", [import_row(row)]) if isinstance(row, Import) else ("prices", [price_row(row)])
-        self.write(*made, ends=(2,))
+        kind, cells = ("usage", import_row(row)) if isinstance(row, Import) else ("prices", price_row(row))
+        try:
+            self.write(kind, [cells], ends=(2,))
+        except AssertionError as error:
+            raise Slipped(str(error)) from error
 
     def tell_dispute(self, dispute: Dispute) -> None:
         """A team contests what it pays of some days, and is right; what it does not pay it cannot contest."""

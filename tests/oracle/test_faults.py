@@ -1,0 +1,112 @@
+"""Each fault of issue 14, put back into the code, is seen by the oracle: which story shows which."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fakes.postgres import fresh_database, postgres
+from gpuledger_collector.accounting import placement, reattribution
+from gpuledger_collector.ingest.files import table
+from gpuledger_collector.jobs import cover
+from gpuledger_collector.storage import placements, rules
+from gpuledger_collector.storage import prices as book
+from oracle import stories
+from oracle.driver import Slipped, differences, opened
+
+__all__ = ["postgres"]
+# The package has functions of the same names.
+reporting = importlib.import_module("gpuledger_collector.jobs.bring_up_to_date")
+rating = importlib.import_module("gpuledger_collector.jobs.rate_usage")
+Patch = pytest.MonkeyPatch
+
+
+def undated_attributes(patch: Patch) -> None:
+    """An accelerator has the share and the model that were reported of it last, at all times."""
+
+    def place(board: placement.Board) -> placement.TimeLine:
+        sightings = sorted(board.sightings, key=lambda one: one.order)
+        newest = {one.part.uuid: one.attributes for one in sightings}
+        undated = [replace(one, attributes=newest[one.part.uuid]) for one in sightings]
+        return placement.place(replace(board, sightings=undated))
+
+    patch.setattr(placements, "place", place)
+
+
+def pool_by_claim(patch: Patch) -> None:
+    """Whoever names a pool is in it, and usage imported for it gives way to its accelerators altogether."""
+    patch.setattr(placements, "_imported_days", lambda *_: {})
+
+    def beside(unit, day, stays, until_ms):
+        taken = {stay.accelerator.pool for mine in stays.values() for stay in mine}
+        return [one for one in unit.imported(day) if one.pool not in taken]
+
+    patch.setattr(rating, "imported_beside", beside)
+
+
+def newest_tags(patch: Patch) -> None:
+    """A job has the tags that were reported of it last, at all times."""
+    patch.setattr(rating.Owners, "_facts", lambda self, workload_id, _: self._workloads[workload_id])
+
+
+def boards_without_an_end(patch: Patch) -> None:
+    """Parts of a board are not added up."""
+    patch.setattr(placement, "_fit", lambda *_: True)
+
+
+def names_as_they_are(patch: Patch) -> None:
+    """A reserved name is an owner like any other."""
+    patch.setattr("gpuledger_collector.accounting.attribution.escaped", lambda name: name)
+
+
+def disputes_move_all(patch: Patch) -> None:
+    """An accepted dispute moves what anybody pays of the contested time."""
+    patch.setattr(reattribution.Reattribution, "concerns", lambda *_: True)
+
+
+def reports_of_their_own_days(patch: Patch) -> None:
+    """A report brings nothing up to date but the days of its own period."""
+    patch.setattr(reporting, "_to_correct", lambda *_: [])
+
+
+def rules_by_the_hour(patch: Patch) -> None:
+    """Rules do not cut hours."""
+    patch.setattr(cover, "edges_of", lambda _: [])
+    patch.setattr(rules, "edges_of", lambda _: [])
+
+
+def slips_taken(patch: Patch) -> None:
+    """Any instant and any three letters are taken, and a price may change its currency."""
+    patch.setattr(table.Instants, "problem", lambda *_: None)
+    patch.setattr(table, "currency_problem", lambda _: None)
+    patch.setattr(book, "currency_changes", lambda *_: [])
+
+
+FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
+    undated_attributes: stories.share_of_one_millionth,
+    pool_by_claim: stories.one_second_in_a_pool,
+    newest_tags: stories.relabelled_at_its_end,
+    boards_without_an_end: stories.halves_of_a_whole,
+    names_as_they_are: stories.reserved_names,
+    disputes_move_all: stories.dispute_beside_a_third,
+    reports_of_their_own_days: stories.late_after_the_close,
+    rules_by_the_hour: stories.rule_at_half_past_six,
+    slips_taken: stories.slips,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_that_is_put_back_is_seen(fault, postgres, tmp_path, monkeypatch):
+    """The story of a fault comes out wrong where the code has that fault."""
+    fault(monkeypatch)
+    world = FAULTS[fault]()
+    with fresh_database(postgres) as dsn, opened(dsn, tmp_path) as ledger:
+        try:
+            ledger.play(world)
+            found = differences(world, ledger)
+        except Slipped as error:
+            found = [str(error)]
+    assert found
