@@ -33,7 +33,7 @@ from gpuledger_collector.storage import claims
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_MS = DAY_MS
 _ROW = """c.accelerator_id, c.node_id, c.pool, c.gpu_model, c.gpu_micro, c.in_ms, c.out_ms, c.source,
-    coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool)"""
+    coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool), t.model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
             WHERE pool = ANY(%s) AND gpu_micro > 0 AND (end_ms IS NULL OR end_ms > GREATEST(start_ms, %s))
             GROUP BY pool) AS joined ORDER BY 1, 2
         """,
-        (list(pools), from_ms),
+        (list(pools), from_ms - from_ms % DAY_MS),
     )
     found: dict[str, list[Period]] = defaultdict(list)
     for pool, start_ms, end_ms in rows:
