@@ -167,10 +167,10 @@ class Metering:
             drop_stretches(connection, made)
             numbered = [ids.numbered(batch) for batch in batches]
             copy_stretches(connection, join_stretches(numbered))
-            after = self.store.keep_inventory(connection, numbered)
-            if splits:  # a slot that is made again may show the instances where it showed the device
-                since_ms = min(min(of_one) for of_one in slots.values())
-                self.store.settle_placements(connection, sorted({device_id for device_id, _ in splits}), since_ms)
+            # A slot that is made again may show the instances where it showed the device.
+            devices = {device_id for device_id, _ in splits}
+            since_ms = min(min(of_one) for of_one in slots.values())
+            after = self.store.keep_inventory(connection, numbered, devices, since_ms)
             mark_hours_of(connection, made)
             connection.execute("DELETE FROM dirty_scrape WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
             forget_old(connection, list(slots), self.limits.keep_ms)

@@ -95,6 +95,7 @@ class RemoteStore:
         self, connection: Connection, book: Book, requests: Sequence[Writing], now: dt.datetime
     ) -> list[tuple[int, int]]:
         """Samples written, and too old, of each request."""
+        self.store.renew(now)
         gathered = Gathered.of(book, requests)
         self._judge_health(gathered)
         named = gathered.by_node(lambda uuid: judged(self._health.get(uuid, {})))
