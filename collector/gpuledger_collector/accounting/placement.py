@@ -448,7 +448,8 @@ def _settle_pools(
     claims: list[Claim] = []
     pools = list(former)
     for row in rows:
-        days = imported.get(row.claimed_pool, ()) if row.source == SEEN else ()
+        # What is from before dated facts has no attributes: its pool was believed, and stays.
+        days = imported.get(row.claimed_pool, ()) if row.source == SEEN and row.attributes_id else ()
         other = next((pool for pool in reversed(pools) if pool != row.claimed_pool), DEFAULT_POOL)
         other = other if row.claimed_pool != DEFAULT_POOL else DEFAULT_POOL
         for part, is_imported in _cut(row, days):
