@@ -101,6 +101,12 @@ ALTER TABLE imported_usage ADD COLUMN workload_attributes_id BIGINT;
 
 COMMENT ON COLUMN imported_usage.workload_attributes_id IS 'what the import says of the workload';
 
+ALTER TABLE scrape ADD COLUMN accelerator_attributes_ids BIGINT[] DEFAULT '{}' NOT NULL, ADD COLUMN workload_attributes_ids BIGINT[] DEFAULT '{}' NOT NULL;
+
+COMMENT ON COLUMN scrape.accelerator_attributes_ids IS 'what its labels say of the accelerator';
+
+COMMENT ON COLUMN scrape.workload_attributes_ids IS 'what they say of those whom they name';
+
 ALTER TABLE capacity ADD COLUMN gpu_model TEXT DEFAULT '' NOT NULL, ADD COLUMN gpu_micro INTEGER DEFAULT 1000000 NOT NULL, ADD COLUMN accelerator_attributes_id BIGINT;
 
 COMMENT ON COLUMN capacity.gpu_micro IS 'share of its board';
@@ -136,6 +142,7 @@ DROPPED = {
     "capacity": ("gpu_model", "gpu_micro", "accelerator_attributes_id"),
     "imported_usage": ("workload_attributes_id",),
     "usage_hour": ("workload_attributes_id",),
+    "scrape": ("accelerator_attributes_ids", "workload_attributes_ids"),
     "stretch": ("accelerator_attributes_id", "workload_attributes_id"),
 }
 

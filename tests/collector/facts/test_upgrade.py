@@ -75,9 +75,7 @@ def test_late_evidence_places_intervals_of_before_as_they_were(world, before, tm
     """August placed again as a whole, for an import into one of its pools and late evidence, bills August as before."""
     world.hold(SEPTEMBER_MS + DAY, 1, number=1, job="2", pool="lab", gpu_micro=1, team="mallory")
     usage = tmp_path / "usage.csv"
-    usage.write_text(
-        "workload_id,start,end,gpus,pool,tag:team\nx,2026-08-01T00:00Z,2026-08-01T01:00Z,1,lab,yankee\n"
-    )
+    usage.write_text("workload_id,start,end,gpus,pool,tag:team\nx,2026-08-01T00:00Z,2026-08-01T01:00Z,1,lab,yankee\n")
     world.run("import", "usage", usage)
     for number, hours in ((0, 4), (1, 5)):
         at_ms = AUGUST_MS + hours * DAY + 8 * HOUR

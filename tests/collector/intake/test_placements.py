@@ -70,7 +70,7 @@ def test_a_row_that_was_settled_before_another_is_not_remembered_after_it(connec
 
 
 def test_what_another_replica_changed_is_seen_within_a_day(connection):
-    """A replica that remembers a board on a node looks again after a day, and settles what it passed over until then."""
+    """A replica that remembers a board on a node looks again after a day, and settles what it passed over."""
     one, other = (Store(partitions.ensure, placements.settle) for _ in range(2))
     one.flush(connection, [seen(1, "n1", NOON_MS)], NOW)
     other.flush(connection, [seen(1, "n2", NOON_MS + 2 * HOUR_MS)], NOW)
