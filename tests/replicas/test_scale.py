@@ -101,7 +101,7 @@ def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
         (
             "usage_hour",
             "INSERT INTO usage_hour SELECT a, 1790856000000 + h * 3600000, 'held', a, 3600000, 1800000, 1800000, 0,"
-            " 1000 FROM generate_series(1, 200) a, generate_series(1, 100) h",
+            " 1000, a FROM generate_series(1, 200) a, generate_series(1, 100) h",
             177,
         ),
         (
@@ -113,7 +113,7 @@ def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
         (
             "stretch",
             "INSERT INTO stretch SELECT a, a, 'held', at, at + 60000, 60000, 30000, 30000, 0, 1000, 1,"
-            " '00000000-0000-4000-8000-000000000001', at, a"
+            " '00000000-0000-4000-8000-000000000001', at, a, a, a"
             " FROM generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at, generate_series(1, 20) a",
             181,
         ),
