@@ -41,9 +41,9 @@ INSERT INTO node (name, first_seen_at, last_seen_at, agent_version, driver, hear
 INSERT INTO accelerator (uuid, device_uuid, model, gpu_index, memory_bytes, health)
     SELECT 'GPU-' || g, 'GPU-' || g, (ARRAY['H100', 'A100', 'L40S'])[1 + g / 8 %% 3], g %% 8, 80000000000, 'ok'
     FROM generate_series(1, %(gpus)s) g;
-INSERT INTO capacity (accelerator_id, model, gpu_micro, gpu_model, gpu_micro, node_id, model, gpu_micro, pool, in_ms, source)
-    SELECT id, model, gpu_micro, 1 + (id - 1) / 8, (ARRAY['train', 'serve'])[1 + id / 8 %% 2], %(start)s - 86400000, 'agent' FROM
-        accelerator;
+INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, source)
+    SELECT id, model, gpu_micro, 1 + (id - 1) / 8, (ARRAY['train', 'serve'])[1 + id / 8 %% 2],
+        %(start)s - 86400000, 'agent' FROM accelerator;
 INSERT INTO owner (org, team, project) SELECT 'acme', 'team-' || t, 'project-' || p
     FROM generate_series(1, 20) t, generate_series(1, 10) p;
 INSERT INTO price (gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at)

@@ -31,7 +31,7 @@ INSERT INTO node (name, first_seen_at, last_seen_at)
     SELECT 'node-' || n, now(), now() FROM generate_series(1, %(gpus)s / 8) n;
 INSERT INTO accelerator (uuid, device_uuid, model) SELECT 'GPU-' || g, 'GPU-' || g, 'NVIDIA H100'
     FROM generate_series(1, %(gpus)s) g;
-INSERT INTO capacity (accelerator_id, model, gpu_micro, gpu_model, gpu_micro, node_id, model, gpu_micro, pool, in_ms, source)
+INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, source)
     SELECT id, model, gpu_micro, 1 + (id - 1) / 8, 'train', %(start)s, 'agent' FROM accelerator;
 INSERT INTO price (gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) VALUES
     ('H100', 'on_demand', 2.333333333, 'USD', 0, now()),
