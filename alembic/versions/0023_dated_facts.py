@@ -1,7 +1,8 @@
 """Facts with dates: usage intervals refer to what was reported of accelerator and workload, and to nothing else.
 
 What is there before has no such reference. It keeps the attributes that are known now: of an accelerator those that
-its capacity takes over here, of a workload those of its first row in `workload_attributes`.
+its capacity takes over here, else those of its row with an empty digest in `accelerator_attributes`, of a workload
+those of its first row in `workload_attributes`.
 
 Revision ID: 0023
 Revises: 0022
@@ -100,6 +101,12 @@ ALTER TABLE imported_usage ADD COLUMN workload_attributes_id BIGINT;
 
 COMMENT ON COLUMN imported_usage.workload_attributes_id IS 'what the import says of the workload';
 
+ALTER TABLE scrape ADD COLUMN accelerator_attributes_ids BIGINT[] DEFAULT '{}' NOT NULL, ADD COLUMN workload_attributes_ids BIGINT[] DEFAULT '{}' NOT NULL;
+
+COMMENT ON COLUMN scrape.accelerator_attributes_ids IS 'what its labels say of the accelerator';
+
+COMMENT ON COLUMN scrape.workload_attributes_ids IS 'what they say of those whom they name';
+
 ALTER TABLE capacity ADD COLUMN gpu_model TEXT DEFAULT '' NOT NULL, ADD COLUMN gpu_micro INTEGER DEFAULT 1000000 NOT NULL, ADD COLUMN accelerator_attributes_id BIGINT;
 
 COMMENT ON COLUMN capacity.gpu_micro IS 'share of its board';
@@ -117,6 +124,10 @@ ALTER TABLE corrected_day ADD COLUMN stranded_ns NUMERIC(30, 0) DEFAULT '0' NOT 
 INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags)
 SELECT id, '\\x00', user_name, account, name, tags FROM workload ORDER BY id;
 
+INSERT INTO accelerator_attributes (accelerator_id, digest, model, mig_instance, gpu_micro, pool)
+SELECT a.id, '\\x00', a.model, a.mig_instance, a.gpu_micro, coalesce((SELECT c.pool FROM capacity c
+WHERE c.accelerator_id = a.id AND c.source = 'agent' ORDER BY c.in_ms DESC LIMIT 1), '') FROM accelerator a ORDER BY a.id;
+
 INSERT INTO inventory (accelerator_id, node_id, pool, in_ms, out_ms)
 SELECT accelerator_id, node_id, pool, in_ms, out_ms FROM capacity WHERE source = 'import' ORDER BY id;
 
@@ -131,6 +142,7 @@ DROPPED = {
     "capacity": ("gpu_model", "gpu_micro", "accelerator_attributes_id"),
     "imported_usage": ("workload_attributes_id",),
     "usage_hour": ("workload_attributes_id",),
+    "scrape": ("accelerator_attributes_ids", "workload_attributes_ids"),
     "stretch": ("accelerator_attributes_id", "workload_attributes_id"),
 }
 

@@ -103,6 +103,8 @@ class Placement:
     source: str
     attributes_id: int
     claimed_pool: str = field(default="", compare=False)
+    reported_model: str | None = field(default=None, compare=False)
+    """What agents call it where the inventory may state another model; None: nobody has reported it."""
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -183,9 +185,13 @@ def place(board: Board) -> TimeLine:
     sweep.run()
     placements: list[Placement] = []
     claims = list(sweep.claims)
+    seen_ms: dict[int, int] = {}
+    for one in sweep.sightings:
+        seen_ms[one.part.accelerator_id] = max(one.end_ms, seen_ms.get(one.part.accelerator_id, 0))
     ordered = sorted(sweep.closed, key=lambda row: (row.accelerator_id, row.in_ms))
     for accelerator_id, rows in groupby(ordered, key=lambda row: row.accelerator_id):
-        settled, refused = _settle_pools(list(rows), board.imported, board.former_pools.get(accelerator_id, ()))
+        former = board.former_pools.get(accelerator_id, ())
+        settled, refused = _settle_pools(list(rows), board.imported, former, seen_ms.get(accelerator_id, 0))
         placements += merged(settled)
         claims += refused
     return TimeLine(placements, _merged_claims(claims))
@@ -253,7 +259,10 @@ class _Sweep:
         self.device_is_stated = any(row.part.is_device for row in board.stated)
         for row in board.carried:
             part = parts.get(row.accelerator_id, Part(row.accelerator_id, "", is_device=False))
-            attributes = Attributes(row.model, "", row.gpu_micro, row.claimed_pool or row.pool, row.attributes_id)
+            model = row.reported_model
+            if model is None:
+                model = part.known.model if row.source == STATED else row.model
+            attributes = Attributes(model, "", row.gpu_micro, row.claimed_pool or row.pool, row.attributes_id)
             self.there[row.accelerator_id] = _There(part, replace(row, in_ms=board.since_ms, out_ms=None), attributes)
 
     def run(self) -> None:
@@ -317,7 +326,10 @@ class _Sweep:
             row = self._row_for(entry.part, at_ms)
             if row is None:
                 self._leave(entry.part.accelerator_id, at_ms)
-            elif (row.node_id, row.pool) != (entry.row.node_id, entry.row.pool) or entry.row.source == SEEN:
+                continue
+            model = row.model or (entry.attributes or entry.part.known).model
+            stated = row.node_id, row.pool, model, STATED
+            if stated != (entry.row.node_id, entry.row.pool, entry.row.model, entry.row.source):
                 self._put(entry.part, row.node_id, entry.attributes, at_ms, row, entry.seen_until_ms)
 
     def _enter_as_stated(self, at_ms: int) -> None:
@@ -408,6 +420,7 @@ class _Sweep:
             source=SEEN if stated is None else STATED,
             attributes_id=said.id,
             claimed_pool=claimed,
+            reported_model=said.model if said.id else None,
         )
         self.there[part.accelerator_id] = _There(part, row, attributes, seen_until_ms)
 
@@ -422,7 +435,7 @@ def _says(entry: _There, attributes: Attributes) -> bool:
     known = entry.attributes
     if known is None:
         return False
-    if known.id and attributes.id:
+    if known.id or attributes.id:
         return known.id == attributes.id
     return (known.model, known.gpu_micro, known.pool or DEFAULT_POOL) == (
         attributes.model,
@@ -432,21 +445,25 @@ def _says(entry: _There, attributes: Attributes) -> bool:
 
 
 def _settle_pools(
-    rows: Sequence[Placement], imported: Mapping[str, Sequence[Period]], former: Sequence[str]
+    rows: Sequence[Placement], imported: Mapping[str, Sequence[Period]], former: Sequence[str], seen_ms: int
 ) -> tuple[list[Placement], list[Claim]]:
-    """The rows of one accelerator in the pools that hold, cut where usage is imported for a claimed one."""
+    """The rows of one accelerator in the pools that hold, cut where usage is imported for a claimed one.
+
+    A claim that goes on lasts until `seen_ms`, when the accelerator was seen last.
+    """
     settled: list[Placement] = []
     claims: list[Claim] = []
     pools = list(former)
     for row in rows:
-        days = imported.get(row.claimed_pool, ()) if row.source == SEEN else ()
+        # What is from before dated facts has no attributes: its pool was believed, and stays.
+        days = imported.get(row.claimed_pool, ()) if row.source == SEEN and row.attributes_id else ()
         other = next((pool for pool in reversed(pools) if pool != row.claimed_pool), DEFAULT_POOL)
         other = other if row.claimed_pool != DEFAULT_POOL else DEFAULT_POOL
         for part, is_imported in _cut(row, days):
             pool = other if is_imported else row.claimed_pool if row.source == SEEN else row.pool
             settled.append(replace(part, pool=pool))
             if is_imported and other != row.claimed_pool:
-                last_ms = part.in_ms if part.out_ms is None else part.out_ms
+                last_ms = max(part.in_ms, seen_ms) if part.out_ms is None else part.out_ms
                 claims.append(
                     Claim(row.accelerator_id, row.node_id or 0, "pool", row.claimed_pool, part.in_ms, last_ms)
                 )

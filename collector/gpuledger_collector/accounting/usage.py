@@ -7,6 +7,7 @@ never exceed it, and the result does not depend on the order or the duplication 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -125,7 +126,14 @@ class Contradiction:
 
 
 def contradictions(stretches: Iterable[StretchFact]) -> list[Contradiction]:
-    """Held time of one accelerator that was reported for other holders as well; the reports come in any order."""
+    """Held time of one accelerator that a node reported for other holders as well; the reports come in any order."""
+    by_node: dict[int, list[StretchFact]] = defaultdict(list)
+    for fact in stretches:
+        by_node[fact.node_id].append(fact)
+    return [one for facts in by_node.values() for one in _contradictions(facts)]
+
+
+def _contradictions(stretches: Iterable[StretchFact]) -> list[Contradiction]:
     found: list[Contradiction] = []
     until_ms, holders = 0, frozenset[int | None]()
     for span in _spans(stretches):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -58,6 +58,8 @@ class Newest:
     in_ms: int
     out_ms: int | None
     is_stated: bool
+    turn: int = field(default=0, compare=False)
+    """Settled as the how manieth since this process began: of two rows the later one is true."""
 
     def covers(self, node_id: int, attributes_id: int) -> int | None:
         """The instant since which such evidence changes nothing; None when this row does not show it."""

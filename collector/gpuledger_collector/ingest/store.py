@@ -18,7 +18,7 @@ import psycopg
 from gpuledger_agent.wire import Answer, Rejected
 from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest import counters
-from gpuledger_collector.ingest.directory import Connection, Directory, Numbered, oldest_instant
+from gpuledger_collector.ingest.directory import RENEWED, Connection, Directory, Numbered, oldest_instant
 from gpuledger_collector.ingest.evidence import Newest as NewestRow
 from gpuledger_collector.ingest.evidence import mark_hours, shown_by
 from gpuledger_collector.ingest.ledger import Key, insert_keys, look_up, record_conflicts, verdict
@@ -87,6 +87,11 @@ class Store:
     """The newest row of each accelerator, to skip what changes nothing."""
     _inventory: object = field(default_factory=object)
     """Another one whenever a row that was remembered changes."""
+    _turn: int = 0
+    """How often placements were settled; what was settled up to `_forgotten` is not remembered any more."""
+    _forgotten: int = 0
+    _since: dt.datetime | None = None
+    """Since when placements are remembered: another replica may have changed them."""
     _slow: dict[tuple[int, str], tuple[int, float | None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -101,6 +106,7 @@ class Store:
 
         `idle`: whether no more wait behind them.
         """
+        self.renew(now)
         numbered = self.directory.number(connection, batches, now)
         first: dict[Key, Numbered] = {}
         for one in numbered:
@@ -153,7 +159,18 @@ class Store:
         self.directory.forget()
         self.newest.forget()
         with self._lock:
-            self._days, self._capacity, self._slow, self._inventory = set(), {}, {}, object()
+            self._days, self._slow = set(), {}
+            self._forget_placements()
+
+    def renew(self, now: dt.datetime) -> None:
+        """Forget placements after a day, half of what `settle` looks back: what other replicas changed is seen then."""
+        with self._lock:
+            if self._since is None or not dt.timedelta(0) <= now - self._since < RENEWED:
+                self._since = now
+                self._forget_placements()
+
+    def _forget_placements(self) -> None:
+        self._capacity, self._inventory, self._forgotten = {}, object(), self._turn
 
     def news_of(self, batch: Accepted) -> News:
         """What of a batch is new to this store; it may be in the database already."""
@@ -188,25 +205,40 @@ class Store:
         counters.keep(connection, counts_of(batches))
         return told_of(batches, samples, latest_states(stretches), now)
 
-    def keep_inventory(self, connection: Connection, batches: Sequence[Numbered]) -> Callable[[], None]:
-        """Bring the inventory in line with what these batches show; call what is returned after COMMIT."""
+    def keep_inventory(
+        self, connection: Connection, batches: Sequence[Numbered], changed: Collection[int] = (), changed_ms: int = 0
+    ) -> Callable[[], None]:
+        """Bring the inventory in line with what these batches show; call what is returned after COMMIT.
+
+        Of the accelerators in `changed` the evidence from `changed_ms` on is another one.
+        """
         news = [
             shown
             for shown in shown_by([one for one in batches if not self._shows_nothing_new(one)])
             if not self._is_covered(shown.accelerator_id, shown.node_id, shown.attributes_id, shown.first_ms)
         ]
         rows: dict[int, NewestRow] = {}
-        if news:
-            since_ms = min(shown.first_ms for shown in news)
-            placed = self.settle_placements(connection, sorted({shown.accelerator_id for shown in news}), since_ms)
+        if news or changed:
+            since_ms = min([shown.first_ms for shown in news] + [changed_ms] * bool(changed))
+            numbers = {shown.accelerator_id for shown in news}.union(changed)
+            placed = self.settle_placements(connection, sorted(numbers), since_ms)
+            with self._lock:  # a board is locked until COMMIT: turns are in the order of what was settled
+                self._turn += 1
+                turn = self._turn
             rows = {
-                number: NewestRow(row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import")
+                number: NewestRow(row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import", turn)
                 for number, row in placed.items()
             }
 
         def remember() -> None:
-            changed = any(self._capacity.get(accelerator) not in (None, row) for accelerator, row in rows.items())
-            self._capacity.update(rows)
+            known = self._capacity
+            newer = {
+                number: row
+                for number, row in rows.items()
+                if row.turn > self._forgotten and (number not in known or known[number].turn < row.turn)
+            }
+            changed = any(known.get(accelerator) not in (None, row) for accelerator, row in newer.items())
+            known.update(newer)
             if changed:  # after the rows: whoever sees the new state must not see an old row
                 self._inventory = object()
 

@@ -55,7 +55,8 @@ def undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
     """Claims of time in a period of which no inventory says who is right."""
     rows = connection.execute(
         f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS ("
-        "SELECT FROM inventory i WHERE i.accelerator_id = c.accelerator_id AND i.in_ms < c.last_ms "
+        "SELECT FROM inventory i JOIN accelerator p ON p.id = i.accelerator_id "
+        "WHERE p.uuid IN (a.uuid, a.device_uuid) AND i.in_ms < c.last_ms "
         "AND (i.out_ms IS NULL OR i.out_ms > c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",
         (period.end_ms, period.start_ms),
     )

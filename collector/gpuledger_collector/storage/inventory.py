@@ -107,7 +107,7 @@ def _accelerators(connection: Connection, stays: Mapping[str, Sequence[Inventory
         "INSERT INTO accelerator AS old (uuid, device_uuid, model) "
         "SELECT uuid, uuid, model FROM unnest(%s::text[], %s::text[]) AS given (uuid, model) "
         "ON CONFLICT (uuid) DO UPDATE SET model = excluded.model WHERE old.model = '' AND excluded.model <> ''",
-        (list(stays), [rows[0].gpu_model for rows in stays.values()]),
+        (sorted(stays), [stays[uuid][0].gpu_model for uuid in sorted(stays)]),
     )
     rows = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(stays),))
     return dict(rows.fetchall())

@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.placement import (
     FAR_MS,
     RETURN_MS,
+    SEEN,
     Attributes,
     Board,
     Claim,
@@ -28,12 +29,15 @@ from gpuledger_collector.accounting.placement import (
     place,
     spliced,
 )
+from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.storage import claims
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LONGEST_MS = DAY_MS
+_OF_BEFORE = b"\0"
+"""The digest of what was known of an accelerator when facts were given dates (revision 0023)."""
 _ROW = """c.accelerator_id, c.node_id, c.pool, c.gpu_model, c.gpu_micro, c.in_ms, c.out_ms, c.source,
-    coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool)"""
+    coalesce(c.accelerator_attributes_id, 0), coalesce(nullif(t.pool, ''), c.pool), t.model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ def settle(
     """
     parts = _parts(connection, sorted(set(accelerators)))
     start_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
-    sightings = _sightings(connection, parts, start_ms - RETURN_MS)
-    stated = _stated(connection, parts)
     known = _known(connection, parts.ids)
+    sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
+    stated = _stated(connection, parts)
     pools = {one.attributes.pool for mine in sightings.values() for one in mine if one.attributes is not None}
     pools |= {row.claimed_pool for rows in known.values() for row in rows}
     imported = _imported_days(connection, sorted(pools), start_ms)
@@ -107,21 +111,29 @@ def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) ->
 
 
 def _parts(connection: Connection, accelerators: Sequence[int]) -> _Parts:
-    """All accelerators of the boards of these, locked in the order of their ids."""
+    """All accelerators of the boards of these, locked in the order of their names, as those who write them do."""
     rows = connection.execute(
-        "SELECT id, uuid, device_uuid, model, coalesce(mig_instance, ''), gpu_micro FROM accelerator "
-        "WHERE device_uuid IN (SELECT device_uuid FROM accelerator WHERE id = ANY(%s)) ORDER BY id FOR NO KEY UPDATE",
-        (list(accelerators),),
+        "SELECT a.id, a.uuid, a.device_uuid, coalesce(t.model, ''), coalesce(t.mig_instance, ''), "
+        "coalesce(t.gpu_micro, %s), coalesce(t.pool, '') FROM accelerator a "
+        "LEFT JOIN accelerator_attributes t ON t.accelerator_id = a.id AND t.digest = %s "
+        "WHERE a.device_uuid IN (SELECT device_uuid FROM accelerator WHERE id = ANY(%s)) "
+        'ORDER BY a.uuid COLLATE "C" FOR NO KEY UPDATE OF a',
+        (GPU_MICRO, _OF_BEFORE, list(accelerators)),
     ).fetchall()
     parts = {
-        number: Part(number, uuid, uuid == device, Attributes(model, mig, micro, ""))
-        for number, uuid, device, model, mig, micro in rows
+        number: Part(number, uuid, uuid == device, Attributes(model, mig, micro, pool))
+        for number, uuid, device, model, mig, micro, pool in rows
     }
     return _Parts(parts, {row[0]: row[2] for row in rows})
 
 
-def _sightings(connection: Connection, parts: _Parts, from_ms: int) -> dict[str, list[Sighting]]:
-    """The intervals in which these accelerators were seen, by board. The bound stands in the text, for the plan."""
+def _sightings(
+    connection: Connection, parts: _Parts, from_ms: int, known: Mapping[int, Sequence[Placement]]
+) -> dict[str, list[Sighting]]:
+    """The intervals in which these accelerators were seen, by board. The bound stands in the text, for the plan.
+
+    Evidence from before dated facts says what the rows that it made say.
+    """
     rows = connection.execute(
         f"""
         SELECT DISTINCT s.accelerator_id, s.start_ms, s.end_ms, n.name, s.node_id, t.id, t.model,
@@ -135,9 +147,19 @@ def _sightings(connection: Connection, parts: _Parts, from_ms: int) -> dict[str,
     )
     found: dict[str, list[Sighting]] = defaultdict(list)
     for number, start_ms, end_ms, node, node_id, attributes_id, model, mig, micro, pool in rows:
-        said = None if attributes_id is None else Attributes(model, mig, micro, pool, attributes_id)
+        said = (
+            _said_before(known.get(number, ()), start_ms)
+            if attributes_id is None
+            else Attributes(model, mig, micro, pool, attributes_id)
+        )
         found[parts.device_of[number]].append(Sighting(start_ms, end_ms, node, node_id, parts.by_id[number], said))
     return found
+
+
+def _said_before(rows: Sequence[Placement], at_ms: int) -> Attributes | None:
+    """What a row without attributes, made from evidence, has of an accelerator at an instant."""
+    row = next((row for row in rows if row.holds(at_ms) and row.source == SEEN and not row.attributes_id), None)
+    return None if row is None else Attributes(row.model, "", row.gpu_micro, row.pool)
 
 
 def _stated(connection: Connection, parts: _Parts) -> dict[str, list[StatedRow]]:
@@ -178,7 +200,7 @@ def _imported_days(connection: Connection, pools: Sequence[str], from_ms: int) -
             WHERE pool = ANY(%s) AND gpu_micro > 0 AND (end_ms IS NULL OR end_ms > GREATEST(start_ms, %s))
             GROUP BY pool) AS joined ORDER BY 1, 2
         """,
-        (list(pools), from_ms),
+        (list(pools), from_ms - from_ms % DAY_MS),
     )
     found: dict[str, list[Period]] = defaultdict(list)
     for pool, start_ms, end_ms in rows:

@@ -330,3 +330,51 @@ def test_a_stale_marker_is_written_and_shows_nothing(ledger):
     name = f"stale-{next(_numbers)}"
     ledger.write([Point(labels("DCGM_FI_DEV_GPU_UTIL", 0, name), STALE, BEGIN)])
     assert ledger.scalar("SELECT count(*) FROM accelerator WHERE uuid = %s", f"GPU-{name}-0") == 0
+
+
+def facts_of(ledger, uuid):
+    """Start, node, model and team of each interval of an accelerator, in seconds from BEGIN."""
+    return ledger.connection.execute(
+        "SELECT (s.start_ms - %s) / 1000, n.name, r.model, t.tags ->> 'team', sum(s.held_ms)::int / 1000"
+        " FROM stretch s JOIN node n ON n.id = s.node_id JOIN accelerator a ON a.id = s.accelerator_id"
+        " JOIN accelerator_attributes r ON r.id = s.accelerator_attributes_id"
+        " LEFT JOIN workload_attributes t ON t.id = s.workload_attributes_id WHERE a.uuid = %s"
+        " GROUP BY 1, 2, 3, 4 ORDER BY 1, 2",
+        (BEGIN, uuid),
+    ).fetchall()
+
+
+def scrape_of(node, seconds, team, **others):
+    """One scrape of a GPU that a pod of a team holds."""
+    own = {**pod("job"), "team": team, **others}
+    return [Point(labels(UTIL, 0, node, **own), 80.0, BEGIN + seconds * 1000)]
+
+
+def test_a_slot_that_is_metered_again_keeps_the_facts_of_its_scrapes(ledger):
+    """Model and tags are those of each scrape: also in mid-slot, and when a late one has the slot metered again."""
+    for seconds, team, model in ((0, "alpha", "A"), (60, "alpha", "A"), (120, "beta", "A"), (180, "beta", "B")):
+        ledger.write(scrape_of("dated", seconds, team, modelName=model))
+    ledger.meter()
+    expected = [
+        (0, "dated", "A", "alpha", 60),
+        (60, "dated", "A", "beta", 60),
+        (120, "dated", "B", "beta", 60),
+    ]
+    assert [row for row in facts_of(ledger, "GPU-dated-0") if row[4]] == expected
+    ledger.write(scrape_of("dated", 600, "zulu", modelName="C"))
+    ledger.write(scrape_of("dated", 30, "alpha", modelName="A"))
+    ledger.meter()
+    assert facts_of(ledger, "GPU-dated-0") == expected
+
+
+def test_scrapes_of_another_node_take_no_time_of_the_first(ledger):
+    """A node that reports another's GPU makes intervals of its own: the first node's are what they were."""
+    for seconds in (0, 60, 120):
+        ledger.write(scrape_of("mine", seconds, "alpha"))
+    for seconds in (90, 150, 180):
+        ledger.write(scrape_of("theirs", seconds, "mallory", UUID="GPU-mine-0"))
+    ledger.meter()
+    found = facts_of(ledger, "GPU-mine-0")
+    assert sum(row[4] for row in found if row[1] == "mine") == 120
+    assert sum(row[4] for row in found if row[1] == "theirs") == 90
+    assert {row[3] for row in found if row[1] == "mine"} == {"alpha"}

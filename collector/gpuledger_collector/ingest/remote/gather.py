@@ -14,7 +14,7 @@ from gpuledger_agent.readings import Health
 from gpuledger_agent.sources.dcgm import BLANK, BY_POD, whole
 from gpuledger_agent.wire import WireAccelerator
 from gpuledger_collector.ingest.columns import DTYPES, Array, blank, is_absent
-from gpuledger_collector.ingest.directory import Ids
+from gpuledger_collector.ingest.directory import Ids, accelerator_content, workload_content
 from gpuledger_collector.ingest.remote.decode import Writing
 from gpuledger_collector.ingest.remote.series import HOT_BIT, METRIC_NUMBER, NONE, Book
 from gpuledger_collector.ingest.samples import Samples
@@ -41,6 +41,10 @@ class Scrape:
     readings: int
     utilization: dict[str, float]
     witnesses: tuple[float | None, ...]
+    accelerator_attributes: frozenset[int] = frozenset()
+    """What its labels say of the accelerator; empty where that was not kept yet."""
+    workload_attributes: frozenset[int] = frozenset()
+    """What they say of those whom they name."""
 
     def merged(self, other: Scrape) -> Scrape:
         """This and another part of the same scrape; in any order, however often, the same."""
@@ -51,6 +55,8 @@ class Scrape:
             self.readings | other.readings,
             {pod: max(self.utilization.get(pod, 0.0), other.utilization.get(pod, 0.0)) for pod in pods},
             tuple(_greater(one, two) for one, two in zip(self.witnesses, other.witnesses, strict=True)),
+            self.accelerator_attributes | other.accelerator_attributes,
+            self.workload_attributes | other.workload_attributes,
         )
 
 
@@ -171,9 +177,12 @@ class Gathered:
             np.fmax.at(greatest, self.row[chosen], self.value[chosen])
             witnesses.append([None if value != value else value for value in greatest.tolist()])
         held: list[set[int]] = [set() for _ in range(rows)]
+        said: list[set[int]] = [set() for _ in range(rows)]
         for row, number in self._holders():
             workload = self.book.workloads[number]
-            held[row].add(ids.workloads[workload_key(workload.kind, "", workload.id)])
+            key = workload_key(workload.kind, "", workload.id)
+            held[row].add(ids.workloads[key])
+            said[row].add(ids.attributes[workload_content(key, workload)])
         shares = self._parts(_UTILIZATION)
         return [
             Scrape(
@@ -182,6 +191,8 @@ class Gathered:
                 int(bits[row]),
                 shares.get(row, {}),
                 tuple(column[row] for column in witnesses),
+                frozenset({ids.attributes[accelerator_content(self.book.faces[face].accelerator)]}),
+                frozenset(said[row]),
             )
             for row, face in enumerate(self.face.tolist())
         ]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpuledger_agent import wire
 from gpuledger_agent.batches import BatchMaker
@@ -61,6 +61,10 @@ class Known:
     accelerators: dict[int, Accelerator]
     workloads: dict[int, Workload]
     nodes: dict[int, str]
+    reported: Mapping[int, tuple[str, str | None, int]] = field(default_factory=dict)
+    """What was reported of accelerators: model, MIG instance and share."""
+    said: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
+    """What was reported of workloads, each with its number."""
 
     def ids(self) -> Ids:
         """The same, the other way round."""
@@ -69,6 +73,58 @@ class Known:
             {one.uuid: number for number, one in self.accelerators.items()},
             {workload_key(one.kind, "", one.id): number for number, one in self.workloads.items()},
         )
+
+    def accelerator_of(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
+        """The accelerator as a scrape shows it; where labels contradict each other, the least by content."""
+        known = self.accelerators[accelerator_id]
+        reports = [self.reported[number] for number in scrape.accelerator_attributes]
+        if not reports:
+            return known
+        model, instance, share = min(reports, key=lambda one: (one[0], one[1] or "", one[2]))
+        return replace(known, model=model, mig_instance=instance, gpu_micro=share)
+
+    def holders_of(self, scrape: Scrape) -> list[Workload]:
+        """Those whom a scrape names, as it names them, in an order that does not depend on arrival."""
+        found: dict[int, Workload] = {}
+        for number, workload in (self.said[one] for one in scrape.workload_attributes):
+            if number not in found or _content(workload) < _content(found[number]):
+                found[number] = workload
+        holders = [found.get(number, self.workloads[number]) for number in scrape.workload_ids]
+        return sorted(holders, key=lambda one: (one.kind, one.id))
+
+
+def _content(workload: Workload) -> tuple[object, ...]:
+    said = (workload.user or "", workload.account or "", workload.name or "")
+    return *said, sorted(workload.tags.items())
+
+
+def alike(
+    accelerator_id: int, before: Sequence[tuple[int, Scrape]], inside: Sequence[tuple[int, Scrape]], known: Known
+) -> Iterator[tuple[Accelerator, list[tuple[int, Scrape]]]]:
+    """The scrapes of a slot in parts that one node and one set of facts speak for, each after the scrape before it.
+
+    `before` are those just before the slot, in order of time. What two nodes say of an accelerator stays apart.
+    """
+    for node_id in sorted({one.node_id for _, one in inside}, key=known.nodes.__getitem__):
+        last = [entry for entry in before if entry[1].node_id == node_id][-1:]
+        part: list[tuple[int, Scrape]] = []
+        shown: Accelerator | None = None
+        holders: dict[object, Workload] = {}
+        for entry in inside:
+            if entry[1].node_id != node_id:
+                continue
+            accelerator = known.accelerator_of(accelerator_id, entry[1])
+            named: dict[object, Workload] = {(one.kind, one.id): one for one in known.holders_of(entry[1])}
+            if shown is not None and (
+                accelerator != shown or any(holders.get(key, one) != one for key, one in named.items())
+            ):
+                yield shown, last + part
+                last, part, holders = part[-1:], [], {}
+            shown = accelerator
+            part.append(entry)
+            holders |= named
+        if shown is not None:
+            yield shown, last + part
 
 
 def stretches_of(
@@ -81,8 +137,9 @@ def stretches_of(
 ) -> Accepted | None:
     """The stretches that end in a slot, in the form of an agent's batch; None when there are none.
 
-    `scrapes` are all of the slot and the last one before it, in order of time. At the instants `split_ms` the
-    accelerator's MIG instances have scrapes: they are what is held then, and the device shows nothing.
+    `scrapes` are those of the slot that one node and one set of facts speak for (`alike`) and the one before them, in
+    order of time. At the instants `split_ms` the accelerator's MIG instances have scrapes: they are what is held then,
+    and the device shows nothing.
     """
     meter = Meter(gap_ms)
     node = ""
@@ -91,7 +148,7 @@ def stretches_of(
         if at_ms in split_ms:
             meter.lose(accelerator.uuid)
             continue
-        holders = [Holder(known.workloads[number]) for number in sorted(one.workload_ids)]
+        holders = [Holder(workload) for workload in known.holders_of(one)]
         meter.tick(Sample(accelerator.uuid, 0, values_of(one)), at_ms, holders)
     spans = meter.take()
     if not spans:
@@ -167,10 +224,10 @@ class Metering:
             drop_stretches(connection, made)
             numbered = [ids.numbered(batch) for batch in batches]
             copy_stretches(connection, join_stretches(numbered))
-            after = self.store.keep_inventory(connection, numbered)
-            if splits:  # a slot that is made again may show the instances where it showed the device
-                since_ms = min(min(of_one) for of_one in slots.values())
-                self.store.settle_placements(connection, sorted({device_id for device_id, _ in splits}), since_ms)
+            # A slot that is made again may show the instances where it showed the device.
+            devices = {device_id for device_id, _ in splits}
+            since_ms = min(min(of_one) for of_one in slots.values())
+            after = self.store.keep_inventory(connection, numbered, devices, since_ms)
             mark_hours_of(connection, made)
             connection.execute("DELETE FROM dirty_scrape WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
             forget_old(connection, list(slots), self.limits.keep_ms)
@@ -196,17 +253,12 @@ class Metering:
                 if not inside:
                     continue
                 made[accelerator_id].add(slot_ms)
-                before = [one for one in scrapes if slot_ms - reach <= one[0] < slot_ms][-1:]
-                batch = stretches_of(
-                    known.accelerators[accelerator_id],
-                    before + inside,
-                    split.get(accelerator_id, frozenset()),
-                    slot_ms,
-                    reach,
-                    known,
-                )
-                if batch is not None:
-                    batches.append(batch)
+                before = [one for one in scrapes if slot_ms - reach <= one[0] < slot_ms]
+                at_split = split.get(accelerator_id, frozenset())
+                for accelerator, part in alike(accelerator_id, before, inside, known):
+                    batch = stretches_of(accelerator, part, at_split, slot_ms, reach, known)
+                    if batch is not None:
+                        batches.append(batch)
         ids = known.ids()
         for batch in batches:
             contents = list(contents_of([batch]))
@@ -242,6 +294,8 @@ def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[
     """Everything that these scrapes name."""
     workloads = sorted({number for one in scrapes for number in one.workload_ids})
     nodes = sorted({one.node_id for one in scrapes})
+    reports = sorted({number for one in scrapes for number in one.accelerator_attributes})
+    said = sorted({number for one in scrapes for number in one.workload_attributes})
     return Known(
         {
             row[0]: Accelerator(*row[1:])
@@ -259,6 +313,20 @@ def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[
             )
         },
         dict(connection.execute("SELECT id, name FROM node WHERE id = ANY(%s)", (nodes,)).fetchall()),
+        {
+            number: (model, instance, share)
+            for number, model, instance, share in connection.execute(
+                "SELECT id, model, mig_instance, gpu_micro FROM accelerator_attributes WHERE id = ANY(%s)", (reports,)
+            )
+        },
+        {
+            number: (workload_id, Workload(*row))
+            for number, workload_id, *row in connection.execute(
+                "SELECT t.id, w.id, w.external_id, w.kind, t.user_name, t.account, t.name, t.tags"
+                " FROM workload_attributes t JOIN workload w ON w.id = t.workload_id WHERE t.id = ANY(%s)",
+                (said,),
+            )
+        },
     )
 
 

@@ -32,8 +32,11 @@ SLOT_MS = 300_000
 """The unit in which stretches are made again from scrapes."""
 SOURCE = "remote-write"
 _HEALTH = [name for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER]
-_COLUMNS = ("accelerator_id", "at_ms", "node_id", "workload_ids", "readings", "pods", "pod_utilization", *WITNESSES)
-_TYPES = ["int8", "int8", "int8", "int8[]", "int8", "text[]", "float8[]", *["float8"] * len(WITNESSES)]
+_SAID = ("accelerator_attributes_ids", "workload_attributes_ids")
+_COLUMNS = ("accelerator_id", "at_ms", "node_id", "workload_ids", "readings", "pods", "pod_utilization", *_SAID,
+            *WITNESSES)  # fmt: skip
+_TYPES = ["int8", "int8", "int8", "int8[]", "int8", "text[]", "float8[]", "int8[]", "int8[]",
+          *["float8"] * len(WITNESSES)]  # fmt: skip
 _Key = tuple[int, int]
 """Accelerator and instant."""
 
@@ -95,6 +98,7 @@ class RemoteStore:
         self, connection: Connection, book: Book, requests: Sequence[Writing], now: dt.datetime
     ) -> list[tuple[int, int]]:
         """Samples written, and too old, of each request."""
+        self.store.renew(now)
         gathered = Gathered.of(book, requests)
         self._judge_health(gathered)
         named = gathered.by_node(lambda uuid: judged(self._health.get(uuid, {})))
@@ -199,7 +203,8 @@ def read_range(connection: Connection, ranges: dict[int, tuple[int, int]]) -> di
 
 
 def _scrape(row: Sequence[Any]) -> Scrape:
-    return Scrape(row[2], frozenset(row[3]), row[4], dict(zip(row[5], row[6], strict=True)), tuple(row[7:]))
+    shares = dict(zip(row[5], row[6], strict=True))
+    return Scrape(row[2], frozenset(row[3]), row[4], shares, tuple(row[9:]), frozenset(row[7]), frozenset(row[8]))
 
 
 def write_scrapes(
@@ -246,6 +251,8 @@ def _row(key: _Key, one: Scrape) -> tuple[object, ...]:
         one.readings,
         pods,
         [one.utilization[pod] for pod in pods],
+        sorted(one.accelerator_attributes),
+        sorted(one.workload_attributes),
         *one.witnesses,
     )
 
