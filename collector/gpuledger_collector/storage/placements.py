@@ -247,7 +247,11 @@ def _write(connection: Connection, number: int, old: Sequence[Placement], new: S
 
 
 def _mark(connection: Connection, number: int, changed: Period) -> None:
-    """Mark the hours with evidence of the accelerator, and the days that were rated, in this time."""
+    """Mark the hours with evidence of the accelerator, and the days that were rated, in this time.
+
+    Hours that it only touches are marked as well: usage in them is cut where the accelerator moves.
+    """
+    changed = Period(changed.start_ms - changed.start_ms % HOUR_MS, changed.end_ms + -changed.end_ms % HOUR_MS)
     connection.execute(
         f"""
         INSERT INTO dirty_hour (accelerator_id, hour_ms)
