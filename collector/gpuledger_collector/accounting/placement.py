@@ -111,6 +111,10 @@ class Placement:
         """What rating goes by."""
         return self.node_id, self.pool, self.model, self.gpu_micro, self.source
 
+    def reaches(self, at_ms: int) -> bool:
+        """Whether the accelerator is there just before an instant; what happens at the instant is another question."""
+        return self.in_ms < at_ms and (self.out_ms is None or at_ms <= self.out_ms)
+
     def holds(self, at_ms: int) -> bool:
         """Whether the accelerator is there at an instant."""
         return self.in_ms <= at_ms and (self.out_ms is None or at_ms < self.out_ms)

@@ -81,7 +81,7 @@ def settle(
         board = Board(
             device=device,
             since_ms=start_ms,
-            carried=[rows[-1] for rows in before.values() if rows and rows[-1].holds(start_ms)],
+            carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
             sightings=sightings.get(device, ()),
             stated=stated.get(device, ()),
             imported=imported,
