@@ -46,7 +46,7 @@ def test_every_column_that_refers_to_a_name_is_looked_at():
         looked_at = {*names.references(table), *numbers}
         for other in metadata.sorted_tables:
             for column in other.columns:
-                if f"{table}_attributes" in (other.name, column.name.removesuffix("_id")):
+                if f"{table}_attributes" in (other.name, column.name.removesuffix("s").removesuffix("_id")):
                     continue  # attributes go with the name that they are of
                 refers = any(key.column.table.name == table for key in column.foreign_keys)
                 assert (other.name, column.name) in looked_at or not (refers or table in column.name), column
