@@ -22,6 +22,14 @@ _NAMED = """
 """
 
 
+def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> None:
+    """Forget claims that began at or after an instant, before their time is placed again."""
+    connection.execute(
+        "DELETE FROM claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <> 'holder'",
+        (list(accelerators), since_ms),
+    )
+
+
 def keep(connection: Connection, refused: Sequence[Claim]) -> None:
     """Keep claims that were refused, each from its first to its last time."""
     for one in refused:

@@ -89,6 +89,7 @@ def settle(
             is_cut=start_ms > wanted_ms,
         )
         line = place(board)
+        claims.drop(connection, mine, start_ms)
         claims.keep(connection, line.claims)
         for claim in line.claims:
             if claim.kind == "node":

@@ -159,3 +159,20 @@ def test_a_device_of_another_node_stays_where_it_is(world):
     assert bill["alpha"] == ("3.000000", "30.00")
     assert "mallory" not in bill
     assert "reported by n1 and n2 at once" in world.run("reconcile", "--period", "2026-09", code=1)
+
+
+def test_a_claim_that_nothing_stands_against_any_more_is_forgotten(world, tmp_path):
+    """Usage that is imported again for another pool leaves the first one to the node that claims it."""
+    world.price()
+    world.hold(SEPTEMBER_MS + 5 * DAY, 1, pool="cloud")
+    usage, head = tmp_path / "usage.csv", "workload_id,start,end,gpus,pool,tag:team\n"
+    usage.write_text(f"{head}big,2026-09-01T00:00Z,2026-09-11T00:00Z,100,cloud,bravo\n")
+    world.run("import", "usage", usage)
+    world.run("reconcile", "--period", "2026-09", code=1)
+    usage.write_text(f"{head}big,2026-09-01T00:00Z,2026-09-11T00:00Z,100,rented,bravo\n")
+    world.run("import", "usage", usage)
+    world.run("reconcile", "--period", "2026-09")
+    assert world.rows("SELECT DISTINCT pool FROM charge WHERE accelerator_id IS NOT NULL AND state = 'held'") == [
+        ("cloud",)
+    ]
+    assert world.rows("SELECT * FROM claim") == []
