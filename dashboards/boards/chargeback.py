@@ -4,36 +4,12 @@ from __future__ import annotations
 
 from dashboards.grafana import GREEN, HOURS, MONEY, VERMILION, Board, Panel, column, stat, table
 from dashboards.sql import DAYS, GPU_HOUR_NS, LEDGER, MICRO, OWNER, currency, datasource, date, drawn
-from gpuledger_collector.accounting.money import minor_digits
+from gpuledger_collector.accounting.currencies import MINOR_DIGITS
 
-ODD = [
-    "BIF",
-    "CLP",
-    "DJF",
-    "GNF",
-    "ISK",
-    "JPY",
-    "KMF",
-    "KRW",
-    "PYG",
-    "RWF",
-    "UGX",
-    "VND",
-    "VUV",
-    "XAF",
-    "XOF",
-    "XPF",
-    "BHD",
-    "IQD",
-    "JOD",
-    "KWD",
-    "LYD",
-    "OMR",
-    "TND",
-]
+ODD = sorted(code for code, digits in MINOR_DIGITS.items() if digits != 2)
 """Currencies whose minor unit is no hundredth (ISO 4217); their digits come from the accounting."""
 UNIT = "CASE rows.currency {} ELSE 10000 END".format(
-    " ".join(f"WHEN '{code}' THEN {10 ** (6 - minor_digits(code))}" for code in ODD)
+    " ".join(f"WHEN '{code}' THEN {10 ** (6 - MINOR_DIGITS[code])}" for code in ODD)
 )
 """Micro-units in a minor unit."""
 KNOWN = "l.state = 'held' AND (l.unknown_ns <> l.gpu_ns OR l.idle_ns <> 0)"

@@ -99,7 +99,7 @@ def bit_by_bit(seen, rows, days):
         before = {number: [row for row in mine if row.in_ms < start_ms] for number, mine in placed.items()}
         line = place(board(
             [other for other in known if other.start_ms >= start_ms - RETURN_MS - DAY_MS], rows, days, start_ms,
-            [mine[-1] for mine in before.values() if mine and mine[-1].holds(start_ms)],
+            [mine[-1] for mine in before.values() if mine and mine[-1].reaches(start_ms)],
             {number: [row.pool for row in mine] for number, mine in before.items()},
         ))  # fmt: skip
         placed = {

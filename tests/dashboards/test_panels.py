@@ -157,7 +157,7 @@ def test_sums_are_the_clis(reader, seeded):
     assert spend["spend"] == Decimal(total["cost_micro"]) / 1_000_000
     table = panel(reader, "finops", "Teams ($currency)", SPAN)
     teams = {(row["team"], row["correction of"]): row for row in table}
-    nobody = {"(unallocated)", "(unavailable)", "(unobserved)"}
+    nobody = {"(unallocated)", "(unavailable)", "(unobserved)", "(stranded)"}
     rows = [row for row in made["rows"] if row["team"] not in nobody and row["currency"]]
     held = {(row["team"], row["correction_of"]): row for row in rows}
     assert set(teams) == set(held)

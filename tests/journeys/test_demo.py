@@ -75,7 +75,7 @@ def test_the_ledger_says_what_the_fleet_did(demo):
     start = int(dt.datetime.fromisoformat(made["from"]).timestamp() * 1000)
     end = int(dt.datetime.fromisoformat(made["to"]).timestamp() * 1000)
     truth, edges = true_hours(start, end)
-    seen = {row["team"]: Decimal(row["gpu_hours"]) for row in made["rows"] if not row["team"].startswith("(un")}
+    seen = {row["team"]: Decimal(row["gpu_hours"]) for row in made["rows"] if not row["team"].startswith("(")}
     seen[""] = next((Decimal(row["gpu_hours"]) for row in made["rows"] if row["team"] == "(unattributed)"), Decimal(0))
     assert set(seen) - {""} == {team for team in truth if team}
     for team, hours in truth.items():

@@ -442,7 +442,8 @@ class Story:
         action = getattr(self, f"do_{verb}", None)
         if action is None:
             raise Wrong(f"{verb!r} is no word that a line begins with")
-        action(rest.strip())
+        with self.connection.transaction():
+            action(rest.strip())
 
     def _workload(self, name: str, tags: dict[str, str], kind: str = "slurm") -> int:
         account, user = tags.pop("account", None), tags.pop("user", None)

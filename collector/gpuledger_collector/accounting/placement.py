@@ -111,6 +111,10 @@ class Placement:
         """What rating goes by."""
         return self.node_id, self.pool, self.model, self.gpu_micro, self.source
 
+    def reaches(self, at_ms: int) -> bool:
+        """Whether the accelerator is there just before an instant; what happens at the instant is another question."""
+        return self.in_ms < at_ms and (self.out_ms is None or at_ms <= self.out_ms)
+
     def holds(self, at_ms: int) -> bool:
         """Whether the accelerator is there at an instant."""
         return self.in_ms <= at_ms and (self.out_ms is None or at_ms < self.out_ms)
@@ -169,6 +173,8 @@ class Board:
     stated: Sequence[StatedRow] = ()
     imported: Mapping[str, Sequence[Period]] = field(default_factory=dict)
     former_pools: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    is_cut: bool = False
+    """Whether stated rows may say something else than `carried`: there is no evidence any more from before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +274,9 @@ class _Sweep:
     def run(self) -> None:
         """From `since_ms` to the last event; what is there then stays."""
         edges = {at for row in self.board.stated for at in (row.in_ms, row.out_ms) if at is not None}
-        moments = sorted({one.start_ms for one in self.sightings} | {at for at in edges if at >= self.board.since_ms})
+        begin = {self.board.since_ms} if self.board.is_cut else set()
+        edges = {at for at in edges if at >= self.board.since_ms} | begin
+        moments = sorted({one.start_ms for one in self.sightings} | edges)
         at = 0
         for moment in moments:
             end = at
@@ -335,7 +343,8 @@ class _Sweep:
     def _enter_as_stated(self, at_ms: int) -> None:
         for row in self.board.stated:
             part = row.part
-            if row.in_ms == at_ms and part.is_device and part.accelerator_id not in self.there and not self.there:
+            begins = row.in_ms == at_ms or (self.board.is_cut and at_ms == self.board.since_ms and row.covers(at_ms))
+            if begins and part.is_device and part.accelerator_id not in self.there and not self.there:
                 governing = self._row_for(part, at_ms)
                 if governing is not None:
                     self._put(part, governing.node_id, None, at_ms, governing, -1)

@@ -81,8 +81,8 @@ def _derived(book: list[Price]) -> list[str]:
         energy = "energy is measured, and no part of it" if facts["energy"] == "measured" else (
             f"{facts['watts']} W x PUE {facts['pue']} at {facts['price_per_kwh']} per kWh"
         )  # fmt: skip
+        said.append(f"{price.basis['name']}: {rate} {price.currency} per GPU-hour from {starts} = {made}")
         said.append(
-            f"{price.basis['name']}: {rate} {price.currency} per GPU-hour from {starts} = {made}\n"
             f"  for {of}: {facts['capex']} paid, {facts['salvage']} salvage, {plural(facts['months'], 'month')} = "
             f"{facts['hours']} hours from {facts['in_service']} to {facts['written_off']}; "
             f"opex {facts['opex_per_month']} a month; {energy}"

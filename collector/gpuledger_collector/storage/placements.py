@@ -1,7 +1,8 @@
 """The inventory time line in Postgres: `capacity` follows from usage intervals and stated rows (accounting.placement).
 
 A board is placed again from two days before the evidence that is new: no decision looks further ahead than a day behind
-the end of an interval, and an interval lasts a day at most. What changes is marked to be folded and rated again.
+the end of an interval, and an interval lasts a day at most. Time whose evidence retention has removed keeps its rows.
+What changes is marked to be folded and rated again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def settle(
     `on_node_claim` is told of each device that a second node claims.
     """
     parts = _parts(connection, sorted(set(accelerators)))
-    start_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
+    wanted_ms = max(0, since_ms - RETURN_MS - _LONGEST_MS)
+    start_ms = max(wanted_ms, _complete_since(connection))
     known = _known(connection, parts.ids)
     sightings = _sightings(connection, parts, start_ms - RETURN_MS, known)
     stated = _stated(connection, parts)
@@ -79,11 +81,12 @@ def settle(
         board = Board(
             device=device,
             since_ms=start_ms,
-            carried=[rows[-1] for rows in before.values() if rows and rows[-1].holds(start_ms)],
+            carried=[rows[-1] for rows in before.values() if rows and rows[-1].reaches(start_ms)],
             sightings=sightings.get(device, ()),
             stated=stated.get(device, ()),
             imported=imported,
             former_pools={number: [row.pool for row in rows] for number, rows in before.items()},
+            is_cut=start_ms > wanted_ms,
         )
         line = place(board)
         claims.keep(connection, line.claims)
@@ -99,6 +102,12 @@ def settle(
             if rows:
                 newest[number] = rows[-1]
     return newest
+
+
+def _complete_since(connection: Connection) -> int:
+    """Where evidence begins of which retention has removed nothing that a decision looks back at."""
+    row = connection.execute("SELECT max(day_ms) FROM dropped_day").fetchone()
+    return 0 if row is None or row[0] is None else int(row[0]) + DAY_MS + RETURN_MS + _LONGEST_MS
 
 
 def settle_pools(connection: Connection, pools: Sequence[str], since_ms: int) -> None:

@@ -55,8 +55,9 @@ SELECT row_number() OVER () AS id, u.accelerator_id, coalesce(u.workload_id, 0) 
     u.held_ms * a.gpu_micro AS gpu_ns, u.busy_ms * a.gpu_micro AS busy_ns, u.idle_ms * a.gpu_micro AS idle_ns,
     u.unknown_ms * a.gpu_micro AS unknown_ns, u.energy_mj
 FROM (
-    SELECT accelerator_id, workload_id, state, hour_ms, sum(held_ms) AS held_ms, sum(busy_ms) AS busy_ms,
-        sum(idle_ms) AS idle_ms, sum(unknown_ms) AS unknown_ms, sum(energy_mj) AS energy_mj
+    SELECT accelerator_id, workload_id, state, hour_ms, sum(held_ms)::bigint AS held_ms,
+        sum(busy_ms)::bigint AS busy_ms, sum(idle_ms)::bigint AS idle_ms, sum(unknown_ms)::bigint AS unknown_ms,
+        sum(energy_mj)::bigint AS energy_mj
     FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2, 3, 4
 ) u JOIN LATERAL (
     SELECT gpu_micro FROM capacity c WHERE c.accelerator_id = u.accelerator_id

@@ -130,6 +130,6 @@ def test_a_certificate_that_ends_soon_is_told(tmp_path, days, verdict):
 def test_the_guide_has_every_topic():
     """Each topic that the code can find stands in docs/guides/doctor.md, and no other does."""
     source = "".join((CLI / name).read_text() for name in ("doctor.py", "cures.py"))
-    found = set(re.findall(r'Finding\(\s*"(?:ok|note|bad)", "([a-z]+)"', source))
+    found = set(re.findall(r'Finding\(\s*"(?:ok|note|bad)",\s*"([a-z]+)"', source))
     assert len(found) > 15
     assert set(re.findall(r"^\| `([a-z]+)` \|", GUIDE.read_text(), re.M)) == found

@@ -1,7 +1,8 @@
 """The inventory time line in Postgres: what it keeps, what it does not forget, and what it does not depend on."""
 
 from fakes.batches import workload
-from fakes.facts import DAY, HOUR, SEPTEMBER_MS, mig
+from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, mig
+from gpuledger_collector.storage.archive import Archive
 
 USAGE = "workload_id,start,end,gpus,pool,tag:team\n"
 INVENTORY = "node,uuid,gpu_model,pool,in_at,out_at\n"
@@ -74,3 +75,25 @@ def test_a_stated_device_decides_claims_of_its_instances(world, tmp_path):
     inventory.write_text(f"{INVENTORY}n1,{half.device_uuid},,p,2026-09-01T00:00Z,\n")
     world.run("import", "inventory", inventory)
     world.run("reconcile", "--period", "2026-09")
+
+
+def test_time_whose_evidence_is_removed_keeps_its_place(world, tmp_path):
+    """An inventory changes nothing of a closed month whose intervals retention has removed, and all that follows."""
+    world.price()
+    halves = [mig(1, 500_000, "n2"), mig(2, 500_000, "n2")]
+    team = workload("1", user=None, tags={"team": "alpha"})
+    world.send("n2", halves, AUGUST_MS + DAY, team)
+    world.send("n2", halves, SEPTEMBER_MS + 6 * DAY, team)
+    world.bill("2026-09")
+    before = world.bill("2026-08")
+    world.run("close", "--period", "2026-08")
+    archive = Archive(world.collector.dsn)
+    assert all(archive.drop_stretches(day, SEPTEMBER_MS) for day in archive.droppable_stretches(SEPTEMBER_MS))
+    assert world.rows("SELECT day_ms FROM dropped_day") == [(AUGUST_MS + DAY,)]
+    inventory = tmp_path / "inventory.csv"
+    inventory.write_text(f"{INVENTORY}n2,GPU-n2-0,,bought,2026-08-01T00:00Z,\n")
+    world.run("import", "inventory", inventory)
+    assert world.bill("2026-08")["alpha"] == before["alpha"]
+    world.bill("2026-09")
+    assert world.rows("SELECT sum(cost_micro) FROM correction WHERE day_ms < 1785888000000") == [(None,)]
+    assert world.rows("SELECT DISTINCT pool FROM charge WHERE day_ms >= 1788220800000") == [("bought",)]

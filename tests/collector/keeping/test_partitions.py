@@ -69,7 +69,7 @@ def test_a_day_of_an_old_month_gets_the_month(dsn):
 def test_years_of_old_days_make_few_partitions(dsn):
     """A node with a usage interval a day for eight years costs a table a month, and others are answered."""
     start = int(dt.datetime(2000, 1, 1, tzinfo=dt.UTC).timestamp()) * 1000
-    with running(dsn) as collector:
+    with running(dsn, node_new_days_per_hour=0) as collector:
         for seq in range(73):
             at = [start + (seq * 40 + day) * DAY_MS for day in range(40)]
             stretches = [free(0, day, day + 60_000) for day in at]

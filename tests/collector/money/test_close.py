@@ -100,9 +100,9 @@ def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
     assert furnished.rows("SELECT count(*) > 0, sum(gpu_ns) FROM correction") == [(True, 0)]
     # the same history without a close
     for table in ("correction", "corrected_day", "invoice", "closed_workload", "billing_period"):
-        furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+        furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
     for table in ("charge", "ledger_day", "day_proof"):
-        furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+        furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
     furnished.connection.execute("DELETE FROM invoice")
     furnished.connection.execute("DELETE FROM closed_workload")
     furnished.connection.execute("DELETE FROM billing_period")
@@ -180,9 +180,9 @@ def test_sql_cannot_change_what_is_closed(furnished, run, statement):
 def test_the_seal_finds_what_an_administrator_did(furnished, run):
     """Whoever takes the triggers away changes a line, and the seal does not fit any more."""
     run("close", "--period", "2025-10")
-    furnished.connection.execute("ALTER TABLE charge DISABLE TRIGGER ALL")
+    furnished.connection.execute("ALTER TABLE charge DISABLE TRIGGER USER")
     furnished.connection.execute("UPDATE charge SET cost_micro = cost_micro - 1 WHERE state = 'held'")
-    furnished.connection.execute("ALTER TABLE charge ENABLE TRIGGER ALL")
+    furnished.connection.execute("ALTER TABLE charge ENABLE TRIGGER USER")
     code, out, _ = run("periods", "--verify", "2025-10")
     assert code == 1
     assert "NOT those that were sealed" in out

@@ -203,9 +203,9 @@ def test_reconcile_finds_a_month_that_somebody_wrote_past_the_triggers(rated, ru
     """It ends with 1 and says which month and what to do; what it says to do is the cure."""
     code, out, _ = run("reconcile", "--period", "2025-10")
     assert (code, "as added up" in out) == (0, False)
-    rated.connection.execute("ALTER TABLE ledger_month DISABLE TRIGGER ALL")
+    rated.connection.execute("ALTER TABLE ledger_month DISABLE TRIGGER USER")
     rated.connection.execute("UPDATE ledger_month SET cost_micro = cost_micro + 1 WHERE state = 'held'")
-    rated.connection.execute("ALTER TABLE ledger_month ENABLE TRIGGER ALL")
+    rated.connection.execute("ALTER TABLE ledger_month ENABLE TRIGGER USER")
     code, out, _ = run("reconcile", "--from", "2025-10-03", "--to", "2025-10-04")
     assert code == 1
     (said,) = [line for line in out.splitlines() if "2025-10 as added up is NOT the sum of its days" in line]

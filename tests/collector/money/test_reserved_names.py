@@ -200,7 +200,7 @@ def test_days_that_were_rated_before_are_rated_again(hostile, run, monkeypatch) 
         run("chargeback", *MONTH)
     assert hostile.rows("SELECT DISTINCT team FROM owner WHERE team = '(unallocated)'") == [("(unallocated)",)]
     assert hostile.rows("SELECT * FROM dirty_day") == []
-    file = Path(__file__).parents[3] / "alembic/versions/0036_reserved_names.py"
+    file = Path(__file__).parents[3] / "alembic/versions/0030_reserved_names.py"
     spec = importlib.util.spec_from_file_location("reserved_names", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
