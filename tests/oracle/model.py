@@ -20,11 +20,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-WHOLE = 1_000_000
-"""A device, in millionths."""
+WHOLE = 1_000_000  # a device, in millionths
 HOUR, DAY, FOREVER = 3_600_000, 86_400_000, 10**15
-SLIVER = 7
-"""Shares are rounded down to millionths: what seven parts lose that way is no stranded slice."""
+SLIVER = 7  # shares are rounded down to millionths: what seven parts lose that way is no stranded slice
 LEVELS = ("org", "team", "project", "experiment", "run", "user")
 NODE_SCOPED = {"process", "container", "static", "dcgm"}
 STATES = ("held", "unallocated", "unavailable", "unobserved", "stranded")
@@ -156,8 +154,7 @@ class Key(NamedTuple):
     currency: str
 
 
-Bill = dict[Key, tuple[int, int]]
-"""GPU-nanoseconds and micro-units; 0 micro-units where there is no rate."""
+Bill = dict[Key, tuple[int, int]]  # GPU-nanoseconds and micro-units; 0 of these where there is no rate
 
 
 class Board:
@@ -324,8 +321,7 @@ def windows(sightings: Iterable[Sighting]) -> dict[str, list[Window]]:
     return found
 
 
-Holder = tuple[int, str, str, Job | None]
-"""Place of the state in STATES, the workload's key, its facts as text, its facts."""
+Holder = tuple[int, str, str, Job | None]  # state's place in STATES, workload's key, its facts as text, its facts
 UNOBSERVED: Holder = (3, "", "", None)
 
 
