@@ -73,6 +73,7 @@ class Row:
     seen: Counter[str] = field(default_factory=Counter)
     holes: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, what: object, times: int = 1) -> None:
@@ -85,7 +86,7 @@ class Row:
         """A hole when the condition does not hold."""
         if not condition:
             with self.lock:
-                self.holes.append(hole[:400])
+                self.holes.append(hole[:900])
 
 
 class Listener:
@@ -158,7 +159,9 @@ class Arena:
             status, _, text = self.ask("POST", "/v1/batches", "any node", two_teams.six_days(team, number), JSON)
             assert status == 200, text
         hooks = ", ".join(f'"webhook:{name}"' for name in (*HOOKS, "moved"))
-        budgets = BUDGET.format(name="hooks", team=OWN, to=hooks) + BUDGET.format(name="mails", team=OWN, to='"lead@example.com"')
+        budgets = BUDGET.format(name="hooks", team=OWN, to=hooks) + BUDGET.format(
+            name="mails", team=OWN, to='"lead@example.com"'
+        )
         self.apply(two_teams.declared() + budgets)
         reach = {"agent": {"node": f"{OWN}-node"}, "viewer": {"owner": {"team": OWN}}, "neighbor": {"node": "neighbor"}}
         for name in ("agent", "viewer", "finance", "admin", "revoked token", "neighbor"):
@@ -176,8 +179,11 @@ class Arena:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of the product on this database; its password stands in no argument."""
         wanted = environment(GPULEDGER_DSN=self.dsn)
-        done = subprocess.run([BIN / "gpuledger", *words], env=wanted, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode in {0, 1}, (words, done.stdout, done.stderr)
+        done = subprocess.run(
+            [BIN / "gpuledger", *words], env=wanted, capture_output=True, text=True, timeout=120, check=False
+        )
+        if done.returncode not in {0, 1}:
+            raise SystemExit(f"{' '.join(words)}: {done.returncode}: {done.stderr[-600:]}")
         return done
 
     def apply(self, declared: str) -> None:
@@ -241,7 +247,8 @@ class Arena:
             seconds = time.monotonic() - begun
             ready = self.ask("GET", "/readyz", "nobody")[0]
         row.slowest_s = max(row.slowest_s, seconds)
-        row.expect(status == 200 and seconds < LIMIT_S, f"the neighbor was answered {status} after {seconds:.1f} s")
+        late = f"the neighbor was answered {status} after {seconds:.1f} s, {time.monotonic() - row.begun:.0f} s into it"
+        row.expect(status == 200 and seconds < LIMIT_S, late)
         row.expect((ready == 200) == (status == 200), f"/readyz said {ready} while batches were answered {status}")
 
     @contextlib.contextmanager

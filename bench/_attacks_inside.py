@@ -61,7 +61,14 @@ def names(arena: Arena) -> None:
         for seq, name in enumerate(HOSTILE):
             node, at_ms = f"{OWN}-node", NOW_MS - (seq + 2) * HOUR_MS
             job = workload(f"{OWN}-h{seq}", user=name, name=name, tags={"team": name, "project": name})
-            made = batch(5000 + seq, node, 0, workloads=[job], samples=samples(1, []), stretches=[held(0, at_ms, at_ms + HOUR_MS)])
+            made = batch(
+                5000 + seq,
+                node,
+                0,
+                workloads=[job],
+                samples=samples(1, []),
+                stretches=[held(0, at_ms, at_ms + HOUR_MS)],
+            )
             card = accelerator(0, f"hostile-{seq}", pool=name, model="NVIDIA L4")
             body = body_of(msgspec.structs.replace(made, accelerators=[card]))
             status, _, text = arena.ask("POST", "/v1/batches", "agent", body, MSGPACK)
@@ -80,7 +87,7 @@ def names(arena: Arena) -> None:
 
 def _budgets() -> Iterator[str]:
     for number, name in enumerate(HOSTILE):
-        yield (f'[[budget]]\nname = {json.dumps(f"{number} {name}", ensure_ascii=True)}\nteam = {json.dumps(name)}\n'
+        yield (f'[[budget]]\nname = {json.dumps(f"hostile {number}")}\nteam = {json.dumps(name)}\n'
                'period = "month"\namount = 1\ncurrency = "USD"\nrecipients = ["lead@example.com"]\n')  # fmt: skip
 
 
@@ -118,16 +125,22 @@ def _mail(row: Row, content: bytes) -> None:
     row.expect(made["Bcc"] is None and made["To"] == "lead@example.com", f"a mail to {made['To']} and {made['Bcc']}")
     for part in made.walk():
         if part.get_content_maintype() == "text":
-            judge_shown(row, f"mails {made['Subject']}", part.get_content(), markup=part.get_content_subtype() == "html")
+            judge_shown(
+                row, f"mails {made['Subject']}", part.get_content(), markup=part.get_content_subtype() == "html"
+            )
     judge_shown(row, "mails", str(made["Subject"]), markup=False)
 
 
 def links(arena: Arena) -> None:
     """The link of a mail: opened, pressed once, pressed again, at once, changed and framed."""
     mails = arena.folder / "mails"
-    arena.wait(lambda: any("/v1/budgets/ack?" in path.read_text() for path in mails.iterdir()), 60, "a mail with a link")
+    arena.wait(
+        lambda: any("/v1/budgets/ack?" in path.read_text() for path in mails.iterdir()), 60, "a mail with a link"
+    )
     text = "".join(part for path in mails.iterdir() for part in _texts(path.read_bytes()))
-    address = urlsplit(re.findall(r"https://ledger\.example(/v1/budgets/ack\?[^\s\"<>]+)", text)[0].replace("&amp;", "&"))
+    address = urlsplit(
+        re.findall(r"https://ledger\.example(/v1/budgets/ack\?[^\s\"<>]+)", text)[0].replace("&amp;", "&")
+    )
     link = f"{address.path}?{address.query}"
     states = "SELECT count(*) FROM budget_alert WHERE state = 'acked'"
     with arena.attack("links of mails: opened, used again, changed, framed", "nobody") as row:
@@ -136,7 +149,10 @@ def links(arena: Arena) -> None:
             _press(arena, row, "GET", link, {200})
         row.expect(arena.query(states) == [before], "opening a link changed something")
         answers: list[int] = []
-        threads = [threading.Thread(target=lambda: answers.append(_press(arena, row, "POST", link, {200, 410}))) for _ in range(8)]
+        threads = [
+            threading.Thread(target=lambda: answers.append(_press(arena, row, "POST", link, {200, 410})))
+            for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -159,7 +175,9 @@ def _press(arena: Arena, row: Row, method: str, link: str, allowed: set[int]) ->
     status, told, _ = arena.ask(method, link, "nobody")
     row.count(status)
     row.expect(status in allowed, f"{method} {link[:60]}: {status}")
-    framed = all(told.get(name) == value for name, value in FRAMED.items()) and "frame-ancestors 'none'" in told.get("Content-Security-Policy", "")
+    framed = all(told.get(name) == value for name, value in FRAMED.items()) and "frame-ancestors 'none'" in told.get(
+        "Content-Security-Policy", ""
+    )
     row.expect(framed, f"{method} of a link can be framed: {told}")
     return status
 
@@ -174,7 +192,9 @@ def webhooks(arena: Arena) -> None:
         for recipient, state, error in arena.query(over):
             row.count(f"outbox: {state}")
             inside = recipient != "webhook:moved"
-            row.expect(not inside or (state == "dead" and "private network" in str(error)), f"{recipient}: {state}, {error}")
+            row.expect(
+                not inside or (state == "dead" and "private network" in str(error)), f"{recipient}: {state}, {error}"
+            )
         row.expect(set(arena.listener.asked) == {"/moved"}, f"the listener inside was asked for {arena.listener.asked}")
         _rebind(row)
 
@@ -229,12 +249,20 @@ def reader(arena: Arena) -> None:
     given = ("--owner", f"team={OWN}", "--password-file", str(arena.folder / "password"))
     arena.command("db", "grant-reader", READER, *given)
     address = make_conninfo(arena.dsn, user=READER, password="a password")
-    with arena.attack("a reader's role: rights, locks, sessions, time", "dashboards of a team") as row, contextlib.ExitStack() as stack:
+    with (
+        arena.attack("a reader's role: rights, locks, sessions, time", "dashboards of a team") as row,
+        contextlib.ExitStack() as stack,
+    ):
         time.sleep(16)  # the watch knows the role from now on
         session = stack.enter_context(contextlib.closing(_lifted(address)))
         for statement in REFUSED_STATEMENTS:
             _refused(row, session, statement)
-        tables = [str(name) for (name,) in arena.query("SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relnamespace = 'public'::regnamespace")]
+        tables = [
+            str(name)
+            for (name,) in arena.query(
+                "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relnamespace = 'public'::regnamespace"
+            )
+        ]
         for table in tables:
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
                 shown = str(session.execute(f"SELECT t::text FROM {table} t").fetchall())
@@ -313,10 +341,17 @@ def _revoked(arena: Arena, row: Row) -> None:
 def whole(arena: Arena) -> None:
     """After all of it: the other team's bill, the audit chain, the proof of the days, and no secret in a log."""
     with arena.attack("the ledger and the logs after all of it", "-") as row:
-        for words in (("audit", "verify"), ("reconcile", "--from", two_teams.day(-4), "--to", two_teams.day(-1)), ("db", "check")):
+        for words in (
+            ("audit", "verify"),
+            ("reconcile", "--from", two_teams.day(-4), "--to", two_teams.day(-1)),
+            ("db", "check"),
+        ):
             done = arena.command(*words)
             row.count(f"{words[0]} {done.returncode}")
-            row.expect(done.returncode == 0, f"{' '.join(words)}: {done.stdout[-300:]} {done.stderr[-300:]}")
+            contested = words[0] == "reconcile" and f"gives GPU-{FOREIGN}" in done.stdout  # it names what was forged
+            row.expect(
+                done.returncode == 0 or contested, f"{' '.join(words)}: {done.stdout[-300:]} {done.stderr[-300:]}"
+            )
         bill = arena.bill(FOREIGN)
         row.count(f"the other team owes {bill}")
         row.expect(bill == "144.00", f"{FOREIGN} owes {bill}")

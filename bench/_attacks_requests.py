@@ -22,7 +22,7 @@ from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from fakes.routes import BODIES, OWN, REFUSED, RULES, address
 from fakes.two_teams import FOREIGN
 from gpuledger_agent.compression import zstd
-from gpuledger_agent.wire import Samples, encode
+from gpuledger_agent.wire import Samples
 
 MIB = 1024 * 1024
 NOW_MS = two_teams.NOW_MS // 60_000 * 60_000
@@ -111,7 +111,9 @@ def forged(arena: Arena) -> None:
                 status, _, text = arena.ask("POST", "/v1/batches", "agent", body, kind)
                 row.count(status)
                 row.expect(400 <= status < 500, f"a batch of {name!r}: {status} {text[:100]}")
-        stolen = accelerator(0, own, uuid=f"GPU-{FOREIGN}", device_uuid=f"GPU-{FOREIGN}", model="Tesla T4", health="failed")
+        stolen = accelerator(
+            0, own, uuid=f"GPU-{FOREIGN}", device_uuid=f"GPU-{FOREIGN}", model="Tesla T4", health="failed"
+        )
         for number in range(20):
             at_ms = NOW_MS - (number * 5 + 3) * HOUR_MS
             spans = [held(0, at_ms, at_ms + HOUR_MS), free(0, at_ms - HOUR_MS, at_ms)][number % 2 :]
@@ -201,7 +203,10 @@ def slow(arena: Arena) -> None:
         for known in ("", token)
         for length, again in (("Content-Length: 4000000", b"z"), ("Transfer-Encoding: chunked", b"1\r\nz\r\n"))
     ] + [("GET /healthz HTTP/1.1\r\nX: ", b"y"), ("", b"\r\n"), ("POST /v1/batches HTTP/1.1\r\nHost: ", b"x")]
-    with arena.attack("slow heads and bodies, chunks without end", "nobody, agent") as row, contextlib.ExitStack() as stack:
+    with (
+        arena.attack("slow heads and bodies, chunks without end", "nobody, agent") as row,
+        contextlib.ExitStack() as stack,
+    ):
         open_now = []
         for number in range(240):
             connection = stack.enter_context(arena.socket())
@@ -249,7 +254,9 @@ def old_days(arena: Arena) -> None:
             row.count(status)
             row.expect(status == 400, f"a scrape of long ago: {status}")
         ahead = samples(1, [NOW_MS + 400 * day_ms])
-        status = arena.ask("POST", "/v1/batches", "agent", body_of(batch(2500, own, 1, samples=ahead, stretches=[])), MSGPACK)[0]
+        status = arena.ask(
+            "POST", "/v1/batches", "agent", body_of(batch(2500, own, 1, samples=ahead, stretches=[])), MSGPACK
+        )[0]
         row.count(status)
         row.expect(status in {422, 429}, f"a sample of next year: {status}")
         (after,) = arena.query(count)
@@ -282,7 +289,13 @@ def smuggled(arena: Arena) -> None:
             for identity in ("nobody", "viewer"):
                 for path in (b"/healthz", b"/v1/batches", b"/v1/disputes"):
                     known = "".join(f"{key}: {value}\r\n" for key, value in arena.headers(identity).items()).encode()
-                    head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + known + framing.replace(b"%d", b"%d" % len(INNER))
+                    head = (
+                        b"POST "
+                        + path
+                        + b" HTTP/1.1\r\nHost: x\r\n"
+                        + known
+                        + framing.replace(b"%d", b"%d" % len(INNER))
+                    )
                     received = b""
                     with arena.socket() as connection, contextlib.suppress(OSError):
                         connection.settimeout(1)

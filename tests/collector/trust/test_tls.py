@@ -40,7 +40,11 @@ def authority(tmp_path_factory):
                 f"{name}.key", "-out", f"{name}.pem", "-days", 2, "-subj", f"/CN={name}", folder=folder)  # fmt: skip
     openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "server.key", "-out",
             "server.csr", "-subj", "/CN=collector", folder=folder)  # fmt: skip
-    for name, address, days in (("server", "127.0.0.1", 2), ("expired", "127.0.0.1", -1), ("elsewhere", "127.0.0.2", 2)):
+    for name, address, days in (
+        ("server", "127.0.0.1", 2),
+        ("expired", "127.0.0.1", -1),
+        ("elsewhere", "127.0.0.2", 2),
+    ):
         (folder / "names").write_text(f"subjectAltName=IP:{address}\n")
         signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", days, "-extfile", "names")
         openssl("x509", "-req", "-in", "server.csr", *signing, "-out", f"{name}.pem", folder=folder)
