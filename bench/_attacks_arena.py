@@ -42,7 +42,8 @@ HOOKS = {
     "any": "https://0.0.0.0:{port}/", "metadata": "https://169.254.169.254/", "nat64": "https://[64:ff9b::7f00:1]:{port}/",
 }  # fmt: skip
 """Webhooks that lead inside, with no permission to."""
-BUDGET = '[[budget]]\nname = "{name}"\nteam = "{team}"\nperiod = "month"\namount = 1\ncurrency = "USD"\nrecipients = [{to}]\n'
+BUDGET = '[[budget]]\nname = "{name}"\nteam = "{team}"\nperiod = "month"\namount = 1\ncurrency = "USD"\n'
+BUDGET += "recipients = [{to}]\n"
 
 
 class TlsCollector(CollectorProcess):
@@ -216,14 +217,12 @@ class Arena:
     ) -> tuple[int, http.client.HTTPMessage, str]:
         """Status, headers and text of one request over a connection of its own; status 0 where it was cut off."""
         with contextlib.closing(self.collector.connection()) as connection:
-            try:
+            with contextlib.suppress(OSError):  # it may have answered before it read all
                 connection.request(method, path, body, self.headers(identity, more))
-            except OSError:
-                pass  # it may have answered before it read all
             try:
                 answer = connection.getresponse()
                 return answer.status, answer.headers, answer.read().decode("utf-8", "replace")
-            except (OSError, http.client.HTTPException):
+            except (OSError, AttributeError, http.client.HTTPException):  # AttributeError: no connection was made
                 return 0, http.client.HTTPMessage(), ""
 
     def socket(self) -> ssl.SSLSocket:

@@ -32,8 +32,10 @@ from gpuledger_collector.notify import hooks
 from gpuledger_collector.notify.delivery import NotTaken
 
 HOSTILE = (
-    "<script>alert(1)</script>", "=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "＝1+1", "a\x1b[2J\x1b[8mb", "a\r\nBcc: eve@example.com",
-    "a\nFORGED ok", "\u202evision", "../../etc/passwd", "{{ 7*7 }}", "a/b?c#d%2F", "\u2028x", "'; DROP TABLE charge; --",
+    "<script>alert(1)</script>", "=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "＝1+1", "a\x1b[2J\x1b[8mb",
+    "a\r\nBcc: eve@example.com",
+    "a\nFORGED ok", "\u202evision", "../../etc/passwd", "{{ 7*7 }}", "a/b?c#d%2F", "\u2028x",
+    "'; DROP TABLE charge; --",
     "\"><img src=x onerror=alert(1)>", "x\x85y", "-2+3", "\u200bvision", "%0A%0Dx", "${jndi:ldap://x}",
 )  # fmt: skip
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -94,7 +96,7 @@ def _budgets() -> Iterator[str]:
 def _pages(arena: Arena, row: Row) -> None:
     month = two_teams.day(0)[:7]
     waiting, seen = ["/", f"/statements/team/{month}", "/docs"], set[str]()
-    while waiting and len(seen) < 250:
+    while waiting and len(seen) < 100:
         path = waiting.pop()
         if path in seen or not path.startswith("/"):
             continue
@@ -125,9 +127,8 @@ def _mail(row: Row, content: bytes) -> None:
     row.expect(made["Bcc"] is None and made["To"] == "lead@example.com", f"a mail to {made['To']} and {made['Bcc']}")
     for part in made.walk():
         if part.get_content_maintype() == "text":
-            judge_shown(
-                row, f"mails {made['Subject']}", part.get_content(), markup=part.get_content_subtype() == "html"
-            )
+            text, markup = part.get_content().replace("\r\n", "\n"), part.get_content_subtype() == "html"
+            judge_shown(row, f"mails {made['Subject']}", text, markup=markup)
     judge_shown(row, "mails", str(made["Subject"]), markup=False)
 
 
@@ -160,10 +161,10 @@ def links(arena: Arena) -> None:
         row.expect(answers.count(200) == 1, f"pressed at once: {sorted(answers)}")
         for _ in range(5):
             _press(arena, row, "POST", link, {410})
-        mac = link[-64:]
-        for wrong in (link[:-1] + ("0" if link[-1] != "0" else "1"), link.replace("budget=", "budget=1"), link.replace("told=", "told=1"),
-                      link.replace("period=", "period=1"), link[:-64], link + "&days=400", link.replace(mac, mac.upper())):  # fmt: skip
-            _press(arena, row, "POST", wrong, {403, 404, 410, 422})
+        wrong = [link.replace(name, f"{name}1") for name in ("budget=", "told=", "period=")]
+        wrong += [link[:-1] + ("0" if link[-1] != "0" else "1"), link[:-64], f"{link}&days=400"]
+        for changed in (*wrong, link[:-64] + link[-64:].upper()):
+            _press(arena, row, "POST", changed, {403, 404, 410, 422})
 
 
 def _texts(content: bytes) -> list[str]:
@@ -232,13 +233,17 @@ class Resolver:
 
 
 REFUSED_STATEMENTS = (
-    "DELETE FROM token", "UPDATE charge SET cost_micro = 0", "INSERT INTO audit DEFAULT VALUES", "TRUNCATE charge", "DROP TABLE charge",
+    "DELETE FROM token", "UPDATE charge SET cost_micro = 0", "INSERT INTO audit DEFAULT VALUES",
+    "TRUNCATE charge", "DROP TABLE charge",
     "CREATE TABLE mine (n int)", "CREATE TEMP TABLE mine (n int)", "SELECT * FROM token", "SELECT text FROM outbox",
-    "SELECT pg_read_file('/etc/passwd')", "COPY (SELECT 1) TO PROGRAM 'id'", "COPY charge TO '/tmp/x'", "SELECT * FROM stretch",
+    "SELECT pg_read_file('/etc/passwd')", "COPY (SELECT 1) TO PROGRAM 'id'", "COPY charge TO '/tmp/x'",
+    "SELECT * FROM stretch",
     "SELECT lo_create(0)", "SELECT pg_advisory_lock(1)", "SELECT pg_try_advisory_lock(7, 7)", "SELECT pg_reload_conf()",
-    "SET ROLE gpuledger", "SET SESSION AUTHORIZATION gpuledger", "ALTER ROLE attacking_reader SUPERUSER", "SELECT * FROM pg_authid",
+    "SET ROLE gpuledger", "SET SESSION AUTHORIZATION gpuledger", "ALTER ROLE attacking_reader SUPERUSER",
+    "SELECT * FROM pg_authid",
     "ALTER ROLE attacking_reader CONNECTION LIMIT -1", "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
-    "LOCK TABLE lock_audit IN EXCLUSIVE MODE", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'gpuledger'",
+    "LOCK TABLE lock_audit IN EXCLUSIVE MODE",
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'gpuledger'",
     "SET row_security = off; SELECT * FROM charge", "SELECT pg_logical_emit_message(false, 'x', 'y')",
 )  # fmt: skip
 
@@ -260,7 +265,8 @@ def reader(arena: Arena) -> None:
         tables = [
             str(name)
             for (name,) in arena.query(
-                "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relnamespace = 'public'::regnamespace"
+                "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') "
+                "AND relnamespace = 'public'::regnamespace"
             )
         ]
         for table in tables:
@@ -268,7 +274,7 @@ def reader(arena: Arena) -> None:
                 shown = str(session.execute(f"SELECT t::text FROM {table} t").fetchall())
                 row.count("table read")
                 row.expect(FOREIGN not in shown, f"{table} shows {FOREIGN}")
-        _sessions(arena, row, stack, address)
+        _sessions(arena, row, address)
         holder = stack.enter_context(contextlib.closing(_lifted(address)))
         holder.execute("BEGIN")
         for table in tables:
@@ -312,7 +318,7 @@ def _refused(row: Row, session: psycopg.Connection[tuple[object, ...]], statemen
         row.expect(not session.closed, f"{statement} ended the session: {error}")
 
 
-def _sessions(arena: Arena, row: Row, stack: contextlib.ExitStack, address: str) -> None:
+def _sessions(arena: Arena, row: Row, address: str) -> None:
     held_open = 0
     with contextlib.ExitStack() as sessions:
         for _ in range(40):

@@ -28,7 +28,8 @@ MIB = 1024 * 1024
 NOW_MS = two_teams.NOW_MS // 60_000 * 60_000
 CHARGEABLE = "by=team", "by=project,user", "by=workload,node", "by=pool"
 ASKED = (
-    *CHARGEABLE, f"team={FOREIGN}", f"owner=team%3D{FOREIGN}", "all=true&limit=1000", "after=0&limit=1000", "open_only=false",
+    *CHARGEABLE, f"team={FOREIGN}", f"owner=team%3D{FOREIGN}", "all=true&limit=1000", "after=0&limit=1000",
+    "open_only=false",
     "by=team%27%20OR%201%3D1--", "from=0001-01-01&to=9999-12-31", "limit=99999999999999999999", "state=%00",
 )  # fmt: skip
 """Added to every reading route: other cuts, the other team by name, and values that break statements."""
@@ -97,10 +98,11 @@ def of_node(node: str, seq: int, **changes: object) -> bytes:
 def forged(arena: Arena) -> None:
     """Other nodes' names, devices, runs and keys by the token of one node."""
     own = f"{two_teams.OWN}-node"
-    names = [f"{FOREIGN}-node", f"{FOREIGN.upper()}-node", f"{FOREIGN}-node ", f" {FOREIGN}-node", f"{own}\n{FOREIGN}-node",
-             f"{own}\x00", f"{own}/../{FOREIGN}-node", f"{FOREIGN}\u2010node", "*", "%", "", "neighbor", own.upper()]  # fmt: skip
-    where = (f"SELECT a.uuid, a.model, a.health, c.node_id FROM accelerator a JOIN capacity c ON c.accelerator_id = a.id "
-             f"WHERE a.uuid = 'GPU-{FOREIGN}' ORDER BY 4")  # fmt: skip
+    names = [f"{FOREIGN}-node", f"{FOREIGN.upper()}-node", f"{FOREIGN}-node ", f" {FOREIGN}-node",
+             f"{own}\n{FOREIGN}-node", f"{own}\x00", f"{own}/../{FOREIGN}-node", f"{FOREIGN}\u2010node", "*", "%", "",
+             "neighbor", own.upper()]  # fmt: skip
+    where = ("SELECT a.uuid, a.model, a.health, c.node_id FROM accelerator a "
+             f"JOIN capacity c ON c.accelerator_id = a.id WHERE a.uuid = 'GPU-{FOREIGN}' ORDER BY 4")  # fmt: skip
     with arena.attack("forged nodes, devices, runs and keys", "agent of a node") as row:
         before, bill = arena.query(where), arena.bill(FOREIGN)
         for seq, name in enumerate(names, 900):
@@ -308,7 +310,7 @@ def smuggled(arena: Arena) -> None:
                     row.expect(b"hash" not in received, f"{name}: an answer of the audit log")
 
 
-def _flood(arena: Arena, row: Row, seconds: float, connections: int, send: Callable[[int, int], int]) -> None:
+def _flood(row: Row, seconds: float, connections: int, send: Callable[[int, int], int]) -> None:
     """`send(place, turn)` on every connection until the time is over; anything but a 503 may be answered."""
     end = time.monotonic() + seconds
 
@@ -332,7 +334,7 @@ def heavy(arena: Arena) -> None:
     own = f"{two_teams.OWN}-node"
     bodies = [body_of(worst(3000 + seq, own, NOW_MS - 240 * HOUR_MS)) for seq in range(3)]
     with arena.attack("the heaviest batches, at the quota's worst", "agent of a node") as row:
-        _flood(arena, row, 25, 8, lambda place, turn: arena.ask(
+        _flood(row, 25, 8, lambda place, turn: arena.ask(
             "POST", "/v1/batches", "agent", bodies[(place + turn) % len(bodies)], MSGPACK)[0])  # fmt: skip
 
 
@@ -340,12 +342,14 @@ def remote_write(arena: Arena) -> None:
     """Scrapes of ever new GPUs, pods and labels, and requests without a token, on six connections."""
     bodies = [
         snappy(one([point for gpu in range(100) for point in scrape(
-            NOW_MS - 60_000 + turn * 1000, gpu, node=f"flood-{turn % 40}", pod=f"pod-{turn}-{gpu}", namespace="x" * 60)]))
+            NOW_MS - 60_000 + turn * 1000, gpu, node=f"flood-{turn % 40}", pod=f"pod-{turn}-{gpu}",
+            namespace="x" * 60)]))
         for turn in range(60)
     ]  # fmt: skip
     with arena.attack("a flood by remote write", "nobody, any node") as row:
-        _flood(arena, row, 20, 6, lambda place, turn: arena.ask(
-            "POST", WRITE, "any node" if place % 3 else "nobody", bodies[(place * 11 + turn) % 60], headers())[0])  # fmt: skip
+        _flood(row, 20, 6, lambda place, turn: arena.ask(
+            "POST", WRITE, "any node" if place % 3 else "nobody", bodies[(place * 11 + turn) % 60],
+            headers())[0])  # fmt: skip
         status = arena.ask("GET", f"/v1/scaling/{urllib.parse.quote('x' * 3000)}", "finance")[0]
         row.count(status)
 

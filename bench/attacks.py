@@ -26,7 +26,8 @@ def table(rows: list[Row]) -> None:
     for row in rows:
         seen = ", ".join(f"{what} ({count:,})" if count > 1 else what for what, count in row.seen.most_common(6))
         print(
-            f"| {row.attack} | {row.identities} | {row.requests:,} | {seen} | {row.slowest_s:.2f} s | {len(row.holes)} |"
+            f"| {row.attack} | {row.identities} | {row.requests:,} | {seen} | {row.slowest_s:.2f} s "
+            f"| {len(row.holes)} |"
         )
     requests, holes = sum(row.requests for row in rows), sum(len(row.holes) for row in rows)
     slowest = max(row.slowest_s for row in rows)
