@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from bench import _attacks_inside, _attacks_requests
 from bench._attacks_arena import Arena, Row
 
-ATTACKS = (*_attacks_requests.ATTACKS, *_attacks_inside.ATTACKS)
+ATTACKS = (*_attacks_requests.QUIET, *_attacks_inside.LOOKING, *_attacks_requests.FLOODS, *_attacks_inside.LAST)
+"""Floods use up the quotas of their nodes, so that they come late."""
 
 
 def table(rows: list[Row]) -> None:
