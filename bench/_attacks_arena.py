@@ -37,10 +37,16 @@ PROBE_S = 0.4
 JSON = {"Content-Type": "application/json"}
 HEADER = "X-Auth-Request-Email"
 HOOKS = {
-    "loop": "https://127.0.0.1:{port}/", "name": "https://localhost:{port}/", "mapped": "https://[::ffff:127.0.0.1]:{port}/",
-    "decimal": "https://2130706433:{port}/", "short": "https://127.1:{port}/", "hex": "https://0x7f000001:{port}/",
-    "any": "https://0.0.0.0:{port}/", "metadata": "https://169.254.169.254/", "nat64": "https://[64:ff9b::7f00:1]:{port}/",
-}  # fmt: skip
+    "loop": "https://127.0.0.1:{port}/",
+    "name": "https://localhost:{port}/",
+    "mapped": "https://[::ffff:127.0.0.1]:{port}/",
+    "decimal": "https://2130706433:{port}/",
+    "short": "https://127.1:{port}/",
+    "hex": "https://0x7f000001:{port}/",
+    "any": "https://0.0.0.0:{port}/",
+    "metadata": "https://169.254.169.254/",
+    "nat64": "https://[64:ff9b::7f00:1]:{port}/",
+}
 """Webhooks that lead inside, with no permission to."""
 BUDGET = '[[budget]]\nname = "{name}"\nteam = "{team}"\nperiod = "month"\namount = 1\ncurrency = "USD"\n'
 BUDGET += "recipients = [{to}]\n"
@@ -139,11 +145,24 @@ class Arena:
         self.probing = threading.Lock()
 
     def _settings(self) -> dict[str, str]:
-        paths = {"TLS_CERTIFICATE_FILE": "server.crt", "TLS_KEY_FILE": "server.key", "HOOKS_FILE": "hooks.toml",
-                 "LINK_SECRET_FILE": "link", "MAIL_DIR": "mails"}  # fmt: skip
-        plain = {"MAX_EVIDENCE_AGE_DAYS": "37", "REQUIRE_TOKENS": "true", "PUBLIC_URL": "https://ledger.example",
-                 "IDENTITY_HEADER": HEADER, "TRUSTED_PROXIES": "10.0.0.0/8", "FOLD_SECONDS": "1", "RATE_SECONDS": "2",
-                 "BUDGET_SECONDS": "2", "SEND_SECONDS": "1"}  # fmt: skip
+        paths = {
+            "TLS_CERTIFICATE_FILE": "server.crt",
+            "TLS_KEY_FILE": "server.key",
+            "HOOKS_FILE": "hooks.toml",
+            "LINK_SECRET_FILE": "link",
+            "MAIL_DIR": "mails",
+        }
+        plain = {
+            "MAX_EVIDENCE_AGE_DAYS": "37",
+            "REQUIRE_TOKENS": "true",
+            "PUBLIC_URL": "https://ledger.example",
+            "IDENTITY_HEADER": HEADER,
+            "TRUSTED_PROXIES": "10.0.0.0/8",
+            "FOLD_SECONDS": "1",
+            "RATE_SECONDS": "2",
+            "BUDGET_SECONDS": "2",
+            "SEND_SECONDS": "1",
+        }
         wanted = {name: str(self.folder / file) for name, file in paths.items()} | plain
         return {f"GPULEDGER_{name}": value for name, value in wanted.items()} | {
             "SSL_CERT_FILE": str(self.folder / "ca.crt")

@@ -6,16 +6,14 @@ import contextlib
 import gzip
 import hashlib
 import json
-import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
 from bench._attacks_arena import HEADER, IDENTITIES, JSON, Arena, Row
 from fakes import two_teams
-from fakes.batches import HOUR_MS, accelerator, batch, body_of, free, held, samples, workload, worst
+from fakes.batches import HOUR_MS, accelerator, batch, body_of, free, held, samples, workload
 from fakes.poison import poisons
 from fakes.processes import MSGPACK
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
@@ -28,10 +26,17 @@ MIB = 1024 * 1024
 NOW_MS = two_teams.NOW_MS // 60_000 * 60_000
 CHARGEABLE = "by=team", "by=project,user", "by=workload,node", "by=pool"
 ASKED = (
-    *CHARGEABLE, f"team={FOREIGN}", f"owner=team%3D{FOREIGN}", "all=true&limit=1000", "after=0&limit=1000",
+    *CHARGEABLE,
+    f"team={FOREIGN}",
+    f"owner=team%3D{FOREIGN}",
+    "all=true&limit=1000",
+    "after=0&limit=1000",
     "open_only=false",
-    "by=team%27%20OR%201%3D1--", "from=0001-01-01&to=9999-12-31", "limit=99999999999999999999", "state=%00",
-)  # fmt: skip
+    "by=team%27%20OR%201%3D1--",
+    "from=0001-01-01&to=9999-12-31",
+    "limit=99999999999999999999",
+    "state=%00",
+)
 """Added to every reading route: other cuts, the other team by name, and values that break statements."""
 
 
@@ -78,10 +83,16 @@ def tokens(arena: Arena) -> None:
         hashes = [hashlib.sha256(arena.secrets["admin"].encode()).hexdigest()]
         hashes += [str(value) for (value,) in arena.query("SELECT hash FROM token")]
         guesses = [*hashes, *(f"gpl_{number:043}" for number in range(200)), "", " ", "null", "gpl_", "x" * 60_000]
-        named = [{HEADER: name, "X-Forwarded-For": address} for name in ("admin", "finance", "viewer")
-                 for address in ("10.0.0.1", "127.0.0.1")]  # fmt: skip
-        named += [{HEADER.lower(): "admin", "Forwarded": "for=10.0.0.1", "X-Real-IP": "10.0.0.1"},
-                  {"X-Forwarded-Client-Cert": 'Subject="CN=admin"'}, {"Cookie": f"token={hashes[0]}"}]  # fmt: skip
+        named = [
+            {HEADER: name, "X-Forwarded-For": address}
+            for name in ("admin", "finance", "viewer")
+            for address in ("10.0.0.1", "127.0.0.1")
+        ]
+        named += [
+            {HEADER.lower(): "admin", "Forwarded": "for=10.0.0.1", "X-Real-IP": "10.0.0.1"},
+            {"X-Forwarded-Client-Cert": 'Subject="CN=admin"'},
+            {"Cookie": f"token={hashes[0]}"},
+        ]
         for told in [*({"Authorization": f"Bearer {guess}"} for guess in guesses), *named]:
             for path in ("/v1/nodes",) if "Authorization" in told else ("/v1/nodes", "/v1/audit", "/v1/chargeback"):
                 status = arena.ask("GET", path, "nobody", None, told)[0]
@@ -98,11 +109,25 @@ def of_node(node: str, seq: int, **changes: object) -> bytes:
 def forged(arena: Arena) -> None:
     """Other nodes' names, devices, runs and keys by the token of one node."""
     own = f"{two_teams.OWN}-node"
-    names = [f"{FOREIGN}-node", f"{FOREIGN.upper()}-node", f"{FOREIGN}-node ", f" {FOREIGN}-node",
-             f"{own}\n{FOREIGN}-node", f"{own}\x00", f"{own}/../{FOREIGN}-node", f"{FOREIGN}\u2010node", "*", "%", "",
-             "neighbor", own.upper()]  # fmt: skip
-    where = ("SELECT a.uuid, a.model, a.health, c.node_id FROM accelerator a "
-             f"JOIN capacity c ON c.accelerator_id = a.id WHERE a.uuid = 'GPU-{FOREIGN}' ORDER BY 4")  # fmt: skip
+    names = [
+        f"{FOREIGN}-node",
+        f"{FOREIGN.upper()}-node",
+        f"{FOREIGN}-node ",
+        f" {FOREIGN}-node",
+        f"{own}\n{FOREIGN}-node",
+        f"{own}\x00",
+        f"{own}/../{FOREIGN}-node",
+        f"{FOREIGN}\u2010node",
+        "*",
+        "%",
+        "",
+        "neighbor",
+        own.upper(),
+    ]
+    where = (
+        "SELECT a.uuid, a.model, a.health, c.node_id FROM accelerator a "
+        f"JOIN capacity c ON c.accelerator_id = a.id WHERE a.uuid = 'GPU-{FOREIGN}' ORDER BY 4"
+    )
     with arena.attack("forged nodes, devices, runs and keys", "agent of a node") as row:
         before, bill = arena.query(where), arena.bill(FOREIGN)
         for seq, name in enumerate(names, 900):
@@ -165,9 +190,14 @@ def _bodies() -> Iterator[tuple[str, str, bytes, dict[str, str]]]:
     yield "a bomb of gzip", "/v1/batches", gzip.compress(bytes(200 * MIB), 6), {**MSGPACK, "Content-Encoding": "gzip"}
     yield "a bomb of zstd", "/v1/batches", zstd.compress(bytes(400 * MIB)), MSGPACK
     yield "5 MiB", "/v1/batches", b"x" * 5 * MIB, MSGPACK
-    yield "100 tags of 100 kB", "/v1/batches", body_of(
-        batch(1, f"{two_teams.OWN}-node", workloads=[workload(tags={f"t{n}": "x" * 100_000 for n in range(100)})])
-    ), MSGPACK  # fmt: skip
+    yield (
+        "100 tags of 100 kB",
+        "/v1/batches",
+        body_of(
+            batch(1, f"{two_teams.OWN}-node", workloads=[workload(tags={f"t{n}": "x" * 100_000 for n in range(100)})])
+        ),
+        MSGPACK,
+    )
 
 
 def as_head(plain: bytes) -> bytes:
@@ -312,49 +342,4 @@ def smuggled(arena: Arena) -> None:
                     row.expect(b"hash" not in received, f"{name}: an answer of the audit log")
 
 
-def _flood(row: Row, seconds: float, connections: int, send: Callable[[int, int], int]) -> None:
-    """`send(place, turn)` on every connection until the time is over; anything but a 503 may be answered."""
-    end = time.monotonic() + seconds
-
-    def work(place: int) -> None:
-        turn = 0
-        while time.monotonic() < end:
-            status = send(place, turn)
-            row.count(status or "no answer in 60 s")
-            row.expect(status < 500 or status == 503, f"a flood was answered {status}")
-            turn += 1
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def heavy(arena: Arena) -> None:
-    """The heaviest batches that are taken, on eight connections, by the token of one node."""
-    own = f"{two_teams.OWN}-node"
-    bodies = [body_of(worst(3000 + seq, own, NOW_MS - 240 * HOUR_MS)) for seq in range(3)]
-    with arena.attack("the heaviest batches, at the quota's worst", "agent of a node") as row:
-        _flood(row, 25, 8, lambda place, turn: arena.ask(
-            "POST", "/v1/batches", "agent", bodies[(place + turn) % len(bodies)], MSGPACK)[0])  # fmt: skip
-
-
-def remote_write(arena: Arena) -> None:
-    """Scrapes of ever new GPUs, pods and labels, and requests without a token, on six connections."""
-    bodies = [
-        snappy(one([point for gpu in range(100) for point in scrape(
-            NOW_MS - 60_000 + turn * 1000, gpu, node=f"flood-{turn % 40}", pod=f"pod-{turn}-{gpu}",
-            namespace="x" * 60)]))
-        for turn in range(60)
-    ]  # fmt: skip
-    with arena.attack("a flood by remote write", "nobody, any node") as row:
-        _flood(row, 20, 6, lambda place, turn: arena.ask(
-            "POST", WRITE, "any node" if place % 3 else "nobody", bodies[(place * 11 + turn) % 60],
-            headers())[0])  # fmt: skip
-        status = arena.ask("GET", f"/v1/scaling/{urllib.parse.quote('x' * 3000)}", "finance")[0]
-        row.count(status)
-
-
 QUIET = (routes, tokens, forged, bombs, slow, old_days, smuggled)
-FLOODS = (heavy, remote_write)

@@ -15,10 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from bench import _attacks_inside, _attacks_requests
+from bench import _attacks_floods, _attacks_inside, _attacks_reader, _attacks_requests
 from bench._attacks_arena import Arena, Row
 
-ATTACKS = (*_attacks_requests.QUIET, *_attacks_inside.LOOKING, *_attacks_requests.FLOODS, *_attacks_inside.LAST)
+ATTACKS = (
+    *_attacks_requests.QUIET,
+    *_attacks_inside.LOOKING,
+    *_attacks_floods.ATTACKS,
+    _attacks_reader.reader,
+    *_attacks_inside.LAST,
+)
 """Floods use up the quotas of their nodes, so that they come late."""
 
 
