@@ -67,3 +67,27 @@ def test_a_fact_wins_over_a_tag_of_its_name():
     )
     assert [facts.value(name) for name in ("user", "account", "name", "x")] == ["amina", "vision", None, None]
     assert Attribution().owner_of(facts, 0).user == "amina"
+
+
+ALIKE = (
+    "visi\u043en",
+    "vis\u0456on",
+    "\u202evision",
+    "vision\u200b",
+    "VISION",
+    "vision/",
+    "vi\u00adsion",
+    "\uff56ision",
+    "vision\0",
+)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_name_that_looks_alike_is_an_owner_of_its_own(name):
+    """Threat: spoofed tags. Letters of another script, hidden ones and other cases take nothing from the real team, and
+    a rule of the scheduler's account overrides whatever was written."""
+    written = Attribution().owner_of(facts(team=name), 0)
+    assert written.team == name != "vision"
+    by_account = Attribution([rule(1, {"account": "*"}, {"team": "{account}"})])
+    assert by_account.owner_of(facts(account="speech", team="vision"), 0).team == "speech"
+    assert Attribution([rule(1, {"team": "vision"}, {"project": "p"})]).owner_of(facts(team=name), 0).project == ""

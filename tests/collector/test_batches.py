@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import socket
 import threading
 import uuid
@@ -80,6 +81,25 @@ def test_the_same_batch_again_changes_nothing(collector):
         assert collector.send(sent) == (200, {"status": "duplicate"})
     assert rows(collector.dsn, "SELECT (SELECT count(*) FROM stretch), (SELECT count(*) FROM gpu_sample)") == [(2, 12)]
     assert rows(collector.dsn, "SELECT count(*) FROM ingest_conflict") == [(0,)]
+
+
+def everything(dsn):
+    """The rows of every table, counted."""
+    tables = rows(dsn, "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")
+    return {name: rows(dsn, f'SELECT count(*) FROM "{name}"') for (name,) in tables}
+
+
+@pytest.mark.parametrize("times", [500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_many_replays_of_many_batches_add_nothing(collector, times):
+    """Threat: replay. Batches of two nodes in any order, again and again: no table has a row more."""
+    chance = random.Random(times)
+    bodies = [body_of(batch(seq, f"node-{seq % 2}", start_ms=NOON_MS + seq * 60_000)) for seq in range(1, 11)]
+    for body in bodies:
+        assert collector.post(body)[0] == 200
+    before = everything(collector.dsn)
+    for _ in range(times):
+        assert collector.post(chance.choice(bodies)) == (200, {"status": "duplicate"})
+    assert everything(collector.dsn) == before
 
 
 def test_other_bytes_under_a_known_key_are_refused_and_recorded(collector):

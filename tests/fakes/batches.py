@@ -17,6 +17,7 @@ from gpuledger_agent.wire import (
     WireWorkload,
     encode,
 )
+from gpuledger_collector.ingest import bounds
 
 EPOCH = str(uuid.UUID("0190a5c8-0000-7000-8000-000000000001"))
 HOUR_MS = 3_600_000
@@ -75,6 +76,19 @@ def batch(seq: int = 1, node: str = "node-1", accelerators: int = 2, start_ms: i
         "samples": samples(accelerators, range(start_ms, end_ms, 10_000)),
     }
     return Batch(**{**whole, **changes})
+
+
+def worst(seq: int, node: str, start_ms: int = NOON_MS - 240 * HOUR_MS) -> Batch:
+    """Each list of a batch at its bound, every name new: the heaviest that is taken."""
+    gpus, jobs, spans = (bounds.MOST[name] for name in ("accelerators", "workloads", "stretches"))
+    cards = [accelerator(number, f"{node}-{seq}") for number in range(gpus)]
+    tags = {f"t{tag}": "x" * 20 for tag in range(8)}
+    workloads = [workload(f"{node}-{seq}-{number}", tags=tags) for number in range(jobs)]
+    hours = [start_ms + number // gpus * HOUR_MS for number in range(spans)]
+    stretches = [free(number % gpus, at_ms, at_ms + HOUR_MS) for number, at_ms in enumerate(hours)]
+    readings = samples(1, range(start_ms, start_ms + 200_000_000, 1_000), gpu_utilization_ratio=[0.5] * 200_000)
+    whole = batch(seq, node, accelerators=0, workloads=workloads, stretches=stretches, samples=readings)
+    return msgspec.structs.replace(whole, accelerators=cards)
 
 
 def body_of(made: Batch) -> bytes:

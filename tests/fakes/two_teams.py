@@ -29,7 +29,7 @@ def day(number: int) -> str:
     return dt.datetime.fromtimestamp(TODAY_MS / 1000 + number * 86_400, dt.UTC).date().isoformat()
 
 
-def _batch(team: str, number: int) -> bytes:
+def six_days(team: str, number: int) -> bytes:
     """Six days of one GPU, all held by a job of the team."""
     end = NOW_MS // HOUR_MS * HOUR_MS
     spans = [(at, at + HOUR_MS) for at in range(end - 6 * DAY_MS, end, HOUR_MS)]
@@ -46,7 +46,7 @@ def _batch(team: str, number: int) -> bytes:
     return json.dumps(made).encode()
 
 
-def _declared() -> str:
+def declared() -> str:
     budget = '[[budget]]\nname = "{team}-budget"\nteam = "{team}"\nperiod = "month"\namount = 400\ncurrency = "USD"\n'
     price = (
         '[[price]]\npool = ""\ngpu_model = "NVIDIA L4"\npurchase = "on_demand"\nrate_per_gpu_hour = 2.0\n'
@@ -83,9 +83,9 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
     links = {"link_secret_file": folder / "link", "public_url": "https://ledger.example"}
     with running(dsn, **links) as collector:
         for number, team in enumerate((OWN, FOREIGN), start=1):
-            status, answer = collector.post(_batch(team, number), {"Content-Type": "application/json"})
+            status, answer = collector.post(six_days(team, number), {"Content-Type": "application/json"})
             assert status == 200, answer
-        (folder / "declared.toml").write_text(_declared())
+        (folder / "declared.toml").write_text(declared())
         applied = CliRunner().invoke(build(), ["apply", str(folder / "declared.toml"), "--dsn", dsn])
         assert applied.exit_code == 0, applied.output
         with psycopg.connect(dsn) as connection:

@@ -7,6 +7,7 @@ import datetime as dt
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request
+from starlette.requests import ClientDisconnect
 
 from gpuledger_collector.accounting.period import HOUR_MS, parse_instant
 from gpuledger_collector.accounting.queue import QueueRow, WaitingRow
@@ -79,7 +80,7 @@ def router(intake: Intake, ledger: Ledger) -> APIRouter:
 
 
 async def _received(request: Request, held: Held) -> bytes:
-    """The whole body. Raises HTTPException (408, 413), or Unavailable when too much is under way."""
+    """The whole body. Raises HTTPException (400, 408, 413), or Unavailable when too much is under way."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -90,6 +91,8 @@ async def _received(request: Request, held: Held) -> bytes:
                     raise HTTPException(413, f"the body is over {MOST_BYTES} bytes")
     except TimeoutError as error:
         raise HTTPException(408, f"the body took longer than {BODY_SECONDS:.0f} s") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the sender went away") from error
     return bytes(body)
 
 

@@ -1,8 +1,10 @@
 """The spool: every batch is acked, pending, dropped or dead, whatever happens in between."""
 
 import contextlib
+import os
 import shutil
 import sqlite3
+import stat
 import uuid
 
 import pytest
@@ -27,6 +29,16 @@ def spool(tmp_path):
     made = opened(tmp_path)
     yield made
     made.close()
+
+
+def test_what_is_spooled_is_for_nobody_else_on_the_node(tmp_path):
+    """Threat: other users of a GPU node. Who held which GPU is kept in a folder that its owner alone may enter."""
+    before = os.umask(0)
+    try:
+        opened(tmp_path / "state" / "spool")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "state" / "spool").stat().st_mode) == 0o700
 
 
 def test_numbers_start_at_one_and_never_come_again(spool, tmp_path):

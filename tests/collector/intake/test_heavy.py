@@ -5,14 +5,12 @@ import contextlib
 import threading
 import time
 
-import msgspec
 import psycopg
 import pytest
 
-from fakes.batches import HOUR_MS, NOON_MS, accelerator, batch, body_of, free, samples, workload
+from fakes.batches import HOUR_MS, NOON_MS, batch, body_of, free, samples, workload, worst
 from fakes.collector import MSGPACK, running
 from gpuledger_collector.api import batches
-from gpuledger_collector.ingest import bounds
 from gpuledger_collector.ingest.commit import GroupCommit, Limits
 from gpuledger_collector.storage import tokens
 from gpuledger_collector.storage.tokens import Token
@@ -206,22 +204,6 @@ def test_new_days_are_counted_by_the_hour(dsn):
         status, answer = collector.send(days(3, 11))
         assert (status, answer["detail"]) == (429, "node-1 sends more than 5 new days an hour")
         assert collector.send(batch(3, start_ms=NOON_MS + HOUR_MS))[0] == 200
-
-
-def worst(seq, node):
-    """Each list of a batch at its bound, every name new."""
-    gpus, jobs, spans = (bounds.MOST[name] for name in ("accelerators", "workloads", "stretches"))
-    cards = [accelerator(number, f"{node}-{seq}") for number in range(gpus)]
-    tags = {f"t{tag}": "x" * 20 for tag in range(8)}
-    workloads = [workload(f"{node}-{seq}-{number}", tags=tags) for number in range(jobs)]
-    start = NOON_MS - 10 * DAY_MS
-    stretches = [
-        free(number % gpus, start + number // gpus * HOUR_MS, start + number // gpus * HOUR_MS + HOUR_MS)
-        for number in range(spans)
-    ]
-    readings = samples(1, range(start, start + 200_000_000, 1_000), gpu_utilization_ratio=[0.5] * 200_000)
-    whole = batch(seq, node, accelerators=0, workloads=workloads, stretches=stretches, samples=readings)
-    return msgspec.structs.replace(whole, accelerators=cards)
 
 
 @pytest.mark.long

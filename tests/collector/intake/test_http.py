@@ -129,6 +129,19 @@ def test_a_sender_that_goes_holds_nothing(collector):
     assert talk(collector, post(body)) == [COMMITTED]
 
 
+@pytest.mark.parametrize("path", ["/v1/batches", "/api/v1/write", "/v1/queue", "/v1/disputes", "/v1/runs/x/progress"])
+def test_a_sender_that_goes_writes_no_traceback(collector, caplog, path):
+    """Threat: a log that anybody fills. A body that breaks off is no fault of ours, on any route that takes one."""
+    kind = "application/x-protobuf" if "write" in path else "application/json"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Encoding: "
+    coded = "snappy" if "write" in path else "identity"
+    with socket.create_connection(("127.0.0.1", collector.port), timeout=10) as connection:
+        connection.sendall(f"{head}{coded}\r\nContent-Length: 5000\r\n\r\n{{".encode())
+        time.sleep(0.3)
+    time.sleep(0.7)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 async def ask(app, scope, *messages):
     """What an ASGI application answers."""
     sent, left = [], list(messages)

@@ -13,6 +13,17 @@ def test_every_test_that_the_page_names_exists():
     assert len(named) >= 25
     for file, name in named:
         assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), (file, name)
-    table = page.split("## Threats")[1].split("## Not promised")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| Threat")]
-    assert all("::" in row for row in rows)
+
+
+def test_each_of_the_eighteen_threats_stands_once_with_its_tests():
+    """Numbered as in the study of threats; each says whether it is held or mitigated, and every attack names a test."""
+    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    chapter = page.split("## Threats, and what answers them")[1].split("\n## ")[0]
+    threats = re.split(r"^### ", chapter, flags=re.MULTILINE)[1:]
+    assert [int(threat.partition(".")[0]) for threat in threats] == list(range(1, 19))
+    for threat in threats:
+        name, said, *rest = [line for line in threat.splitlines() if line]
+        assert re.match(r"Held\b|Mitigated\. [A-Z]", said), name
+        attacks = [line for line in rest if line.startswith("| ") and not line.startswith("| Attack")]
+        assert attacks, name
+        assert all("::" in line.split("|")[3] for line in attacks), name

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fakes.routes import BODIES, REFUSED, RULES, address
 from fakes.two_teams import FOREIGN, NOW_MS, ROLES, day, token, two_teams
 from fakes.two_teams import OWN as OWN_TEAM
 
@@ -117,37 +118,6 @@ def test_only_an_admin_reads_the_audit_log(fleet):
     assert all(item["at_ms"] <= NOW_MS + 3_600_000 for item in answer["items"])
 
 
-OPEN, SIGNED, REPORTING, OWN, FLEET, ADMIN = "open", "signed", "reporting", "own part", "whole fleet", "admin"
-ANY_NODE = "reporting of any node"
-RULES = {
-    "GET /healthz": OPEN, "GET /readyz": OPEN, "GET /metrics": OPEN,
-    "GET /v1/budgets/ack": SIGNED, "POST /v1/budgets/ack": SIGNED,
-    "GET /v1/letters/ack": SIGNED, "POST /v1/letters/ack": SIGNED,
-    "POST /v1/batches": REPORTING, "POST /api/v1/write": ANY_NODE, "POST /v1/queue": REPORTING,
-    "POST /v1/runs/{workload}/progress": REPORTING,
-    "GET /v1/chargeback": OWN, "GET /v1/budgets": OWN, "GET /v1/idle": OWN, "GET /v1/anomalies": OWN,
-    "GET /v1/recommendations": OWN, "GET /v1/runs": OWN, "GET /v1/series": OWN,
-    "GET /v1/disputes": OWN, "POST /v1/disputes": OWN, "GET /v1/disputes/{number}": OWN,
-    "POST /v1/disputes/{number}/answers": OWN, "POST /v1/disputes/{number}/resolution": FLEET,
-    "POST /v1/disputes/{number}/preview": FLEET,
-    "GET /v1/accelerators": FLEET, "GET /v1/nodes": FLEET, "GET /v1/forecast": FLEET,
-    "GET /v1/forecast/history": FLEET, "GET /v1/scaling/{pool}": FLEET, "GET /v1/samples": FLEET,
-    "GET /v1/audit": ADMIN,
-}  # fmt: skip
-"""Who may use each operation. A new one stands here before it is served."""
-REFUSED = {
-    OPEN: set(), SIGNED: {None, *ROLES}, REPORTING: {None, "viewer", "finance", "admin"}, OWN: {None, "agent"},
-    ANY_NODE: {None, *ROLES}, FLEET: {None, "agent", "viewer"}, ADMIN: {None, "agent", "viewer", "finance"},
-}  # fmt: skip
-BODIES = {
-    "/v1/disputes": {"owner": {"team": OWN_TEAM}, "from": day(-9), "to": day(-8), "reason": "x"},
-    "/v1/disputes/{number}/answers": {"note": "x"},
-    "/v1/disputes/{number}/resolution": {"note": "x", "accept": False},
-    "/v1/disputes/{number}/preview": {"to": {}},
-    "/v1/runs/{workload}/progress": {"steps": 1},
-}
-
-
 def test_every_route_has_a_rule(fleet):
     """Each operation of the description as nobody and as each role: refused by its rule, and by nothing else."""
     collector, secrets = fleet
@@ -157,8 +127,7 @@ def test_every_route_has_a_rule(fleet):
     assert len(operations) >= 24
     for operation in sorted(operations):
         method, _, path = operation.partition(" ")
-        query = DAYS + "&budget=1&period=1&letter=1&expires=9999999999999&mac=x"
-        where = path.replace("{pool}", "x").replace("{number}", "99").replace("{workload}", "x") + f"?{query}"
+        where = address(path)
         body = None if method == "GET" else json.dumps(BODIES.get(path, {})).encode()
         for role in (None, *ROLES):
             headers = {"Content-Type": "application/json"}
