@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from gpuledger_collector.ingest.columns import Array, BinaryArray
 from gpuledger_collector.ingest.directory import Connection, Numbered
 from gpuledger_collector.ingest.samples import Samples
 from gpuledger_collector.ingest.stretches import Stretches
+from gpuledger_collector.ingest.validate import SampleBlock, cut
 
 HOUR_MS = 3_600_000
+_FAR_MS = 2**62
 _HOUR_BITS = 24
 """Of the number of an hour, which is enough for 1,900 years."""
 
@@ -67,6 +70,56 @@ class Newest:
             return self.out_ms
         same = self.node_id in (None, node_id) and self.attributes_id == attributes_id
         return self.in_ms if same and self.out_ms is None else None
+
+
+_Row = tuple[int | None, int, int]
+"""Node (None: any), in and out of a row of the inventory time line."""
+
+
+def without_foreign(
+    connection: Connection, batches: Sequence[Numbered], news: Sequence[Numbered]
+) -> Sequence[Numbered]:
+    """These batches without what those in `news` say of accelerators at times when another node has them.
+
+    Readings and states of an accelerator are taken from its own node alone. Call it once the placements are settled.
+    """
+    numbers = sorted({number for one in news for number in one.accelerators.values()})
+    if not numbers:
+        return batches
+    rows: dict[int, list[_Row]] = defaultdict(list)
+    for number, node_id, in_ms, out_ms in connection.execute(
+        "SELECT accelerator_id, node_id, in_ms, coalesce(out_ms, %s) FROM capacity WHERE accelerator_id = ANY(%s)",
+        (_FAR_MS, numbers),
+    ):
+        rows[number].append((node_id, in_ms, out_ms))
+    checked = {id(one) for one in news}
+    return [_own(one, rows) if id(one) in checked else one for one in batches]
+
+
+def _own(one: Numbered, rows: Mapping[int, Sequence[_Row]]) -> Numbered:
+    batch = one.batch
+    foreign = {
+        place: [row[1:] for row in rows.get(number, ()) if row[0] not in (None, one.node_id)]
+        for place, number in one.accelerators.items()
+    }
+    foreign = {place: spans for place, spans in foreign.items() if spans}
+    if not foreign:
+        return one
+    stretches = {
+        record: stretch
+        for record, stretch in batch.stretches.items()
+        if not any(start <= stretch.start_ms < end for start, end in foreign.get(stretch.accelerator, ()))
+    }
+    block = batch.block
+    if block is not None:
+        kept = np.ones(len(block.at_ms), dtype=bool)
+        for place, spans in foreign.items():
+            for start, end in spans:
+                kept &= ~((block.accelerator == place) & (block.at_ms >= start) & (block.at_ms < end))
+        block = (
+            SampleBlock.of(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept)) if kept.any() else None
+        )
+    return replace(one, batch=replace(batch, stretches=stretches, block=block))
 
 
 def shown_by(batches: Sequence[Numbered]) -> list[Shown]:

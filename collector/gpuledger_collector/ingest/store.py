@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest import counters
 from gpuledger_collector.ingest.directory import RENEWED, Connection, Directory, Numbered, oldest_instant
 from gpuledger_collector.ingest.evidence import Newest as NewestRow
-from gpuledger_collector.ingest.evidence import mark_hours, shown_by
+from gpuledger_collector.ingest.evidence import mark_hours, shown_by, without_foreign
 from gpuledger_collector.ingest.ledger import Key, insert_keys, look_up, record_conflicts, verdict
 from gpuledger_collector.ingest.newest import Newest, Told, told_of, write
 from gpuledger_collector.ingest.samples import (
@@ -195,15 +195,18 @@ class Store:
         after: list[Callable[[], None]],
     ) -> Told:
         """Write what bills are made of; what is told of the newest. `after` gets what is to be done after COMMIT."""
-        stretches, samples = join_stretches(batches), join_samples(batches)
+        stretches = join_stretches(batches)
         copy_stretches(connection, stretches, presence_of(batches))
-        mark_hours(connection, stretches, samples)
+        news = [one for one in batches if not self._shows_nothing_new(one)]
         after.append(self.keep_inventory(connection, batches))
+        own = without_foreign(connection, batches, news)
+        samples = join_samples(own)
+        mark_hours(connection, stretches, samples)
         if samples is not None:
             copy_samples(connection, samples)
             after.append(self.keep_slow(connection, samples))
         counters.keep(connection, counts_of(batches))
-        return told_of(batches, samples, latest_states(stretches), now)
+        return told_of(batches, samples, latest_states(join_stretches(own) if news else stretches), now)
 
     def keep_inventory(
         self, connection: Connection, batches: Sequence[Numbered], changed: Collection[int] = (), changed_ms: int = 0

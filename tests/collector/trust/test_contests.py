@@ -81,8 +81,8 @@ HOLDER = """
             WHERE uuid LIKE 'GPU-node-1-%'
     ) AS of_the_holder (t)
 """
-TABLES = ("usage_hour", "capacity")
-"""What bills are made of; readings are taken from any node that lists an accelerator (docs/security.md)."""
+TABLES = ("usage_hour", "capacity", "gpu_sample", "gpu_latest")
+"""What bills are made of, and what pages and detectors read."""
 MINUTE = 60_000
 
 
