@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.placement import (
 )
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 
+pytestmark = pytest.mark.timeout(3_600)  # 10,000 examples with --long
 HOUR = DAY_MS // 24
 DEVICE = Part(1, "GPU-0", is_device=True)
 INSTANCES = [Part(2, "MIG-a", is_device=False), Part(3, "MIG-b", is_device=False), Part(4, "MIG-c", is_device=False)]
