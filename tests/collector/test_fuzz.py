@@ -94,10 +94,13 @@ def test_noise_gets_a_verdict(collector, body, encoding, as_json):
 
 
 def test_after_all_of_it_the_ledger_is_sound(collector):
-    """What the fuzzing left behind adds up: as many records as the batch ledger says, and no span held twice over."""
+    """What the fuzzing left behind adds up: as many intervals as the batch ledger says, no more samples (those of other
+    nodes' accelerators are left out), and no span held twice over.
+    """
     with psycopg.connect(collector.dsn) as connection:
         totals = connection.execute(
-            "SELECT (SELECT coalesce(sum(stretches), 0) FROM ingest_batch), (SELECT count(*) FROM stretch),"
+            "SELECT (SELECT coalesce(sum(stretches), 0) FROM ingest_batch), (SELECT count(*) FROM stretch"
+            " WHERE state <> 'present'),"
             " (SELECT coalesce(sum(samples), 0) FROM ingest_batch), (SELECT count(*) FROM gpu_sample)"
         ).fetchone()
         wrong = connection.execute(
@@ -106,5 +109,5 @@ def test_after_all_of_it_the_ledger_is_sound(collector):
         ).fetchone()
     assert totals is not None
     assert totals[0] == totals[1]
-    assert totals[2] == totals[3]
+    assert totals[2] >= totals[3] > 0
     assert wrong == (0,)

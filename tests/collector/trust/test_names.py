@@ -141,7 +141,7 @@ def test_mails_and_hooks_show_escapes(name: str) -> None:
         for text in (str(mail["Subject"]), content.subject, content.html, *parts):
             assert seen(text.replace("\t", "")) == [], content.subject
         assert "\n" not in content.subject
-        assert not re.search(rf"^\W*{FORGED}", content.text, re.MULTILINE) or name.strip().startswith(FORGED)
+        assert not re.search(rf"^\W*{FORGED}", content.text, re.MULTILINE) or re.match(rf"\W*{FORGED}", name)
         for file, text in harmless.attachments.items():
             if file.endswith(".csv"):
                 assert len(content.attachments[file].splitlines()) == len(text.splitlines())
