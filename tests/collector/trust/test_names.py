@@ -141,7 +141,9 @@ def test_mails_and_hooks_show_escapes(name: str) -> None:
         for text in (str(mail["Subject"]), content.subject, content.html, *parts):
             assert seen(text.replace("\t", "")) == [], content.subject
         assert "\n" not in content.subject
-        assert not re.search(rf"^\W*{FORGED}", content.text, re.MULTILINE) or re.match(rf"\W*{FORGED}", name)
+        # A long line is folded at its spaces, and so may a name be.
+        folded = re.search(rf"(?:^| )[^\w\r\n]*{FORGED}", name)
+        assert folded or not re.search(rf"^\W*{FORGED}", content.text, re.MULTILINE)
         for file, text in harmless.attachments.items():
             if file.endswith(".csv"):
                 assert len(content.attachments[file].splitlines()) == len(text.splitlines())
