@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from gpuledger_collector.accounting.period import Period
@@ -70,6 +70,32 @@ def atoms(day: Period, cuts: Sequence[int]) -> list[Period]:
         return day.hours()
     edges = sorted({hour.start_ms for hour in day.hours()} | set(inside) | {day.end_ms})
     return [Period(start, end) for start, end in pairwise(edges)]
+
+
+def merged(pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
+    """Add up the pieces that one holder, by one report of it, has of a rating interval; the first one's order stays.
+
+    An accelerator that leaves and comes back within an interval is rated as one, so its remainders are shared once.
+    """
+    by_holder: dict[tuple[int, str, int | None, int | None], UsagePiece] = {}
+    for piece in pieces:
+        key = (piece.start_ms, piece.state, piece.workload_id, piece.attributes_id)
+        first = by_holder.get(key)
+        by_holder[key] = piece if first is None else _added(first, piece)
+    return list(by_holder.values())
+
+
+def _added(first: UsagePiece, other: UsagePiece) -> UsagePiece:
+    measured = [piece.energy_mj for piece in (first, other) if piece.energy_mj is not None]
+    return replace(
+        first,
+        end_ms=max(first.end_ms, other.end_ms),
+        held_ms=first.held_ms + other.held_ms,
+        busy_ms=first.busy_ms + other.busy_ms,
+        idle_ms=first.idle_ms + other.idle_ms,
+        unknown_ms=first.unknown_ms + other.unknown_ms,
+        energy_mj=sum(measured) if measured else None,
+    )
 
 
 _Part = tuple[int, int, str, int | None, int | None]

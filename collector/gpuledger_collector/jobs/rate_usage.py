@@ -32,7 +32,7 @@ from gpuledger_collector.accounting.rating import (
 )
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import UsagePiece, atoms
+from gpuledger_collector.accounting.usage import UsagePiece, atoms, merged
 from gpuledger_collector.jobs.cover import book_of, counted, cover_day, placed
 from gpuledger_collector.jobs.fold_usage import ALWAYS, fold_marks
 from gpuledger_collector.jobs.stays import Stay, cuts_of, stays_of, with_stranded
@@ -199,7 +199,7 @@ def _inside(
         if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
             atom_ms = starts[bisect_right(starts, piece.start_ms) - 1]
             found.append(piece if piece.start_ms == atom_ms else replace(piece, start_ms=atom_ms))
-    return found
+    return merged(found)
 
 
 def imported_beside(unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int) -> list[ImportedUsage]:
