@@ -26,8 +26,8 @@ from fakes.mail import message
 from fakes.pages import Page
 from fakes.processes import MSGPACK
 from fakes.two_teams import FOREIGN, OWN
-from gpuledger_collector.notify import hooks
-from gpuledger_collector.notify.delivery import NotTaken
+from gpuledger_collector.notifications import webhooks as hooks
+from gpuledger_collector.notifications.transport import NotTaken
 
 HOSTILE = (
     "<script>alert(1)</script>",

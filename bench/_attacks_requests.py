@@ -19,8 +19,8 @@ from fakes.processes import MSGPACK
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from fakes.routes import BODIES, OWN, REFUSED, RULES, address
 from fakes.two_teams import FOREIGN
-from gpuledger_agent.compression import zstd
-from gpuledger_agent.wire import Samples
+from gpuledger_common.compression import zstd
+from gpuledger_common.wire import Samples
 
 MIB = 1024 * 1024
 NOW_MS = two_teams.NOW_MS // 60_000 * 60_000

@@ -26,11 +26,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpuledger_agent.compression import zstd
-from gpuledger_collector.ingest.decode import Refused, decode
-from gpuledger_collector.ingest.remote import decode as remote
-from gpuledger_collector.ingest.remote.series import Book
-from gpuledger_collector.ingest.validate import accept
+from gpuledger_common.compression import zstd
+from gpuledger_collector.ingest.batches.decode import Refused, decode
+from gpuledger_collector.ingest.remote_write import decode as remote
+from gpuledger_collector.ingest.remote_write.series import Book
+from gpuledger_collector.ingest.batches.validate import accept
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -39,7 +39,7 @@ from fakes.batches import NOON_MS, as_json, batch, held, samples, workload
 from fakes.postgres import open_folder
 from fakes.processes import CollectorProcess
 from fakes.prometheus import WRITE, headers, one, pod, scrape, snappy, two
-from gpuledger_agent.wire import encode
+from gpuledger_common.wire import encode
 
 NOW_MS = NOON_MS + 86_400_000
 NO_QUOTAS = {

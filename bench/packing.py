@@ -19,10 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.ingest.samples import HOT_KINDS, Samples, copy_samples
-from gpuledger_collector.storage import archive, migrate, partitions
-from gpuledger_collector.storage.embedded import EmbeddedServer
-from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples, copy_samples
+from gpuledger_collector.storage.telemetry import archive
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.storage.database import open_connection
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -25,9 +25,9 @@ from pathlib import Path
 import cramjam
 import psycopg
 
-from gpuledger_agent.dcgm_names import EXPORTED
+from gpuledger_common.exporter_names import EXPORTED
 from gpuledger_collector import wiring
-from gpuledger_collector.ingest.remote.messages import ONE, RAW
+from gpuledger_collector.ingest.remote_write.messages import ONE, RAW
 from gpuledger_collector.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -14,8 +14,8 @@ from typing import Any
 
 from docs import seen_on
 
-from gpuledger_agent.catalogue import METRICS
-from gpuledger_agent.metrics import Metric
+from gpuledger_common.catalogue import METRICS
+from gpuledger_common.metrics import Metric
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 NOTICE = "<!-- Made from the code by `./dev docs`; edits here are lost. -->\n"

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuledger_agent.catalogue import BY_NAME
-from gpuledger_agent.sources.dcgm import parse
+from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.dcgm_page import parse
 
 FACTS = Path(__file__).with_suffix(".csv")
 CAPTURES = Path(__file__).resolve().parents[2] / "shared" / "data" / "captures"

@@ -18,9 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
-from gpuledger_agent.catalogue import BY_NAME
-from gpuledger_agent.dcgm_names import Vintage, families, text_of
-from gpuledger_agent.readings import Accelerator, Sample
+from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.exporter_names import Vintage, families, text_of
+from gpuledger_common.readings import Accelerator, Sample
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuledger_agent.readings import Accelerator, Holder, OwnerSource, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, OwnerSource, Sample, Workload
 
 Disagreement = Literal["", "allocated without a process", "used without an allocation"]
 PROCESSES = "processes"

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from gpuledger_agent import __version__, thinning, wire
-from gpuledger_agent.batches import BatchMaker, pack
-from gpuledger_agent.catalogue import BY_NAME
+from gpuledger_agent import __version__, thinning
+from gpuledger_common import wire
+from gpuledger_common.batches import BatchMaker, pack
+from gpuledger_common.catalogue import BY_NAME
 from gpuledger_agent.counters import Counters
 from gpuledger_agent.faults import Faults
 from gpuledger_agent.join import Disagreement, Witnesses, ask
-from gpuledger_agent.meter import Meter, Span
-from gpuledger_agent.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
+from gpuledger_common.meter import Meter, Span
+from gpuledger_common.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 from gpuledger_agent.spool import Holds, Spool
 from gpuledger_agent.thinning import Rows
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuledger_agent.counted import parse
-from gpuledger_agent.escapes import escape_text
+from gpuledger_common.serving_counters import parse
+from gpuledger_common.escapes import escape_text
 from gpuledger_agent.owners.http_bounded import read_body
-from gpuledger_agent.readings import Holder, Workload
+from gpuledger_common.readings import Holder, Workload
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -56,20 +56,6 @@ class Endpoint:
         parts = urlsplit(self.url)
         port = "" if parts.port is None else f":{parts.port}"
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A counter of a workload as it stood at an instant; see wire.Count."""
-
-    workload: Workload
-    source: str
-    counter: str
-    at_ms: int
-    value: int
-    part: str
-    engine: str
-    started_ms: int | None
 
 
 def endpoints(text: str) -> list[Endpoint]:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuledger_agent.owners import places
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.readings import AgentError
 
 PREFIX = "GPULEDGER_AGENT_"
 LAST_PORT = 65_535

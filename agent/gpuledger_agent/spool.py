@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.readings import AgentError
 
 PAGE_BYTES = 4096
 DEAD_LETTERS_KEPT = 1000

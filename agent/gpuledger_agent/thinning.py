@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gpuledger_agent.readings import Sample
+from gpuledger_common.readings import Sample
 
 APART_FROM, THIN_FROM = 1 / 8, 1 / 2
 """Parts of the spool's bound."""

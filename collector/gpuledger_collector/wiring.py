@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from sqlalchemy.engine import Engine
 
-    from gpuledger_agent.wire import Answer
+    from gpuledger_common.wire import Answer
     from gpuledger_collector.api.batches import Intake
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.remote_write import RemoteIntake
-    from gpuledger_collector.ingest.commit import GroupCommit
-    from gpuledger_collector.ingest.remote.metering import Metering
-    from gpuledger_collector.ingest.store import EnsurePartitions
-    from gpuledger_collector.ingest.validate import Accepted
+    from gpuledger_collector.ingest.batches.commit import GroupCommit
+    from gpuledger_collector.ingest.remote_write.metering import Metering
+    from gpuledger_collector.ingest.batches.store import EnsurePartitions
+    from gpuledger_collector.ingest.batches.validate import Accepted
     from gpuledger_collector.insight.recommendations.energy import Tariff
-    from gpuledger_collector.jobs.let_go import Keep
+    from gpuledger_collector.jobs.expire import Keep
     from gpuledger_collector.jobs.pack_samples import Retention
-    from gpuledger_collector.jobs.write_letters import Writers
-    from gpuledger_collector.notify.delivery import Transport
-    from gpuledger_collector.notify.hooks import Hook
-    from gpuledger_collector.notify.links import AckLinks
-    from gpuledger_collector.notify.sender import Sender
-    from gpuledger_collector.notify.ways import Way
+    from gpuledger_collector.jobs.notify_findings import Writers
+    from gpuledger_collector.notifications.transport import Transport
+    from gpuledger_collector.notifications.webhooks import Hook
+    from gpuledger_collector.notifications.links import AckLinks
+    from gpuledger_collector.notifications.sender import Sender
+    from gpuledger_collector.notifications.reclaim import Way
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.schedule import Job, Schedule
-    from gpuledger_collector.storage.embedded import EmbeddedServer
-    from gpuledger_collector.storage.reader_watch import ReaderWatch
-    from gpuledger_collector.storage.replicas import Presence
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
+    from gpuledger_collector.storage.access.reader_watch import ReaderWatch
+    from gpuledger_collector.storage.server.replicas import Presence
 
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
 """An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
@@ -65,7 +65,7 @@ class Database:
     @cached_property
     def engine(self) -> Engine:
         """The SQLAlchemy engine, made when first asked for."""
-        from gpuledger_collector.storage import engine
+        from gpuledger_collector.storage import database as engine
 
         return engine.connect(self.dsn)
 
@@ -97,7 +97,7 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
         finally:
             opened.close()
         return
-    from gpuledger_collector.storage.embedded import EmbeddedServer
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
     server = EmbeddedServer(settings.data_dir, settings.embedded_user or None)
     opened = Database(server.acquire(), server)
@@ -112,20 +112,20 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
 
 def _require_current(dsn: str) -> None:
     """migrate.require_current, without Alembic where nothing differs. Raises StorageError."""
-    from gpuledger_collector.storage import schema_version
+    from gpuledger_collector.storage.server import schema_version
 
     if not schema_version.is_newest(dsn):
-        from gpuledger_collector.storage import migrate
+        from gpuledger_collector.storage.server import migrate
 
         migrate.require_current(dsn)
 
 
 def _upgrade(dsn: str) -> None:
     """migrate.upgrade, without Alembic where nothing is left to do. Raises StorageError."""
-    from gpuledger_collector.storage import schema_version
+    from gpuledger_collector.storage.server import schema_version
 
     if not schema_version.is_newest(dsn, walled=True):
-        from gpuledger_collector.storage import migrate
+        from gpuledger_collector.storage.server import migrate
 
         migrate.upgrade(dsn)
 
@@ -161,12 +161,15 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
-    from gpuledger_collector.ingest.commit import GroupCommit, Limits
-    from gpuledger_collector.ingest.remote.store import RemoteStore
-    from gpuledger_collector.ingest.store import Store
+    from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
+    from gpuledger_collector.ingest.remote_write.store import RemoteStore
+    from gpuledger_collector.ingest.batches.store import Store
     from gpuledger_collector.readiness import Readiness
-    from gpuledger_collector.storage import engine, partitions, placements, tokens
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage import database as engine
+    from gpuledger_collector.storage.telemetry import partitions
+    from gpuledger_collector.storage.ledger import placements
+    from gpuledger_collector.storage.access import tokens
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     metrics = Metrics()
     if settings.scaling_gauge_delay_seconds:
@@ -243,7 +246,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
 
 def partition_maker(clock: Callable[[], dt.datetime]) -> EnsurePartitions:
     """What makes partitions for days: those of old months as a whole."""
-    from gpuledger_collector.storage import partitions
+    from gpuledger_collector.storage.telemetry import partitions
 
     def ensure(connection: psycopg.Connection[tuple[Any, ...]], table: str, days_ms: Iterable[int]) -> object:
         before_ms = partitions.coarse_before(round(clock().timestamp() * 1000))
@@ -281,8 +284,9 @@ def advice(opened: Database, clock: Callable[[], dt.datetime] = now) -> Callable
 
 def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] | None] = lambda: None) -> Presence:
     """The heartbeat of this process in the database, with why it could last not write. Nothing is started."""
-    from gpuledger_collector.storage import engine, migrate
-    from gpuledger_collector.storage.replicas import Presence
+    from gpuledger_collector.storage import database as engine
+    from gpuledger_collector.storage.server import migrate
+    from gpuledger_collector.storage.server.replicas import Presence
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-heartbeat")
@@ -292,8 +296,8 @@ def presence(opened: Database, last_error: Callable[[], tuple[dt.datetime, str] 
 
 def reader_watch(opened: Database) -> ReaderWatch:
     """What ends sessions of readers that go beyond their limits. Nothing is started."""
-    from gpuledger_collector.storage import engine
-    from gpuledger_collector.storage.reader_watch import ReaderWatch
+    from gpuledger_collector.storage import database as engine
+    from gpuledger_collector.storage.access.reader_watch import ReaderWatch
 
     def connect(session: str) -> psycopg.Connection[tuple[Any, ...]]:
         dsn = opened.current_dsn()
@@ -315,7 +319,8 @@ def lacking(opened: Database) -> str | None:
 
 def count_partitions(opened: Database) -> int:
     """How many partitions of evidence there are. Raises StorageError, psycopg.Error."""
-    from gpuledger_collector.storage import engine, partitions
+    from gpuledger_collector.storage import database as engine
+    from gpuledger_collector.storage.telemetry import partitions
 
     with engine.open_connection(opened.current_dsn(), autocommit=True) as connection:
         return partitions.count(connection)
@@ -324,7 +329,7 @@ def count_partitions(opened: Database) -> int:
 def schedule(settings: Settings, opened: Database, metrics: Metrics) -> Schedule:
     """The scheduled jobs over a database. Nothing is started."""
     from gpuledger_collector.schedule import Schedule
-    from gpuledger_collector.storage import engine
+    from gpuledger_collector.storage import database as engine
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return engine.open_connection(opened.current_dsn(), autocommit=True, application="gpuledger-jobs")
@@ -341,36 +346,40 @@ def jobs(
 ) -> list[Job]:
     """Every scheduled job with its interval; long ones ask `stopping` whether to leave the rest to the next run."""
     from gpuledger_collector import jobs as work
-    from gpuledger_collector.ingest import counters
-    from gpuledger_collector.jobs.act_on_idle import act_on_idle
+    from gpuledger_collector.ingest.batches import counters
+    from gpuledger_collector.jobs.reclaim_idle import act_on_idle
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
     from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
-    from gpuledger_collector.jobs.let_go import let_go
+    from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+    from gpuledger_collector.jobs.expire import let_go
     from gpuledger_collector.jobs.merge_partitions import merge_partitions
     from gpuledger_collector.jobs.pack_samples import pack_samples
     from gpuledger_collector.jobs.recommend import recommend
-    from gpuledger_collector.jobs.roll_heat import roll_heat
-    from gpuledger_collector.jobs.roll_series import roll_series
+    from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
+    from gpuledger_collector.jobs.roll_up_series import roll_series
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.jobs.watch_spending import SpendingWatch
-    from gpuledger_collector.jobs.write_letters import write_letters
-    from gpuledger_collector.notify import budget_mail, letter_mail
+    from gpuledger_collector.jobs.notify_findings import write_letters
+    from gpuledger_collector.notifications import budget_mail
+    from gpuledger_collector.notifications import finding_mail as letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
-    from gpuledger_collector.storage import outbox, partitions, queues, scaling
-    from gpuledger_collector.storage.archive import Archive
-    from gpuledger_collector.storage.backtests import ForecastStore
-    from gpuledger_collector.storage.budgets import BudgetBook
-    from gpuledger_collector.storage.findings import FindingStore
-    from gpuledger_collector.storage.heat import HeatStore
-    from gpuledger_collector.storage.ledgers import Ledger
-    from gpuledger_collector.storage.let_go import LetGoStore
-    from gpuledger_collector.storage.let_go import forget_old as forget_records
-    from gpuledger_collector.storage.letters import LetterBook
-    from gpuledger_collector.storage.merging import MergeStore
-    from gpuledger_collector.storage.recommendations import RecommendationStore
-    from gpuledger_collector.storage.series import SeriesStore
+    from gpuledger_collector.storage.notifications import outbox
+    from gpuledger_collector.storage.telemetry import partitions
+    from gpuledger_collector.storage.capacity import queues
+    from gpuledger_collector.storage.capacity import scaling
+    from gpuledger_collector.storage.telemetry.archive import Archive
+    from gpuledger_collector.storage.capacity.backtests import ForecastStore
+    from gpuledger_collector.storage.billing.budgets import BudgetBook
+    from gpuledger_collector.storage.findings.findings import FindingStore
+    from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.telemetry.retention import LetGoStore
+    from gpuledger_collector.storage.telemetry.retention import forget_old as forget_records
+    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+    from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
+    from gpuledger_collector.storage.findings.recommendations import RecommendationStore
+    from gpuledger_collector.storage.telemetry.series import SeriesStore
 
     ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
@@ -507,7 +516,7 @@ def retention(settings: Settings) -> Retention:
 
 def merged_tables(settings: Settings) -> list[str]:
     """The tables whose days of old months become one partition; samples only where packing leaves them so long."""
-    from gpuledger_collector.storage import partitions
+    from gpuledger_collector.storage.telemetry import partitions
 
     samples = ["gpu_sample"] if settings.pack_after_days > partitions.COARSE_AFTER_DAYS else []
     return ["stretch", *samples]
@@ -515,7 +524,7 @@ def merged_tables(settings: Settings) -> list[str]:
 
 def kept_days(settings: Settings) -> Keep:
     """How long minutes, slow metrics and findings are kept, by the settings."""
-    from gpuledger_collector.jobs.let_go import Keep
+    from gpuledger_collector.jobs.expire import Keep
 
     return Keep(
         settings.keep_minute_days,
@@ -547,9 +556,10 @@ def tariff(settings: Settings) -> Tariff | None:
 
 def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
-    from gpuledger_collector.ingest.remote.metering import Limits, Metering
-    from gpuledger_collector.ingest.store import Store
-    from gpuledger_collector.storage import locks, placements
+    from gpuledger_collector.ingest.remote_write.metering import Limits, Metering
+    from gpuledger_collector.ingest.batches.store import Store
+    from gpuledger_collector.storage import locks
+    from gpuledger_collector.storage.ledger import placements
 
     limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
     store = Store(partition_maker(now), placements.settle)
@@ -558,11 +568,11 @@ def metering(settings: Settings) -> Metering:
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:
     """The sender of waiting messages over the ways that the settings name; the others wait for theirs."""
-    from gpuledger_collector.notify.folder import Folder
-    from gpuledger_collector.notify.sender import Sender
-    from gpuledger_collector.notify.smtp import Smtp
+    from gpuledger_collector.notifications.folder import Folder
+    from gpuledger_collector.notifications.sender import Sender
+    from gpuledger_collector.notifications.smtp import Smtp
     from gpuledger_collector.settings import read_secret
-    from gpuledger_collector.storage.outbox import Box
+    from gpuledger_collector.storage.notifications.outbox import Box
 
     ways: dict[str, Transport] = {}
     if settings.mail_dir is not None:
@@ -586,7 +596,7 @@ def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[An
 
 def hook(settings: Settings, channel: str) -> Hook:
     """The configured hooks of a channel: slack or webhook. Raises SettingsError."""
-    from gpuledger_collector.notify.hooks import Hook
+    from gpuledger_collector.notifications.webhooks import Hook
     from gpuledger_collector.settings import read_hooks
 
     found = read_hooks(settings.hooks_file)
@@ -600,8 +610,8 @@ def hook(settings: Settings, channel: str) -> Hook:
 
 def letter_writers(settings: Settings) -> Writers:
     """How letters are put into words, with links where they are configured."""
-    from gpuledger_collector.jobs.write_letters import Writers
-    from gpuledger_collector.notify import letter_mail
+    from gpuledger_collector.jobs.notify_findings import Writers
+    from gpuledger_collector.notifications import finding_mail as letter_mail
 
     links = ack_links(settings)
     return Writers(
@@ -611,7 +621,7 @@ def letter_writers(settings: Settings) -> Writers:
 
 def ways(settings: Settings) -> Mapping[str, Way]:
     """Ways to give back what is idle, by what [[action]] calls them. Raises SettingsError."""
-    from gpuledger_collector.notify.ways import ByHook, Kubernetes, Slurm
+    from gpuledger_collector.notifications.reclaim import ByHook, Kubernetes, Slurm
     from gpuledger_collector.settings import read_secret
 
     found: dict[str, Way] = {"scancel": Slurm()}
@@ -631,7 +641,7 @@ def ack_links(settings: Settings) -> AckLinks | None:
     """The links of mails, None where they are not configured."""
     if settings.link_secret_file is None:
         return None
-    from gpuledger_collector.notify.links import AckLinks
+    from gpuledger_collector.notifications.links import AckLinks
     from gpuledger_collector.settings import read_link_secret
 
     return AckLinks(settings.public_url, read_link_secret(settings.link_secret_file))

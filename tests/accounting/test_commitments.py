@@ -24,8 +24,8 @@ from gpuledger_collector.accounting.rating import (
 )
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import atoms, fold
-from gpuledger_collector.jobs.cover import counted, cover_day
-from gpuledger_collector.jobs.stays import Stay
+from gpuledger_collector.services.commitment_coverage import counted, cover_day
+from gpuledger_collector.services.placements import Stay
 
 LATE = 2**60
 H100 = "NVIDIA H100 80GB HBM3"

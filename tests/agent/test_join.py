@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpuledger_agent.counters import Counters
 from gpuledger_agent.join import Witnesses, ask
-from gpuledger_agent.readings import Accelerator, Holder, Workload
+from gpuledger_common.readings import Accelerator, Holder, Workload
 
 CARD = Accelerator("GPU-a", "GPU-a", 0, "H100")
 

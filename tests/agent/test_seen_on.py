@@ -5,7 +5,7 @@ import csv
 import pytest
 from docs import generate, seen_on
 
-from gpuledger_agent.catalogue import BY_NAME, METRICS
+from gpuledger_common.catalogue import BY_NAME, METRICS
 
 
 def test_the_committed_facts_are_those_of_the_captures(tmp_path):

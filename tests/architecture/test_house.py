@@ -93,7 +93,7 @@ def test_accounting_reads_no_clock():
 
 
 def test_names_are_rendered_in_one_place():
-    """Texts of others become escapes in gpuledger_agent.escapes alone, and tables escape what their cells hold."""
+    """Texts of others become escapes in gpuledger_common.escapes alone, and tables escape what their cells hold."""
     for path in tracked("agent/*.py", "collector/*.py"):
         text = path.read_text(encoding="utf-8")
         if path.name != "escapes.py":

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fakes.batches import NOON_MS, batch
 from fakes.collector import JSON, MSGPACK, running
 from fakes.postgres import fresh_database
-from gpuledger_agent.compression import zstd
+from gpuledger_common.compression import zstd
 
 EXAMPLES = 3000 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 150
 MOSTLY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -18,8 +18,8 @@ from gpuledger_agent.push import Reply, reaction
 from gpuledger_collector.api import limits
 from gpuledger_collector.api.batches import LEAST_BYTES_PER_SECOND
 from gpuledger_collector.api.limits import BURST_SECONDS, OverQuota, Quota
-from gpuledger_collector.storage import tokens
-from gpuledger_collector.storage.tokens import Token
+from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.access.tokens import Token
 
 
 def large(seq: int, node: str = "node-1"):

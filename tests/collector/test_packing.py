@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.storage import packing
-from gpuledger_collector.storage.packing import Column, DamagedBlob, Readings, pack, same, unpack
+from gpuledger_collector.storage.telemetry import sample_codec as packing
+from gpuledger_collector.storage.telemetry.sample_codec import Column, DamagedBlob, Readings, pack, same, unpack
 
 WIDTHS = {"<f4": 32, "<f8": 64, "<i8": 64}
 

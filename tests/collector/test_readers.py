@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.storage import readers
+from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.schema import metadata
 
 ROLE, OWNER = "reader_of_these_tests", "owner_of_these_tests"

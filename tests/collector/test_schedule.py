@@ -10,7 +10,7 @@ import pytest
 from fakes.replicas import until
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.schedule import KEEP_RUNS_DAYS, Job, Leadership, Schedule, forget_old_runs
-from gpuledger_collector.storage.engine import open_connection
+from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.errors import ServerUnavailable
 
 NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.UTC)

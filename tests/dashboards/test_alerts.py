@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fakes.runbooks import assert_runbook
-from gpuledger_agent.catalogue import BY_NAME
+from gpuledger_common.catalogue import BY_NAME
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.scaling_gauge import ScalingGauge
 

@@ -14,7 +14,7 @@ from typer.main import get_command
 from gpuledger_agent import cli as agent_cli
 from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_collector.cli import build
-from gpuledger_collector.ingest.files.declared import TABLES, read_declared
+from gpuledger_collector.config.declared import TABLES, read_declared
 from gpuledger_collector.settings import Settings, read_hooks
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from fakes.batches import body_of
-from gpuledger_agent.wire import Batch
+from gpuledger_common.wire import Batch
 from gpuledger_collector import serving, wiring
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.wiring import Collector, Database

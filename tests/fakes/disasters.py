@@ -24,9 +24,9 @@ from fakes.postgres import open_folder
 from fakes.processes import BIN, MSGPACK, CollectorProcess, free_port
 from fakes.proxy import POINTS, ProxyProcess
 from fakes.truth import Node, Truth, Verdict, body_of, judge, small_disk
-from gpuledger_collector.jobs import bring_up_to_date
-from gpuledger_collector.jobs.fold_usage import ALWAYS
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 TABLES = {
     "ingest_batch": "the transaction has begun",

@@ -10,7 +10,7 @@ import pytest
 
 from fakes.batches import accelerator, batch, held, workload
 from fakes.collector import Running, running
-from gpuledger_agent.wire import Samples
+from gpuledger_common.wire import Samples
 
 AUGUST_MS = 1_785_542_400_000
 """2026-08-01T00:00:00Z."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage.telemetry import partitions
 
 HOUR = 3_600_000
 DAY = 86_400_000

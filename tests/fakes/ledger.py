@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from fakes.fleet import Fleet
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.storage.findings import FindingStore
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.findings.findings import FindingStore
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 Run = Callable[..., tuple[int, str, str]]
 

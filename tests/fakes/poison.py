@@ -13,8 +13,8 @@ import numpy as np
 
 from fakes.batches import EPOCH, NOON_MS, batch, held, samples, workload
 from fakes.prometheus import WRITE, Point, headers, labels, one, snappy
-from gpuledger_agent.compression import zstd
-from gpuledger_agent.wire import Column, Samples, encode
+from gpuledger_common.compression import zstd
+from gpuledger_common.wire import Column, Samples, encode
 
 BATCHES = "/v1/batches"
 MIB = 1024 * 1024

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cramjam
 
-from gpuledger_collector.ingest.remote.messages import ONE, TWO
+from gpuledger_collector.ingest.remote_write.messages import ONE, TWO
 
 ONE_TYPE = "application/x-protobuf"
 TWO_TYPE = "application/x-protobuf;proto=io.prometheus.write.v2.Request"

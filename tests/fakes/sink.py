@@ -5,8 +5,8 @@ import http.server
 import threading
 from collections.abc import Callable, Iterator
 
-from gpuledger_agent import wire
-from gpuledger_agent.batches import unpack
+from gpuledger_common import wire
+from gpuledger_common.batches import unpack
 
 Reply = tuple[int, dict[str, str], bytes]
 

@@ -13,11 +13,12 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.cli import build
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.jobs import bring_up_to_date
-from gpuledger_collector.jobs.fold_usage import ALWAYS
-from gpuledger_collector.storage import findings, tokens
-from gpuledger_collector.storage.ledgers import Ledger
-from gpuledger_collector.storage.tokens import Token
+from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.storage.findings.findings import findings
+from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.access.tokens import Token
 
 OWN, FOREIGN = "vision", "zebra"
 ROLES = ("agent", "viewer", "finance", "admin")

@@ -12,8 +12,8 @@ import pytest
 from fakes.agents import agent
 from fakes.compiled import library
 from fakes.sink import sink
-from gpuledger_agent.batches import unpack
-from gpuledger_agent.meter import Meter
+from gpuledger_common.batches import unpack
+from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from gpuledger_agent import wire
-from gpuledger_agent.batches import unpack
-from gpuledger_agent.meter import Meter
+from gpuledger_common import wire
+from gpuledger_common.batches import unpack
+from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource

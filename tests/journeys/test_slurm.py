@@ -16,7 +16,7 @@ from fakes.processes import BIN, collector_process, environment
 from fakes.slurm import GPUS, cluster, why_not
 from gpuledger_agent.owners.slurm import SlurmOwners
 from gpuledger_agent.queue.slurm import pending
-from gpuledger_agent.readings import Accelerator
+from gpuledger_common.readings import Accelerator
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")

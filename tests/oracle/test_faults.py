@@ -15,17 +15,18 @@ import pytest
 
 from fakes.postgres import fresh_database, postgres
 from gpuledger_collector.accounting import placement, reattribution
-from gpuledger_collector.ingest.files import table
-from gpuledger_collector.jobs import cover
-from gpuledger_collector.storage import placements, rules
-from gpuledger_collector.storage import prices as book
+from gpuledger_collector.config import table
+from gpuledger_collector.services import commitment_coverage as cover
+from gpuledger_collector.storage.ledger import placements
+from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.billing import prices as book
 from oracle import stories
 from oracle.driver import Slipped, differences, opened
 
 __all__ = ["postgres"]
 # The package has functions of the same names.
-reporting = importlib.import_module("gpuledger_collector.jobs.bring_up_to_date")
-rating = importlib.import_module("gpuledger_collector.jobs.rate_usage")
+reporting = importlib.import_module("gpuledger_collector.services.refresh")
+rating = importlib.import_module("gpuledger_collector.services.rating")
 Patch = pytest.MonkeyPatch
 
 

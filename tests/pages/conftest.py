@@ -16,9 +16,9 @@ from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
 from gpuledger_collector.api.reads import Reads
-from gpuledger_collector.storage import tokens
-from gpuledger_collector.storage.engine import connect
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.database import connect
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 

@@ -15,9 +15,9 @@ from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.export.pool_plots import Hour
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
-from gpuledger_collector.storage.backtests import ForecastStore
-from gpuledger_collector.storage.scaling import ScalingStore
+from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+from gpuledger_collector.storage.capacity.backtests import ForecastStore
+from gpuledger_collector.storage.capacity.scaling import ScalingStore
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 

@@ -14,7 +14,7 @@ from fakes.mail import Inbox, mail_server, message
 from fakes.postgres import fresh_database, open_folder
 from fakes.replicas import replicas, until
 from gpuledger_collector.cli import build
-from gpuledger_collector.storage import outbox
+from gpuledger_collector.storage.notifications import outbox
 
 NODES, BATCHES = 3, 8
 BUDGET = """

@@ -12,9 +12,9 @@ import pytest
 from fakes.batches import NOON_MS, batch
 from fakes.replicas import Balancer, Replica, replicas, until
 from fakes.truth import Node, Truth, judge
-from gpuledger_collector.jobs import bring_up_to_date
-from gpuledger_collector.jobs.fold_usage import ALWAYS
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 
 @contextlib.contextmanager

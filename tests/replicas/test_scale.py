@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage import partitions
+from gpuledger_collector.storage.telemetry import partitions
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, MEASURED = (DOCS / "scale.md").read_text(encoding="utf-8"), (DOCS / "performance.md").read_text(encoding="utf-8")

@@ -13,8 +13,9 @@ from fakes.batches import NOON_MS, batch
 from fakes.migrations import forbidden, scripts
 from fakes.replicas import Patched, replicas, until
 from gpuledger_collector.cli import build
-from gpuledger_collector.storage import migrate, schema_version
-from gpuledger_collector.storage import replicas as presence
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.server import schema_version
+from gpuledger_collector.storage.server import replicas as presence
 from gpuledger_collector.storage.errors import SchemaBehind, TablesLocked
 
 BEFORE_THE_FIRST_RELEASE = {"0004", "0010"}

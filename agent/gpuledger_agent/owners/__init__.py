@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuledger_agent.owners.described import DescribedOwners
 from gpuledger_agent.owners.places import Places
-from gpuledger_agent.readings import OwnerSource, Source, Workload
+from gpuledger_common.readings import OwnerSource, Source, Workload
 
 
 def open_owners(

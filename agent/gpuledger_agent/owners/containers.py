@@ -26,7 +26,7 @@ import msgspec
 from gpuledger_agent.owners.http_bounded import read_body
 from gpuledger_agent.owners.labels import tags_of
 from gpuledger_agent.owners.refreshed import Refreshed
-from gpuledger_agent.readings import Accelerator, AgentError, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, AgentError, Holder, Sample, Workload
 
 T = TypeVar("T")
 

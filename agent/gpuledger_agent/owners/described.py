@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpuledger_agent.readings import Accelerator, Holder, OwnerSource, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, OwnerSource, Sample, Workload
 
 
 class DescribedOwners:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.readings import AgentError
 
 if TYPE_CHECKING:
     from h2.connection import H2Connection

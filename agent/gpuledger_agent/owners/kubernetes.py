@@ -23,7 +23,7 @@ from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
 from gpuledger_agent.owners.labels import tags_of
 from gpuledger_agent.owners.podresources import GivenDevice, GivenPod
 from gpuledger_agent.owners.refreshed import Refreshed
-from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 log = logging.getLogger("gpuledger_agent")
 

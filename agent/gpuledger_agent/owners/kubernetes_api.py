@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from gpuledger_agent.owners.http_bounded import read_body
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.readings import AgentError
 
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 MAX_PAGES = 64

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 _SLURM = re.compile(
     r"^\d+:[^:]*:/(?:.*?/)?(?:slurm[^/]*/uid_\d+|(?:[^/]*_)?slurmstepd\.scope)/job_(\d+)(?:/|$)", re.MULTILINE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.readings import AgentError
 
 MAX_FIELDS = 250_000
 """Fields read of one message with all that is nested in it: ten times what 500 pods with 64 replicas each need."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.readings import AgentError
 
 log = logging.getLogger("gpuledger_agent")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import user_name
 from gpuledger_agent.owners.slurm_alive import JobsAlive, Written
-from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 log = logging.getLogger(__name__)
 

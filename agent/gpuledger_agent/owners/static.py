@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from gpuledger_agent.readings import Accelerator, AgentError, Holder, Sample, Workload
+from gpuledger_common.readings import Accelerator, AgentError, Holder, Sample, Workload
 
 _MATCH = ("node", "model", "uuid", "index")
 _KNOWN = {*_MATCH, "workload", "user", "account", "name", "tags"}

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuledger_agent.escapes import escape_text
-from gpuledger_agent.readings import AgentError
+from gpuledger_common.escapes import escape_text
+from gpuledger_common.readings import AgentError
 
 PATH = "/v1/queue"
 TIMEOUT_S = 30.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuledger_agent.readings import Source, SourceUnavailable
+from gpuledger_common.readings import Source, SourceUnavailable
 
 NAMES = ("nvml", "dcgm", "simulated", "replay")
 

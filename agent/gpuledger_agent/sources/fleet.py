@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Workload
+from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

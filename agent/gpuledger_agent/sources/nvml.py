@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gpuledger_agent.health import worse
-from gpuledger_agent.mig import fitted, measured_share
-from gpuledger_agent.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
+from gpuledger_common.health import worse
+from gpuledger_common.mig import fitted, measured_share
+from gpuledger_common.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
 from gpuledger_agent.sources.kernel_log import KernelLog
 from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
 from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text

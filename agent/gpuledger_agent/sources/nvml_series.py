@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuledger_agent.readings import Labelled, Process
+from gpuledger_common.readings import Labelled, Process
 
 REASONS = (
     ("gpu_idle", 0x1),

@@ -19,8 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, get_args
 
-from gpuledger_agent.catalogue import BY_NAME
-from gpuledger_agent.readings import (
+from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.readings import (
     Accelerator,
     Health,
     HealthStatus,

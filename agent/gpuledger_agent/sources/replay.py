@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
+from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
 from gpuledger_agent.sources.recording import Recording, Tick, read
 
 

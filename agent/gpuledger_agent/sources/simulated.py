@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpuledger_agent.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
+from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
 from gpuledger_agent.sources.fleet import GIB, MODELS, Fleet, Hold, Lane, activity
 
 __all__ = ["Fleet", "SimulatedSource"]

@@ -30,7 +30,7 @@ from gpuledger_collector.api import (
 )
 from gpuledger_collector.api.limits import SmallBodies
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.ingest.envelope import Answer, Batch
+from gpuledger_collector.ingest.batches.envelope import Answer, Batch
 
 
 def create(

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query
 
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Limit, Reads, denials, guarded, may_read, page
-from gpuledger_collector.storage import audit
-from gpuledger_collector.storage.viewer_wall import behind
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.access.row_level_security import behind
 
 MOST_NUMBER = 2**63 - 1
 

@@ -26,12 +26,12 @@ from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.limits import WHOLE, Load, OverQuota, Quotas
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.ingest.bounds import inflated_bytes
-from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
-from gpuledger_collector.ingest.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
-from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES, MAX_DECODED_BYTES, Answer
-from gpuledger_collector.ingest.store import News
-from gpuledger_collector.ingest.validate import EARLIEST_MS, Accepted, accept
+from gpuledger_collector.ingest.batches.bounds import inflated_bytes
+from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
+from gpuledger_collector.ingest.batches.decode import ENCODINGS, JSON_TYPES, MSGPACK_TYPES, Refused, decode
+from gpuledger_collector.ingest.batches.envelope import MAX_BODY_BYTES, MAX_DECODED_BYTES, Answer
+from gpuledger_collector.ingest.batches.store import News
+from gpuledger_collector.ingest.batches.validate import EARLIEST_MS, Accepted, accept
 
 RETRY_AFTER_SECONDS = 5
 BODY_SECONDS = 60.0

@@ -27,10 +27,12 @@ from gpuledger_collector.api.pages import Outlook, offered, page, refused
 from gpuledger_collector.api.reads import Reads, guarded
 from gpuledger_collector.export import html, plots, pool_plots
 from gpuledger_collector.export.scaling import row
-from gpuledger_collector.insight.kept import Kept, Record
-from gpuledger_collector.insight.month import Month, month
+from gpuledger_collector.insight.forecast_history import Kept, Record
+from gpuledger_collector.insight.pool_backtest import Month, month
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.storage import backtests, demand, scaling
+from gpuledger_collector.storage.capacity import backtests
+from gpuledger_collector.storage.capacity import demand
+from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.errors import StorageError
 
 PAST_HOURS, HOURS_AHEAD = 7 * 24, 24

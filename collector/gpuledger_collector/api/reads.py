@@ -22,12 +22,14 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, f
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.storage import reports, viewer_wall, zones
-from gpuledger_collector.storage.activity import activity
-from gpuledger_collector.storage.beside import beside
-from gpuledger_collector.storage.engine import snapshot
+from gpuledger_collector.storage.ledger import reports
+from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.telemetry.activity import activity
+from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.database import snapshot
 from gpuledger_collector.storage.errors import StorageError
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.scaling.pools import Decision
@@ -280,7 +282,7 @@ def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     """The standing of every budget of the reader's, as `gpuledger budgets --format json`."""
     from gpuledger_collector.export.budgets import rows
     from gpuledger_collector.jobs.watch_budgets import statuses
-    from gpuledger_collector.storage.budgets import Rehearsal
+    from gpuledger_collector.storage.billing.budgets import Rehearsal
 
     with reads.ledger.connect() as connection, viewer_wall.behind(connection, who.owner):
         found = statuses(Rehearsal(connection), reads.now_ms)
@@ -295,7 +297,7 @@ def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
 
 def demand_of(reads: Seen, pool: str | None) -> Any:
     """Hourly demand of the pools over the last weeks. Raises 404 for a pool that the ledger does not know."""
-    from gpuledger_collector.storage.demand import demand
+    from gpuledger_collector.storage.capacity.demand import demand
 
     end_ms = reads.now_ms // HOUR_MS * HOUR_MS
     start_ms = end_ms - DEMAND_DAYS * 24 * HOUR_MS
@@ -310,7 +312,7 @@ def demand_of(reads: Seen, pool: str | None) -> Any:
 def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str, Any]:
     """Quantiles of demand per pool."""
     from gpuledger_collector.insight.forecast import forecast as compute
-    from gpuledger_collector.storage.demand import lives
+    from gpuledger_collector.storage.capacity.demand import lives
 
     usable = [one for one in demand_of(reads, pool) if one.known]
     end_ms = reads.now_ms // HOUR_MS * HOUR_MS
@@ -331,7 +333,7 @@ def forecast_of(reads: Reads, horizon_hours: int, pool: str | None) -> dict[str,
 
 def forecast_history_of(reads: Reads, pool: str | None) -> dict[str, Any]:
     """The record of each pool's kept forecasts, as `gpuledger forecast history --format json`."""
-    from gpuledger_collector.storage.backtests import records
+    from gpuledger_collector.storage.capacity.backtests import records
 
     with reads.engine().connect() as connection:
         return {"items": [asdict(one) for one in records(connection, "pool", pool)], "next": None}
@@ -346,7 +348,7 @@ def decided(
     known of late. Raises 404 for a pool that the ledger does not know.
     """
     from gpuledger_collector.insight.scaling.pools import DEFAULT_LEAD_MS, Terms, decide, why_not
-    from gpuledger_collector.storage import scaling
+    from gpuledger_collector.storage.capacity import scaling
 
     usual = Terms("", lead_ms=DEFAULT_LEAD_MS if otherwise_s is None else otherwise_s * 1000)
     made: dict[str, Decision | str] = {}
@@ -375,7 +377,7 @@ def desired_of(reads: Seen, delay_s: int) -> dict[str, float]:
 
 def outcomes_of(reads: Seen) -> dict[tuple[str, str], float]:
     """GPU-seconds of the last 28 days by pool and kind, had what was decided been followed."""
-    from gpuledger_collector.storage import scaling
+    from gpuledger_collector.storage.capacity import scaling
 
     with reads.engine().connect() as connection:
         return scaling.sums(connection, reads.now_ms - 28 * 24 * HOUR_MS)

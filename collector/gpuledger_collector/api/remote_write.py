@@ -26,11 +26,11 @@ from gpuledger_collector.api.batches import (
     too_slow,
 )
 from gpuledger_collector.api.limits import OverQuota, Quota
-from gpuledger_collector.ingest.commit import GroupCommit, Unavailable
-from gpuledger_collector.ingest.decode import Refused
-from gpuledger_collector.ingest.remote.decode import Writing, decode, inflated_size
-from gpuledger_collector.ingest.remote.series import Book
-from gpuledger_collector.ingest.remote.store import Written
+from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
+from gpuledger_collector.ingest.batches.decode import Refused
+from gpuledger_collector.ingest.remote_write.decode import Writing, decode, inflated_size
+from gpuledger_collector.ingest.remote_write.series import Book
+from gpuledger_collector.ingest.remote_write.store import Written
 
 PROTOBUF = "application/x-protobuf"
 VERSIONS = {"prometheus.writerequest": 1, "io.prometheus.write.v2.request": 2}

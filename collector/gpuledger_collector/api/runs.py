@@ -30,12 +30,14 @@ from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.batches import sender_of
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
-from gpuledger_collector.ingest import counters
+from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.insight import run_report as made_of
 from gpuledger_collector.insight.bottlenecks import Gpu, judge
-from gpuledger_collector.jobs.receipt import receipt
-from gpuledger_collector.storage import recommendations, runs, zones
-from gpuledger_collector.storage.viewer_wall import behind
+from gpuledger_collector.services.waste_receipt import receipt
+from gpuledger_collector.storage.findings.findings import recommendations
+from gpuledger_collector.storage.ledger import runs
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.access.row_level_security import behind
 
 PEER_DAYS = 365
 MOST_PEERS = 10

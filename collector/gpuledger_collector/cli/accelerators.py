@@ -12,7 +12,7 @@ from gpuledger_collector.cli.common import Config, Dsn, database, period_of
 from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
-    from gpuledger_collector.storage.activity import Activity
+    from gpuledger_collector.storage.telemetry.activity import Activity
 
 COLUMNS = ("node", "index", "uuid", "model", "mig_instance", "pool", "held_h", "busy_h", "idle_h", "unknown_h",
            "unallocated_h", "unavailable_h", "busy_percent", "energy_kwh")  # fmt: skip
@@ -50,7 +50,7 @@ def accelerators(
     config: Config = None,
 ) -> None:
     """List accelerators with their held, busy, idle and unallocated hours (held and known activity only)."""
-    from gpuledger_collector.storage.activity import activity
+    from gpuledger_collector.storage.telemetry.activity import activity
 
     period = period_of(None, start, end)
     with database(dsn, config) as opened, opened.engine.connect() as connection:

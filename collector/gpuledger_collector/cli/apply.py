@@ -17,8 +17,8 @@ from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome
-    from gpuledger_collector.ingest.files.declared import Declared
-    from gpuledger_collector.storage.ledgers import Connection
+    from gpuledger_collector.config.declared import Declared
+    from gpuledger_collector.storage.ledger.ledgers import Connection
 
 COLUMNS = ("what", "added", "superseded", "unchanged", "days_to_rate_again", "dry_run")
 
@@ -41,7 +41,7 @@ def apply(
     superseded, never deleted. So it is with [[budget]], [[shared_cost]], [[carbon]], [[recipient]], [[contact]],
     [[action]] and [[pool]] tables. Prices are added as `import prices` does. What they touch is rated again.
     """
-    from gpuledger_collector.ingest.files.declared import read_declared
+    from gpuledger_collector.config.declared import read_declared
     from gpuledger_collector.ingest.files.usage import in_order
 
     declared = read_declared(file)
@@ -50,8 +50,8 @@ def apply(
     if declared.problems:
         refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.ledgers import Ledger
-        from gpuledger_collector.storage.prices import CurrencyChanged
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
+        from gpuledger_collector.storage.billing.prices import CurrencyChanged
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
@@ -80,7 +80,14 @@ def apply(
 
 def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[str, ImportOutcome]:
     """Put in force what the file declares, in this order; what it says nothing about stays as it is."""
-    from gpuledger_collector.storage import bills, budgets, commitments, letter_rules, prices, rules, scaling, zones
+    from gpuledger_collector.storage.billing import bills
+    from gpuledger_collector.storage.billing import budgets
+    from gpuledger_collector.storage.billing import commitments
+    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+    from gpuledger_collector.storage.billing import prices
+    from gpuledger_collector.storage.ledger import rules
+    from gpuledger_collector.storage.capacity import scaling
+    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage import declared as stored
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (

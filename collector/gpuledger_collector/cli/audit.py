@@ -13,7 +13,7 @@ from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, refu
 from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
-    from gpuledger_collector.storage.audit import Entry
+    from gpuledger_collector.storage.access.audit import Entry
 
 app = typer.Typer(name="audit", help="Who changed prices, rules, budgets, tokens and months.", no_args_is_help=True)
 
@@ -40,8 +40,8 @@ def list_entries(
 ) -> None:
     """List the newest changes, oldest of them first."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import audit
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.access import audit
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
             found = audit.newest(connection, last, what)
@@ -103,8 +103,8 @@ def verify(
     if noted is not None and not (number.isascii() and number.isdigit() and hashed):
         refuse(f"--noted: {noted!r} is not NUMBER:HASH")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import audit
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.access import audit
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
             found = audit.verify(connection, None if noted is None else (int(number), hashed))

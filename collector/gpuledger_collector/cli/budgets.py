@@ -15,9 +15,9 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     import psycopg
 
-    from gpuledger_collector.accounting.budget_ports import BudgetStore, News, Status
-    from gpuledger_collector.accounting.messages import Content
-    from gpuledger_collector.notify.links import AckLinks
+    from gpuledger_collector.storage.billing.budget_status import BudgetStore, News, Status
+    from gpuledger_collector.storage.notifications.messages import Content
+    from gpuledger_collector.notifications.links import AckLinks
     from gpuledger_collector.wiring import Database
 
 
@@ -49,10 +49,10 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
     if context.invoked_subcommand is not None:
         return
     with database(dsn, config) as opened:
-        from gpuledger_collector.jobs import bring_up_to_date
+        from gpuledger_collector.services import refresh as bring_up_to_date
         from gpuledger_collector.jobs.watch_budgets import statuses
-        from gpuledger_collector.storage.budgets import BudgetBook
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing.budgets import BudgetBook
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         book = BudgetBook(_connect(opened))
@@ -92,7 +92,7 @@ def ack(
     import getpass
 
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import budgets
+        from gpuledger_collector.storage.billing import budgets
         from gpuledger_collector.wiring import now
 
         with _connect(opened)() as connection, connection.transaction(force_rollback=dry_run):
@@ -121,10 +121,10 @@ def replay(
     except ValueError as error:
         refuse(str(error))
     with database(dsn, config) as opened:
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import zones
-        from gpuledger_collector.storage.budgets import BudgetBook, Rehearsal
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.billing.budgets import BudgetBook, Rehearsal
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import ack_links, now
 
         now_ms = int(now().timestamp() * 1000)
@@ -147,7 +147,7 @@ def replay(
 def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -> list[str]:
     """Watches as of each instant; a line for each message that is new."""
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
-    from gpuledger_collector.notify import budget_mail
+    from gpuledger_collector.notifications import budget_mail
 
     told: list[str] = []
 
@@ -162,6 +162,6 @@ def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -
 
 
 def _connect(opened: Database) -> Callable[[], psycopg.Connection[tuple[Any, ...]]]:
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     return lambda: Ledger(opened.dsn).connect(autocommit=True)

@@ -27,7 +27,7 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.storage.ledgers import Connection
+    from gpuledger_collector.storage.ledger.ledgers import Connection
 
 
 class Shape(enum.StrEnum):
@@ -92,11 +92,12 @@ def chargeback(
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import reports, zones
-        from gpuledger_collector.storage.beside import beside
-        from gpuledger_collector.storage.engine import snapshot
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.storage.ledger import reports
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.billing.allocation import beside
+        from gpuledger_collector.storage.database import snapshot
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
@@ -131,8 +132,10 @@ def _in_currency(
 ) -> Report:
     """The same in another currency; refuses when there is no rate into it at all."""
     from gpuledger_collector.accounting.exchange import Exchange, view
-    from gpuledger_collector.storage import commitments, reports, zones
-    from gpuledger_collector.storage.beside import beside
+    from gpuledger_collector.storage.billing import commitments
+    from gpuledger_collector.storage.ledger import reports
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.billing.allocation import beside
 
     rates = commitments.exchange(connection)
     known = sorted({rate.to_currency for rate in rates})
@@ -217,8 +220,10 @@ def _write_focus(
 ) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import focus, focus_split, parquet
-    from gpuledger_collector.storage import periods, reports, zones
-    from gpuledger_collector.storage.beside import shares
+    from gpuledger_collector.storage.billing import periods
+    from gpuledger_collector.storage.ledger import reports
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.billing.allocation import shares
 
     level = next((name for name in names if name in LEVELS), "team")
     closed = {one.name for one in periods.closed(connection)}
@@ -242,8 +247,9 @@ def _write_journal(
 ) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import beancount
-    from gpuledger_collector.storage import reports, zones
-    from gpuledger_collector.storage.beside import shares
+    from gpuledger_collector.storage.ledger import reports
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.billing.allocation import shares
 
     level = next((name for name in names if name in LEVELS), "team")
     calendar = zones.calendar(connection)
@@ -261,7 +267,8 @@ def _notes(connection: Connection, period: Period, now_ms: int, made: Report) ->
     from gpuledger_collector.accounting.period import format_instant
     from gpuledger_collector.export.chargeback import shared_notes
     from gpuledger_collector.export.disputes import amounts, owner_text
-    from gpuledger_collector.storage import disputes, reports
+    from gpuledger_collector.storage.billing import disputes
+    from gpuledger_collector.storage.ledger import reports
 
     notes = []
     if not reports.has_capacity(connection, period):

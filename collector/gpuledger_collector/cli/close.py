@@ -67,10 +67,10 @@ def close(
         refuse(f"{output.parent} is no folder to write to")
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.jobs.close_period import CannotClose, close_period
-        from gpuledger_collector.storage import zones
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.close import CannotClose, close_period
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
@@ -109,8 +109,8 @@ def periods(
         _month(check)
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import format_instant
-        from gpuledger_collector.jobs.close_period import verify
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services.close import verify
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).unit() as unit:
             closed = [one for one in unit.closed_periods() if check in (None, one.name)]
@@ -156,10 +156,11 @@ def corrections(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.chargeback import report
         from gpuledger_collector.export import chargeback as forms
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import periods as records
-        from gpuledger_collector.storage import reports, zones
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.storage.billing import periods as records
+        from gpuledger_collector.storage.ledger import reports
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)

@@ -52,7 +52,7 @@ def clock(server_ms: int, now_ms: int) -> Iterator[Finding]:
 
 def zones(names: tuple[str, ...]) -> Iterator[Finding]:
     """Billing zones that this machine has no data of: no month has bounds then."""
-    from gpuledger_collector.storage.zones import zone_of
+    from gpuledger_collector.storage.ledger.zones import zone_of
 
     for name in names:
         try:
@@ -79,7 +79,7 @@ def commitments(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Fin
 
 def messages(recipients: tuple[tuple[str, tuple[str, ...]], ...], wanted: Settings) -> Iterator[Finding]:
     """Budgets that nobody hears of: nobody is named, or no way leads to whom they name."""
-    from gpuledger_collector.notify.sender import channel_of
+    from gpuledger_collector.notifications.sender import channel_of
 
     mails = bool(wanted.mail_server or wanted.mail_dir)
     for name, who in recipients:

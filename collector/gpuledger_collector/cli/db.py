@@ -15,7 +15,7 @@ from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.terminal import say
 
 if TYPE_CHECKING:
-    from gpuledger_collector.storage.migrate import SchemaStatus
+    from gpuledger_collector.storage.server.migrate import SchemaStatus
 
 app = typer.Typer(name="db", help="The database: schema, partitions, backup and restore.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def upgrade(
     with 1, and migrates nothing more, while one of them is alive.
     """
     with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage import migrate
+        from gpuledger_collector.storage.server import migrate
 
         if dry_run:
             found = migrate.status(opened.dsn)
@@ -71,8 +71,8 @@ def check(
 ) -> None:
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
     with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage import migrate
-        from gpuledger_collector.storage.engine import SUPPORTED
+        from gpuledger_collector.storage.server import migrate
+        from gpuledger_collector.storage.database import SUPPORTED
 
         found = migrate.status(opened.dsn)
     if shape is not Shape.table:
@@ -109,8 +109,8 @@ def partitions(
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import partitions as days
-        from gpuledger_collector.storage.engine import open_connection
+        from gpuledger_collector.storage.telemetry import partitions as days
+        from gpuledger_collector.storage.database import open_connection
 
         with open_connection(opened.dsn) as connection:
             found = days.listing(connection)
@@ -137,8 +137,8 @@ def distribute(
     docs/scale.md says from which size on, and what was tried.
     """
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import distribution
-        from gpuledger_collector.storage.engine import open_connection
+        from gpuledger_collector.storage.server import distribution
+        from gpuledger_collector.storage.database import open_connection
 
         with open_connection(opened.dsn, autocommit=True) as connection:
             made = (distribution.plan if dry_run else distribution.distribute)(connection, shards)
@@ -161,7 +161,7 @@ def pack(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import format_date
         from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
-        from gpuledger_collector.storage.archive import Archive
+        from gpuledger_collector.storage.telemetry.archive import Archive
         from gpuledger_collector.wiring import now, retention
 
         archive, kept = Archive(opened.dsn), retention(settings(config, dsn))
@@ -197,7 +197,7 @@ def backup(
     if not file.parent.is_dir():
         refuse(f"{file.parent} is no folder")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.backup import backup as write
+        from gpuledger_collector.storage.server.backup import backup as write
 
         size = write(opened.dsn, file)
     print(f"{file}: {size} bytes")
@@ -215,9 +215,9 @@ def restore(
     does not hold.
     """
     with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage import migrate
-        from gpuledger_collector.storage.backup import NotABackup, NotEmpty
-        from gpuledger_collector.storage.backup import restore as bring
+        from gpuledger_collector.storage.server import migrate
+        from gpuledger_collector.storage.server.backup import NotABackup, NotEmpty
+        from gpuledger_collector.storage.server.backup import restore as bring
 
         try:
             bring(opened.dsn, file)
@@ -234,8 +234,8 @@ def restore(
 
 def broken_seals(dsn: str) -> list[str]:
     """Closed months of which the lines are not those that were sealed."""
-    from gpuledger_collector.jobs.close_period import verify
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services.close import verify
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     with Ledger(dsn).unit() as unit:
         return [one.name for one in unit.closed_periods() if not verify(unit, one)]
@@ -263,8 +263,8 @@ def grant_reader(
     levels = declared_owner(owner or []) or None
     password = None if password_file is None else read_secret(password_file, "--password-file")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import readers
-        from gpuledger_collector.storage.engine import open_connection
+        from gpuledger_collector.storage.access import readers
+        from gpuledger_collector.storage.database import open_connection
 
         with open_connection(opened.dsn) as connection:
             if dry_run:

@@ -9,16 +9,16 @@ from gpuledger_collector.cli.common import database, refuse
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
-    from gpuledger_collector.storage.ledgers import LedgerUnit
+    from gpuledger_collector.storage.ledger.ledgers import LedgerUnit
 
 
 def preview(dsn: str | None, config: Path | None, number: int, remedy: Remedy) -> list[str]:
     """What accepting a dispute moves, evidence that waits to be folded included; what is not possible is refused."""
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.disputes import BadStep
-        from gpuledger_collector.jobs.fold_usage import fold_marks
-        from gpuledger_collector.storage import disputes
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services.hourly_usage import fold_marks
+        from gpuledger_collector.storage.billing import disputes
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).trial() as unit:
             try:
@@ -35,7 +35,7 @@ def would_move(dsn: str, dispute: Dispute) -> list[str]:
 
     if dispute.state in RESOLVED:
         return []
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     with Ledger(dsn).snapshot() as unit:
         try:
@@ -47,8 +47,8 @@ def would_move(dsn: str, dispute: Dispute) -> list[str]:
 def _moves(unit: LedgerUnit, number: int, remedy: Remedy) -> list[str]:
     """What accepting a dispute moves, in sentences. Raises BadStep, NoDispute, ValueError."""
     from gpuledger_collector.export.disputes import move_lines
-    from gpuledger_collector.jobs.preview_decision import preview_decision
-    from gpuledger_collector.storage import disputes
+    from gpuledger_collector.services.dispute_preview import preview_decision
+    from gpuledger_collector.storage.billing import disputes
     from gpuledger_collector.wiring import now
 
     decisions = disputes.proposed(unit.connection, number, remedy)

@@ -18,8 +18,8 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
     from gpuledger_collector.accounting.ports import ExportedCharge
-    from gpuledger_collector.storage.disputes import Contest
-    from gpuledger_collector.storage.ledgers import Connection
+    from gpuledger_collector.storage.billing.disputes import Contest
+    from gpuledger_collector.storage.ledger.ledgers import Connection
 
 app = typer.Typer(name="disputes", help="Lines that owners contest, with their evidence.", no_args_is_help=True)
 SHOWN = 20
@@ -65,9 +65,9 @@ def lines(
     """Show the lines that an owner is charged, each with the hash that names it."""
     contest = _contest(owner, start, end, accelerator, workload, None)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import disputes
-        from gpuledger_collector.storage.dispute_evidence import line_id
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import disputes
+        from gpuledger_collector.storage.billing.dispute_evidence import line_id
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         contest = _rated(opened.dsn, contest)
         with Ledger(opened.dsn).connect() as connection:
@@ -107,8 +107,9 @@ def open_(
     """
     contest = _contest(owner, start, end, accelerator, workload, line)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import audit, disputes
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.access import audit
+        from gpuledger_collector.storage.billing import disputes
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         contest = _rated(opened.dsn, contest)
@@ -136,8 +137,8 @@ def list_(
     """Show the disputes that wait for an answer or a decision, newest first."""
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.disputes import RESOLVED, STATES
-        from gpuledger_collector.storage import disputes
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import disputes
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         wanted = [state for state in STATES if everything or state not in RESOLVED]
         with Ledger(opened.dsn).connect() as connection:
@@ -170,8 +171,8 @@ def show(
     with database(dsn, config) as opened:
         from gpuledger_collector.export.cells import json_text
         from gpuledger_collector.export.disputes import as_object, as_text
-        from gpuledger_collector.storage import disputes
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import disputes
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
             one = _known(connection, number)
@@ -205,7 +206,7 @@ def answer(
     """Say something in a dispute, as finance."""
 
     def work(connection: Connection, who: str, now_ms: int) -> Dispute:
-        from gpuledger_collector.storage import disputes
+        from gpuledger_collector.storage.billing import disputes
 
         return disputes.answer(connection, number, note, who, now_ms, from_owner=from_owner)
 
@@ -242,7 +243,7 @@ def resolve(
 
     def work(connection: Connection, who: str, now_ms: int) -> Dispute:
         nonlocal days
-        from gpuledger_collector.storage import disputes
+        from gpuledger_collector.storage.billing import disputes
 
         made, days = disputes.resolve(connection, number, remedy, note, who, now_ms)
         return made
@@ -256,9 +257,9 @@ def resolve(
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import disputes
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.storage.billing import disputes
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
@@ -298,7 +299,7 @@ def _contest(
     owner: list[str], start: str, end: str, accelerator: str | None, workload: str | None, line: str | None
 ) -> Contest:
     from gpuledger_collector.accounting.period import date_range
-    from gpuledger_collector.storage.disputes import Contest
+    from gpuledger_collector.storage.billing.disputes import Contest
 
     try:
         period = date_range(start, end)
@@ -312,9 +313,9 @@ def _rated(dsn: str, contest: Contest) -> Contest:
     from dataclasses import replace
 
     from gpuledger_collector.cli.progress import bar
-    from gpuledger_collector.jobs import bring_up_to_date
-    from gpuledger_collector.storage import zones
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services import refresh as bring_up_to_date
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     ledger = Ledger(dsn)
@@ -329,9 +330,9 @@ def _step(dsn: str | None, config: Path | None, work: Any, *, dry_run: bool) -> 
     """A step of a dispute in one transaction, undone in a dry run; what is not possible is refused."""
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.disputes import BadStep
-        from gpuledger_collector.storage import audit
-        from gpuledger_collector.storage.disputes import NoDispute
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.access import audit
+        from gpuledger_collector.storage.billing.disputes import NoDispute
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
@@ -345,7 +346,7 @@ def _step(dsn: str | None, config: Path | None, work: Any, *, dry_run: bool) -> 
 
 
 def _known(connection: Connection, number: int) -> Dispute:
-    from gpuledger_collector.storage import disputes
+    from gpuledger_collector.storage.billing import disputes
 
     try:
         return disputes.one(connection, number)

@@ -62,9 +62,10 @@ def doctor(
     try:
         with database(dsn, config) as opened:
             from gpuledger_collector.cli.cures import cures
-            from gpuledger_collector.storage import readers, viewer_wall
+            from gpuledger_collector.storage.access import readers
+            from gpuledger_collector.storage.access import row_level_security as viewer_wall
             from gpuledger_collector.storage.diagnosis import promises, signs
-            from gpuledger_collector.storage.engine import open_connection
+            from gpuledger_collector.storage.database import open_connection
             from gpuledger_collector.wiring import now
 
             now_ms = round(now().timestamp() * 1000)
@@ -192,7 +193,7 @@ def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:
 
 def writing(seen: Signs) -> Iterator[Finding]:
     """What keeps, or kept, batches from being written."""
-    from gpuledger_collector.storage.partitions import MOST_PARTITIONS
+    from gpuledger_collector.storage.telemetry.partitions import MOST_PARTITIONS
 
     for host, error in seen.failed_writers:
         yield Finding("bad", "writer", f"{host} could not write batches, last at {error}",

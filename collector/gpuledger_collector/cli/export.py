@@ -13,7 +13,7 @@ from gpuledger_collector.cli.common import LACKING, Config, Dsn, database, refus
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.export.config import Applied
+    from gpuledger_collector.config.export import Applied
     from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
@@ -54,8 +54,8 @@ def samples(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import over
         from gpuledger_collector.export import samples as forms
-        from gpuledger_collector.storage import archive
-        from gpuledger_collector.storage.engine import open_connection
+        from gpuledger_collector.storage.telemetry import archive
+        from gpuledger_collector.storage.database import open_connection
 
         with open_connection(opened.dsn) as connection:
             stays = archive.places(connection, period, node, gpu)
@@ -102,7 +102,7 @@ def config(
     if output is not None and not output.parent.is_dir():
         refuse(f"{output.parent} is no folder to write to")
     with database(dsn, settings_file) as opened:
-        from gpuledger_collector.export.config import as_toml
+        from gpuledger_collector.config.export import as_toml
 
         text = as_toml(_applied(opened))
     if output is None:
@@ -112,19 +112,17 @@ def config(
 
 
 def _applied(opened: Database) -> Applied:
-    from gpuledger_collector.export.config import Applied
-    from gpuledger_collector.storage import (
-        bills,
-        budgets,
-        commitments,
-        declared,
-        letter_rules,
-        prices,
-        rules,
-        scaling,
-        zones,
-    )
-    from gpuledger_collector.storage.engine import open_connection
+    from gpuledger_collector.config.export import Applied
+    from gpuledger_collector.storage import declared
+    from gpuledger_collector.storage.billing import bills
+    from gpuledger_collector.storage.billing import budgets
+    from gpuledger_collector.storage.billing import commitments
+    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+    from gpuledger_collector.storage.billing import prices
+    from gpuledger_collector.storage.ledger import rules
+    from gpuledger_collector.storage.capacity import scaling
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.database import open_connection
 
     with opened.engine.connect() as reading:
         pools = scaling.terms(reading)

@@ -15,9 +15,9 @@ from gpuledger_collector.cli.terminal import print_table, say
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
     from gpuledger_collector.insight.forecast import Forecast, Workloads
-    from gpuledger_collector.insight.kept import Record
+    from gpuledger_collector.insight.forecast_history import Record
     from gpuledger_collector.insight.series import Series
-    from gpuledger_collector.storage.spend import Ahead
+    from gpuledger_collector.storage.billing.spend import Ahead
 
 MAX_STEPS = 5_000
 MANY = 200
@@ -120,10 +120,10 @@ def history(
     counted apart. Ends with 1 while nothing is known yet.
     """
     from gpuledger_collector.accounting.period import DAY_MS, Period
-    from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
-    from gpuledger_collector.jobs.keep_forecasts import DAYS, keep_forecasts
-    from gpuledger_collector.storage.backtests import ForecastStore, records
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.jobs.store_forecasts import DAYS, keep_forecasts
+    from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     if pool is not None and team is not None:
@@ -184,9 +184,9 @@ def spend(
     estimate. Estimates never reach a bill.
     """
     from gpuledger_collector.accounting.tags import LEVELS
-    from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
-    from gpuledger_collector.storage.ledgers import Ledger
-    from gpuledger_collector.storage.spend import ahead, rated_period
+    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.billing.spend import ahead, rated_period
     from gpuledger_collector.wiring import now
 
     if by.value not in LEVELS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuledger_collector.accounting.ports import ImportOutcome, UsageRow
     from gpuledger_collector.accounting.problems import Problem
-    from gpuledger_collector.ingest.files.table import Instants, Parsed
+    from gpuledger_collector.config.table import Instants, Parsed
     from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples from files.", no_args_is_help=True)
@@ -112,7 +112,7 @@ def sacct(
 
 def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], dry_run: bool) -> None:
     from gpuledger_collector.ingest.files.usage import LONG_DAYS, long_usage
-    from gpuledger_collector.storage import imports
+    from gpuledger_collector.storage.ledger import imports
     from gpuledger_collector.wiring import now
 
     running = 0
@@ -133,7 +133,7 @@ def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], dry_ru
 
 def _instants(any_instant: bool) -> Instants:
     """The instants that evidence may have; `--allow-any-instant` widens them."""
-    from gpuledger_collector.ingest.files import table
+    from gpuledger_collector.config import table
     from gpuledger_collector.wiring import now
 
     if any_instant:
@@ -172,13 +172,13 @@ def prices(
     Versions are never edited: a row that says the same changes nothing, another rate for the same place and instant
     supersedes the one before it, and the days that it touches are rated again.
     """
-    from gpuledger_collector.ingest.files.prices import read_prices
+    from gpuledger_collector.config.prices import read_prices
 
     with busy(f"reading {file.name}"):
         parsed = read_prices(file)
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import prices as book
+        from gpuledger_collector.storage.billing import prices as book
         from gpuledger_collector.wiring import now
 
         def work(connection: psycopg.Connection[tuple[Any, ...]]) -> ImportOutcome:
@@ -209,7 +209,7 @@ def inventory(
         parsed = read_inventory(file, _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import inventory as stays
+        from gpuledger_collector.storage.ledger import inventory as stays
         from gpuledger_collector.wiring import now
 
         _carry_out(opened, "stays of accelerators", lambda one: stays.replace(one, parsed.rows, now()), dry_run)
@@ -238,7 +238,8 @@ def samples(
         parsed = read_samples(file, start_ms, _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import imports, partitions
+        from gpuledger_collector.storage.ledger import imports
+        from gpuledger_collector.storage.telemetry import partitions
         from gpuledger_collector.wiring import now
 
         before_ms = partitions.coarse_before(round(now().timestamp() * 1000))
@@ -276,7 +277,7 @@ def bill(
         refuse(f"{file}: {_bad_rows(found.problems)}, nothing was imported")
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import Period
-        from gpuledger_collector.storage import bills
+        from gpuledger_collector.storage.billing import bills
         from gpuledger_collector.wiring import now
 
         made = [(one.provider, Period(one.start_ms, one.end_ms), lines) for one, lines in found.bills.items()]
@@ -306,7 +307,7 @@ def queue(
         parsed = read_queue(file, source, _pool(pool), _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import queues
+        from gpuledger_collector.storage.capacity import queues
         from gpuledger_collector.wiring import now
 
         _carry_out(opened, "readings", lambda connection: queues.add(connection, parsed.rows, now()), dry_run)
@@ -340,7 +341,7 @@ def _carry_out(
     dry_run: bool,
     more: Callable[[], str] = str,
 ) -> None:
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     with Ledger(opened.dsn).connect() as connection, busy(f"writing {what}"):
         done = work(connection)

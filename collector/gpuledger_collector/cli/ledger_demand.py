@@ -28,9 +28,9 @@ def with_lives(
     """
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.series_files import Read
-    from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
-    from gpuledger_collector.storage.demand import demand, lives
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.storage.capacity.demand import demand, lives
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)

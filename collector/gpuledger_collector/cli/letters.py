@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_agent.escapes import escape_lines
+from gpuledger_common.escapes import escape_lines
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, refuse, settings, untouched
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import say
@@ -17,7 +17,7 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     import psycopg
 
-    from gpuledger_collector.insight.letters import Letter
+    from gpuledger_collector.storage.notifications.finding_rules import Letter
 
 SHOWN = 200
 LETTER_COLUMNS = ("id", "told_at", "kind", "standing", "team", "subject", "recipients")
@@ -45,7 +45,7 @@ def register(root: typer.Typer) -> None:
 def _opened(dsn: Dsn, config: Config) -> Iterator[tuple[Connect, int]]:
     """Opens connections to the ledger's database; and now, in unix ms."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         yield lambda: Ledger(opened.dsn).connect(autocommit=True), int(now().timestamp() * 1000)
@@ -54,7 +54,7 @@ def _opened(dsn: Dsn, config: Config) -> Iterator[tuple[Connect, int]]:
 def list_letters(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """List the last letters, newest first: of what, since when, to whom, and what came of it."""
     from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.storage import letters
+    from gpuledger_collector.storage.notifications import finding_notifications as letters
 
     with _opened(dsn, config) as (connect, now_ms), connect() as connection:
         found = [(one, letters.subject_of(connection, one)) for one in letters.newest(connection, SHOWN)]
@@ -92,8 +92,8 @@ def write(
     config: Config = None,
 ) -> None:
     """Write the letters that are due now, as the collector does on its schedule; with --dry-run, show them."""
-    from gpuledger_collector.jobs.write_letters import write_letters
-    from gpuledger_collector.storage.letters import LetterBook, Rehearsal
+    from gpuledger_collector.jobs.notify_findings import write_letters
+    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook, Rehearsal
     from gpuledger_collector.wiring import letter_writers
 
     chosen = settings(config, dsn)
@@ -121,7 +121,8 @@ def ack(
 ) -> None:
     """Say of a letter's episode that it is meant so: nobody is told of it, and nothing is done about it, until then."""
     from gpuledger_collector.accounting.period import DAY_MS, format_instant
-    from gpuledger_collector.storage import audit, letters
+    from gpuledger_collector.storage.access import audit
+    from gpuledger_collector.storage.notifications import finding_notifications as letters
 
     with (
         _opened(dsn, config) as (connect, now_ms),
@@ -138,7 +139,7 @@ def ack(
 def list_actions(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """List the last actions, newest first. Ends with 1 when one of them failed or was begun and not ended."""
     from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.storage import letters
+    from gpuledger_collector.storage.notifications import finding_notifications as letters
 
     with _opened(dsn, config) as (connect, _), connect() as connection:
         found = letters.actions(connection, SHOWN)
@@ -156,8 +157,8 @@ def list_actions(shape: Form = Shape.table, dsn: Dsn = None, config: Config = No
 def dry_run(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """Show what would be given back, and since when that is shown; and what is spared, and why. Changes nothing."""
     from gpuledger_collector.accounting.period import HOUR_MS, format_instant
-    from gpuledger_collector.jobs.act_on_idle import candidates
-    from gpuledger_collector.storage.letters import LetterBook
+    from gpuledger_collector.jobs.reclaim_idle import candidates
+    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
 
     enabled = settings(config, dsn).actions
     with _opened(dsn, config) as (connect, now_ms), LetterBook(connect).unit() as unit:
@@ -184,9 +185,9 @@ def run(dsn: Dsn = None, config: Config = None) -> None:
 
     Needs `actions = true` in the settings, an [[action]] of the team, and a letter that its people had before.
     """
-    from gpuledger_collector.jobs.act_on_idle import act_on_idle
-    from gpuledger_collector.notify import letter_mail
-    from gpuledger_collector.storage.letters import LetterBook
+    from gpuledger_collector.jobs.reclaim_idle import act_on_idle
+    from gpuledger_collector.notifications import finding_mail as letter_mail
+    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
     from gpuledger_collector.wiring import ways
 
     chosen = settings(config, dsn)

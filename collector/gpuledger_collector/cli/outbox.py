@@ -15,7 +15,7 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     import psycopg
 
-    from gpuledger_collector.notify.sender import Sender
+    from gpuledger_collector.notifications.sender import Sender
     from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="outbox", help="Messages that wait, were sent, or could not be.", no_args_is_help=True)
@@ -42,7 +42,7 @@ def list_messages(
         refuse(f"--state: {state!r} is none of {', '.join(STATES)}")
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import format_instant
-        from gpuledger_collector.storage import outbox
+        from gpuledger_collector.storage.notifications import outbox
 
         with _connect(opened)() as connection:
             found = outbox.listing(connection, [state] if state else None)
@@ -88,8 +88,8 @@ def send(
 
 def _rehearse(opened: Database, sender: Sender) -> None:
     """Plans and makes digests as a round would, says what is due then, and takes it all back."""
-    from gpuledger_collector.notify import digest_mail
-    from gpuledger_collector.storage import outbox
+    from gpuledger_collector.notifications import digest_mail
+    from gpuledger_collector.storage.notifications import outbox
 
     with _connect(opened)() as connection, connection.transaction(force_rollback=True):
         found = outbox.rehearse(connection, sender.clock(), digest_mail.write, list(sender.transports))
@@ -99,6 +99,6 @@ def _rehearse(opened: Database, sender: Sender) -> None:
 
 
 def _connect(opened: Database) -> Callable[[], psycopg.Connection[tuple[Any, ...]]]:
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     return lambda: Ledger(opened.dsn).connect(autocommit=True)

@@ -29,7 +29,7 @@ from gpuledger_collector.cli.plan_model import (
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.plans.training import Outcome, Overhead, Rate, Run
-    from gpuledger_collector.storage.past_runs import PastRun
+    from gpuledger_collector.storage.ledger.past_runs import PastRun
 
 MOST_RATE = 10**6
 LOOK_BACK_DAYS = 90
@@ -146,8 +146,8 @@ def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> Rate:
     from gpuledger_collector.insight.plans.training import Rate
 
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import prices
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import prices
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
@@ -203,8 +203,8 @@ def _similar(card: str, gpus: int, dsn: str | None, config: Any) -> tuple[list[P
     from gpuledger_collector.accounting.period import DAY_MS, Period
 
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import past_runs
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.ledger import past_runs
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         today = int(now().timestamp() * 1000) // DAY_MS * DAY_MS
@@ -292,8 +292,8 @@ def _save(
     config: Any,
 ) -> str:
     """Add the budget to those in force, as `apply` does, and say so; a budget of that name becomes this one."""
-    from gpuledger_collector.ingest.files.budgets import read_budgets
-    from gpuledger_collector.ingest.files.table import RowReader
+    from gpuledger_collector.config.budgets import read_budgets
+    from gpuledger_collector.config.table import RowReader
 
     if priced is None or expected.cost is None:
         refuse("--save-budget: there is no money without --rate or --price-book")
@@ -320,8 +320,8 @@ def _save(
     with database(dsn, config) as opened:
         from psycopg import IsolationLevel
 
-        from gpuledger_collector.storage import budgets
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import budgets
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ  # what is kept is what is replaced

@@ -47,8 +47,9 @@ def list_prices(
     if explain and shape is not Shape.table:
         refuse("--explain goes with the table: csv and json hold what can be imported again")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import commitments, prices
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import commitments
+        from gpuledger_collector.storage.billing import prices
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:
             book = prices.current(connection)
@@ -157,8 +158,8 @@ def set_price(
 ) -> None:
     """Add one rate; the same place and instant with another rate supersedes the one before."""
     from gpuledger_collector.accounting.problems import Problem
-    from gpuledger_collector.ingest.files.prices import read_price
-    from gpuledger_collector.ingest.files.table import RowReader
+    from gpuledger_collector.config.prices import read_price
+    from gpuledger_collector.config.table import RowReader
 
     given = (pool, model, purchase, rate, currency, start, end, list_rate, region, node)
     problems: list[Problem] = []
@@ -166,8 +167,8 @@ def set_price(
     if price is None:
         refuse("; ".join(f"{one.source.rsplit(':', 1)[1]} {one.message}" for one in problems))
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import prices
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.billing import prices
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:

@@ -31,8 +31,8 @@ def show(
 ) -> None:
     """Say in which tables a user's name stands, in how many rows, and where it stays after an erasure."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import privacy
-        from gpuledger_collector.storage.engine import open_connection
+        from gpuledger_collector.storage.access import privacy
+        from gpuledger_collector.storage.database import open_connection
 
         with open_connection(opened.dsn) as connection:
             found = privacy.show(connection, user)
@@ -65,11 +65,11 @@ def erase(
     """
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import DAY_MS, Period
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import privacy
-        from gpuledger_collector.storage.audit import person
-        from gpuledger_collector.storage.engine import open_connection
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.storage.access import privacy
+        from gpuledger_collector.storage.access.audit import person
+        from gpuledger_collector.storage.database import open_connection
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         now_ms = round(now().timestamp() * 1000)

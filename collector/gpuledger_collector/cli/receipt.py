@@ -13,7 +13,7 @@ from gpuledger_collector.cli.common import Config, Dsn, database, refuse
 from gpuledger_collector.cli.recommend import money
 
 if TYPE_CHECKING:
-    from gpuledger_collector.jobs.receipt import Held, Item, Receipt
+    from gpuledger_collector.services.waste_receipt import Held, Item, Receipt
 
 MOST_ITEMS = 20
 """A page holds so many findings; the rest is one line with its sum."""
@@ -41,13 +41,13 @@ def receipt(
     config: Config = None,
 ) -> None:
     """Itemise what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
-    from gpuledger_collector.jobs import bring_up_to_date
+    from gpuledger_collector.services import refresh as bring_up_to_date
     from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.jobs.fold_usage import ALWAYS
-    from gpuledger_collector.jobs.receipt import receipt as made_of
-    from gpuledger_collector.storage import recommendations as stored
-    from gpuledger_collector.storage.findings import FindingStore
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services.hourly_usage import ALWAYS
+    from gpuledger_collector.services.waste_receipt import receipt as made_of
+    from gpuledger_collector.storage.findings.findings import recommendations as stored
+    from gpuledger_collector.storage.findings.findings import FindingStore
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     if output is not None and not output.parent.is_dir():

@@ -63,10 +63,10 @@ def reconcile(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import proof
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.jobs.reconcile import reconcile as check
-        from gpuledger_collector.storage import zones
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.reconciliation import reconcile as check
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
@@ -90,11 +90,11 @@ def _against_bill(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import bill as forms
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.jobs.reconcile_bill import NoBill, reconcile_bill
-        from gpuledger_collector.storage import zones
-        from gpuledger_collector.storage.bills import Bills
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.bill_reconciliation import NoBill, reconcile_bill
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.billing.bills import Bills
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)

@@ -16,7 +16,7 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.accounting.unit_cost import UnitCost
-    from gpuledger_collector.storage.runs import RunRow
+    from gpuledger_collector.storage.ledger.runs import RunRow
 
 WEEKS_DAYS = 28
 COLUMNS = ("run", "name", "user", "team", "model", "gpus", "from", "to", "gpu_hours", "gpu_hours_idle", "cost",
@@ -95,7 +95,7 @@ def runs(
     levels = owner_levels(owner or [])
     with database(dsn, config) as opened:
         from gpuledger_collector.api.runs import run_json, units_of
-        from gpuledger_collector.storage import runs as stored
+        from gpuledger_collector.storage.ledger import runs as stored
 
         connection, period, _ = _ready(opened.dsn, start, end)
         with connection:
@@ -120,10 +120,10 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
     """A connection to a ledger that is up to date for the period (or for all of time), the period, and now."""
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.progress import bar
-    from gpuledger_collector.jobs import bring_up_to_date
-    from gpuledger_collector.jobs.fold_usage import ALWAYS
-    from gpuledger_collector.storage import zones
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services import refresh as bring_up_to_date
+    from gpuledger_collector.services.hourly_usage import ALWAYS
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
@@ -249,7 +249,7 @@ def show(
 
 
 def _called(connection: Any, name: str) -> tuple[int, str]:
-    from gpuledger_collector.storage.recommendations import workloads_called
+    from gpuledger_collector.storage.findings.recommendations import workloads_called
 
     found = workloads_called(connection, name)
     if not found:
@@ -284,7 +284,7 @@ def report(
         refuse(f"--at: {error}")
     with database(dsn, config) as opened:
         from gpuledger_collector.api.runs import report as kept
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:

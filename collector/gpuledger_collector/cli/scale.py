@@ -18,7 +18,7 @@ from gpuledger_collector.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest
-    from gpuledger_collector.insight.month import Month
+    from gpuledger_collector.insight.pool_backtest import Month
     from gpuledger_collector.insight.scaling.advice import Advice
     from gpuledger_collector.insight.series import Series
 
@@ -131,7 +131,7 @@ def history(
     """
     from gpuledger_collector.cli.common import database
     from gpuledger_collector.export.scaling import emit_history
-    from gpuledger_collector.storage import scaling
+    from gpuledger_collector.storage.capacity import scaling
     from gpuledger_collector.wiring import now
 
     since_ms = round(now().timestamp() * 1000) - days * 86_400_000

@@ -16,7 +16,7 @@ from gpuledger_collector.cli.common import FINDINGS, database, refuse
 from gpuledger_collector.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.month import Month
+    from gpuledger_collector.insight.pool_backtest import Month
     from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Terms
     from gpuledger_collector.wiring import Database
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Pools]:
     """The pools of the ledger, brought up to date; refuses a pool that it does not know."""
     from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-    from gpuledger_collector.jobs.bring_up_to_date import bring_up_to_date
-    from gpuledger_collector.storage import scaling
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.storage.capacity import scaling
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
@@ -65,7 +65,7 @@ class Pools:
 
     def rate(self, pool: str) -> Rate | None:
         """The pool's rate now."""
-        from gpuledger_collector.storage import scaling
+        from gpuledger_collector.storage.capacity import scaling
 
         with self.opened.engine.connect() as connection:
             return scaling.rate(connection, pool, self.now_ms)
@@ -73,7 +73,7 @@ class Pools:
     def recorded(self, only: str | None) -> dict[str, Decision | None]:
         """The decisions of now, made and recorded as the collector's job does."""
         from gpuledger_collector.jobs.advise_scaling import advise_scaling
-        from gpuledger_collector.storage.scaling import ScalingStore
+        from gpuledger_collector.storage.capacity.scaling import ScalingStore
 
         return advise_scaling(ScalingStore(lambda: self.opened.engine), self.now_ms, only)
 
@@ -89,14 +89,14 @@ class Pools:
 
     def month(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> Month:
         """The back-test of a pool's last 28 days."""
-        from gpuledger_collector.insight import month
+        from gpuledger_collector.insight import pool_backtest as month
 
         return month.month(self.demand[pool].series, self.terms(pool, lead_ms, changes), self.rate(pool))
 
 
 def emit(month: Month, shape: str) -> None:
     """Print a back-test."""
-    from gpuledger_collector.insight.month import COLUMNS
+    from gpuledger_collector.insight.pool_backtest import COLUMNS
 
     if shape == "json":
         print(json.dumps(month.facts(), indent=2))

@@ -14,7 +14,7 @@ from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, owne
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.storage.ledgers import Connection
+    from gpuledger_collector.storage.ledger.ledgers import Connection
 
 
 def register(root: typer.Typer) -> None:
@@ -50,7 +50,7 @@ def statement(
     LEVEL`. Ends with 1 when that owner was billed nothing in that month.
     """
     from gpuledger_collector.accounting.period import month
-    from gpuledger_collector.api.statements import level_of
+    from gpuledger_collector.services.statement import level_of
 
     if everyone == (owner is not None) or everyone != (folder is not None) or (everyone and output is not None):
         refuse("say either --owner NAME (and -o FILE), or --all --dir DIR")
@@ -66,10 +66,10 @@ def statement(
         from gpuledger_collector.accounting.period import Period
         from gpuledger_collector.accounting.statement import month_before
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.jobs import bring_up_to_date
-        from gpuledger_collector.storage import zones
-        from gpuledger_collector.storage.engine import snapshot
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.database import snapshot
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
@@ -100,7 +100,7 @@ def _asked(level: str | None, owner: str | None) -> tuple[str, str | None]:
 
 
 def _write_one(connection: Connection, level: str, owner: str, period: str, output: Path | None, now_ms: int) -> None:
-    from gpuledger_collector.api.statements import NoStatement, statement_of
+    from gpuledger_collector.services.statement import NoStatement, statement_of
     from gpuledger_collector.export.statement import as_html
 
     try:
@@ -116,10 +116,10 @@ def _write_one(connection: Connection, level: str, owner: str, period: str, outp
 def _write_all(connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int) -> None:
     from urllib.parse import quote
 
-    from gpuledger_collector.api.statements import statement_of, whole_of
+    from gpuledger_collector.services.statement import statement_of, whole_of
     from gpuledger_collector.cli.progress import over
     from gpuledger_collector.export.statement import as_html, index
-    from gpuledger_collector.storage import statements
+    from gpuledger_collector.storage.billing import statements
 
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, str]] = []

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gpuledger_agent.escapes import escape_lines, escape_text
+from gpuledger_common.escapes import escape_lines, escape_text
 
 if TYPE_CHECKING:
     from gpuledger_collector.export.tables import Table

@@ -18,7 +18,7 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     import psycopg
 
-    from gpuledger_collector.storage.tokens import Token
+    from gpuledger_collector.storage.access.tokens import Token
     from gpuledger_collector.wiring import Database
 
 app = typer.Typer(name="token", help="Tokens of agents and of people who read.", no_args_is_help=True)
@@ -69,7 +69,7 @@ def create(
 
     A viewer sees the owner's subtree: --owner team=vision, or --owner org=acme --owner team=vision.
     """
-    from gpuledger_collector.storage.tokens import Token
+    from gpuledger_collector.storage.access.tokens import Token
 
     levels = declared_owner(owner or [])
     if (role is Role.agent) != bool(node):
@@ -78,7 +78,7 @@ def create(
         refuse("--owner: name the subtree of a viewer, such as team=vision, and none for the other roles")
     called = name or node or "/".join(levels.values()) or role.value
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import tokens
+        from gpuledger_collector.storage.access import tokens
         from gpuledger_collector.wiring import now
 
         at_ms = round(now().timestamp() * 1000)
@@ -103,7 +103,7 @@ def _changing(opened: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]
     import psycopg
 
     from gpuledger_collector.storage.errors import StorageError
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import reader_watch
 
     with Ledger(opened.dsn).connect() as connection, reader_watch(opened):
@@ -142,8 +142,8 @@ def list_tokens(
 ) -> None:
     """List every token that was ever made, without secrets."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import tokens
-        from gpuledger_collector.storage.ledgers import Ledger
+        from gpuledger_collector.storage.access import tokens
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
@@ -182,7 +182,7 @@ def _instant(at_ms: int) -> str:
 def revoke(which: Which, dry_run: DryRun = False, dsn: Dsn = None, config: Config = None) -> None:
     """Revoke a token; a running collector refuses it within seconds."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import tokens
+        from gpuledger_collector.storage.access import tokens
         from gpuledger_collector.wiring import now
 
         try:
@@ -205,7 +205,7 @@ def rotate(
 ) -> None:
     """Make a successor and print its secret; the old token lives on for the grace period, so that nothing is lost."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage import tokens
+        from gpuledger_collector.storage.access import tokens
         from gpuledger_collector.wiring import now
 
         at_ms = round(now().timestamp() * 1000)

@@ -48,8 +48,8 @@ def what_if(
     The file replaces the price book: what none of its rates covers is unpriced.
     """
     from gpuledger_collector.accounting.period import date_range
-    from gpuledger_collector.ingest.files.prices import read_prices
-    from gpuledger_collector.jobs.what_if import DIMENSIONS
+    from gpuledger_collector.config.prices import read_prices
+    from gpuledger_collector.services.what_if import DIMENSIONS
 
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
     unknown = [name for name in names if name not in DIMENSIONS]
@@ -72,11 +72,12 @@ def both(
     """The period as charged, and under the other price book."""
     from gpuledger_collector.accounting.chargeback import report
     from gpuledger_collector.accounting.pricing import PriceBook
-    from gpuledger_collector.ingest.files.prices import read_prices
-    from gpuledger_collector.jobs import bring_up_to_date
-    from gpuledger_collector.jobs.what_if import what_if as priced_anew
-    from gpuledger_collector.storage import reports, zones
-    from gpuledger_collector.storage.ledgers import Ledger
+    from gpuledger_collector.config.prices import read_prices
+    from gpuledger_collector.services import refresh as bring_up_to_date
+    from gpuledger_collector.services.what_if import what_if as priced_anew
+    from gpuledger_collector.storage.ledger import reports
+    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 
     now_ms = int(clock().timestamp() * 1000)

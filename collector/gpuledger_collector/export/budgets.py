@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Literal
 
-from gpuledger_collector.accounting.budget_ports import Status
+from gpuledger_collector.storage.billing.budget_status import Status
 from gpuledger_collector.accounting.budgets import money_text, percent_of
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div

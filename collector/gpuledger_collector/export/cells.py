@@ -7,8 +7,8 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 
-from gpuledger_agent.escapes import escape_lines, escape_text
-from gpuledger_agent.escapes import neutral as neutral
+from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_common.escapes import neutral as neutral
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 

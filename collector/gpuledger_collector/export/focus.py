@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from gpuledger_agent.escapes import escape_text
+from gpuledger_common.escapes import escape_text
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from gpuledger_agent.escapes import escape_text
+from gpuledger_common.escapes import escape_text
 from gpuledger_collector.accounting.period import DAY_MS
 
 HEADROOM = 1.08

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gpuledger_collector.accounting.budget_ports import Ahead, Status
+from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import money_text, percent_of, top
 from gpuledger_collector.accounting.chargeback import Report, Row
 from gpuledger_collector.accounting.ledger import Proof

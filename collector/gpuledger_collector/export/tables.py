@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gpuledger_agent.escapes import escape_text
+from gpuledger_common.escapes import escape_text
 
 
 class Table(RichTable):

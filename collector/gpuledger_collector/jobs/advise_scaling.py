@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.insight.scaling.advice import Told

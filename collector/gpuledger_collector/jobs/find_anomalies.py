@@ -26,10 +26,10 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseCho
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
 from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
-from gpuledger_collector.insight.anomalies.natures import Case, Nature, RateChange, Run, Storm, nature_of, storms
+from gpuledger_collector.insight.anomalies.causes import Case, Nature, RateChange, Run, Storm, nature_of, storms
 from gpuledger_collector.insight.findings import Finding, HourUse
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs.rate_usage import Owners
+from gpuledger_collector.services.rating import Owners
 
 KIND = "anomaly"
 DAYS = 42

@@ -25,7 +25,7 @@ from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, 
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried
 from gpuledger_collector.insight.idle.states import RULES, classify
 from gpuledger_collector.insight.idle.survival import Curve, curve_of, gaps_of
-from gpuledger_collector.jobs.rate_usage import Owners
+from gpuledger_collector.services.rating import Owners
 
 KIND = "idle"
 CONTEXT_MS = 8 * HOUR_MS

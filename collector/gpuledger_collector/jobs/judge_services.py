@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.idle.kinds import is_serving
 from gpuledger_collector.insight.idle.services import DAYS, Verdict, counted, judge_service, service_of
 from gpuledger_collector.insight.idle.states import RULES
-from gpuledger_collector.jobs.rate_usage import Owners
+from gpuledger_collector.services.rating import Owners
 
 Held = Mapping[tuple[int, str, str], tuple[float, Sequence[tuple[int, int, int]]]]
 

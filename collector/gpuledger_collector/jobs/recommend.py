@@ -31,8 +31,8 @@ from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Advice, Atom, Estimate, Holding, Place, Reading, Window, advise
 from gpuledger_collector.insight.recommendations.energy import Tariff, energy_micro
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Three
-from gpuledger_collector.jobs.cover import book_of
-from gpuledger_collector.jobs.rate_usage import DayUsage, places, usage_of
+from gpuledger_collector.services.commitment_coverage import book_of
+from gpuledger_collector.services.rating import DayUsage, places, usage_of
 
 WINDOW_DAYS, DEMAND_DAYS = 28, 90
 VALID_MS = 30 * DAY_MS

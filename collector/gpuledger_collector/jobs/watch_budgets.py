@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from gpuledger_collector.accounting.budget_ports import Ahead, BudgetStore, BudgetUnit, News, Status
+from gpuledger_collector.storage.billing.budget_status import Ahead, BudgetStore, BudgetUnit, News, Status
 from gpuledger_collector.accounting.budgets import (
     Alert,
     Budget,
@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.budgets import (
     send_at,
     top,
 )
-from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 
 LATE_MS = 2 * DAY_MS

@@ -21,7 +21,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.insight.anomalies import Ceiling, ceiling
-from gpuledger_collector.insight.anomalies.natures import Case, Run, nature_of
+from gpuledger_collector.insight.anomalies.causes import Case, Run, nature_of
 from gpuledger_collector.insight.findings import Finding, HeldNow
 from gpuledger_collector.jobs.find_anomalies import (
     BY_MINUTES,
@@ -34,7 +34,7 @@ from gpuledger_collector.jobs.find_anomalies import (
     teams_of,
     told_as,
 )
-from gpuledger_collector.jobs.rate_usage import Owners
+from gpuledger_collector.services.rating import Owners
 
 MINUTE_MS = 60_000
 WINDOW_MS = 3 * MINUTE_MS

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gpuledger_collector.accounting.placement import RefusedClaim
-from gpuledger_collector.storage import claims
+from gpuledger_collector.storage.ledger import claims
 
 MOST_CLAIMS = 20
 

@@ -8,8 +8,8 @@ import pytest
 
 from fakes import serving as fake
 from gpuledger_agent import serving
-from gpuledger_agent.counted import parse
-from gpuledger_agent.readings import Holder, Workload
+from gpuledger_common.serving_counters import parse
+from gpuledger_common.readings import Holder, Workload
 from gpuledger_agent.serving import MOST_PAGE_BYTES, CounterReader, endpoints, page, whose
 
 LLM, OTHER = Workload("4711", "slurm", name="chat"), Workload("4712", "slurm", name="train")
@@ -174,6 +174,6 @@ def test_the_code_is_not_in_memory_where_nothing_is_configured():
     """Agents without inference servers do not pay for them."""
     script = (
         "import sys, gpuledger_agent.daemon, gpuledger_agent.settings as s; s.load(None, {}); "
-        "sys.exit('gpuledger_agent.serving' in sys.modules or 'gpuledger_agent.counted' in sys.modules)"
+        "sys.exit('gpuledger_agent.serving' in sys.modules or 'gpuledger_common.serving_counters' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from gpuledger_agent.dcgm_names import families, text_of
-from gpuledger_agent.readings import Accelerator, Holder, Sample, Workload
-from gpuledger_agent.sources.dcgm import parse
+from gpuledger_common.exporter_names import families, text_of
+from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.dcgm_page import parse
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_agent.batches import BatchMaker
+from gpuledger_common.batches import BatchMaker
 from gpuledger_agent.clock import MOST_AHEAD_MS, STEP_TOLERANCE_MS, Clock
-from gpuledger_agent.meter import HOUR_MS, MOST_TOLD, Meter, split
-from gpuledger_agent.readings import Accelerator, Health, Holder, Sample, Workload
+from gpuledger_common.meter import HOUR_MS, MOST_TOLD, Meter, split
+from gpuledger_common.readings import Accelerator, Health, Holder, Sample, Workload
 
 START = 1_790_812_800_000
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")

@@ -4,9 +4,9 @@ import sqlite3
 
 import pytest
 
-from gpuledger_agent.batches import unpack
-from gpuledger_agent.meter import Meter
-from gpuledger_agent.readings import Accelerator, Health, Holder, Inventory, Labelled, Sample, Workload
+from gpuledger_common.batches import unpack
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import Accelerator, Health, Holder, Inventory, Labelled, Sample, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import Spool
 

@@ -11,12 +11,12 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from gpuledger_agent import release
-from gpuledger_agent.batches import unpack
+from gpuledger_common.batches import unpack
 from gpuledger_agent.clock import Clock
 from gpuledger_agent.daemon import Daemon, gap_ms
 from gpuledger_agent.exposition import AgentCollector
-from gpuledger_agent.meter import Meter
-from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable, Workload
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.sources.nvml import READ_DEADLINE_S

@@ -9,12 +9,12 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from gpuledger_agent import thinning
-from gpuledger_agent.batches import unpack
-from gpuledger_agent.catalogue import METRICS
+from gpuledger_common.batches import unpack
+from gpuledger_common.catalogue import METRICS
 from gpuledger_agent.exposition import AgentCollector
-from gpuledger_agent.meter import Meter
+from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
-from gpuledger_agent.readings import Accelerator, Holder, Inventory, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import Counts, DiskNearlyFull, Holds, Lost, Spool
 

@@ -25,7 +25,7 @@ from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import ProcessOwners
 from gpuledger_agent.owners.protobuf import BadMessage
 from gpuledger_agent.owners.refreshed import Refreshed
-from gpuledger_agent.readings import Accelerator, Process, Sample, Workload
+from gpuledger_common.readings import Accelerator, Process, Sample, Workload
 
 UUID = "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f"
 OTHER = "GPU-11111111-2222-3333-4444-555555555555"

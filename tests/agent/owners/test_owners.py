@@ -6,7 +6,7 @@ from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import ProcessOwners, workload_of_cgroup
 from gpuledger_agent.owners.static import BadRules, StaticOwners
-from gpuledger_agent.readings import Accelerator, Process, Sample
+from gpuledger_common.readings import Accelerator, Process, Sample
 
 HEX = "4f" * 32
 GPU = Accelerator("GPU-a", "GPU-a", 3, "NVIDIA H100 80GB HBM3")

@@ -9,13 +9,13 @@ import pytest
 
 from gpuledger_agent.sources.kernel_log import KernelLog
 from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
-from gpuledger_agent.xids import MEANINGS, bus_key, meaning, parse
+from gpuledger_common.xids import MEANINGS, bus_key, meaning, parse
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
 
 WATCH = """
 import json, os, time
-from gpuledger_agent.readings import SourceUnavailable
+from gpuledger_common.readings import SourceUnavailable
 from gpuledger_agent.sources.nvml import NvmlSource
 from gpuledger_agent.sources.nvml_events import DriverEvents
 events = DriverEvents()
@@ -229,7 +229,7 @@ def test_a_counter_that_begins_anew_goes_on_where_it_was(card):
     card.scenario("gpus 1\nenergy 0 1000\n")
     printed = card.python(
         "import json, os\n"
-        "from gpuledger_agent.meter import Meter\n"
+        "from gpuledger_common.meter import Meter\n"
         "from gpuledger_agent.sampler import Sampler\n"
         "from gpuledger_agent.sources.nvml import NvmlSource\n"
         "source = NvmlSource()\n"

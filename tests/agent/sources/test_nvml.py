@@ -7,8 +7,8 @@ import os
 import pynvml
 import pytest
 
-from gpuledger_agent.catalogue import METRICS
-from gpuledger_agent.metrics import Call
+from gpuledger_common.catalogue import METRICS
+from gpuledger_common.metrics import Call
 
 
 def by_index(seen):
@@ -177,7 +177,7 @@ def test_a_recording_replays_what_was_seen(card, tmp_path):
 
 LOOK = """
 import json, sys, time
-from gpuledger_agent.readings import SourceUnavailable
+from gpuledger_common.readings import SourceUnavailable
 from gpuledger_agent.sources.nvml import NvmlSource, StillStarting
 def scene(text):
     open({path!r}, 'w').write(text)
@@ -361,7 +361,7 @@ def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
     """The count is asked again on slow ticks, beside the readings; another number makes the source attach anew."""
     printed = card.python(
         "import os, time\n"
-        "from gpuledger_agent.readings import SourceUnavailable\n"
+        "from gpuledger_common.readings import SourceUnavailable\n"
         "from gpuledger_agent.sources.nvml import NvmlSource\n"
         "source = NvmlSource(); print(len(source.open().accelerators))\n"
         "def until_told(gpus):\n"

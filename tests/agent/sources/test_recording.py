@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.owners import open_owners
-from gpuledger_agent.readings import (
+from gpuledger_common.readings import (
     Accelerator,
     Health,
     Holder,

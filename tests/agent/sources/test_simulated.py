@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.cli import main
-from gpuledger_agent.readings import WHOLE_GPU
+from gpuledger_common.readings import WHOLE_GPU
 from gpuledger_agent.sources.fleet import BLOCK_MS, CYCLE_MS, DAY_MS, FAILED_GPU, HOUR_MS, SILENT_NODE, Fleet, activity
 from gpuledger_agent.sources.simulated import SimulatedSource
 

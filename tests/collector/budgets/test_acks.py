@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from gpuledger_collector.api import acks
-from gpuledger_collector.notify.links import AckLinks
+from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.settings import SettingsError, load, read_link_secret
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 LINKS = AckLinks("https://gpuledger.example.com", b"k" * 32)
 BUDGET = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuledger_collector import wiring
-from gpuledger_collector.notify.folder import Folder
-from gpuledger_collector.notify.smtp import Smtp
+from gpuledger_collector.notifications.folder import Folder
+from gpuledger_collector.notifications.smtp import Smtp
 from gpuledger_collector.settings import SettingsError, load, read_hooks
 
 

@@ -13,22 +13,22 @@ import pytest
 
 from fakes.mail import PLAIN, Inbox, certificate, mail_server, message
 from fakes.ports import free_port
-from gpuledger_collector.notify.folder import Folder
-from gpuledger_collector.notify.hooks import Hook
-from gpuledger_collector.notify.sender import MOST_ATTEMPTS, Sender
-from gpuledger_collector.notify.smtp import Smtp
-from gpuledger_collector.storage import outbox
-from gpuledger_collector.storage.outbox import Box
+from gpuledger_collector.notifications.folder import Folder
+from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.notifications.sender import MOST_ATTEMPTS, Sender
+from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.notifications.outbox import Box
 
 FROM = "ledger@example.com"
 STEPS = ("claimed", "composed", "connected", "sender_named", "recipient_named", "text_sent", "dot_sent", "taken",
          "recorded")  # fmt: skip
 DIES = """
 import os, signal, sys
-from gpuledger_collector.notify.sender import Sender
-from gpuledger_collector.notify.smtp import Smtp
-from gpuledger_collector.storage.engine import open_connection
-from gpuledger_collector.storage.outbox import Box
+from gpuledger_collector.notifications.sender import Sender
+from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.notifications.outbox import Box
 dsn, port, last = sys.argv[1:]
 def on_step(name):
     if name == last:

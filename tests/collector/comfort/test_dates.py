@@ -13,7 +13,7 @@ from fakes.postgres import fresh_database
 from fakes.two_teams import two_teams
 from gpuledger_collector.cli import build
 from gpuledger_collector.ingest.files import inventory, usage
-from gpuledger_collector.ingest.files.declared import read_declared
+from gpuledger_collector.config.declared import read_declared
 
 __all__ = ["ledger", "run"]
 

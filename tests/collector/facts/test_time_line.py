@@ -2,7 +2,7 @@
 
 from fakes.batches import workload
 from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, mig
-from gpuledger_collector.storage.archive import Archive
+from gpuledger_collector.storage.telemetry.archive import Archive
 
 USAGE = "workload_id,start,end,gpus,pool,tag:team\n"
 INVENTORY = "node,uuid,gpu_model,pool,in_at,out_at\n"

@@ -12,7 +12,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs import fold_usage
+from gpuledger_collector.services import hourly_usage as fold_usage
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
 
 DAYS = 24

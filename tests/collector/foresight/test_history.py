@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fakes.collector import running
-from gpuledger_collector.insight.kept import DAY_MS, HOUR_MS, REPLAYED_DAYS, Kept, origins, record, scored
+from gpuledger_collector.insight.forecast_history import DAY_MS, HOUR_MS, REPLAYED_DAYS, Kept, origins, record, scored
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs.keep_forecasts import keep_forecasts
-from gpuledger_collector.storage.backtests import ForecastStore, records
+from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
 
 NOW = dt.datetime.now(dt.UTC).replace(minute=30, second=0, microsecond=0)
 NOW_MS = int(NOW.timestamp() * 1000)

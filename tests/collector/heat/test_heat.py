@@ -7,10 +7,11 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs import fold_usage, roll_minutes
-from gpuledger_collector.jobs.roll_heat import roll_heat
-from gpuledger_collector.storage import partitions
-from gpuledger_collector.storage.heat import QUARTER_MS, HeatStore
+from gpuledger_collector.services import hourly_usage as fold_usage
+from gpuledger_collector.jobs import roll_up_minutes as roll_minutes
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, HeatStore
 
 MINUTE = 60_000
 KEPT = "SELECT * FROM node_heat ORDER BY hour_ms, node_id"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gpuledger_collector.api.auth.keys import FRESH_SECONDS, NEW_SECONDS, Keys, KeysAway
-from gpuledger_collector.storage.tokens import Token, hash_of
+from gpuledger_collector.storage.access.tokens import Token, hash_of
 
 KNOWN = "Bearer gpl_known"
 TOKEN = Token(1, "n", "agent", "n", None, hash_of("gpl_known"), 0)

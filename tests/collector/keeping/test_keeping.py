@@ -12,7 +12,7 @@ from psycopg import sql
 
 from fakes.fleet import DAY, HOUR, Held
 from fakes.postgres import fresh_database
-from gpuledger_collector.storage import privacy
+from gpuledger_collector.storage.access import privacy
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 NOVEMBER = ("--from", "2025-11-01", "--to", "2025-12-01")

@@ -13,15 +13,16 @@ from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs import fold_usage, roll_minutes
+from gpuledger_collector.services import hourly_usage as fold_usage
+from gpuledger_collector.jobs import roll_up_minutes as roll_minutes
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.let_go import Gone, Keep, let_go
-from gpuledger_collector.jobs.roll_heat import roll_heat
+from gpuledger_collector.jobs.expire import Gone, Keep, let_go
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
 from gpuledger_collector.settings import Settings, SettingsError, check
-from gpuledger_collector.storage import partitions
-from gpuledger_collector.storage.heat import HeatStore
-from gpuledger_collector.storage.let_go import LetGoStore
-from gpuledger_collector.storage.minutes import gone_before
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+from gpuledger_collector.storage.telemetry.retention import LetGoStore
+from gpuledger_collector.storage.telemetry.minutes import gone_before
 
 NOTHING = Keep(0, 0, 0, 0)
 MINUTES = "SELECT accelerator_id, minute_ms, utilization_ratio::float8 FROM gpu_minute ORDER BY 1, 2"
@@ -192,7 +193,7 @@ def test_what_a_slow_metric_was_at_any_kept_instant_is_still_known(dsn, fleet, s
 
 def test_findings_go_by_their_end_and_those_that_go_on_stay(dsn, fleet, monkeypatch):
     """Some at a time; one that began long ago and ended lately stays."""
-    monkeypatch.setattr("gpuledger_collector.storage.let_go.FINDINGS", 3)
+    monkeypatch.setattr("gpuledger_collector.storage.telemetry.retention.FINDINGS", 3)
     fleet.connection.execute(
         "INSERT INTO finding (key, kind, state, subject, owner, since_ms, opened_ms, until_ms, resolved_ms, confidence,"
         " evidence) SELECT n, 'idle', 'gone_idle', n, '{}', 0, 0, %(at)s + n * %(day)s,"

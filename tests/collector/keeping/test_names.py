@@ -7,11 +7,12 @@ import pytest
 
 from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
-from gpuledger_collector.ingest import directory
-from gpuledger_collector.jobs.let_go import Gone, Keep, let_go
-from gpuledger_collector.storage import locks, names
-from gpuledger_collector.storage.engine import open_connection
-from gpuledger_collector.storage.let_go import LetGoStore
+from gpuledger_collector.ingest.batches import attributes as directory
+from gpuledger_collector.jobs.expire import Gone, Keep, let_go
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.ledger import unused_names as names
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.telemetry.retention import LetGoStore
 from gpuledger_collector.storage.schema import metadata
 
 NOW = dt.datetime.now(dt.UTC)

@@ -13,12 +13,12 @@ from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.write_letters import Writers, Written, write_letters
-from gpuledger_collector.notify import letter_mail
-from gpuledger_collector.notify.links import AckLinks
-from gpuledger_collector.storage.engine import open_connection
-from gpuledger_collector.storage.findings import FindingStore
-from gpuledger_collector.storage.letters import LetterBook
+from gpuledger_collector.jobs.notify_findings import Writers, Written, write_letters
+from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.findings.findings import FindingStore
+from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
 
 __all__ = ["findings", "fleet", "run"]
 

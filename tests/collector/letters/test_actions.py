@@ -17,16 +17,16 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
-from gpuledger_collector.insight.letters import Action
-from gpuledger_collector.jobs.act_on_idle import Acted, act_on_idle
+from gpuledger_collector.storage.notifications.finding_rules import Action
+from gpuledger_collector.jobs.reclaim_idle import Acted, act_on_idle
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.notify import letter_mail
-from gpuledger_collector.notify.hooks import Hook
-from gpuledger_collector.notify.sender import Sender
-from gpuledger_collector.notify.smtp import Smtp
-from gpuledger_collector.notify.ways import ByHook, NotDone, Slurm, Way
-from gpuledger_collector.storage.letters import LetterBook
-from gpuledger_collector.storage.outbox import Box
+from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.notifications.sender import Sender
+from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.notifications.reclaim import ByHook, NotDone, Slurm, Way
+from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+from gpuledger_collector.storage.notifications.outbox import Box
 
 CONTACTS = """
 [[contact]]
@@ -50,11 +50,11 @@ echo "$1" >> {log}
 """
 DIES = """
 import os, signal, sys
-from gpuledger_collector.jobs.act_on_idle import act_on_idle
-from gpuledger_collector.notify import letter_mail
-from gpuledger_collector.notify.ways import Slurm
-from gpuledger_collector.storage.engine import open_connection
-from gpuledger_collector.storage.letters import LetterBook
+from gpuledger_collector.jobs.reclaim_idle import act_on_idle
+from gpuledger_collector.notifications import letter_mail
+from gpuledger_collector.notifications.reclaim import Slurm
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
 dsn, folder, now, last = sys.argv[1:]
 def on_step(name):
     if name == last:

@@ -10,11 +10,11 @@ import threading
 import pytest
 
 from fakes.mail import Inbox, mail_server
-from gpuledger_collector.accounting.messages import Content, Message
-from gpuledger_collector.notify.sender import Sender
-from gpuledger_collector.notify.smtp import Smtp
-from gpuledger_collector.storage import outbox
-from gpuledger_collector.storage.outbox import Box
+from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_collector.notifications.sender import Sender
+from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.notifications.outbox import Box
 
 HOUR = 3_600_000
 NIGHT = 1_795_302_000_000
@@ -27,10 +27,10 @@ address = "lead@example.com"
 """
 DIES = """
 import os, signal, sys
-from gpuledger_collector.notify.sender import Sender
-from gpuledger_collector.notify.smtp import Smtp
-from gpuledger_collector.storage.engine import open_connection
-from gpuledger_collector.storage.outbox import Box
+from gpuledger_collector.notifications.sender import Sender
+from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.notifications.outbox import Box
 dsn, port, now, last = sys.argv[1:]
 def on_step(name):
     if name == last:

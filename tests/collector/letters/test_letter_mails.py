@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_collector.accounting.delivery import Digest, Told
-from gpuledger_collector.accounting.messages import Content, Message
+from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told
+from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_date, parse_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.letters import (
+from gpuledger_collector.storage.notifications.finding_rules import (
     Action,
     AnomalyNews,
     Card,
@@ -27,9 +27,10 @@ from gpuledger_collector.insight.letters import (
     Wasted,
     give_back,
 )
-from gpuledger_collector.notify import digest_mail, letter_mail
-from gpuledger_collector.notify.links import AckLinks
-from gpuledger_collector.notify.mime import compose
+from gpuledger_collector.notifications import digest_mail
+from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.notifications.mime import compose
 
 GOLDEN = Path(__file__).parent / "golden"
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)

@@ -12,10 +12,10 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
-from gpuledger_collector.api.statements import statement_of
-from gpuledger_collector.jobs import bring_up_to_date
-from gpuledger_collector.jobs.reconcile import reconcile
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.services.statement import statement_of
+from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 LATER = ("--from", "2025-11-01", "--to", "2027-12-01")

@@ -2,8 +2,8 @@
 
 import tomllib
 
-from gpuledger_collector.ingest.files.declared import TABLES
-from gpuledger_collector.storage import zones
+from gpuledger_collector.config.declared import TABLES
+from gpuledger_collector.storage.ledger import zones
 
 CONFIG = """
 billing_zone = "Asia/Kolkata"

@@ -7,10 +7,14 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs import bring_up_to_date, fold_usage, make_partitions, rate_usage, roll_minutes
-from gpuledger_collector.jobs.reconcile import reconcile
-from gpuledger_collector.storage.ledgers import Ledger
-from gpuledger_collector.storage.placements import settle
+from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services import hourly_usage as fold_usage
+from gpuledger_collector.jobs import create_partitions as make_partitions
+from gpuledger_collector.services import rating as rate_usage
+from gpuledger_collector.jobs import roll_up_minutes as roll_minutes
+from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.ledger.placements import settle
 
 PRICES = (
     "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "

@@ -25,8 +25,8 @@ from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import Reads, chargeback_of
 from gpuledger_collector.export.focus_check import check
-from gpuledger_collector.storage.beside import beside
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 BOOK = """
@@ -206,7 +206,7 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
         rated_again()
         return beside(*arguments)
 
-    monkeypatch.setattr("gpuledger_collector.storage.beside.beside", rated_after_it)
+    monkeypatch.setattr("gpuledger_collector.storage.billing.allocation.beside", rated_after_it)
     assert billed(month) == before
     reads = Reads(Ledger(dsn), None, lambda: NOW, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))

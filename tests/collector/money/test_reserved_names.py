@@ -13,8 +13,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.budgets import MONTH as MONTH_BUDGET
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.budgets import WatchUnit
-from gpuledger_collector.storage.demand import queues
+from gpuledger_collector.storage.billing.budgets import WatchUnit
+from gpuledger_collector.storage.capacity.demand import queues
 
 MONTH = ("--period", "2025-10")
 NAMES = (

@@ -11,14 +11,14 @@ from fakes.collector import running
 from fakes.postgres import fresh_database
 from fakes.prometheus import STALE, WRITE, Point, headers, labels, one, pod, scrape, snappy, two
 from gpuledger_collector import wiring
-from gpuledger_collector.ingest.envelope import MAX_BODY_BYTES
-from gpuledger_collector.ingest.remote import series
-from gpuledger_collector.ingest.remote.decode import MAX_INFLATED_BYTES
-from gpuledger_collector.ingest.remote.messages import ONE, TWO
-from gpuledger_collector.jobs import fold_usage
+from gpuledger_collector.ingest.batches.envelope import MAX_BODY_BYTES
+from gpuledger_collector.ingest.remote_write import series
+from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES
+from gpuledger_collector.ingest.remote_write.messages import ONE, TWO
+from gpuledger_collector.services import hourly_usage as fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.engine import open_connection
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 NOW = int(time.time()) * 1000
 T = NOW - NOW % 3_600_000 - 3_600_000 + 600_000

@@ -11,7 +11,7 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.counting import CounterReading
-from gpuledger_collector.ingest import counters
+from gpuledger_collector.ingest.batches import counters
 
 MINUTE = 60_000
 RATE = Decimal("3.60")

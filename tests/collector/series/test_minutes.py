@@ -1,7 +1,7 @@
 """What jobs ask of the minute rollup, however long it has become."""
 
 from fakes.fleet import DAY, OCTOBER
-from gpuledger_collector.storage import minutes
+from gpuledger_collector.storage.telemetry import minutes
 
 
 def test_first_and_last_minute_are_looked_up_by_key(fleet):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.notify.addresses import is_public
+from gpuledger_collector.notifications.addresses import is_public
 
 IPV4_REGISTRY = """
 0.0.0.0/8           False  "This network"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.storage import audit
-from gpuledger_collector.storage.audit import Change
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.access.audit import Change
 
 DECLARED = """
 [[rule]]

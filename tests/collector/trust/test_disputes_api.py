@@ -8,9 +8,9 @@ import pytest
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, OWN, day, two_teams
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.jobs import bring_up_to_date
-from gpuledger_collector.jobs.fold_usage import ALWAYS
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 
 @pytest.fixture(scope="module")

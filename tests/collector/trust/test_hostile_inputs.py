@@ -19,7 +19,7 @@ from gpuledger_collector.api import handbook, pages, pool_page
 from gpuledger_collector.api.reads import Reads
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.storage import backup
+from gpuledger_collector.storage.server import backup
 
 MARKUP = "<script>alert(1)</script>"
 CLIMBING = "../../climbed"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fakes.collector import running
 from fakes.two_teams import day, two_teams
-from gpuledger_agent.escapes import escape_text
+from gpuledger_common.escapes import escape_text
 from gpuledger_collector.export.cells import neutral
 
 FORMULA = set("=+-@\t\r\n")

@@ -10,8 +10,8 @@ from fakes.collector import MSGPACK, running
 from gpuledger_collector.api.auth import keys as keys_module
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied
-from gpuledger_collector.storage import tokens
-from gpuledger_collector.storage.tokens import Token
+from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.access.tokens import Token
 
 NOW_MS = 1_790_000_000_000
 

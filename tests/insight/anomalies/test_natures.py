@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.anomalies.natures import (
+from gpuledger_collector.insight.anomalies.causes import (
     DAY_MS,
     GPU,
     HOUR_MS,

@@ -7,8 +7,8 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.ledger import fleet, run
-from gpuledger_collector.jobs import rate_usage
-from gpuledger_collector.storage.ledgers import Ledger
+from gpuledger_collector.services import rating as rate_usage
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 __all__ = ["fleet", "run"]
 LINE = ("plan", "training", "--parameters", "7B", "--tokens", "10e9", "--gpus", "8", "--format", "json")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.insight.backtest import Question, backtest_scaling
-from gpuledger_collector.insight.month import month
+from gpuledger_collector.insight.pool_backtest import month
 from gpuledger_collector.insight.scaling import Limits, advise
 from gpuledger_collector.insight.scaling.advice import Told
 from gpuledger_collector.insight.scaling.choice import Rules, best, tally

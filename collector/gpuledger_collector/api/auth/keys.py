@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.auth.proxy import Proxy
-from gpuledger_collector.storage.tokens import Token, hash_of
+from gpuledger_collector.storage.access.tokens import Token, hash_of
 
 FRESH_SECONDS = 1.0
 NEW_SECONDS = 0.1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuledger_collector.accounting.bill import PLACES, BillLine
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.ingest.files.table import RowReader, missing_columns, read_text, rows_of
+from gpuledger_collector.config.table import RowReader, missing_columns, read_text, rows_of
 
 REQUIRED = ("BilledCost", "BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd", "ChargeCategory",
             "ChargePeriodStart", "ChargePeriodEnd")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuledger_collector.accounting.ports import InventoryRow
-from gpuledger_collector.ingest.files.table import (
+from gpuledger_collector.config.table import (
     DECLARED,
     LATEST_MS,
     Instants,

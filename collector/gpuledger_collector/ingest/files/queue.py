@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuledger_collector.accounting.queue import QueueRow, WaitingRow
-from gpuledger_collector.ingest.files.table import (
+from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
+from gpuledger_collector.config.table import (
     DECLARED,
     Instants,
     Parsed,

@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.quantity import plural
-from gpuledger_collector.ingest.files.table import DECLARED, Instants, Parsed, RowReader, read_text
+from gpuledger_collector.config.table import DECLARED, Instants, Parsed, RowReader, read_text
 from gpuledger_collector.ingest.files.usage import keep_one
 
 COLUMNS = ("jobidraw", "cluster", "account", "user", "partition", "qos", "state", "submit", "eligible", "start", "end",

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuledger_agent.catalogue import HOT
+from gpuledger_common.catalogue import HOT
 from gpuledger_collector.accounting.ports import SampleRow
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.ingest.files.table import (
+from gpuledger_collector.config.table import (
     DECLARED,
     Instants,
     Parsed,

@@ -11,7 +11,7 @@ from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.ingest.files.mapping import BadExpression, ColumnMap, parse, problem_of
-from gpuledger_collector.ingest.files.table import (
+from gpuledger_collector.config.table import (
     DECLARED,
     Instants,
     Parsed,

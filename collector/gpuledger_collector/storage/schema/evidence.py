@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-from gpuledger_agent.catalogue import HOT
+from gpuledger_common.catalogue import HOT
 from gpuledger_collector.storage.schema.columns import BIG, HOT_TYPES, foreign, identity, instant, metadata, text
 
 ingest_batch = sa.Table(

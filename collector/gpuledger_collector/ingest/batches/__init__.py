@@ -1,0 +1,1 @@
+"""Batches of agents: decoded, validated record by record, and committed in groups."""

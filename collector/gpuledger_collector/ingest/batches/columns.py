@@ -1,0 +1,181 @@
+"""Columns of readings as numpy arrays, and rows of them as Postgres' binary COPY format.
+
+Absent is NaN in a float array and the smallest int64 in an integer one; both become NULL. The packer groups rows by
+which of their columns are NULL, because within such a group every row has the same layout and one structured array
+writes them all (a fifth of the time that a call per value takes).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from gpuledger_common.wire import ABSENT_INT64, Column
+
+Array = npt.NDArray[Any]
+
+DTYPES: dict[str, str] = {"f4": "<f4", "f8": "<f8", "i8": "<i8"}
+_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TRAILER = b"\xff\xff"
+_ROWS_AT_ONCE = 1200
+"""Some 300 KB of wide rows: larger buffers are fresh pages of the system's each time, which costs more than filling
+them."""
+_ARRAY_HEAD = struct.Struct(">iiIii")
+_OIDS = {"f4": 700, "f8": 701, "i8": 20, "V16": 2950, "V32": 17}
+"""Postgres' numbers of real, double precision, bigint, uuid, and of bytea, as which hashes are kept (pg_type.dat)."""
+
+
+def to_array(column: Column, rows: int, kind: str) -> Array:
+    """A wire column as an array of `kind` (f4, f8, i8) with `rows` values. Raises ValueError with the reason."""
+    values = _from_bytes(column) if isinstance(column.values, bytes) else _from_list(column.values, column.kind)
+    if len(values) != rows:
+        raise ValueError(f"has {len(values)} values for {rows} rows")
+    if kind == column.kind:
+        return absent_if_not_finite(values)
+    if kind == "i8":
+        return _to_integers(values)
+    if column.kind == "i8":
+        widened = values.astype("<f8")
+        widened[values == ABSENT_INT64] = np.nan
+        values = widened
+    with np.errstate(over="ignore"):
+        return absent_if_not_finite(values.astype(DTYPES[kind]))
+
+
+def _from_bytes(column: Column) -> Array:
+    dtype = np.dtype(DTYPES[column.kind])
+    assert isinstance(column.values, bytes)
+    if len(column.values) % dtype.itemsize:
+        raise ValueError(f"has {len(column.values)} bytes, which is no whole number of {column.kind} values")
+    return np.frombuffer(column.values, dtype=dtype)
+
+
+def _from_list(values: list[float | int | None], kind: str) -> Array:
+    try:
+        if kind == "i8":
+            if any(isinstance(value, float) for value in values):
+                raise ValueError("holds a fraction and is declared i8")
+            return np.array([ABSENT_INT64 if value is None else value for value in values], dtype="<i8")
+        with np.errstate(over="ignore"):
+            return np.array([np.nan if value is None else float(value) for value in values], dtype=DTYPES[kind])
+    except OverflowError as error:
+        raise ValueError(f"holds a number that {kind} cannot hold") from error
+
+
+def _to_integers(values: Array) -> Array:
+    known = np.isfinite(values) & (np.abs(values) < 2.0**63)
+    return np.where(known, np.where(known, values, 0).astype("<i8"), ABSENT_INT64)
+
+
+def absent_if_not_finite(values: Array) -> Array:
+    """Infinities become NaN, the one sign of absence; integers stay as they are."""
+    if values.dtype.kind == "i" or np.isfinite(values).all():
+        return values
+    return np.where(np.isfinite(values), values, values.dtype.type(np.nan))
+
+
+def is_absent(values: Array) -> npt.NDArray[np.bool_]:
+    """Where a column holds no reading."""
+    if values.dtype.kind in "SV":
+        return np.zeros(len(values), dtype=bool)
+    return values == ABSENT_INT64 if values.dtype.kind == "i" else np.isnan(values)
+
+
+def blank(rows: int, kind: str) -> Array:
+    """A column without a reading."""
+    return np.full(rows, ABSENT_INT64 if kind == "i8" else np.nan, dtype=DTYPES[kind])
+
+
+def last_of_each(ordered: Array) -> npt.NDArray[np.intp]:
+    """The place of the last of each value in a column that is in order."""
+    return np.flatnonzero(np.append(ordered[1:] != ordered[:-1], len(ordered) > 0))
+
+
+def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
+    """Rows as a binary COPY stream. A block has a column for each of the table's (dtypes i8, i4, f8, f4; text and
+    UUIDs as S and V, which are never absent); its rows come in the order of their NULL patterns.
+    """
+    yield _HEADER
+    for columns in blocks:
+        for begin in range(0, len(columns[0]), _ROWS_AT_ONCE):
+            yield from _pack_block([column[begin : begin + _ROWS_AT_ONCE] for column in columns])
+    yield _TRAILER
+
+
+def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:
+    absent = np.stack([is_absent(column) for column in columns])
+    if (absent == absent[:, :1]).all():
+        yield _pack_group(columns, absent[:, 0])
+        return
+    patterns, group = np.unique(np.packbits(absent, axis=0), axis=1, return_inverse=True)
+    group = group.reshape(len(columns[0]))
+    for number in range(patterns.shape[1]):
+        chosen = np.flatnonzero(group == number)
+        yield _pack_group([column[chosen] for column in columns], absent[:, chosen[0]])
+
+
+def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> bytes:
+    kinds = tuple("" if none else column.dtype.str[1:] for column, none in zip(columns, absent, strict=True))
+    packed = np.repeat(_row(kinds), len(columns[0]))
+    for place, column in enumerate(columns):
+        if kinds[place]:
+            packed[f"v{place}"] = column
+    return packed.tobytes()
+
+
+@lru_cache(maxsize=1024)
+def _row(kinds: tuple[str, ...]) -> Array:
+    """A row whose columns are of these kinds, without its values; "" is NULL, which has a length and no value."""
+    layout, lengths = [("fields", ">i2")], {}
+    for place, kind in enumerate(kinds):
+        layout.append((f"l{place}", ">i4"))
+        lengths[f"l{place}"] = np.dtype(kind).itemsize if kind else -1
+        if kind:
+            layout.append((f"v{place}", ">" + kind))
+    row = np.zeros(1, dtype=np.dtype(layout))
+    row["fields"] = len(kinds)
+    for name, length in lengths.items():
+        row[name] = length
+    return row
+
+
+class BinaryArray:
+    """Numbers, UUIDs (V16) or hashes (V32) as a parameter of a statement: an array of Postgres', NULL where one is
+    absent.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+
+class BinaryArrayDumper(Dumper):
+    """Writes the array whole, for psycopg takes every value by itself. The statement says what it is an array of."""
+
+    format = Format.BINARY
+
+    def dump(self, obj: BinaryArray) -> bytes:
+        """As Postgres sends it: dimensions, any NULLs, type, length, lower bound; then size and bytes of each value."""
+        values, absent = obj.values, is_absent(obj.values)
+        kind = values.dtype.str[1:]
+        made = np.empty(len(values), dtype=[("size", ">i4"), ("value", ">" + kind)])
+        made["size"], made["value"] = np.where(absent, -1, values.dtype.itemsize), values
+        head = _ARRAY_HEAD.pack(1, bool(absent.any()), _OIDS[kind], len(values), 1)
+        if not absent.any():
+            return head + made.tobytes()
+        there = made.view(np.uint8).reshape(len(values), made.dtype.itemsize)
+        kept = np.ones_like(there, dtype=bool)
+        kept[absent, 4:] = False
+        return head + bytes(there[kept].tobytes())
+
+
+psycopg.adapters.register_dumper(BinaryArray, BinaryArrayDumper)

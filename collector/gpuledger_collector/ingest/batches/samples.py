@@ -1,0 +1,118 @@
+"""Readings of a flush: hot metrics to the sample table, slow ones where they change, the newest of each accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuledger_common.catalogue import HOT
+from gpuledger_collector.ingest.batches.columns import (
+    DTYPES,
+    Array,
+    absent_if_not_finite,
+    blank,
+    is_absent,
+    pack,
+)
+from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, SampleBlock
+
+HOT_KINDS = {metric.name: metric.column_kind for metric in HOT}
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Rows of readings of a whole flush, with ids for positions. Columns have one value a row."""
+
+    accelerator: Array
+    at_ms: Array
+    columns: dict[str, Array]
+
+
+def join_samples(batches: Sequence[Numbered]) -> Samples | None:
+    """The rows of all batches, one under the other; None when there is none."""
+    blocks = [(one, one.batch.block) for one in batches if one.batch.block is not None]
+    if not blocks:
+        return None
+    accelerators = []
+    for one, block in blocks:
+        table = np.zeros(max(one.accelerators) + 1, dtype="<i8")
+        for place, accelerator_id in one.accelerators.items():
+            table[place] = accelerator_id
+        accelerators.append(table[block.accelerator])
+    names = sorted(set().union(*(block.columns for _, block in blocks)))
+    return Samples(
+        accelerator=np.concatenate(accelerators),
+        at_ms=np.concatenate([block.at_ms for _, block in blocks]),
+        columns={name: _join_column(name, [block for _, block in blocks]) for name in names},
+    )
+
+
+def _join_column(name: str, blocks: Sequence[SampleBlock]) -> Array:
+    """A metric's values in all blocks; absent where a block does not bring it, or brings what is no number."""
+    kind = METRIC_KINDS[name]
+    parts = [
+        block.columns[name] if name in block.columns else blank(len(block.at_ms), kind).tobytes() for block in blocks
+    ]
+    return absent_if_not_finite(np.frombuffer(b"".join(parts), DTYPES[kind]))
+
+
+def hot_column(samples: Samples, name: str) -> Array:
+    """A hot metric's values; blank when no batch brought it."""
+    found = samples.columns.get(name)
+    return blank(len(samples.at_ms), HOT_KINDS[name]) if found is None else found
+
+
+def copy_samples(connection: Connection, samples: Samples) -> None:
+    """COPY the hot metrics of every row."""
+    columns = [samples.accelerator, samples.at_ms, *[hot_column(samples, name) for name in HOT_KINDS]]
+    names = ", ".join(["accelerator_id", "at_ms", *HOT_KINDS])
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY gpu_sample ({names}) FROM STDIN (FORMAT BINARY)") as copy,
+    ):
+        for part in pack(columns):
+            copy.write(part)
+
+
+SlowChange = tuple[int, str, int, float | None]
+
+
+def slow_changes(
+    samples: Samples, slow: dict[str, Array], known: dict[tuple[int, str], tuple[int, float | None]]
+) -> tuple[list[SlowChange], dict[tuple[int, str], tuple[int, float | None]]]:
+    """What slow metrics turned into, reading by reading in order of time: (accelerator, metric, instant, value).
+
+    A reading that is absent is no change: slow metrics are asked seldom. A late one, older than what is known, is
+    written as it is, because what it changed from is not known.
+    """
+    changes: list[SlowChange] = []
+    latest: dict[tuple[int, str], tuple[int, float | None]] = {}
+    order = np.lexsort((samples.at_ms, samples.accelerator))
+    for name, values in slow.items():
+        absent = is_absent(values)
+        for row in order[~absent[order]]:
+            key = (int(samples.accelerator[row]), name)
+            at_ms, value = int(samples.at_ms[row]), float(values[row])
+            before = latest.get(key) or known.get(key)
+            if before is None or at_ms < before[0] or before[1] != value:
+                changes.append((*key, at_ms, value))
+            if before is None or at_ms >= before[0]:
+                latest[key] = (at_ms, value)
+    return changes, latest
+
+
+def write_slow(connection: Connection, changes: Sequence[SlowChange]) -> None:
+    """Write the changes; the same reading again replaces itself."""
+    unique = {change[:3]: change for change in changes}
+    if not unique:
+        return
+    columns = list(zip(*(unique[key] for key in sorted(unique)), strict=True))
+    connection.execute(
+        "INSERT INTO gpu_state (accelerator_id, metric, at_ms, value)"
+        " SELECT * FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::double precision[])"
+        " ON CONFLICT (accelerator_id, metric, at_ms) DO UPDATE SET value = excluded.value",
+        tuple(list(column) for column in columns),
+    )

@@ -1,0 +1,480 @@
+"""What of a batch can be kept: each record is judged alone, each refusal names its record and its reason.
+
+A batch whose key cannot be read is refused as a whole. Everything else is partial: good records are kept, bad ones
+are listed. Spooled, replayed and simulated batches keep their times, so old instants are welcome, up to the age that
+the settings allow; instants that no clock can have shown are refused in any case.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from gpuledger_common.catalogue import METRICS
+from gpuledger_common.wire import (
+    WIRE_VERSION,
+    Count,
+    Heartbeat,
+    Rejected,
+    Samples,
+    Stretch,
+    WireAccelerator,
+    WireWorkload,
+)
+from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
+from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
+from gpuledger_collector.ingest.batches.decode import Decoded, Listed, Refused
+
+DAY_MS = 86_400_000
+EARLIEST_MS = 946_684_800_000
+"""2000-01-01: a clock that shows less has never been set."""
+FUTURE_MS = DAY_MS
+MAX_STRETCH_MS = DAY_MS
+"""Agents cut at every hour; a day bounds how far back a reader must look for what reaches into an hour."""
+MAX_DAYS = 40
+"""Distinct UTC days that one batch may touch: each may cost a new partition."""
+MAX_REJECTED = 1000
+MAX_TAGS = 200
+MOST_TEXT = 4000
+"""Characters of a text of a heartbeat."""
+_INT64 = 2**63 - 1
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
+_SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
+
+HEAVY_RECORDS, HEAVY_ROWS = 2_000, 50_000
+"""A batch of more records, or more rows of samples, takes a tenth of a second and more to write."""
+
+NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
+"""Kinds of workloads whose id is unique on one node only, so that the key carries the node's name."""
+
+
+T = TypeVar("T")
+
+
+class Kept(dict[int, T]):
+    """The records of a list that are kept, by position: the same object for a list that comes again.
+
+    `found` is for what others find out of such a list, so that it is found out once.
+    """
+
+    __slots__ = ("found",)
+
+    def __init__(self, records: Mapping[int, T] | Iterable[tuple[int, T]] = ()) -> None:
+        super().__init__(records)
+        self.found: dict[object, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBlock:
+    """Rows of readings: position of the accelerator in its batch, instant, and a column per metric.
+
+    A column is bytes as they came (little-endian, of the kind that the catalogue says): a batch has dozens of short
+    ones, and numpy takes longer to begin with one than to go through it. They are looked at when they are joined with
+    those of other batches.
+    """
+
+    accelerator: Array
+    at_ms: Array
+    columns: dict[str, bytes]
+    first_ms: int
+    last_ms: int
+
+    @classmethod
+    def of(cls, accelerator: Array, at_ms: Array, columns: dict[str, bytes]) -> SampleBlock:
+        """A block of these rows, of which there is one at least."""
+        return cls(accelerator, at_ms, columns, int(at_ms.min()), int(at_ms.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The part of a batch that is kept. Records keep their positions in the batch as keys."""
+
+    node: str
+    epoch: uuid.UUID
+    seq: int
+    sha256: bytes
+    size: int
+    heartbeat: Heartbeat | None
+    accelerators: Kept[WireAccelerator]
+    workloads: Kept[WireWorkload]
+    stretches: dict[int, Stretch]
+    block: SampleBlock | None
+    rejected: list[Rejected]
+    counts: dict[int, Count] = field(default_factory=dict)
+    clock_skew_ms: int | None = None
+    """How far the collector's clock was ahead of the sender's."""
+
+    @property
+    def key(self) -> tuple[str, uuid.UUID, int]:
+        """What makes a batch count once."""
+        return self.node, self.epoch, self.seq
+
+    @property
+    def samples(self) -> int:
+        """Rows of readings that are kept."""
+        return 0 if self.block is None else len(self.block.at_ms)
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether writing it takes long enough for others to notice."""
+        names = len(self.accelerators) + len(self.workloads)
+        return names + len(self.stretches) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
+
+
+def workload_key(kind: str, node: str, external_id: str) -> str:
+    """Kind, scope and id: stable over restarts of agents and collectors."""
+    return f"{kind}:{node if kind in NODE_SCOPED_KINDS else ''}:{external_id}"
+
+
+def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS) -> Accepted:
+    """Judge every record of a batch at `now_ms`; evidence from before `oldest_ms` is refused.
+
+    Raises Refused when the batch has no usable key.
+    """
+    epoch = _epoch_of(batch)
+    accelerators, refused = judge_accelerators(batch.accelerators)
+    rejected = [*batch.rejected, *refused]
+    workloads, refused = judge_workloads(batch.workloads)
+    rejected += refused
+    known = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
+    stretches = _each("stretches", batch.stretches, check_stretch, rejected, *known)
+    _refuse_wrong_sums(stretches, rejected)
+    block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
+    block = _bound_days(stretches, block, rejected)
+    counts = _each("counts", batch.counts, check_count, rejected, workloads, now_ms)
+    return Accepted(
+        node=batch.node,
+        epoch=epoch,
+        seq=batch.seq,
+        sha256=batch.sha256,
+        size=batch.size,
+        heartbeat=short(batch.heartbeat),
+        accelerators=accelerators,
+        workloads=workloads,
+        stretches=stretches,
+        block=block,
+        rejected=bounded(rejected),
+        counts=counts,
+        clock_skew_ms=clock_skew_ms,
+    )
+
+
+def short(heartbeat: Heartbeat) -> Heartbeat:
+    """A heartbeat that may be kept in memory: long texts are cut as they will be when it is written."""
+    texts = heartbeat.agent_version, heartbeat.source, heartbeat.detail, heartbeat.driver or "", heartbeat.boot_id
+    if max(map(len, texts)) <= MOST_TEXT:
+        return heartbeat
+    return msgspec.convert(clean(msgspec.to_builtins(heartbeat)), Heartbeat)
+
+
+def judge_accelerators(listed: Listed[WireAccelerator]) -> tuple[Kept[WireAccelerator], Sequence[Rejected]]:
+    """The accelerators that are kept, and the refusals of the others."""
+    if listed.judged is None:
+        rejected: list[Rejected] = []
+        kept = _each("accelerators", listed.records, check_accelerator, rejected)
+        _refuse_repeats(kept, rejected)
+        listed.judged = Kept(kept), rejected
+    judged: tuple[Kept[WireAccelerator], Sequence[Rejected]] = listed.judged
+    return judged
+
+
+def judge_workloads(listed: Listed[WireWorkload]) -> tuple[Kept[WireWorkload], Sequence[Rejected]]:
+    """The workloads that are kept, and the refusals of the others."""
+    if listed.judged is None:
+        rejected: list[Rejected] = []
+        listed.judged = Kept(_each("workloads", listed.records, check_workload, rejected)), rejected
+    judged: tuple[Kept[WireWorkload], Sequence[Rejected]] = listed.judged
+    return judged
+
+
+def _epoch_of(batch: Decoded) -> uuid.UUID:
+    if batch.version != WIRE_VERSION:
+        raise Refused(400, f"version {batch.version} is not understood, {WIRE_VERSION} is")
+    if not batch.node or bad_text(batch.node, 253) or not batch.node.isprintable():
+        raise Refused(400, "node: is empty, longer than 253 characters or not printable")
+    if not 0 <= batch.seq <= _INT64:
+        raise Refused(400, f"seq: {batch.seq} is not a number from 0 to 2^63-1")
+    try:
+        # A UUID may be written with any number of hyphens: a long one must not be remembered.
+        return (_uuid if len(batch.epoch) <= MOST_EPOCH else uuid.UUID)(batch.epoch)
+    except ValueError as error:
+        raise Refused(400, "epoch: is not a UUID") from error
+
+
+MOST_EPOCH = 64
+_uuid = lru_cache(maxsize=16_384)(uuid.UUID)
+
+
+def _each(
+    name: str, records: Iterable[Any], check: Callable[..., str | None], rejected: list[Rejected], *known: object
+) -> dict[int, Any]:
+    """Those of these records that are kept, by position; `check` says of one, in the light of `known`, why not."""
+    kept = {}
+    for place, record in enumerate(records):
+        if record is None:
+            continue
+        reason = check(record, *known)
+        if reason is None:
+            kept[place] = record
+        else:
+            rejected.append(Rejected(f"{name}[{place}]", reason))
+    return kept
+
+
+def bad_text(text: str, limit: int) -> str | None:
+    """Why Postgres or a reader could not take this text, None when they can."""
+    if len(text) > limit:
+        return f"is longer than {limit} characters"
+    if _UNSTORABLE.search(text):
+        return "holds a character that cannot be stored"
+    return None
+
+
+def clean(value: Any) -> Any:
+    """A JSON value whose texts Postgres can store: what it cannot is replaced, texts are cut at MOST_TEXT."""
+    if isinstance(value, dict):
+        return {clean(key): clean(part) for key, part in value.items()}
+    if isinstance(value, str):
+        return value[:MOST_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()
+    return value
+
+
+def check_accelerator(accelerator: WireAccelerator) -> str | None:
+    """Why an accelerator cannot be kept."""
+    if not accelerator.uuid:
+        return "uuid: is empty"
+    limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
+    for name, limit in limits.items():
+        reason = bad_text(getattr(accelerator, name) or "", limit)
+        if reason:
+            return f"{name}: {reason}"
+    if not 1 <= accelerator.gpu_micro <= 1_000_000:
+        return f"gpu_micro: {accelerator.gpu_micro} is not from 1 to 1000000"
+    if not 0 <= accelerator.index < 2**31:
+        return f"index: {accelerator.index} is out of range"
+    if accelerator.memory_bytes is not None and not 0 <= accelerator.memory_bytes <= _INT64:
+        return "memory_bytes: is out of range"
+    return None
+
+
+def _refuse_repeats(accelerators: dict[int, WireAccelerator], rejected: list[Rejected]) -> None:
+    first: dict[str, int] = {}
+    for place, accelerator in list(accelerators.items()):
+        known = first.setdefault(accelerator.uuid, place)
+        if known != place:
+            rejected.append(Rejected(f"accelerators[{place}]", f"uuid: is that of accelerators[{known}]"))
+            del accelerators[place]
+
+
+def check_workload(workload: WireWorkload) -> str | None:
+    """Why a workload cannot be kept."""
+    if not workload.id or not workload.kind:
+        return "id or kind: is empty"
+    for name, limit in {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}.items():
+        reason = bad_text(getattr(workload, name) or "", limit)
+        if reason:
+            return f"{name}: {reason}"
+    if len(workload.tags) > MAX_TAGS:
+        return f"tags: has {len(workload.tags)} of them, {MAX_TAGS} are allowed"
+    for tag, value in workload.tags.items():
+        reason = bad_text(tag, 200) or bad_text(value, 4000)
+        if reason:
+            return f"tags[{tag[:40]!a}]: {reason}"
+    return None
+
+
+def check_stretch(
+    one: Stretch,
+    accelerators: dict[int, WireAccelerator],
+    workloads: dict[int, WireWorkload],
+    latest_ms: int,
+    oldest_ms: int = EARLIEST_MS,
+) -> str | None:
+    """Why a stretch cannot be kept; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
+    if one.accelerator not in accelerators:
+        return f"accelerator: there is no accepted accelerators[{one.accelerator}]"
+    start_ms, end_ms = one.start_ms, one.end_ms
+    if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
+        return _out_of_time(start_ms, oldest_ms)
+    if not 0 < end_ms - start_ms <= MAX_STRETCH_MS:
+        return "end_ms: is not after start_ms, or more than a day after it"
+    if one.energy_mj is not None and not 0 <= one.energy_mj <= _INT64:
+        return "energy_mj: is out of range"
+    held_ms, busy_ms, idle_ms, unknown_ms = one.held_ms, one.busy_ms, one.idle_ms, one.unknown_ms
+    if one.state != "held":
+        if one.workload is None and not (held_ms or busy_ms or idle_ms or unknown_ms):
+            return None
+        return f"state: {one.state} is held by nobody"
+    if one.workload not in workloads:
+        return f"workload: there is no accepted workloads[{one.workload}]"
+    if held_ms < 0 or busy_ms < 0 or idle_ms < 0 or unknown_ms < 0 or held_ms > end_ms - start_ms:
+        return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
+    if busy_ms + idle_ms + unknown_ms != held_ms:
+        return "busy_ms, idle_ms, unknown_ms: do not add up to held_ms"
+    return None
+
+
+def _out_of_time(start_ms: int, oldest_ms: int) -> str:
+    if EARLIEST_MS <= start_ms < oldest_ms:
+        return f"start_ms: {too_old(oldest_ms)}"
+    return "start_ms, end_ms: lie before the year 2000 or more than a day ahead"
+
+
+def too_old(oldest_ms: int) -> str:
+    """Why evidence from before an instant is refused."""
+    oldest = dt.datetime.fromtimestamp(oldest_ms // 1000, dt.UTC)
+    return f"lies before {oldest:%Y-%m-%dT%H:%M:%SZ}, older than max_evidence_age_days allows: import it instead"
+
+
+def check_count(one: Count, workloads: dict[int, WireWorkload], now_ms: int) -> str | None:
+    """Why a reading of a counter cannot be kept."""
+    if one.workload not in workloads:
+        return f"workload: there is no accepted workloads[{one.workload}]"
+    if one.counter not in COUNTERS:
+        return f"counter: {one.counter[:40]!a} is none of {', '.join(COUNTERS)}"
+    if not one.source:
+        return "source: is empty"
+    for name, limit in {"source": 1000, "part": 2000, "engine": 64}.items():
+        reason = bad_text(getattr(one, name), limit)
+        if reason:
+            return f"{name}: {reason}"
+    if not 0 <= one.value <= MOST_COUNTED:
+        return "value: is negative, or more than a counter can show exactly (2^53)"
+    if not now_ms - LATEST_DAYS * DAY_MS <= one.at_ms <= now_ms + FUTURE_MS:
+        return f"at_ms: is more than {LATEST_DAYS} days old or more than a day ahead"
+    if one.started_ms is not None and not 0 <= one.started_ms <= _INT64:
+        return "started_ms: is out of range"
+    return None
+
+
+def _refuse_wrong_sums(stretches: dict[int, Stretch], rejected: list[Rejected]) -> None:
+    """Holders that share a span hold it whole, no more and no less; else none of them is kept."""
+    spans: dict[tuple[int, int, int], list[int]] = {}
+    right = True
+    for place, one in stretches.items():
+        if one.state == "held":
+            right = right and one.held_ms == one.end_ms - one.start_ms
+            spans.setdefault((one.accelerator, one.start_ms, one.end_ms), []).append(place)
+    if right and sum(map(len, spans.values())) == len(spans):
+        return  # one holder a span, who holds it whole
+    for (_, start_ms, end_ms), places in spans.items():
+        held = sum(stretches[place].held_ms for place in places)
+        if held == end_ms - start_ms:
+            continue
+        reason = f"held_ms: the holders of this span hold {held} of {end_ms - start_ms} ms"
+        for place in places:
+            rejected.append(Rejected(f"stretches[{place}]", reason))
+            del stretches[place]
+
+
+def _accept_samples(
+    samples: Samples, accelerators: Kept[WireAccelerator], now_ms: int, rejected: list[Rejected], oldest_ms: int
+) -> SampleBlock | None:
+    rows = len(samples.at_ms)
+    if len(samples.accelerator) != rows:
+        reason = f"accelerator has {len(samples.accelerator)} rows and at_ms {rows}"
+        rejected.append(Rejected("samples", reason))
+        return None
+    columns = {
+        name: column.values
+        for name, column in samples.columns.items()
+        if column.kind == METRIC_KINDS.get(name)
+        and isinstance(column.values, bytes)
+        and len(column.values) == rows * _SIZES[column.kind]
+    }
+    for name, column in samples.columns.items() if len(columns) < len(samples.columns) else ():
+        if name in columns:
+            continue
+        try:
+            columns[name] = to_array(column, rows, kind_of(name)).tobytes()
+        except ValueError as error:
+            rejected.append(Rejected(f"samples.columns[{name[:100]!a}]", str(error)))
+    kept = _good_rows(samples, accelerators, now_ms + FUTURE_MS, rejected, oldest_ms)
+    if not kept:
+        return None
+    accelerator, at_ms = samples.accelerator, samples.at_ms
+    if len(kept) < rows:
+        accelerator, at_ms = [accelerator[row] for row in kept], [at_ms[row] for row in kept]
+        columns = cut(columns, np.array(kept))
+    rows_at = np.array(accelerator, dtype="<i8"), np.array(at_ms, dtype="<i8")
+    return SampleBlock(*rows_at, columns, min(at_ms), max(at_ms))
+
+
+def cut(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
+    """These rows of columns: by their numbers, or by a mask."""
+    return {name: np.frombuffer(values, DTYPES[METRIC_KINDS[name]])[rows].tobytes() for name, values in columns.items()}
+
+
+def kind_of(metric: str) -> str:
+    """How a metric's column is kept. Raises ValueError for a metric that the catalogue does not have."""
+    kind = METRIC_KINDS.get(metric)
+    if kind is None:
+        raise ValueError("is not a metric of this collector's catalogue")
+    return kind
+
+
+def _good_rows(
+    samples: Samples, accelerators: Kept[WireAccelerator], latest_ms: int, rejected: list[Rejected], oldest_ms: int
+) -> Sequence[int]:
+    rows = samples.at_ms
+    if rows and min(rows) >= oldest_ms and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
+        return range(len(rows))
+    kept = []
+    for row, (accelerator, at_ms) in enumerate(zip(samples.accelerator, samples.at_ms, strict=True)):
+        if accelerator not in accelerators:
+            reason = f"accelerator: there is no accepted accelerators[{accelerator}]"
+        elif not EARLIEST_MS <= at_ms <= latest_ms:
+            reason = "at_ms: lies before the year 2000 or more than a day ahead"
+        elif at_ms < oldest_ms:
+            reason = f"at_ms: {too_old(oldest_ms)}"
+        else:
+            kept.append(row)
+            continue
+        rejected.append(Rejected(f"samples[{row}]", reason))
+    return kept
+
+
+def _bound_days(
+    stretches: dict[int, Stretch], block: SampleBlock | None, rejected: list[Rejected]
+) -> SampleBlock | None:
+    """Keep what lies in the earliest MAX_DAYS days of the batch."""
+    days = {stretch.start_ms // DAY_MS for stretch in stretches.values()}
+    if block is not None:
+        days |= days_of(block)
+    if len(days) <= MAX_DAYS:
+        return block
+    last = sorted(days)[MAX_DAYS - 1]
+    reason = f"lies beyond the first {MAX_DAYS} days of its batch"
+    for place in [place for place, stretch in stretches.items() if stretch.start_ms // DAY_MS > last]:
+        rejected.append(Rejected(f"stretches[{place}]", reason))
+        del stretches[place]
+    if block is None:
+        return None
+    kept = block.at_ms // DAY_MS <= last
+    rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
+    if not kept.any():
+        return None
+    return SampleBlock.of(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept))
+
+
+def days_of(block: SampleBlock) -> set[int]:
+    """Numbers of the UTC days that a block touches."""
+    ends = {block.first_ms // DAY_MS, block.last_ms // DAY_MS}
+    return ends if len(ends) == 1 else set((block.at_ms // DAY_MS).tolist())
+
+
+def bounded(rejected: list[Rejected]) -> list[Rejected]:
+    """The refusals, with the rest counted when there are more than MAX_REJECTED."""
+    rest = len(rejected) - MAX_REJECTED
+    if rest <= 0:
+        return rejected
+    return [*rejected[:MAX_REJECTED], Rejected("...", f"and {rest} more records")]

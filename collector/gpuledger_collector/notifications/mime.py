@@ -1,0 +1,54 @@
+"""A message as RFC 5322 bytes: the same message is the same bytes, whoever writes them and whenever."""
+
+from __future__ import annotations
+
+import email.policy
+import email.utils
+from email.message import EmailMessage
+
+from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_collector.storage.notifications.messages import Message, digest_of, is_address
+
+LONGEST_SUBJECT = 200
+POLICY = email.policy.SMTP.clone(cte_type="7bit")
+
+
+def one_line(text: str, longest: int = LONGEST_SUBJECT) -> str:
+    """Text that is safe in a header: what is not seen is an escape, and what is too long ends in an ellipsis."""
+    cleaned = " ".join(escape_text(text).split())
+    return cleaned if len(cleaned) <= longest else cleaned[: longest - 1] + "…"
+
+
+def message_id(digest: str, sender: str) -> str:
+    """The Message-ID of a digest under the sender's domain."""
+    return f"<{digest}@{sender.rpartition('@')[2]}>"
+
+
+def compose(message: Message, sender: str) -> EmailMessage:
+    """The mail: text, HTML beside it, files attached. Raises ValueError for a recipient that is no address."""
+    if not is_address(message.recipient):
+        raise ValueError(f"{message.recipient!r} is no mail address")
+    mail = EmailMessage(policy=POLICY)
+    mail["From"] = email.utils.formataddr(("GPU Ledger", sender))
+    mail["To"] = message.recipient
+    mail["Subject"] = one_line(message.content.subject)
+    mail["Date"] = email.utils.formatdate(message.made_ms // 1000)
+    mail["Message-ID"] = message_id(message.digest, sender)
+    if message.thread:
+        mail["References"] = message_id(digest_of(message.thread, message.recipient), sender)
+    mail["Auto-Submitted"] = "auto-generated"
+    mail["X-Auto-Response-Suppress"] = "All"
+    mail.set_content(escape_lines(message.content.text), cte="quoted-printable")
+    if message.content.html:
+        mail.add_alternative(escape_lines(message.content.html), subtype="html", cte="quoted-printable")
+    for name, text in message.content.attachments.items():
+        mail.add_attachment(
+            escape_lines(text), subtype="csv" if name.endswith(".csv") else "plain", filename=one_line(name, 80)
+        )
+    _name_boundaries(mail, message.digest)
+    return mail
+
+
+def _name_boundaries(mail: EmailMessage, digest: str) -> None:
+    for at, part in enumerate(part for part in mail.walk() if part.is_multipart()):
+        part.set_boundary(f"={digest}-{at}=")

@@ -1,0 +1,164 @@
+"""Messages to chat and to other programs: one POST to an address that the settings name, and to no other.
+
+`slack:NAME` posts what Slack, Mattermost and others take; `webhook:NAME` posts a JSON object with an
+Idempotency-Key, by which a receiver knows a message that it has had, signed as Standard Webhooks say
+(https://www.standardwebhooks.com) where its hook has a secret; a JSON file attached to the message is a part of the
+object, under its name. Redirects are not followed. A name is resolved once and
+that address is connected to; one of a private network is refused unless the hook allows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_collector.storage.notifications.messages import Message
+from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.notifications.addresses import is_public
+from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, no_step
+
+LONGEST_ANSWER = 64 * 1024
+LONGEST_SLACK_TEXT = 3000
+
+
+@dataclass(frozen=True)
+class Hook:
+    """POSTs messages of one channel to configured addresses by name."""
+
+    channel: str
+    addresses: Mapping[str, str]
+    timeout_s: float = 20.0
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """By name: what its messages are signed with."""
+    private: frozenset[str] = frozenset()
+    """Names of hooks that may lie in a private network."""
+    clock: Callable[[], int] = lambda: round(time.time())
+    """Unix seconds of a signature."""
+
+    @property
+    def repeatable(self) -> bool:
+        """A webhook's receiver has the key to tell a repeat; a chat shows it twice."""
+        return self.channel == "webhook"
+
+    def deliver(self, message: Message, hand_over: Callable[[], None], on_step: OnStep = no_step) -> None:
+        """POST it once. Raises NotTaken or NotKnown."""
+        name = message.recipient.partition(":")[2]
+        address = self.addresses.get(name)
+        if address is None:
+            raise NotTaken(f"no hook {name!r} is configured (hooks_file)", permanent=True)
+        parts = urlsplit(address)
+        connection = _connection(parts.scheme, parts.hostname or "", parts.port, self.timeout_s)
+        try:
+            try:
+                connection.pinned = resolved(
+                    parts.hostname or "", connection.port, private=name in self.private or parts.scheme == "http"
+                )
+                connection.connect()
+            except Private as error:
+                raise NotTaken(f"hook {name}: {error}", permanent=True) from error
+            except OSError as error:
+                raise NotTaken(f"hook {name}: {error}", unreachable=True) from error
+            on_step("connected")
+            hand_over()
+            on_step("handing_over")
+            try:
+                body = self._body(message)
+                query = f"?{parts.query}" if parts.query else ""
+                connection.request("POST", parts.path + query, body, self._headers(name, message, body))
+                answer = connection.getresponse()
+                answer.read(LONGEST_ANSWER)
+                status, wait = answer.status, answer.headers.get("Retry-After", "")
+            except (OSError, http.client.HTTPException) as error:
+                raise NotKnown(f"hook {name} gave no answer ({error})") from error
+            on_step("taken")
+        finally:
+            connection.close()
+        if not 200 <= status < 300:
+            never = 400 <= status < 500 and status not in {408, 425, 429}
+            asked = int(wait) if wait.isascii() and wait.isdigit() else 0
+            raise NotTaken(f"hook {name} answered {status}", permanent=never, wait_s=asked)
+
+    def _body(self, message: Message) -> bytes:
+        content, subject, text = (
+            message.content,
+            escape_text(message.content.subject),
+            escape_lines(message.content.text),
+        )
+        if self.channel == "slack":
+            said = f"*{_slack(subject)}*\n```{_slack(text)[:LONGEST_SLACK_TEXT]}```"
+            link = f"\n<{content.link}|Answer it>" if content.link else ""
+            return json.dumps({"text": said + link}).encode()
+        facts = {"id": message.digest, "kind": message.kind, "made_at": format_instant(message.made_ms)}
+        more: dict[str, object] = {"link": content.link} if content.link else {}
+        for name, inner in content.attachments.items():
+            if name.endswith(".json"):
+                more[name.removesuffix(".json")] = json.loads(inner)
+        return json.dumps({**facts, "subject": subject, "text": text, **more}).encode()
+
+    def _headers(self, name: str, message: Message, body: bytes) -> dict[str, str]:
+        made = {"Content-Type": "application/json", "Idempotency-Key": message.digest, "User-Agent": "gpuledger"}
+        secret = self.secrets.get(name)
+        if secret is not None and self.channel == "webhook":
+            made |= signature(secret, message.digest, self.clock(), body)
+        return made
+
+
+def signature(secret: bytes, digest: str, at_s: int, body: bytes) -> dict[str, str]:
+    """The three headers of Standard Webhooks: HMAC-SHA256 over id, instant and body."""
+    mac = hmac.new(secret, f"{digest}.{at_s}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "webhook-id": digest,
+        "webhook-timestamp": str(at_s),
+        "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
+    }
+
+
+def _slack(text: str) -> str:
+    """Text that Slack shows as it is: no mention of everybody, no link, no end of a code block."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "'")
+
+
+class Private(Exception):
+    """A hook's name stands for an address that is not of the public network."""
+
+
+def resolved(host: str, port: int, *, private: bool) -> tuple[str, int]:
+    """The address of a name, asked for once. Raises OSError, and Private where no address of it may be used."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for _, _, _, _, place in found:
+        if private or is_public(str(place[0])):
+            return str(place[0]), int(place[1])
+    raise Private(f"{host} is an address of a private network; private = true in the hooks_file allows it")
+
+
+class _Plain(http.client.HTTPConnection):
+    """Connects to the address that was resolved and judged, whatever the name stands for a moment later."""
+
+    pinned: tuple[str, int] | None = None
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection(self.pinned or (self.host, self.port), self.timeout)
+
+
+class _Tls(http.client.HTTPSConnection):
+    """The same, with a certificate that must be of the name."""
+
+    pinned: tuple[str, int] | None = None
+
+    def connect(self) -> None:
+        plain = socket.create_connection(self.pinned or (self.host, self.port), self.timeout)
+        self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
+
+
+def _connection(scheme: str, host: str, port: int | None, timeout_s: float) -> _Plain | _Tls:
+    return _Tls(host, port, timeout=timeout_s) if scheme == "https" else _Plain(host, port, timeout=timeout_s)

@@ -1,0 +1,82 @@
+"""Close a month: after it its charges do not change. What is found later is booked as a correction in an open month."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting import seal
+from gpuledger_collector.accounting.closing import invoices, receipt
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge, Unit
+from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.services.reconciliation import reconcile
+
+
+class CannotClose(Exception):
+    """The month is not fit to be closed; the sentence says why and what cures it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a close writes, or would write."""
+
+    period: ClosedPeriod
+    receipt: Mapping[str, object]
+
+
+def close_period(
+    unit: Unit,
+    name: str,
+    period: Period,
+    level: str,
+    by: str,
+    now_ms: int,
+    *,
+    unpriced: bool = False,
+    dry: bool = False,
+) -> Closing:
+    """Closes the month in this unit of work; `dry` only says what would be written. Call `bring_up_to_date` before it.
+
+    `level` is the level of the owner tree that is invoiced. Raises CannotClose: not over, closed already, a day that is
+    not rated to its end, a proof that does not hold, usage without a price (unless `unpriced` accepts that).
+    """
+    calendar = unit.calendar()
+    if now_ms < period.end_ms:
+        raise CannotClose(f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on")
+    known = next((one for one in unit.closed_periods() if one.name == name), None)
+    if known is not None:
+        raise CannotClose(f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}")
+    waiting = unit.days_to_rate(period, now_ms)
+    if waiting:
+        raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
+    found = reconcile(unit, period)
+    broken = [str(calendar.date_of(day.day_ms)) for day in found.days if not day.holds]
+    if broken:
+        raise CannotClose(f"the proof does not hold on {', '.join(broken)}; see gpuledger reconcile --period {name}")
+    if found.unpriced_ns and not unpriced:
+        raise CannotClose(
+            f"{hours_decimal([found.unpriced_ns])[0]} GPU-hours have no price; add one (gpuledger prices set), or "
+            "accept with --allow-unpriced that they are billed to nobody"
+        )
+    lines = list(unit.exported(period))
+    if not lines:
+        raise CannotClose(f"nothing was charged in {name}: there is nothing to close")
+    done = ClosedPeriod(name, period, now_ms, by, len(lines), seal_of(lines))
+    shares = unit.shares(period, level, now_ms)
+    billed = invoices(lines, level, shares)
+    content = receipt(done, level, billed, lines, found, shares)
+    if not dry:
+        unit.close(done, billed, level, content)
+    return Closing(done, content)
+
+
+def seal_of(lines: Iterable[ExportedCharge]) -> str:
+    """The seal over lines in their order."""
+    return seal.root([seal.leaf(seal.line_of(line)) for line in lines]).hex()
+
+
+def verify(unit: Unit, closed: ClosedPeriod) -> bool:
+    """Whether the lines of a closed period are still those that were sealed."""
+    lines = list(unit.exported(closed.period))
+    return len(lines) == closed.lines and seal_of(lines) == closed.seal

@@ -1,0 +1,34 @@
+"""Preview a decision: rate the days of a dispute with it and without it, in memory; the ledger stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuledger_collector.accounting.moves import Move, moves
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import Unit
+from gpuledger_collector.accounting.reattribution import Reattribution
+from gpuledger_collector.services.commitment_coverage import book_of
+from gpuledger_collector.services.rating import priced, usage_of
+
+
+def preview_decision(unit: Unit, decisions: Sequence[Reattribution], now_ms: int) -> list[Move]:
+    """What these decisions of one dispute would move, by day, owner and currency.
+
+    Evidence that is not folded yet is not seen.
+    """
+    calendar, closed, book = unit.calendar(), unit.closed_periods(), book_of(unit)
+    starts = {
+        calendar.day_of(day.start_ms).start_ms
+        for decision in decisions
+        for day in calendar.days(Period(decision.start_ms, decision.end_ms))
+        if day.start_ms < now_ms
+    }
+    found: list[Move] = []
+    for start_ms in sorted(starts):
+        day = calendar.day_of(start_ms)
+        before, *_ = priced(usage_of(unit, day, now_ms), book)
+        after, *_ = priced(usage_of(unit, day, now_ms, decisions), book)
+        is_closed = any(one.period.clip(day) for one in closed)
+        found += moves(before, after, decisions[0].owner, closed=is_closed)
+    return found

@@ -1,0 +1,106 @@
+"""Fold: hours with new evidence become lines of the hourly usage ledger.
+
+An accelerator-hour is always made again from all its evidence, so order and repetition of batches do not matter, and
+a run that stopped anywhere is simply run again. Only the marks that the snapshot showed are removed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
+from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.usage import StretchFact, UsagePiece, atoms, contradictions, fold
+from gpuledger_collector.services.commitment_coverage import book_of
+from gpuledger_collector.services.placements import Stay, cuts_of, stays_of
+
+BATCH = 50_000
+"""Marks of one transaction: about a day of 2,000 accelerators."""
+ALWAYS = Period(0, 7_258_118_400_000)
+
+
+def fold_usage(store: Store, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Fold every marked hour of the period; how many accelerator-hours were folded.
+
+    `stopping` is asked before each group of marks: True leaves the rest to the next run.
+    """
+    folded = 0
+    while not stopping():
+        with store.unit() as unit:
+            marks = unit.marks(period, BATCH)
+            folded += fold_marks(unit, marks)
+        if len(marks) < BATCH:
+            break
+    return folded
+
+
+def fold_marks(unit: Unit, marks: Sequence[Mark]) -> int:
+    """Fold the hours of these marks, mark their days for rating, and drop the marks; how many accelerator-hours."""
+    if not marks:
+        return 0
+    book = book_of(unit)
+    calendar = unit.calendar()
+    hours = sorted({(mark.accelerator_id, mark.hour_ms - mark.hour_ms % HOUR_MS) for mark in marks})
+    by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for accelerator_id, hour_ms in hours:
+        by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
+    for of_accelerators in by_day.values():
+        _fold_day(unit, of_accelerators, book, calendar)
+    unit.mark_days(_days_of({hour_ms for _, hour_ms in hours}, calendar))
+    unit.drop_marks([mark.id for mark in marks])
+    return len(hours)
+
+
+def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
+    """The days of the bill that these hours touch."""
+    if calendar.is_utc:
+        return {day_of(hour_ms).start_ms for hour_ms in hours_ms}
+    days = (day for hour_ms in hours_ms for day in calendar.days(Period(hour_ms, hour_ms + HOUR_MS)))
+    return {calendar.day_of(day.start_ms).start_ms for day in days}
+
+
+def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
+    span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
+    stays = stays_of(_of(unit.capacity(span), hours))
+    evidence: dict[int, list[StretchFact]] = defaultdict(list)
+    for stretch in unit.stretches(list(hours), span):
+        evidence[stretch.accelerator_id].append(stretch)
+    unit.keep_contradictions([one for mine in evidence.values() for one in contradictions(mine)])
+    pieces: list[UsagePiece] = []
+    midnights = () if calendar.is_utc else calendar.cuts(span)
+    for accelerator_id, hours_ms in hours.items():
+        mine = stays.get(accelerator_id, ())
+        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book, midnights)
+    pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
+    unit.replace_usage(pairs, pieces)
+    unit.roll_minutes(pairs)
+
+
+def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:
+    return [row for row in rows if row.accelerator_id in accelerators]
+
+
+def fold_hours(
+    evidence: Sequence[StretchFact],
+    hours_ms: Sequence[int],
+    stays: Sequence[Stay],
+    book: PriceBook,
+    midnights: Sequence[int] = (),
+) -> list[UsagePiece]:
+    """The pieces of some hours of one accelerator, cut where a price changes, where it moved and where a day begins."""
+    if not evidence or not stays:
+        return []
+    parts: list[Period] = []
+    for hour_ms in sorted(hours_ms):
+        hour = Period(hour_ms, hour_ms + HOUR_MS)
+        parts += atoms(hour, [*book.cuts(hour), *cuts_of(stays, hour), *midnights])
+    by_node: dict[str, list[Period]] = defaultdict(list)
+    for stay in stays:
+        by_node[stay.accelerator.node].append(stay.period)
+    pieces: list[UsagePiece] = []
+    for node, periods in by_node.items():
+        # While an accelerator is on a node, nobody else's evidence of it counts.
+        pieces += fold([fact for fact in evidence if node in ("", fact.node)], parts, periods)
+    return sorted(pieces, key=lambda piece: piece.start_ms)

@@ -1,0 +1,284 @@
+"""Rate: the usage of a day, the price book and the attribution rules become the day's charges, ledger and proof.
+
+A day is one unit of work: it is made again from its evidence as a whole, so a run that stopped anywhere is run again,
+and what arrives late re-rates its day. Time is held once: accelerators that were seen in a pool take the place of as
+many GPUs that were imported for it as mere counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
+from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
+from gpuledger_collector.accounting.corrections import difference
+from gpuledger_collector.accounting.imported import Seen, beside_seen
+from gpuledger_collector.accounting.ledger import prove, summarise
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.ports import OwnerOf, RatedDay, Store, Unit
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.rating import (
+    CapacityCost,
+    Charge,
+    ImportedUsage,
+    RatedAccelerator,
+    capacity_cost,
+    rate_accelerator_day,
+    rate_imported,
+    unused_charges,
+)
+from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.usage import UsagePiece, atoms, merged
+from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, placed
+from gpuledger_collector.services.hourly_usage import ALWAYS, fold_marks
+from gpuledger_collector.services.placements import Stay, cuts_of, stays_of, with_stranded
+
+FAST_CLOCK_MS = 600_000
+"""How far ahead of ours a node's clock may be before its evidence waits."""
+OnDay = Callable[[int, int], None]
+"""Told after each day: how many are done, of how many."""
+
+
+def rate_usage(
+    store: Store,
+    now_ms: int,
+    period: Period = ALWAYS,
+    on_day: OnDay | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    book_at_ms: int | None = None,
+) -> int:
+    """Rate every day of the period that needs it, up to now, and add up months that are over; how many days were rated.
+
+    `stopping` is asked before each day: True leaves the rest to the next run. Corrections of closed days are booked on
+    the day of `book_at_ms` (None: now), or the first open one after it.
+    """
+    with store.unit() as unit:
+        days = unit.days_to_rate(period, now_ms)
+        lacking = unit.lacks_month(now_ms)
+    for done, day_ms in enumerate(days):
+        if stopping():
+            return done
+        with store.unit() as unit:
+            rate_day(unit, day_ms, now_ms, book_at_ms)
+        if on_day is not None:
+            on_day(done + 1, len(days))
+    while (days or lacking) and not stopping():
+        with store.unit() as unit:
+            if not unit.add_up_month(now_ms):
+                break
+    return len(days)
+
+
+@dataclass(frozen=True, slots=True)
+class DayUsage:
+    """All that the charges of a day follow from, but for the price book."""
+
+    day: Period
+    until_ms: int
+    stays: Mapping[int, Sequence[Stay]]
+    pieces: Mapping[int, Sequence[UsagePiece]]
+    imported: Sequence[ImportedUsage]
+    owners: Owners
+    commitments: Sequence[Commitment] = ()
+
+
+def rate_day(unit: Unit, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
+    """Fold what is left to fold of a day, rate it and write it."""
+    day = unit.calendar().day_of(day_ms)
+    fold_marks(unit, unit.marks(day))
+    usage = usage_of(unit, day, now_ms)
+    charges, capacities, commitments = priced(usage, book_of(unit))
+    rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges, commitments))
+    _write(unit, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
+    return rated
+
+
+def usage_of(unit: Unit, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
+    """What happened on a day, as far as it has been folded; `proposed` are decisions that are not made yet."""
+    until_ms = _rated_until(unit, day, now_ms)
+    decided = Reattributions([*unit.reattributions(day), *proposed])
+    pieces = _pieces(unit, day, until_ms)
+    rows = unit.capacity(day)
+    stays = stays_of(rows)
+    imported = imported_beside(unit, day, stays, until_ms)
+    held = [piece for mine in pieces.values() for piece in mine if piece.workload_id is not None]
+    known = unit.workloads(sorted({piece.workload_id or 0 for piece in held} | {one.workload_id for one in imported}))
+    reports = {piece.attributes_id for piece in held} | {one.attributes_id for one in imported}
+    said = unit.workload_attributes(sorted(number for number in reports if number is not None))
+    owners = Owners(unit.rules(), known, decided, said)
+    pieces = {number: sorted(mine, key=owners.order) for number, mine in pieces.items()}
+    stays = with_stranded(stays, rows, day)
+    return DayUsage(day, until_ms, stays, pieces, imported, owners, unit.commitments())
+
+
+def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
+    """The charges of a day under a price book, and what they must add up to: capacity x rate, and the commitments."""
+    coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.stays, usage.imported, book)
+    charges: list[Charge] = []
+    capacities: list[CapacityCost] = []
+    for key, stay, capacity, inside in _keyed(usage, book):
+        owner_of = usage.owners.at(stay.accelerator.pool, stay.accelerator.node, stay.accelerator.accelerator_id)
+        where = (stay.accelerator, usage.day, capacity)
+        covered = coverage.of(key)
+        charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
+        capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
+    for one in usage.imported:
+        owner_of = usage.owners.at(one.pool, one.node)
+        tags = usage.owners.tags(one.workload_id, one.attributes_id)
+        charges += rate_imported(one, usage.day, book, owner_of, usage.until_ms, coverage.of(counted(one)), tags)
+    return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
+
+
+def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Stay, list[Period], list[UsagePiece]]]:
+    """Each accelerator in each of its places: when it was there, and its pieces under the atoms of the price book."""
+    return ((stay, capacity, inside) for _, stay, capacity, inside in _keyed(usage, book))
+
+
+def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[Period], list[UsagePiece]]]:
+    starts = [atom.start_ms for atom in atoms(usage.day, book.cuts(usage.day))]
+    for key, stay, capacity in placed(usage.stays, usage.day):
+        accelerator_id = stay.accelerator.accelerator_id
+        if stay.accelerator.stranded:
+            yield key, stay, capacity, []
+            continue
+        mine = [one for one in usage.stays[accelerator_id] if not one.accelerator.stranded]
+        inside = _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+        yield key, stay, capacity, usage.owners.applied(stay.accelerator, inside)
+
+
+def booking_day(unit: Unit, at_ms: int) -> int:
+    """The day on which a correction is booked: that of an instant, or the first day after all closed ones."""
+    return max([unit.calendar().day_of(at_ms).start_ms, *(one.period.end_ms for one in unit.closed_periods())])
+
+
+def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
+    """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
+    closed = unit.closed_periods()
+    if not any(one.period.clip(day) for one in closed):
+        unit.replace_day(day.start_ms, rated, now_ms)
+        return
+    lines = difference(unit.billed(day.start_ms), rated.charges)
+    unit.correct_day(rated, lines, booking_day(unit, book_at_ms), now_ms)
+
+
+def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:
+    """Now, or the end of evidence that a node's fast clock put a little after it; at most the end of the day.
+
+    Evidence from further ahead waits until its time has come: nobody is charged for the time in between.
+    """
+    if now_ms >= day.end_ms:
+        return day.end_ms
+    latest = unit.latest_evidence_ms(max(day.start_ms, now_ms - HOUR_MS))
+    return min(day.end_ms, max(now_ms, min(latest or 0, now_ms + FAST_CLOCK_MS)))
+
+
+def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[UsagePiece]]:
+    found: dict[int, list[UsagePiece]] = defaultdict(list)
+    for piece in unit.pieces(day):
+        if piece.start_ms < until_ms:
+            found[piece.accelerator_id].append(piece)
+    return found
+
+
+def _inside(
+    pieces: Sequence[UsagePiece], stays: Sequence[Stay], capacity: Sequence[Period], starts: Sequence[int]
+) -> list[UsagePiece]:
+    """The pieces that fall into these capacity periods, each under the start of the rating atom that holds it.
+
+    Where an accelerator moved, its pieces were cut at the move, so each lies in one place.
+    """
+    found = []
+    for piece in pieces:
+        hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
+        cuts = cuts_of(stays, Period(hour_ms, hour_ms + HOUR_MS))
+        end_ms = min([piece.end_ms, *(cut for cut in cuts if cut > piece.start_ms)])
+        if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
+            atom_ms = starts[bisect_right(starts, piece.start_ms) - 1]
+            found.append(piece if piece.start_ms == atom_ms else replace(piece, start_ms=atom_ms))
+    return merged(found)
+
+
+def imported_beside(unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int) -> list[ImportedUsage]:
+    """Imported usage of a day, less the time of accelerators that were seen in its pools."""
+    imported = unit.imported(day)
+    pools = {usage.pool for usage in imported}
+    there = {
+        number: inside
+        for number, mine in stays.items()
+        if (inside := [stay for stay in mine if stay.accelerator.pool in pools])
+    }
+    if not there:
+        return list(imported)
+    seen = [
+        Seen(stay.accelerator.pool, stay.accelerator.node, stay.accelerator.gpu_micro, number, part)
+        for fact in unit.stretches(sorted(there), day)
+        for number in (fact.accelerator_id,)
+        for stay in there[number]
+        if stay.accelerator.node in ("", fact.node)
+        and (part := stay.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
+    ]
+    return beside_seen(imported, seen, day, until_ms)
+
+
+class Owners:
+    """Who pays for a workload in a place; the answer is kept until a rule begins or ends to hold."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        workloads: Mapping[int, WorkloadFacts],
+        decided: Reattributions | None = None,
+        said: Mapping[int, WorkloadFacts] | None = None,
+    ) -> None:
+        """`workloads` by id as they were reported last, `said` by the id of each report."""
+        self._attribution = Attribution(rules)
+        self._decided = decided or Reattributions()
+        self._workloads = workloads
+        self._said = said or {}
+        self._edges = edges_of(rules)
+        self._known: dict[tuple[int, int | None, str, str, int], OwnerPath] = {}
+
+    def tags(self, workload_id: int, attributes_id: int | None = None) -> Mapping[str, str]:
+        """What was written on a workload."""
+        return self._facts(workload_id, attributes_id).tags
+
+    def order(self, piece: UsagePiece) -> tuple[object, ...]:
+        """The order in which pieces are rated: free of the numbers that arrival gave."""
+        if piece.workload_id is None:
+            return piece.start_ms, piece.state, "", ""
+        facts = self._facts(piece.workload_id, piece.attributes_id)
+        said = (facts.user or "", facts.account or "", facts.name or "", sorted(facts.tags.items()))
+        return piece.start_ms, piece.state, facts.key, repr(said)
+
+    def _facts(self, workload_id: int, attributes_id: int | None) -> WorkloadFacts:
+        said = None if attributes_id is None else self._said.get(attributes_id)
+        return self._workloads[workload_id] if said is None else said
+
+    def applied(self, place: RatedAccelerator, pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
+        """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""
+        return self._decided.applied(
+            pieces, lambda number, at_ms, said: self._ruled(number, place.pool, place.node, at_ms, said)
+        )
+
+    def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
+        """The owners of workloads that hold an accelerator in this pool and on this node (None: mere counts)."""
+
+        def owner_of(workload_id: int, at_ms: int, attributes_id: int | None = None) -> OwnerPath:
+            owner = self._ruled(workload_id, pool, node, at_ms, attributes_id)
+            payer = self._decided.payer(workload_id, accelerator_id, at_ms, owner)
+            return owner if payer is None else payer
+
+        return owner_of
+
+    def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
+        """Whom tags and rules charge, whatever disputes decided."""
+        key = (workload_id, attributes_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
+        found = self._known.get(key)
+        if found is None:
+            facts = replace(self._facts(workload_id, attributes_id), pool=pool, node=node)
+            found = self._known[key] = self._attribution.owner_of(facts, at_ms)
+        return found

@@ -1,0 +1,111 @@
+"""Reconciliation: owners + unallocated + unavailable + unobserved + stranded = capacity x rate, shown for a period.
+
+Three sums are made apart from each other and must agree to the micro-unit: what the days' proofs recorded when they
+were rated, what the charges say now, and capacity x rate computed again from inventory and price book. Months that
+were added up must be the sum of their days.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
+from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import ChargedState, Unit
+from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
+from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
+from gpuledger_collector.accounting.usage import HELD, STATES
+from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
+from gpuledger_collector.services.rating import imported_beside
+from gpuledger_collector.services.placements import stays_of, with_stranded
+
+
+def reconcile(unit: Unit, period: Period) -> Reconciliation:
+    """Check the rated days of a period; call `bring_up_to_date` before it."""
+    again_of = _Again(unit, period)
+    charged: dict[int, list[ChargedState]] = defaultdict(list)
+    for state in unit.charged_states(period):
+        charged[state.day_ms].append(state)
+    parts, capacity, imported, unused = {name: Sums() for name in PARTS}, Sums(), Sums(), Sums()
+    unpriced_ns = 0
+    days = []
+    for proof in unit.proofs(period):
+        again = again_of.capacity(proof)
+        capacity.add(again.gpu_ns, again.cost)
+        rows = charged.get(proof.day_ms, [])
+        for row in rows:
+            name = "owners" if row.state == HELD else row.state
+            cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
+            place = imported if row.imported else unused if row.state == COMMITMENT_UNUSED else parts[name]
+            place.add(row.gpu_ns, cost)
+            unpriced_ns += row.gpu_ns if row.currency is None else 0
+        observed_ns = proof.held_ns + proof.unallocated_ns + proof.unavailable_ns
+        holds = _holds(proof, again, rows)
+        days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
+    untrue = unit.untrue_months(period)
+    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar(), untrue,
+                          unit.undecided_claims(period))  # fmt: skip
+
+
+class _Again:
+    """Capacity x rate and what commitments pay for, computed again from inventory, price book and commitments.
+
+    Capacity in places of no rate counts in time and not in money.
+    """
+
+    def __init__(self, unit: Unit, period: Period) -> None:
+        self._unit = unit
+        self._book = book_of(unit)
+        self._calendar = unit.calendar()
+        self._commitments = unit.commitments()
+        rows = unit.capacity(period)
+        self._held = stays_of(rows)
+        self._stays = with_stranded(self._held, rows, period)
+
+    def capacity(self, proof: Proof) -> Sums:
+        """Of one day, up to where its proof goes."""
+        day, until_ms = self._calendar.day_of(proof.day_ms), proof.until_ms
+        coverage = cover_day(self._commitments, day, until_ms, self._stays, self._imported(day, until_ms), self._book)
+        sums = Sums()
+        for key, stay, present in placed(self._stays, day):
+            cost = capacity_cost(stay.accelerator, day, present, self._book, until_ms, coverage.of(key))
+            sums.add(cost.capacity_ns, cost.cost)
+        for one in coverage.costs:
+            sums.add(0, {one.commitment.currency: one.cost_micro})
+        for key, shares in coverage.shares.items():
+            if is_counted(key):
+                for share in (share for found in shares.values() for share in found):
+                    sums.add(0, {share.commitment.currency: -share.cost_micro})
+        return sums
+
+    def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
+        """What commitments may cover beside accelerators; nobody asks where there are none."""
+        if not any(one.term.clip(day) for one in self._commitments):
+            return []
+        return imported_beside(self._unit, day, self._held, until_ms)
+
+
+def _known(costs: Mapping[str, int]) -> dict[str, int]:
+    return {currency: micro for currency, micro in costs.items() if micro}
+
+
+def _holds(proof: Proof, again: Sums, rows: Sequence[ChargedState]) -> bool:
+    said = Sums()
+    by_state = dict.fromkeys(STATES, 0)
+    for row in rows:
+        if not row.imported:
+            unused = row.state == COMMITMENT_UNUSED
+            said.add(
+                0 if unused else row.gpu_ns, {row.currency: row.cost_micro or 0} if row.currency is not None else {}
+            )
+            if not unused:
+                by_state[row.state] += row.gpu_ns
+    recorded = (proof.held_ns, proof.unallocated_ns, proof.unavailable_ns, proof.unobserved_ns, proof.stranded_ns)
+    return (
+        proof.holds
+        and tuple(by_state[state] for state in STATES) == recorded
+        and said.gpu_ns == again.gpu_ns == proof.capacity_ns
+        and _known(said.cost) == _known(again.cost) == _known(proof.capacity_cost)
+    )

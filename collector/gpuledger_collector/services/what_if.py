@@ -1,0 +1,92 @@
+"""What a period would have cost under another price book: rated anew from its usage, in memory; the ledger stays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpuledger_collector.accounting.ledger import add_known
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.ports import ChargedLine, Unit
+from gpuledger_collector.accounting.pricing import PriceBook
+from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.services.hourly_usage import fold_hours
+from gpuledger_collector.services.rating import DayUsage, priced, usage_of
+
+DIMENSIONS = (*LEVELS, "pool", "model", "node")
+"""What the answer can be grouped by."""
+
+
+def what_if(unit: Unit, period: Period, book: PriceBook, now_ms: int, by: Sequence[str]) -> list[ChargedLine]:
+    """The period's days under `book`, added up by these dimensions, state and currency."""
+    if period.start_ms >= now_ms:
+        return []
+    sums: dict[tuple[tuple[str, ...], str, str | None], ChargedLine] = {}
+    calendar = unit.calendar()
+    for day in calendar.days(Period(period.start_ms, min(period.end_ms, now_ms))):
+        whole = Period(day.start_ms, min(calendar.day_of(day.start_ms).end_ms, period.end_ms))
+        charges, *_ = priced(recut(unit, usage_of(unit, whole, now_ms), book), book)
+        for charge in charges:
+            line = line_of(charge, by)
+            key = (line.keys, line.state, line.currency)
+            known = sums.get(key)
+            sums[key] = line if known is None else _sum(known, line)
+    return list(sums.values())
+
+
+def recut(unit: Unit, usage: DayUsage, book: PriceBook) -> DayUsage:
+    """The usage with every hour in which a rate of either book begins or ends folded again, cut as `book` cuts it."""
+    edges = {*book.cuts(usage.day), *PriceBook(unit.prices()).cuts(usage.day)}
+    hours = sorted({edge - edge % HOUR_MS for edge in edges if edge % HOUR_MS})
+    if not hours:
+        return usage
+    evidence: dict[int, list[StretchFact]] = defaultdict(list)
+    for hour_ms in hours:
+        for stretch in unit.stretches(list(usage.stays), Period(hour_ms, hour_ms + HOUR_MS)):
+            evidence[stretch.accelerator_id].append(stretch)
+    pieces: dict[int, list[UsagePiece]] = {}
+    again = set(hours)
+    for accelerator_id, stays in usage.stays.items():
+        kept = [
+            one for one in usage.pieces.get(accelerator_id, ()) if one.start_ms - one.start_ms % HOUR_MS not in again
+        ]
+        # Where the day begins or ends inside one of these hours, the rest of that hour is another day's.
+        made = fold_hours(evidence.get(accelerator_id, ()), hours, stays, book, (usage.day.start_ms, usage.day.end_ms))
+        ended = (
+            replace(one, end_ms=one.start_ms - one.start_ms % HOUR_MS + HOUR_MS)
+            for one in made
+            if usage.day.start_ms <= one.start_ms < usage.day.end_ms
+        )
+        pieces[accelerator_id] = sorted([*kept, *ended], key=_order)
+    return replace(usage, pieces=pieces)
+
+
+def _order(piece: UsagePiece) -> tuple[int, str, int]:
+    """As the hourly ledger is read, so that ties of the last micro-unit fall as they did."""
+    return piece.start_ms, piece.state, -1 if piece.workload_id is None else piece.workload_id
+
+
+def line_of(charge: Charge, by: Iterable[str]) -> ChargedLine:
+    """A charge under the dimensions of DIMENSIONS, as the ledger's own lines stand under them."""
+    places = {"pool": charge.pool, "model": charge.gpu_model, "node": charge.node}
+    keys = tuple(
+        places[name] if name in places else "" if charge.owner is None else charge.owner.level(name) for name in by
+    )
+    return ChargedLine(keys, charge.state, charge.currency, charge.gpu_ns, charge.busy_ns, charge.idle_ns,
+                       charge.unknown_ns, charge.cost_micro, charge.idle_cost_micro, charge.energy_mj)  # fmt: skip
+
+
+def _sum(one: ChargedLine, other: ChargedLine) -> ChargedLine:
+    return replace(
+        one,
+        gpu_ns=one.gpu_ns + other.gpu_ns,
+        busy_ns=one.busy_ns + other.busy_ns,
+        idle_ns=one.idle_ns + other.idle_ns,
+        unknown_ns=one.unknown_ns + other.unknown_ns,
+        cost_micro=add_known(one.cost_micro, other.cost_micro),
+        idle_cost_micro=add_known(one.idle_cost_micro, other.idle_cost_micro),
+        energy_mj=add_known(one.energy_mj, other.energy_mj),
+    )

@@ -1,0 +1,1 @@
+"""Who may read and write what: tokens, roles, row-level security, the audit log, personal data."""

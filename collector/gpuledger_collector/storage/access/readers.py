@@ -1,0 +1,228 @@
+"""A role that may read what dashboards read, and nothing else.
+
+A role belongs to the whole server, a migration to one database and often to an owner who may not create roles: so this
+is a command that can be repeated, not a revision. What may be read is a list, because a default for future tables
+would also open raw samples and mail. Raw evidence stays closed: a board that scanned it would slow the writers down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gpuledger_collector.storage.access import dashboard_row_security as row_security
+from gpuledger_collector.storage.errors import StorageError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+READABLE = (
+    "accelerator", "backtest", "billing_period", "billing_zone", "budget", "budget_alert", "capacity", "charge",
+    "corrected_day", "correction", "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute",
+    "gpu_state", "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day",
+    "ledger_month", "node", "node_heat", "owner", "owner_5min", "price", "queue_reading", "scaling_decision",
+    "scaling_outcome", "scaling_pool", "usage_hour", "workload",
+)  # fmt: skip
+"""Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
+READABLE_COLUMNS = {
+    "dispute": ("id", "state", "opened_ms", "resolved_ms"),
+    "outbox": ("id", "kind", "state", "attempts", "made_ms", "not_before_ms", "sent_ms"),
+}
+"""Columns of tables whose other ones are mail, names and evidence: what is enough to count them."""
+CONNECTIONS = 10
+"""Sessions of a role at once: several boards of a person; what is beyond gets a sentence of Postgres."""
+STATEMENT_TIMEOUT = "30s"
+"""Longest query of a reader: a board that asks for more than that is not waited for by a person."""
+SETTINGS = {
+    "statement_timeout": STATEMENT_TIMEOUT,
+    "default_transaction_read_only": "on",
+    "idle_in_transaction_session_timeout": "30s",
+    "lock_timeout": "5s",
+}
+"""What a session of a reader begins with. It may lift them: `reader_watch` then ends it."""
+FUNCTIONS = (
+    "pronamespace = 'pg_catalog'::regnamespace AND (proname ~ '^pg_(try_)?advisory_' "
+    "OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))"
+)
+"""What Postgres lets everybody do that fills its memory, its disk or its log; the product uses none of it."""
+
+
+class RoleRefused(StorageError):
+    """The role cannot be made or used for reading; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement; `optional`: an owner without the right to it goes on, and is told."""
+
+    statement: sql.Composed
+    optional: bool = False
+    secret: bool = False
+    lacking: sql.Composed | None = None
+    """A query that says whether it is still to be run; Postgres only warns where a REVOKE changed nothing."""
+
+
+def plan(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[Step]:
+    """What has to be run so that the role can read, all or one owner's part (level -> value).
+
+    Raises RoleRefused when it would be too powerful or not allowed.
+    """
+    if owner is None and row_security.is_bound(connection, role):
+        raise RoleRefused(f"{role} sees one owner's part only: drop the role first, or name another one")
+    name = sql.Identifier(role)
+    found = connection.execute(
+        "SELECT rolsuper, pg_has_role(oid, current_user, 'USAGE') FROM pg_roles WHERE rolname = %s", (role,)
+    ).fetchone()
+    if found is not None and any(found):
+        raise RoleRefused(f"{role} is no role for reading alone: it is a superuser or has this user's own rights")
+    steps: list[Step] = []
+    if found is None:
+        steps.append(_creation(connection, role, password))
+    elif password is not None:
+        steps.append(
+            _with_password(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, _hashed(connection, role, password)))
+        )
+    row = connection.execute("SELECT current_database(), current_schema()").fetchone()
+    assert row is not None
+    place, schema = sql.Identifier(row[0]), sql.Identifier(row[1])
+    steps.append(Step(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(place, name), optional=True))
+    steps.append(Step(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, name)))
+    if owner is None:
+        tables = sql.SQL(", ").join(sql.Identifier(row[1], table) for table in _present(connection))
+        steps.append(Step(sql.SQL("GRANT SELECT ON {} TO {}").format(tables, name)))
+        for table in _present(connection, READABLE_COLUMNS):
+            columns = sql.SQL(", ").join(map(sql.Identifier, READABLE_COLUMNS[table]))
+            place_of = sql.Identifier(row[1], table)
+            steps.append(Step(sql.SQL("GRANT SELECT ({}) ON {} TO {}").format(columns, place_of, name)))
+    else:
+        steps += [Step(statement) for statement in row_security.statements(row[1], role, owner)]
+    steps += _limits(connection, role, row[0])
+    known = sql.SQL("INSERT INTO {} (role) VALUES ({}) ON CONFLICT DO NOTHING")
+    steps.append(Step(known.format(sql.Identifier(row[1], "database_reader"), sql.Literal(role))))
+    return steps
+
+
+def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
+    """What holds the role to its share of the server, and lets this user end its sessions."""
+    name, place, text = sql.Identifier(role), sql.Identifier(database), sql.Literal(role)
+    for setting, value in SETTINGS.items():
+        change = sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}")
+        yield Step(change.format(name, place, sql.Identifier(setting), sql.Literal(value)), optional=True)
+    yield Step(
+        sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}").format(name, sql.Literal(CONNECTIONS)),
+        optional=True,
+        lacking=sql.SQL("SELECT rolconnlimit <> {} FROM pg_roles WHERE rolname = {}").format(
+            sql.Literal(CONNECTIONS), text
+        ),
+    )
+    yield Step(
+        sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC, {}").format(place, name),
+        optional=True,
+        lacking=sql.SQL("SELECT has_database_privilege({}, current_database(), 'TEMPORARY')").format(text),
+    )
+    functions = sql.SQL(", ").join(
+        sql.SQL(row[0]) for row in connection.execute(f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}")
+    )
+    yield Step(
+        sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(functions),
+        optional=True,
+        lacking=sql.SQL("SELECT bool_or(has_function_privilege({}, oid, 'EXECUTE')) FROM pg_proc WHERE {}").format(
+            text, sql.SQL(FUNCTIONS)
+        ),
+    )
+    inherits = " WITH INHERIT TRUE, SET FALSE" if connection.info.server_version >= 160_000 else ""
+    me = connection.execute("SELECT current_user").fetchone()
+    assert me is not None
+    yield Step(
+        sql.SQL(f"GRANT {{}} TO {{}}{inherits}").format(name, sql.Identifier(me[0])),
+        optional=True,
+        lacking=sql.SQL("SELECT NOT pg_has_role({}, 'USAGE')").format(text),
+    )
+
+
+def _creation(connection: Connection, role: str, password: str | None) -> Step:
+    name = sql.Identifier(role)
+    allowed = connection.execute("SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user")
+    if not (allowed.fetchone() or (False,))[0]:
+        raise RoleRefused(
+            f"there is no role {role}, and this user may not create one; "
+            f"let an administrator run: CREATE ROLE {name.as_string(connection)} LOGIN PASSWORD '...'"
+        )
+    if password is None:
+        return Step(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+    return _with_password(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, _hashed(connection, role, password)))
+
+
+def _hashed(connection: Connection, role: str, password: str) -> sql.Literal:
+    """The password as the server stores it, so that no log of statements ever holds it."""
+    made = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    return sql.Literal(made.decode())
+
+
+def _with_password(statement: sql.Composed) -> Step:
+    return Step(statement, secret=True)
+
+
+def _present(connection: Connection, wanted: Iterable[str] = READABLE) -> Sequence[str]:
+    rows = connection.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') "
+        "AND relname = ANY(%s) ORDER BY 1",
+        (list(wanted),),
+    )
+    return [row[0] for row in rows]
+
+
+def grant(connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None) -> list[str]:
+    """Let the role read, in one transaction; the optional statements that this user may not run, for its admin."""
+    left: list[str] = []
+    with connection.transaction():
+        for step in plan(connection, role, password, owner):
+            if not step.optional:
+                connection.execute(step.statement)
+            elif _is_lacking(connection, step) and not _tried(connection, step):
+                left.append(step.statement.as_string(connection))
+    return left
+
+
+def _is_lacking(connection: Connection, step: Step) -> bool:
+    row = None if step.lacking is None else connection.execute(step.lacking).fetchone()
+    return row is None or bool(row[0])
+
+
+def _tried(connection: Connection, step: Step) -> bool:
+    """Whether an optional statement could be run, and did what it should."""
+    try:
+        with connection.transaction():
+            connection.execute(step.statement)
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return step.lacking is None or not _is_lacking(connection, step)
+
+
+_NOT_HELD = """
+SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
+WHERE c.oid = to_regclass('charge') AND a.privilege_type = 'SELECT' AND r.rolcanlogin AND NOT r.rolsuper
+AND NOT pg_has_role(r.oid, current_user, 'USAGE') AND (
+    r.rolname NOT IN (SELECT role FROM database_reader) OR r.rolconnlimit = -1
+    OR has_database_privilege(r.oid, current_database(), 'TEMPORARY')
+    OR NOT (pg_has_role(r.oid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE')))
+ORDER BY 1
+"""
+
+
+def not_held(connection: Connection) -> list[str]:
+    """Roles that read the ledger and are not held to a share of the server, or whose sessions this user cannot end."""
+    return [row[0] for row in connection.execute(_NOT_HELD)]
+
+
+def script(
+    connection: Connection, role: str, password: str | None, owner: Mapping[str, str] | None = None
+) -> list[str]:
+    """The statements as text, for people who run them themselves; a password is not shown."""
+    steps = plan(connection, role, password, owner)
+    return [
+        f"-- sets the password of {role}" if step.secret else step.statement.as_string(connection) for step in steps
+    ]

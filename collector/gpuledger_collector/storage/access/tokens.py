@@ -1,0 +1,192 @@
+"""Tokens in Postgres: only the hash of a secret is kept, rows are revoked and never deleted, every step is audited."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import psycopg
+
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Answer = TypeVar("Answer")
+PREFIX = "gpl_"
+"""Secrets begin with it, so that scanners of leaked secrets can tell them."""
+SECRET_BYTES = 32
+LIVE_AT_ONCE = 2
+"""Live tokens of one name: the one in use, and the one that takes its place."""
+_COLUMNS = "id, name, role, node, owner, hash, made_ms, expires_ms, last_used_ms, revoked_ms"
+
+
+class TokenRefused(StorageError):
+    """The token cannot be made or found; the message says why."""
+
+    permanent = True
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token without its secret. `id` 0: not stored yet. Instants are unix milliseconds, None: not (yet)."""
+
+    id: int
+    name: str
+    role: str
+    node: str | None
+    owner: Mapping[str, str] | None
+    hash: str
+    made_ms: int
+    expires_ms: int | None = None
+    last_used_ms: int | None = None
+    revoked_ms: int | None = None
+
+    def live(self, at_ms: int) -> bool:
+        """Whether it opens anything at this instant."""
+        return self.revoked_ms is None and (self.expires_ms is None or at_ms < self.expires_ms)
+
+    def facts(self) -> dict[str, object]:
+        """What the audit log keeps of it: all but its secret, its hash and its use."""
+        kept = ("id", "name", "role", "node", "owner", "made_ms", "expires_ms", "revoked_ms")
+        return {name: getattr(self, name) for name in kept}
+
+
+def hash_of(secret: str) -> str:
+    """The SHA-256 of a secret, hexadecimal. Its 256 random bits need no slow hash and no salt."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_secret() -> str:
+    """A secret of 256 random bits behind the prefix."""
+    return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+
+
+def every(connection: Connection) -> list[Token]:
+    """All tokens, those that are dead too, in the order in which they were made."""
+    return [Token(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM token ORDER BY id")]
+
+
+def create(connection: Connection, wanted: Token) -> tuple[Token, str]:
+    """Store a new token like `wanted`, whose hash is made here; the token and its secret, which nobody sees again.
+
+    Raises TokenRefused when two of its name live, or when its name belongs to a token of another kind.
+    """
+    locks.take(connection, Lock.AUDIT)
+    same = [token for token in every(connection) if token.name == wanted.name and token.live(wanted.made_ms)]
+    if any((token.role, token.node, token.owner) != (wanted.role, wanted.node, wanted.owner) for token in same):
+        raise TokenRefused(f"{wanted.name} is the name of a live token of another kind: choose another name")
+    if len(same) >= LIVE_AT_ONCE:
+        raise TokenRefused(f"{LIVE_AT_ONCE} tokens of {wanted.name} live already: revoke one of them first")
+    secret = new_secret()
+    row = connection.execute(
+        "INSERT INTO token (name, role, node, owner, hash, made_ms, expires_ms) VALUES (%s, %s, %s, %s::jsonb, %s, %s, "
+        "%s) RETURNING id",
+        (
+            wanted.name,
+            wanted.role,
+            wanted.node,
+            None if wanted.owner is None else json.dumps(dict(wanted.owner)),
+            hash_of(secret),
+            wanted.made_ms,
+            wanted.expires_ms,
+        ),
+    ).fetchone()
+    assert row is not None
+    made = replace(wanted, id=row[0], hash=hash_of(secret))
+    audit.record(connection, [audit.Change("token", made.name, None, made.facts())], wanted.made_ms)
+    return made, secret
+
+
+def revoke(connection: Connection, which: str, at_ms: int) -> list[Token]:
+    """Revoke the live tokens of a name, or the one of an id; those that were.
+
+    Raises TokenRefused when there is none.
+    """
+    found = _live(connection, which, at_ms)
+    connection.execute("UPDATE token SET revoked_ms = %s WHERE id = ANY(%s)", (at_ms, [token.id for token in found]))
+    return _changed(connection, found, [replace(token, revoked_ms=at_ms) for token in found], at_ms)
+
+
+def rotate(connection: Connection, which: str, at_ms: int, old_until_ms: int) -> tuple[Token, str]:
+    """Make a successor of a live token, which itself lives on until `old_until_ms` and no longer.
+
+    Raises TokenRefused when there is none, or when a rotation of it is under way.
+    """
+    found = _live(connection, which, at_ms)
+    if len(found) > 1:
+        raise TokenRefused(f"{which} is being rotated already: revoke token {found[0].id} first")
+    (old,) = found
+    made, secret = create(connection, replace(old, id=0, made_ms=at_ms, last_used_ms=None, expires_ms=None))
+    until = old_until_ms if old.expires_ms is None else min(old.expires_ms, old_until_ms)
+    connection.execute("UPDATE token SET expires_ms = %s WHERE id = %s", (until, old.id))
+    _changed(connection, [old], [replace(old, expires_ms=until)], at_ms)
+    return made, secret
+
+
+def _live(connection: Connection, which: str, at_ms: int) -> list[Token]:
+    locks.take(connection, Lock.AUDIT)
+    live = [token for token in every(connection) if token.live(at_ms)]
+    found = [token for token in live if token.name == which] or [token for token in live if str(token.id) == which]
+    if not found:
+        raise TokenRefused(f"no live token has the name or number {which}: gpuledger token list shows them")
+    return found
+
+
+def _changed(connection: Connection, old: Sequence[Token], new: Sequence[Token], at_ms: int) -> list[Token]:
+    pairs = zip(old, new, strict=True)
+    audit.record(
+        connection, [audit.Change("token", one.name, one.facts(), other.facts()) for one, other in pairs], at_ms
+    )
+    return list(new)
+
+
+def _head(connection: Connection) -> object:
+    return connection.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+
+
+def mark_used(connection: Connection, used: Mapping[int, int]) -> None:
+    """Keep when tokens (id -> unix ms) were last used."""
+    connection.execute(
+        "UPDATE token SET last_used_ms = greatest(last_used_ms, u.at_ms) "
+        "FROM unnest(%s::bigint[], %s::bigint[]) AS u (id, at_ms) WHERE token.id = u.id",
+        (list(used), list(used.values())),
+    )
+
+
+@dataclass(slots=True)
+class Book:
+    """Tokens as the collector reads them, over one connection that is made anew when it was lost. One thread at a time.
+
+    `connect` opens an autocommit connection.
+    """
+
+    connect: Callable[[], Connection]
+    _connection: Connection | None = field(default=None, init=False)
+
+    def version(self) -> object:
+        """The newest row of the audit log: every change of a token adds one."""
+        return self._asked(_head)
+
+    def tokens(self) -> list[Token]:
+        """All tokens."""
+        return self._asked(every)
+
+    def note(self, used: Mapping[int, int]) -> None:
+        """Keep when tokens were last used."""
+        self._asked(lambda one: mark_used(one, used))
+
+    def _asked(self, question: Callable[[Connection], Answer]) -> Answer:
+        if self._connection is not None:
+            try:
+                return question(self._connection)
+            except psycopg.Error:
+                self._connection.close()
+                self._connection = None
+        self._connection = self.connect()
+        return question(self._connection)

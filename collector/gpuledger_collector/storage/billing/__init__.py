@@ -1,0 +1,1 @@
+"""Prices, commitments, budgets, closed periods, bills and disputes."""

@@ -1,0 +1,188 @@
+"""Providers' bills in Postgres: kept as they came, a newer file of a billing period superseding the one before."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.bill import BillLine, BillMatch, Observed, Place
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger import inventory
+from gpuledger_collector.storage.ledger import zones
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
+    commitment, quantity, unit, currency, billed, effective"""
+_MATCH = "provider, sku, resource, region, service, pool, node, gpus, leave_out"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBill:
+    """A bill that is in force."""
+
+    id: int
+    provider: str
+    start_ms: int
+    end_ms: int
+    file_name: str
+    sha256: str
+    lines: int
+
+
+def add(
+    connection: Connection,
+    bills: Sequence[tuple[str, Period, Sequence[BillLine]]],
+    file_name: str,
+    sha256: str,
+    now: dt.datetime,
+) -> ImportOutcome:
+    """Keep these bills (provider, billing period, lines); the same file again changes nothing. Counted in bills."""
+    added = updated = unchanged = 0
+    told: list[audit.Change] = []
+    connection.execute("LOCK TABLE bill IN SHARE ROW EXCLUSIVE MODE")
+    for provider, period, lines in bills:
+        before = _in_force(connection, provider, period)
+        if before is not None and before.sha256 == sha256:
+            unchanged += 1
+            continue
+        if before is None:
+            added += 1
+        else:
+            updated += 1
+            connection.execute("UPDATE bill SET superseded_at = %s WHERE id = %s", (now, before.id))
+        row = connection.execute(
+            "INSERT INTO bill (provider, period_start_ms, period_end_ms, file_name, sha256, lines, imported_at) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING id",
+            (provider, period.start_ms, period.end_ms, file_name, sha256, len(lines), now),
+        ).fetchone()
+        assert row is not None
+        with connection.cursor().copy(f"COPY bill_line (bill_id, {_LINE}) FROM STDIN") as copy:
+            for line in lines:
+                copy.write_row((row[0], *astuple(line)))
+        old = None if before is None else {"file": before.file_name, "sha256": before.sha256}
+        told.append(audit.Change("bill", provider, old, {"file": file_name, "sha256": sha256, "lines": len(lines)}))
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    return ImportOutcome(added, updated, unchanged)
+
+
+def _in_force(connection: Connection, provider: str, period: Period) -> StoredBill | None:
+    rows = [one for one in in_force(connection) if one.provider == provider]
+    return next((one for one in rows if (one.start_ms, one.end_ms) == (period.start_ms, period.end_ms)), None)
+
+
+def in_force(connection: Connection) -> list[StoredBill]:
+    """Every bill that no newer file superseded, by provider and time."""
+    rows = connection.execute(
+        "SELECT id, provider, period_start_ms, period_end_ms, file_name, sha256, lines FROM bill "
+        "WHERE superseded_at IS NULL ORDER BY provider, period_start_ms, id"
+    )
+    return [StoredBill(*row) for row in rows]
+
+
+def lines_of(connection: Connection, ids: Sequence[int]) -> list[BillLine]:
+    """The lines of some bills, in the order of their files."""
+    rows = connection.execute(
+        f"SELECT {_LINE} FROM bill_line WHERE bill_id = ANY(%s) ORDER BY bill_id, line", (list(ids),)
+    )
+    return [BillLine(*row) for row in rows]
+
+
+def matches(connection: Connection) -> list[BillMatch]:
+    """The matches in force, in their order."""
+    rows = connection.execute(f"SELECT {_MATCH} FROM bill_match WHERE superseded_at IS NULL ORDER BY position, id")
+    return [BillMatch(*row) for row in rows]
+
+
+def replace_matches(connection: Connection, wanted: Sequence[BillMatch], now: dt.datetime) -> ImportOutcome:
+    """The matches in force become these, in this order; the same again changes nothing."""
+    known = matches(connection)
+    if known == list(wanted):
+        return ImportOutcome(unchanged=len(known))
+    connection.execute("UPDATE bill_match SET superseded_at = %s WHERE superseded_at IS NULL", (now,))
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            f"INSERT INTO bill_match (position, {_MATCH}, recorded_at) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            [(at, *astuple(one), now) for at, one in enumerate(wanted, 1)],
+        )
+    told = [audit.Change("bill_match", _name(one), _facts(one), None) for one in known if one not in wanted]
+    told += [audit.Change("bill_match", _name(one), None, _facts(one)) for one in wanted if one not in known]
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    new = sum(one not in known for one in wanted)
+    return ImportOutcome(new, sum(one not in wanted for one in known), len(wanted) - new)
+
+
+def _name(one: BillMatch) -> str:
+    return " ".join(part for part in (one.provider, one.sku, one.resource, one.region, one.service) if part)
+
+
+def _facts(one: BillMatch) -> Mapping[str, object]:
+    names = [name.strip() for name in _MATCH.split(",")]
+    return {name: value for name, value in zip(names, astuple(one), strict=True) if value not in ("", None, False)}
+
+
+def observed(connection: Connection, period: Period) -> list[Observed]:
+    """What was seen in the period's days, corrections included: held, unallocated and unavailable time at its rate."""
+    columns = "day_ms, pool, node, currency, gpu_ns, cost_micro"
+    seen = "state IN ('held', 'unallocated', 'unavailable')"
+    rows = connection.execute(
+        f"SELECT day_ms, pool, node, currency, sum(gpu_ns)::bigint, coalesce(sum(cost_micro), 0)::bigint FROM ("
+        f"SELECT {columns} FROM charge WHERE {seen} AND day_ms >= %(start)s AND day_ms < %(end)s UNION ALL "
+        f"SELECT {columns} FROM correction WHERE {seen} AND day_ms >= %(start)s AND day_ms < %(end)s) AS c "
+        "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    return [Observed(*row) for row in rows]
+
+
+def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], Place]:
+    """Where each node stood on each day, and the GPUs that were there at any time of it."""
+    whole = Period(days[0].start_ms, days[-1].end_ms)
+    stays = inventory.capacity(connection, whole)
+    found: dict[tuple[str, int], dict[int, tuple[str, int]]] = {}
+    for day in days:
+        for stay in stays:
+            if stay.node and stay.in_ms < day.end_ms and (stay.out_ms is None or stay.out_ms > day.start_ms):
+                mine = found.setdefault((stay.node, day.start_ms), {})
+                mine[stay.accelerator_id] = (stay.pool, stay.gpu_micro)
+    return {
+        key: Place(next(iter(mine.values()))[0], sum(micro for _, micro in mine.values()))
+        for key, mine in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Bills:
+    """What a reconciliation with a bill asks for (jobs.reconcile_bill.BillSource), over one connection."""
+
+    connection: Connection
+
+    def in_force(self) -> Sequence[StoredBill]:
+        """Every bill that no newer file superseded."""
+        return in_force(self.connection)
+
+    def lines_of(self, ids: Sequence[int]) -> Sequence[BillLine]:
+        """The lines of some bills."""
+        return lines_of(self.connection, ids)
+
+    def matches(self) -> Sequence[BillMatch]:
+        """The matches in force, in their order."""
+        return matches(self.connection)
+
+    def observed(self, period: Period) -> Sequence[Observed]:
+        """What the ledger observed in the period's days."""
+        return observed(self.connection, period)
+
+    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], Place]:
+        """Where each node stood on each day."""
+        return places(self.connection, days)
+
+    def calendar(self) -> Calendar:
+        """The days and months of the bill, in the billing zone."""
+        return zones.calendar(self.connection)

@@ -1,0 +1,354 @@
+"""Budgets and their alerts in Postgres (accounting.budget_ports)."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
+from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
+from gpuledger_collector.storage.notifications.messages import Message
+from gpuledger_collector.accounting.names import escaped
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.usage import HELD
+from gpuledger_collector.storage.notifications.finding_rules import TOLD_STATES, give_back
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.notifications import finding_notifications as letters
+from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_OWNER_COLUMNS = {
+    "org": "o.org",
+    "team": "o.team",
+    "project": "o.project",
+    "experiment": "o.experiment",
+    "run": "o.run",
+    "user": "o.user_name",
+}
+
+
+def current(connection: Connection) -> list[Budget]:
+    """The budgets in force, by name."""
+    rows = connection.execute(
+        "SELECT id, name, owner, period, start_ms, end_ms, amount_micro, currency, terms FROM budget "
+        "WHERE superseded_at IS NULL ORDER BY name"
+    )
+    days = zones.calendar(connection)
+    return [_budget(row, days) for row in rows]
+
+
+def _budget(row: Sequence[Any], days: Calendar) -> Budget:
+    number, name, owner, kind, start_ms, end_ms, amount_micro, currency, terms = row
+    span = None if start_ms is None else Period(start_ms, end_ms)
+    read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in terms.items()}
+    return Budget(number, name, owner, kind, span, amount_micro, currency, Terms(**read), days)
+
+
+def replace(connection: Connection, wanted: Sequence[Budget], now: dt.datetime) -> ImportOutcome:
+    """The budgets in force become these. Another amount, owner or period is a new budget, whose thresholds are fresh;
+    other terms (recipients, thresholds) change the budget that is there."""
+    known = {budget.name: budget for budget in current(connection)}
+    added = updated = unchanged = 0
+    gone = [budget.id for name, budget in known.items() if name not in {one.name for one in wanted}]
+    for budget in wanted:
+        old = known.get(budget.name)
+        if old is not None and _amount_of(old) == _amount_of(budget):
+            if old.terms == budget.terms:
+                unchanged += 1
+                continue
+            connection.execute("UPDATE budget SET terms = %s::jsonb WHERE id = %s", (_terms(budget), old.id))
+            updated += 1
+            continue
+        if old is not None:
+            _supersede(connection, [old.id], now)
+            updated += 1
+        else:
+            added += 1
+        _insert(connection, budget, now)
+    _supersede(connection, gone, now)
+    audit.record(connection, _changes(known, wanted), int(now.timestamp() * 1000))
+    return ImportOutcome(added, updated + len(gone), unchanged)
+
+
+def _changes(known: Mapping[str, Budget], wanted: Sequence[Budget]) -> list[audit.Change]:
+    """What the audit log keeps when the budgets in force become others."""
+    old = {name: _facts(budget) for name, budget in known.items()}
+    new = {budget.name: _facts(budget) for budget in wanted}
+    return [
+        audit.Change("budget", name, old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _facts(budget: Budget) -> dict[str, object]:
+    return {
+        "owner": dict(budget.owner),
+        "period": budget.kind,
+        "span": None if budget.span is None else [budget.span.start_ms, budget.span.end_ms],
+        "amount_micro": budget.amount_micro,
+        "currency": budget.currency,
+        "terms": asdict(budget.terms),
+    }
+
+
+def _amount_of(budget: Budget) -> tuple[object, ...]:
+    return (dict(budget.owner), budget.kind, budget.span, budget.amount_micro, budget.currency)
+
+
+def _terms(budget: Budget) -> str:
+    return json.dumps(asdict(budget.terms))
+
+
+def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
+    connection.execute("UPDATE budget SET superseded_at = %s WHERE id = ANY(%s)", (now, list(ids)))
+
+
+def _insert(connection: Connection, budget: Budget, now: dt.datetime) -> None:
+    span = (None, None) if budget.span is None else (budget.span.start_ms, budget.span.end_ms)
+    connection.execute(
+        "INSERT INTO budget (name, owner, period, start_ms, end_ms, amount_micro, currency, terms, recorded_at) "
+        "VALUES (%s, %s::jsonb, %s, %s, %s, %s, %s, %s::jsonb, %s)",
+        (
+            budget.name,
+            json.dumps(dict(budget.owner)),
+            budget.kind,
+            *span,
+            budget.amount_micro,
+            budget.currency,
+            _terms(budget),
+            now,
+        ),
+    )
+
+
+def acknowledge(connection: Connection, name: str, who: str, at_ms: int, period_start_ms: int | None = None) -> int:
+    """Alerts of a budget that fire (in one period, or in any) are known to somebody from now on; how many were."""
+    return connection.execute(
+        "UPDATE budget_alert SET state = 'acked', acked_by = %s, evaluated_ms = %s FROM budget b "
+        "WHERE b.id = budget_id AND b.name = %s AND b.superseded_at IS NULL AND state = 'firing' "
+        "AND (%s::bigint IS NULL OR period_start_ms = %s)",
+        (who, at_ms, name, period_start_ms, period_start_ms),
+    ).rowcount
+
+
+def name_of(connection: Connection, budget_id: int) -> str | None:
+    """The name of a budget in force, None when it is not."""
+    row = connection.execute("SELECT name FROM budget WHERE id = %s AND superseded_at IS NULL", (budget_id,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+@dataclass(frozen=True)
+class BudgetBook:
+    """accounting.budget_ports.BudgetStore; `connect` opens an autocommit connection."""
+
+    connect: Callable[[], Connection]
+
+    def budgets(self) -> Sequence[Budget]:
+        """The budgets in force, by name."""
+        with self.connect() as connection:
+            return current(connection)
+
+    @contextmanager
+    def watch(self, budget: Budget) -> Iterator[WatchUnit | None]:
+        """A transaction over one snapshot, taken once nobody else watches a budget; None when it is not in force."""
+        with self.connect() as connection, locks.snapshot(connection, Lock.BUDGETS):
+            held = connection.execute(
+                "SELECT 1 FROM budget WHERE id = %s AND superseded_at IS NULL", (budget.id,)
+            ).fetchone()
+            yield None if held is None else WatchUnit(connection)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """accounting.budget_ports.BudgetStore inside one transaction of the caller, who undoes it all."""
+
+    connection: Connection
+
+    def budgets(self) -> Sequence[Budget]:
+        """The budgets in force, by name."""
+        return current(self.connection)
+
+    @contextmanager
+    def watch(self, _budget: Budget) -> Iterator[WatchUnit | None]:
+        """The same transaction for every budget."""
+        yield WatchUnit(self.connection)
+
+
+@dataclass(frozen=True)
+class WatchUnit:
+    """accounting.budget_ports.BudgetUnit over one connection inside a transaction."""
+
+    connection: Connection
+
+    def rated_until(self, at_ms: int) -> int | None:
+        """Up to when the ledger is rated before an instant."""
+        row = self.connection.execute(
+            "SELECT max(until_ms) FROM day_proof WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
+        ).fetchone()
+        return None if row is None or row[0] is None else min(int(row[0]), at_ms)
+
+    def rated_since(self, until_ms: int) -> int:
+        """The first of the days that are rated without a gap up to an instant."""
+        days = zones.calendar(self.connection)
+        first = days.day_of(until_ms).start_ms
+        rows = self.connection.execute(
+            "SELECT day_ms FROM day_proof WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
+        )
+        for (day_ms,) in rows:
+            if day_ms != days.day_of(first - 1).start_ms:
+                break
+            first = day_ms
+        return first
+
+    def known_since(self, period: Period) -> int:
+        """From when on all days are rated, the day left out in which evidence began."""
+        begun = self.connection.execute(
+            "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
+        ).fetchone()
+        rows = self.connection.execute(
+            "SELECT day_ms FROM day_proof WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
+        )
+        rated = {int(row[0]) for row in rows}
+        first_ms = period.end_ms
+        if begun is None or begun[0] is None:
+            return first_ms
+        for day in reversed(zones.calendar(self.connection).days(period)):
+            if day.start_ms not in rated or day.start_ms < begun[0]:
+                break
+            first_ms = day.start_ms
+        return first_ms
+
+    def spend(self, budget: Budget, period: Period) -> Spend:
+        """What the owner was charged."""
+        where, values = _of(budget)
+        row = self.connection.execute(
+            f"""
+            SELECT coalesce(sum(cost_micro) FILTER (WHERE mine), 0), sum(idle_cost_micro) FILTER (WHERE mine),
+                coalesce(sum(gpu_ns) FILTER (WHERE mine), 0), coalesce(sum(gpu_ns) FILTER (WHERE currency IS NULL), 0),
+                coalesce(sum(gpu_ns) FILTER (WHERE currency <> %(currency)s), 0)
+            FROM (SELECT l.*, coalesce(currency = %(currency)s, false) AS mine FROM ledger_day l
+                LEFT JOIN owner o ON o.id = l.owner_id
+                WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND {where}) AS found
+            """,
+            {**values, **_range(budget, period)},
+        ).fetchone()
+        assert row is not None
+        return Spend(int(row[0]), None if row[1] is None else int(row[1]), int(row[2]), int(row[3]), int(row[4]))
+
+    def daily(self, budget: Budget, period: Period) -> Sequence[int]:
+        """Micro-units of each day."""
+        where, values = _of(budget)
+        rows = self.connection.execute(
+            f"SELECT l.day_ms, sum(l.cost_micro) FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id "
+            f"WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where} GROUP BY 1",
+            {**values, **_range(budget, period)},
+        )
+        found = {day: int(cost or 0) for day, cost in rows}
+        return [found.get(day.start_ms, 0) for day in budget.calendar.days(period)]
+
+    def burnt(self, budget: Budget, period: Period) -> int:
+        """About what a stretch of time cost."""
+        where, values = _of(budget)
+        row = self.connection.execute(
+            f"""
+            SELECT coalesce(round(sum(l.cost_micro::numeric
+                * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
+            FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
+            WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
+                AND l.end_ms > l.start_ms AND l.currency = %(currency)s AND {where}
+            """,
+            {**values, **_range(budget, period), "first": budget.calendar.day_of(period.start_ms).start_ms},
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def held(self, budget: Budget, period: Period) -> Sequence[Held]:
+        """Who held what: by job name, user, project and model; time that nobody held by its state."""
+        where, values = _of(budget)
+        rows = self.connection.execute(
+            f"""
+            SELECT l.state, coalesce(nullif(w.name, ''), w.external_id), coalesce(w.user_name, ''),
+                coalesce(nullif(o.project, ''), o.team, ''), l.gpu_model,
+                sum(l.gpu_ns), sum(l.cost_micro)
+            FROM charge l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
+            WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.currency = %(currency)s AND {where}
+            GROUP BY 1, 2, 3, 4, 5
+            """,
+            {**values, **_range(budget, period)},
+        )
+        return [
+            Held((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
+            for state, name, user, project, model, gpu_ns, cost in rows
+        ]
+
+    def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
+        """Workloads of the owner that hold idle GPUs now and could give them back, the dearest day first."""
+        found = []
+        for one in letters.holdings(self.connection, at_ms):
+            mine = tuple(
+                card for card in one.cards
+                if card.finding.state in TOLD_STATES
+                and budget.owner.items() <= {**card.finding.owner, "team": one.team}.items()
+            )  # fmt: skip
+            amounts = dataclasses.replace(one, cards=mine).money()
+            money = {currency: (cost, day) for currency, cost, day in amounts}
+            if budget.currency in money:
+                found.append(IdleNow(one.label, len(mine), *money[budget.currency], give_back(one)))
+        return found
+
+    def alerts(self, budget: Budget, period: Period) -> Sequence[Alert]:
+        """The alerts of a period."""
+        rows = self.connection.execute(
+            "SELECT rule, percent, state, seen, evaluated_ms, fired_ms, escalated_ms, acked_by FROM budget_alert "
+            "WHERE budget_id = %s AND period_start_ms = %s ORDER BY rule, percent",
+            (budget.id, period.start_ms),
+        )
+        return [Alert(*row) for row in rows]
+
+    def keep(self, budget: Budget, period: Period, alerts: Sequence[Alert], spent_micro: int) -> None:
+        """Alerts as they are now; what was spent is kept of the moment when one fired."""
+        for alert in alerts:
+            spent = spent_micro if alert.fired_ms == alert.evaluated_ms else None
+            self.connection.execute(
+                "INSERT INTO budget_alert (budget_id, period_start_ms, rule, percent, state, seen, evaluated_ms, "
+                "fired_ms, escalated_ms, spent_micro, acked_by) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+                "ON CONFLICT (budget_id, period_start_ms, rule, percent) DO UPDATE SET state = excluded.state, "
+                "seen = excluded.seen, evaluated_ms = excluded.evaluated_ms, fired_ms = excluded.fired_ms, "
+                "escalated_ms = excluded.escalated_ms, acked_by = excluded.acked_by, "
+                "spent_micro = coalesce(budget_alert.spent_micro, excluded.spent_micro)",
+                (budget.id, period.start_ms, alert.rule, alert.percent, alert.state, alert.seen, alert.evaluated_ms,
+                 alert.fired_ms, alert.escalated_ms, spent, alert.acked_by),
+            )  # fmt: skip
+
+    def put(self, message: Message) -> bool:
+        """A message of this transaction."""
+        return outbox.put(self.connection, message)
+
+
+def _of(budget: Budget) -> tuple[str, Mapping[str, str]]:
+    """The condition on `o` (owner) that holds for the budget's node of the tree and all below it."""
+    where = " AND ".join(f"{_OWNER_COLUMNS[level]} = %(owner_{level})s" for level in budget.owner)
+    return where or "true", {f"owner_{level}": value for level, value in budget.owner.items()}
+
+
+def _called(state: str, name: str | None) -> str:
+    """The job that held something, or in parentheses what else the time was; no job is called like that."""
+    if state != HELD:
+        return f"({state})"
+    return "(unknown)" if name is None else escaped(name)
+
+
+def _range(budget: Budget, period: Period) -> dict[str, object]:
+    return {"start": period.start_ms, "end": period.end_ms, "currency": budget.currency}

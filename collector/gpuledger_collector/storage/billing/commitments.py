@@ -1,0 +1,93 @@
+"""Commitments, choices of purchase and exchange rates in Postgres: superseded rather than edited."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import replace as changed
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.commitments import Commitment
+from gpuledger_collector.accounting.exchange import ExchangeRate
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.pricing import PurchaseChoice
+from gpuledger_collector.storage import declared
+from gpuledger_collector.storage.ledger import usage
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_COLUMNS = ("name", "gpus", "upfront_micro", "rate_per_gpu_hour", "currency", "starts_ms", "ends_ms", "pool",
+            "gpu_model", "node", "region")  # fmt: skip
+_CHOICE = ("name", "position", "purchase", "pool", "gpu_model", "node", "tags", "effective_from_ms", "effective_to_ms")
+_EXCHANGE = ("from_currency", "to_currency", "rate", "effective_from_ms")
+
+
+def current(connection: Connection) -> list[Commitment]:
+    """The commitments of the book, whatever their terms, by name."""
+    rows = connection.execute(
+        f"SELECT id, {', '.join(_COLUMNS)} FROM commitment WHERE superseded_at IS NULL ORDER BY name, id"
+    )
+    return [Commitment(*row) for row in rows]
+
+
+def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Commitment]:
+    """Commitments by id, superseded ones too: charges name the version that covers them."""
+    rows = connection.execute(f"SELECT id, {', '.join(_COLUMNS)} FROM commitment WHERE id = ANY(%s)", (list(ids),))
+    return {row[0]: Commitment(*row) for row in rows}
+
+
+def replace(connection: Connection, commitments: Sequence[Commitment], now: dt.datetime) -> ImportOutcome:
+    """The commitments become these; the days of the terms of those that came or went are marked for rating."""
+    rows = [
+        dict(zip(_COLUMNS, (one.name, one.gpus, one.upfront_micro, one.rate, one.currency, one.starts_ms, one.ends_ms,
+                            one.pool, one.gpu_model, one.node, one.region), strict=True))
+        for one in commitments
+    ]  # fmt: skip
+    before = current(connection)
+    outcome = declared.replace_rows(connection, "commitment", _COLUMNS, rows, now)
+    now_ms = int(now.timestamp() * 1000)
+    marked = 0
+    for one in set(before) ^ set(current(connection)):
+        marked += connection.execute(
+            "INSERT INTO dirty_day (day_ms) SELECT generate_series(%s::bigint, %s::bigint - 1, %s)",
+            (one.starts_ms - one.starts_ms % DAY_MS, min(one.ends_ms, now_ms), DAY_MS),
+        ).rowcount
+    return changed(outcome, dirty_days=marked)
+
+
+def choices(connection: Connection) -> list[PurchaseChoice]:
+    """The choices of purchase, by position."""
+    rows = connection.execute(
+        f"SELECT id, {', '.join(_CHOICE)} FROM purchase_choice WHERE superseded_at IS NULL ORDER BY position, id"
+    )
+    return [PurchaseChoice(row[0], **dict(zip(_CHOICE, row[1:], strict=True))) for row in rows]
+
+
+def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], now: dt.datetime) -> ImportOutcome:
+    """The choices become these; every rated day is marked when one came or went."""
+    rows = [{name: getattr(one, name) for name in _CHOICE} for one in wanted]
+    before = choices(connection)
+    outcome = declared.replace_rows(connection, "purchase_choice", _CHOICE, rows, now)
+    marked = 0
+    if outcome.added or outcome.updated:
+        bounds = {at for one in [*before, *wanted] for at in (one.effective_from_ms, one.effective_to_ms)}
+        usage.mark_cuts(connection, [at for at in bounds if at is not None])
+        marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
+    return changed(outcome, dirty_days=marked)
+
+
+def exchange(connection: Connection) -> list[ExchangeRate]:
+    """The exchange rates, by currencies and date; read for the view of a report only."""
+    rows = connection.execute(
+        f"SELECT {', '.join(_EXCHANGE)} FROM exchange_rate WHERE superseded_at IS NULL "
+        "ORDER BY from_currency, to_currency, effective_from_ms, id"
+    )
+    return [ExchangeRate(*row) for row in rows]
+
+
+def replace_exchange(connection: Connection, rates: Sequence[ExchangeRate], now: dt.datetime) -> ImportOutcome:
+    """The exchange rates become these. The ledger does not change by them: nothing is rated again."""
+    rows = [{name: getattr(one, name) for name in _EXCHANGE} for one in rates]
+    return declared.replace_rows(connection, "exchange_rate", _EXCHANGE, rows, now)

@@ -1,0 +1,74 @@
+"""Closed periods in Postgres: their records, and the corrections of their days."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import ClosedPeriod, Invoice
+from gpuledger_collector.storage.access import audit
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def closed(connection: Connection) -> list[ClosedPeriod]:
+    """Every closed period, by time."""
+    rows = connection.execute(
+        "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period ORDER BY start_ms"
+    )
+    return [ClosedPeriod(name, Period(start, end), *rest) for name, start, end, *rest in rows]
+
+
+def marked(connection: Connection) -> list[Period]:
+    """Closed periods with a mark on an hour or a day, by time; not for evidence that retention has removed.
+
+    Marks of UTC days may touch a period in another zone that begins up to a day later.
+    """
+    rows = connection.execute(
+        """
+        SELECT start_ms, end_ms FROM billing_period p
+        WHERE EXISTS (SELECT FROM dirty_day WHERE day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
+            OR EXISTS (SELECT FROM dirty_hour h WHERE hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
+                AND NOT EXISTS (SELECT FROM dropped_day WHERE h.hour_ms >= day_ms AND h.hour_ms < day_ms + 172800000))
+        ORDER BY start_ms
+        """
+    )
+    return [Period(*row) for row in rows]
+
+
+def receipt(connection: Connection, name: str) -> Mapping[str, Any] | None:
+    """The receipt of a closed period; None when it is not closed."""
+    row = connection.execute("SELECT receipt FROM billing_period WHERE name = %s", (name,)).fetchone()
+    return None if row is None else row[0]
+
+
+def close(
+    connection: Connection, done: ClosedPeriod, invoices: Sequence[Invoice], level: str, content: Mapping[str, object]
+) -> None:
+    """Writes the records of a close; the names that its lines show are kept as they are."""
+    connection.execute(
+        "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb)",
+        (done.period.start_ms, done.period.end_ms, done.name, done.closed_ms, done.closed_by, level, done.lines,
+         done.seal, json.dumps(content)),
+    )  # fmt: skip
+    facts = {"closed_by": done.closed_by, "level": level, "lines": done.lines, "seal": done.seal}
+    audit.record(connection, [audit.Change("close", done.name, None, facts)], done.closed_ms)
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO invoice (period_start_ms, currency, owner, micro, minor) VALUES (%s, %s, %s, %s, %s)",
+            [(done.period.start_ms, one.currency, one.owner, one.micro, one.minor) for one in invoices],
+        )
+    connection.execute(
+        """
+        INSERT INTO closed_workload (period_start_ms, workload_id, name, user_name, tags)
+        SELECT %(start)s, w.id, w.name, w.user_name, w.tags FROM workload w WHERE w.id IN (
+            SELECT workload_id FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s
+            UNION SELECT workload_id FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s)
+        """,
+        {"start": done.period.start_ms, "end": done.period.end_ms},
+    )

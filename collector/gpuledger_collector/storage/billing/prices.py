@@ -1,0 +1,189 @@
+"""The price book in Postgres: versions are added and superseded, never edited."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_COLUMNS = """id, pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
+    region, node, basis"""
+_WRITTEN = """pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, effective_to_ms, list_rate,
+    region, node, basis, recorded_at"""
+
+
+def _price(row: Sequence[Any]) -> Price:
+    return Price(
+        id=row[0],
+        pool=row[1],
+        gpu_model=row[2],
+        purchase=row[3],
+        rate=row[4],
+        currency=row[5],
+        effective_from_ms=row[6],
+        effective_to_ms=row[7],
+        list_rate=row[8],
+        region=row[9],
+        node=row[10],
+        basis=row[11],
+    )
+
+
+def current(connection: Connection) -> list[Price]:
+    """The price book in force, oldest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM price WHERE superseded_at IS NULL ORDER BY effective_from_ms, id"
+    )
+    return [_price(row) for row in rows]
+
+
+def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Price]:
+    """Prices by id, superseded ones too: charges name the version that they were rated by."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM price WHERE id = ANY(%s)", (list(ids),))
+    return {row[0]: _price(row) for row in rows}
+
+
+class CurrencyChanged(ValueError):
+    """A price would change its currency; `problems` name file and line of each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:
+    """A problem for each price that the book has in another currency: a rate is superseded, a currency is not."""
+    locks.take(connection, Lock.PRICES)
+    known = {price.identity: price for price in current(connection)}
+    problems = []
+    for price in prices:
+        old = known.setdefault(price.identity, price)
+        if old.currency != price.currency:
+            message = (
+                f"{_place(price)} is priced in {old.currency} and cannot become {price.currency}: end that rate by its "
+                "effective_to, and start the other currency at a later instant"
+            )
+            problems.append(Problem("currency_changed", f"{price.source or 'price'}:currency", message))
+    return problems
+
+
+def add(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
+    """Add these prices; a row that says the same as the one in force changes nothing, another one supersedes it.
+
+    Raises CurrencyChanged.
+    """
+    problems = currency_changes(connection, prices)
+    if problems:
+        raise CurrencyChanged(problems)
+    known = {price.identity: price for price in current(connection)}
+    changed: list[Price] = []
+    new: list[Price] = []
+    told: list[audit.Change] = []
+    added = updated = 0
+    for price in prices:
+        old = known.get(price.identity)
+        if old is not None and _says_the_same(old, price):
+            continue
+        if old is None:
+            added += 1
+        else:
+            updated += 1
+            changed.append(old)
+        changed.append(price)
+        new.append(price)
+        told.append(audit.Change("price", _place(price), None if old is None else _facts(old), _facts(price)))
+    _supersede(connection, [one.id for one in changed if one.id is not None], now)
+    _insert(connection, new, now)
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    days = _mark(connection, changed, int(now.timestamp() * 1000))
+    return ImportOutcome(added, updated, len(prices) - added - updated, days)
+
+
+def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> ImportOutcome:
+    """Add these derived prices; others that were derived from hardware of the same names are superseded."""
+    locks.take(connection, Lock.PRICES)
+    names = {price.basis["name"] for price in prices if price.basis is not None}
+    wanted = {price.identity for price in prices}
+    derived = (one for one in current(connection) if one.basis is not None and one.basis.get("name") in names)
+    gone = [one for one in derived if one.identity not in wanted]
+    at_ms = int(now.timestamp() * 1000)
+    _supersede(connection, [one.id for one in gone if one.id is not None], now)
+    audit.record(connection, [audit.Change("price", _place(one), _facts(one), None) for one in gone], at_ms)
+    days = _mark(connection, gone, at_ms)
+    done = add(connection, prices, now)
+    return ImportOutcome(done.added, done.updated + len(gone), done.unchanged, done.dirty_days + days)
+
+
+def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
+    if ids:
+        connection.execute("UPDATE price SET superseded_at = %s WHERE id = ANY(%s)", (now, ids))
+
+
+def _insert(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> None:
+    with connection.cursor().copy(f"COPY price ({_WRITTEN}) FROM STDIN") as copy:
+        for price in prices:
+            copy.write_row((
+                price.pool, price.gpu_model, price.purchase, price.rate, price.currency, price.effective_from_ms,
+                price.effective_to_ms, price.list_rate, price.region, price.node,
+                None if price.basis is None else json.dumps(price.basis), now,
+            ))  # fmt: skip
+
+
+def _facts(price: Price) -> dict[str, object]:
+    """What the audit log keeps of a price; rates as text, for they are exact."""
+    unsaid = {"id", "source"} if price.basis is not None else {"id", "source", "basis"}
+    return {name: value for name, value in asdict(price).items() if name not in unsaid}
+
+
+def _place(price: Price) -> str:
+    """Where a price holds, for people."""
+    names = (price.pool, price.gpu_model, price.purchase, price.region, price.node)
+    return f"{' '.join(name for name in names if name)} from {format_instant(price.effective_from_ms)}"
+
+
+def _says_the_same(old: Price, new: Price) -> bool:
+    """Whether both ask the same; a rate that is written without its derivation does not say that it had none."""
+    return _amounts(old) == _amounts(new) and (new.basis is None or old.basis == new.basis)
+
+
+def _amounts(price: Price) -> tuple[object, ...]:
+    return (price.rate, price.currency, price.effective_to_ms, price.list_rate)
+
+
+def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
+    """Mark the days that these prices touch, and the hours inside which one begins or ends; how many days."""
+    if not changed:
+        return 0
+    bounds = {price.effective_from_ms for price in changed} | {price.effective_to_ms for price in changed}
+    usage.mark_cuts(connection, [at for at in bounds if at is not None])
+    first = min(price.effective_from_ms for price in changed)
+    last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
+    return mark_days_with_evidence(connection, first, min(last, now_ms))
+
+
+def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int) -> int:
+    """Mark the days between two instants, from the first day that has any capacity or imported usage on."""
+    return connection.execute(
+        """
+        INSERT INTO dirty_day (day_ms) SELECT day_ms FROM (
+            SELECT greatest(%(first)s::bigint, least(
+                (SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))) AS at_ms
+            WHERE EXISTS (SELECT FROM capacity) OR EXISTS (SELECT FROM imported_usage)
+        ) AS first_evidence, generate_series(at_ms - at_ms %% %(day)s, %(last)s::bigint, %(day)s) AS day_ms
+        """,
+        {"first": first_ms, "last": last_ms, "day": DAY_MS},
+    ).rowcount

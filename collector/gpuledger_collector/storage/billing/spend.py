@@ -1,0 +1,60 @@
+"""What owners have spent by day, and what they will have spent at the end of the month, from rated days."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.insight.spend import MOST_HISTORY, Outlook, outlook
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """An owner's month in one currency, in micro-units; `outlook` None: `days` whole days are too few for one."""
+
+    owner: str
+    currency: str
+    spent: int
+    days: int
+    outlook: Outlook | None
+
+
+def rated_period(connection: Connection, now_ms: int) -> Period:
+    """The days that have to be rated: the history of an outlook, up to now."""
+    days = zones.calendar(connection)
+    return Period(days.day_of(now_ms - MOST_HISTORY * DAY_MS).start_ms, now_ms)
+
+
+def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
+    """Every owner of a level with what the month of now will have cost, the dearest first. Corrections are left out.
+
+    A day without a charge cost nothing, from the owner's first charge on.
+    """
+    days = zones.calendar(connection)
+    today, month = days.day_of(now_ms), days.month(days.month_of(now_ms))
+    since_ms = rated_period(connection, now_ms).start_ms
+    whole = [day.start_ms for day in days.days(Period(since_ms, today.start_ms))] if today.start_ms > since_ms else []
+    rows = connection.execute(
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.currency, l.day_ms, sum(l.cost_micro)::bigint "
+        "FROM ledger_day l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
+        "AND l.state = 'held' AND l.currency IS NOT NULL GROUP BY 1, 2, 3",
+        (min(since_ms, month.start_ms), today.end_ms),
+    )
+    costs: dict[tuple[str, str], dict[int, int]] = {}
+    for owner, currency, day_ms, cost in rows:
+        costs.setdefault((owner, currency), {})[day_ms] = int(cost)
+    left = (today.end_ms - now_ms) / (today.end_ms - today.start_ms)
+    after = len(days.days(Period(today.start_ms, month.end_ms))) - 1
+    made = []
+    for (owner, currency), by_day in costs.items():
+        history = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
+        spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
+        made.append(Ahead(owner, currency, spent, len(history), outlook(history, spent, left, after)))
+    return sorted(made, key=lambda one: (one.currency, -one.spent, one.owner))

@@ -1,0 +1,1 @@
+"""Demand, queues, forecasts and scaling decisions."""

@@ -1,0 +1,1 @@
+"""The ledger: usage, capacity, owners, and the charges that follow from them."""

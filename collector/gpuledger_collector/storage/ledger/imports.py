@@ -1,0 +1,187 @@
+"""Imported usage and samples into Postgres, so that the same file twice changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gpuledger_common.catalogue import HOT
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.telemetry import archive
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.ledger.placements import settle_pools
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
+    submitted_ms, state"""
+_COMPARED = (
+    ("w", ("user_name", "account", "name", "tags")),
+    ("u", ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state")),
+)
+
+_DIGEST = "sha256(convert_to(jsonb_build_array(c.user_name, c.account, c.name, c.tags)::text, 'UTF8'))"
+
+
+def workload_key(workload_id: str) -> str:
+    """The key under which an imported workload is known."""
+    return f"imported:import:{workload_id}"
+
+
+def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime) -> ImportOutcome:
+    """Add or update these rows by workload id, and mark the days that they touched or touch. Commits nothing."""
+    locks.take(connection, Lock.IMPORTS)
+    _copy_incoming(connection, rows)
+    theirs = [f"{table}.{name}" for table, names in _COMPARED for name in names]
+    ours = [f"i.{name}" for _, names in _COMPARED for name in names]
+    connection.execute(
+        "CREATE TEMP TABLE changed ON COMMIT DROP AS "
+        "SELECT i.*, u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, "
+        "jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model', u.gpu_model, 'pool', u.pool, 'node', u.node, "
+        "'user', w.user_name, 'account', w.account, 'tags', w.tags) AS old_said "
+        "FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON u.workload_id = w.id "
+        f"WHERE u.workload_id IS NULL OR ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
+    )
+    connection.execute(
+        "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags, first_seen_at) "
+        "SELECT key, 'imported', external_id, user_name, account, name, tags, %s FROM changed ORDER BY key "
+        "ON CONFLICT (key) DO UPDATE SET user_name = excluded.user_name, account = excluded.account, "
+        "name = excluded.name, tags = excluded.tags",
+        (now,),
+    )
+    before = connection.execute(
+        "DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed) RETURNING pool"
+    ).fetchall()
+    _write_attributes(connection)
+    connection.execute(
+        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node, submitted_ms, "
+        "state, workload_attributes_id) SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, "
+        f"c.submitted_ms, c.state, t.id FROM changed c JOIN workload w USING (key) JOIN workload_attributes t "
+        f"ON t.workload_id = w.id AND t.digest = {_DIGEST}"
+    )
+    _record_updates(connection, int(now.timestamp() * 1000))
+    changed = connection.execute("SELECT known, start_ms, end_ms, old_start_ms, old_end_ms FROM changed").fetchall()
+    updated = sum(row[0] is not None for row in changed)
+    spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
+    days = _days(spans, int(now.timestamp() * 1000))
+    connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    if spans:
+        pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
+        settle_pools(connection, pools, min(start for start, _ in spans))
+    return ImportOutcome(len(changed) - updated, updated, len(rows) - len(changed), len(days))
+
+
+def _write_attributes(connection: Connection) -> None:
+    """What the changed rows say of their workloads, one row for each content."""
+    connection.execute(
+        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags) "
+        f"SELECT w.id, {_DIGEST}, c.user_name, c.account, c.name, c.tags FROM changed c JOIN workload w USING (key) "
+        "ON CONFLICT (workload_id, digest) DO NOTHING"
+    )
+
+
+def _record_updates(connection: Connection, now_ms: int) -> None:
+    """Audit ids that were imported before and say something else now."""
+    rows = connection.execute(
+        "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms, "
+        "jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool, 'node', c.node, "
+        "'user', c.user_name, 'account', c.account, 'tags', c.tags) FROM changed c WHERE c.known IS NOT NULL "
+        "ORDER BY c.external_id"
+    ).fetchall()
+    told = [
+        audit.Change(
+            "usage", name, {"start_ms": old_start, "end_ms": old_end, **old}, {"start_ms": start, "end_ms": end, **new}
+        )
+        for name, old_start, old_end, old, start, end, new in rows
+    ]
+    if told:
+        audit.record(connection, told, now_ms)
+
+
+def _copy_incoming(connection: Connection, rows: Sequence[UsageRow]) -> None:
+    connection.execute(
+        "CREATE TEMP TABLE incoming (key text, external_id text, user_name text, account text, name text, tags jsonb, "
+        "start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model text, pool text, node text, submitted_ms bigint, "
+        "state text) ON COMMIT DROP"
+    )
+    with connection.cursor().copy(f"COPY incoming ({_INCOMING}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(
+                (
+                    workload_key(row.workload_id),
+                    row.workload_id,
+                    row.user,
+                    row.account,
+                    row.job_name,
+                    json.dumps(dict(row.tags)),
+                    row.start_ms,
+                    row.end_ms,
+                    row.gpu_micro,
+                    row.gpu_model,
+                    row.pool,
+                    row.node,
+                    row.submitted_ms,
+                    row.state,
+                )
+            )
+
+
+def _days(spans: Iterable[tuple[int, int | None]], now_ms: int) -> list[int]:
+    """UTC days that these spans touch, up to now; every span touches the day of its start."""
+    days: list[int] = []
+    for start, end in sorted((start, now_ms if end is None else end) for start, end in spans):
+        first = start - start % DAY_MS
+        if days:
+            first = max(first, days[-1] + DAY_MS)
+        days.extend(range(first, min(max(end, start + 1), now_ms), DAY_MS))
+    return days
+
+
+def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before_ms: int = 0) -> ImportOutcome:
+    """Add samples by accelerator and instant; those that are there already stay as they are. Commits nothing.
+
+    Accelerators that nobody knows yet are made, without capacity: samples show activity, not who was there to be held.
+    Months that ended by `coarse_before_ms` get one partition each.
+    """
+    locks.take(connection, Lock.IMPORTS)
+    partitions.ensure(connection, "gpu_sample", {row.at_ms - row.at_ms % DAY_MS for row in rows}, coarse_before_ms)
+    uuids = sorted({row.uuid for row in rows})
+    connection.execute(
+        "INSERT INTO accelerator (uuid, device_uuid) SELECT u, u FROM unnest(%s::text[]) AS u ON CONFLICT DO NOTHING",
+        (uuids,),
+    )
+    known = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (uuids,))
+    ids = {str(uuid): int(key) for uuid, key in known}
+    names = [metric.name for metric in HOT]
+    columns = sql.SQL(", ").join(map(sql.Identifier, ["accelerator_id", "at_ms", *names]))
+    connection.execute("CREATE TEMP TABLE incoming_sample (LIKE gpu_sample) ON COMMIT DROP")
+    with connection.cursor().copy(sql.SQL("COPY incoming_sample ({}) FROM STDIN").format(columns)) as copy:
+        for row in rows:
+            copy.write_row((ids[row.uuid], row.at_ms, *(row.values.get(name) for name in names)))
+    hours = {(ids[row.uuid], row.at_ms - row.at_ms % HOUR_MS) for row in rows}
+    packed = (
+        "SELECT accelerator_id, at_ms FROM packed_sample" if archive.unpack_hours(connection, sorted(hours)) else ""
+    )
+    added = connection.execute(
+        sql.SQL(
+            "INSERT INTO gpu_sample ({columns}) SELECT {columns} FROM incoming_sample i WHERE NOT EXISTS ("
+            "SELECT FROM gpu_sample s WHERE s.accelerator_id = i.accelerator_id AND s.at_ms = i.at_ms "
+            "AND s.at_ms >= %s AND s.at_ms <= %s)"
+            + (f" AND (i.accelerator_id, i.at_ms) NOT IN ({packed})" if packed else "")
+        ).format(columns=columns),
+        (min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
+    ).rowcount
+    connection.execute(
+        "INSERT INTO dirty_hour (accelerator_id, hour_ms) "
+        "SELECT DISTINCT accelerator_id, at_ms - at_ms %% %s FROM incoming_sample",
+        (HOUR_MS,),
+    )
+    return ImportOutcome(added=added, unchanged=len(rows) - added)

@@ -1,0 +1,126 @@
+"""Capacity in Postgres: which accelerators were there, where and when; and the inventory that people state."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import CapacityRow, ImportOutcome, InventoryRow
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.ledger.placements import settle
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def capacity(connection: Connection, period: Period) -> list[CapacityRow]:
+    """Capacity that overlaps the period, by accelerator and time."""
+    rows = connection.execute(
+        """
+        SELECT a.id, c.gpu_micro, c.gpu_model, c.pool, coalesce(n.name, ''), c.in_ms, c.out_ms, c.source, a.uuid,
+            a.device_uuid
+        FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+        WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.uuid, c.in_ms, c.id
+        """,
+        (period.end_ms, period.start_ms),
+    )
+    return [CapacityRow(*row) for row in rows]
+
+
+def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.datetime) -> ImportOutcome:
+    """The stays of every accelerator named here become these rows; accelerators not named keep theirs.
+
+    The file is the last word on when and where an accelerator is: what agents say of that is not taken over.
+    """
+    stays: dict[str, list[InventoryRow]] = defaultdict(list)
+    for row in rows:
+        stays[row.uuid].append(row)
+    connection.execute("LOCK TABLE inventory IN SHARE ROW EXCLUSIVE MODE")
+    nodes = _nodes(connection, sorted({row.node for row in rows}), now)
+    accelerators = _accelerators(connection, stays)
+    known = _known(connection, list(accelerators.values()))
+    there = connection.execute(
+        "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)", (list(accelerators.values()),)
+    )
+    placed = {number for (number,) in there.fetchall()}
+    counts = {"added": 0, "updated": 0, "unchanged": 0}
+    changed: list[int] = []
+    told: list[audit.Change] = []
+    for uuid, wanted in stays.items():
+        accelerator_id = accelerators[uuid]
+        new = sorted((nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted)
+        old = known.get(accelerator_id, [])
+        if new == old:
+            counts["unchanged"] += len(wanted)
+            continue
+        counts["updated" if old or accelerator_id in placed else "added"] += len(wanted)
+        changed.append(accelerator_id)
+        told.append(audit.Change("inventory", uuid, _said(old, nodes) if old else None, _said(new, nodes)))
+        connection.execute("DELETE FROM inventory WHERE accelerator_id = %s", (accelerator_id,))
+        for node_id, pool, model, in_ms, out_ms in new:
+            connection.execute(
+                "INSERT INTO inventory (accelerator_id, node_id, pool, gpu_model, in_ms, out_ms) "
+                "VALUES (%s, %s, %s, %s, %s, %s)",
+                (accelerator_id, node_id, pool, model, in_ms, out_ms or None),
+            )
+    if not changed:
+        return ImportOutcome(**counts)
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    settle(connection, changed, 0)
+    since_ms = min(row.in_ms for row in rows)
+    days = prices.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
+    return ImportOutcome(**counts, dirty_days=days)
+
+
+Stated = tuple[int, str, str, int, int]
+"""Node, pool, model, in and out (0: still there)."""
+
+
+def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]:
+    names = {number: name for name, number in nodes.items()}
+    return {
+        "rows": [
+            {"node": names.get(node_id, str(node_id)), "pool": pool, "gpu_model": model, "in_ms": in_ms,
+             "out_ms": out_ms or None}
+            for node_id, pool, model, in_ms, out_ms in rows
+        ]
+    }  # fmt: skip
+
+
+def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> dict[str, int]:
+    connection.execute(
+        "INSERT INTO node (name, first_seen_at, last_seen_at, status, source) "
+        "SELECT name, %s, %s, 'inventory', 'inventory' FROM unnest(%s::text[]) AS name ON CONFLICT (name) DO NOTHING",
+        (now, now, list(names)),
+    )
+    rows = connection.execute("SELECT name, id FROM node WHERE name = ANY(%s)", (list(names),))
+    return dict(rows.fetchall())
+
+
+def _accelerators(connection: Connection, stays: Mapping[str, Sequence[InventoryRow]]) -> dict[str, int]:
+    """Ids by uuid; an accelerator that an agent described keeps its model, one without gets the inventory's."""
+    connection.execute(
+        "INSERT INTO accelerator AS old (uuid, device_uuid, model) "
+        "SELECT uuid, uuid, model FROM unnest(%s::text[], %s::text[]) AS given (uuid, model) "
+        "ON CONFLICT (uuid) DO UPDATE SET model = excluded.model WHERE old.model = '' AND excluded.model <> ''",
+        (sorted(stays), [stays[uuid][0].gpu_model for uuid in sorted(stays)]),
+    )
+    rows = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(stays),))
+    return dict(rows.fetchall())
+
+
+def _known(connection: Connection, ids: Sequence[int]) -> dict[int, list[Stated]]:
+    rows = connection.execute(
+        "SELECT accelerator_id, coalesce(node_id, 0), pool, gpu_model, in_ms, coalesce(out_ms, 0) FROM inventory "
+        "WHERE accelerator_id = ANY(%s) ORDER BY 1, 2, 3, 4, 5, 6",
+        (list(ids),),
+    )
+    found: dict[int, list[Stated]] = defaultdict(list)
+    for row in rows:
+        found[row[0]].append(row[1:])
+    return found

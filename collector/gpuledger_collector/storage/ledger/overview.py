@@ -1,0 +1,119 @@
+"""What the overview page reads beside the ledger's reports: days by owner, the fleet as it is, its health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+MOST_NODES = 12
+MOST_CAUSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """GPUs as they are: how many there are, whole devices in millionths, and those that say each state of health."""
+
+    accelerators: int
+    gpu_micro: int
+    healths: tuple[tuple[str, int], ...]
+    causes: tuple[tuple[str, str, str], ...]
+    """Node, accelerator and what ails it; at most MOST_CAUSES."""
+    nodes: int
+    silent: int
+    not_well: int
+    newest_ms: int | None
+    """When anything was last heard of any node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node with its agent's last sign of life."""
+
+    name: str
+    seen_ms: int
+    status: str
+    detail: str
+    accelerators: int
+
+
+def daily_by_team(
+    connection: Connection, period: Period, owner: Mapping[str, str]
+) -> dict[str, dict[str, dict[int, int]]]:
+    """Micro-units by currency, team (empty: nobody is known) and day of what `owner` (levels; none: all) held.
+
+    Corrections are left out.
+    """
+    where = "".join(f" AND {LEVEL_COLUMNS[level]} = %s" for level in owner)
+    rows = connection.execute(
+        "SELECT l.currency, coalesce(o.team, ''), l.day_ms, sum(l.cost_micro) FROM ledger_day l "
+        "LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = 'held' "
+        f"AND l.currency IS NOT NULL{where} GROUP BY 1, 2, 3",
+        (period.start_ms, period.end_ms, *owner.values()),
+    )
+    found: dict[str, dict[str, dict[int, int]]] = {}
+    for currency, team, day_ms, cost in rows:
+        found.setdefault(currency, {}).setdefault(team, {})[day_ms] = int(cost or 0)
+    return found
+
+
+def corrected(connection: Connection, period: Period) -> list[tuple[str, int, int]]:
+    """Corrections of closed months that are booked in the period: currency, how many lines, micro-units in sum."""
+    rows = connection.execute(
+        "SELECT currency, count(*), sum(cost_micro) FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s "
+        "AND currency IS NOT NULL GROUP BY 1 ORDER BY 1",
+        (period.start_ms, period.end_ms),
+    )
+    return [(str(currency), int(lines), int(micro)) for currency, lines, micro in rows]
+
+
+def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
+    """The fleet as it is now; a node is silent when it was last heard of before that instant."""
+    there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+        WHERE c.out_ms IS NULL"""
+    healths = connection.execute(
+        f"SELECT a.health, count(*), sum(a.gpu_micro) {there} GROUP BY 1 ORDER BY 1"
+    ).fetchall()
+    causes = connection.execute(
+        f"SELECT coalesce(n.name, ''), a.model || coalesce(' ' || a.gpu_index, ''), "
+        "coalesce(nullif(a.health_cause, ''), a.health) "
+        f"{there} AND a.health NOT IN ('ok', 'unknown') ORDER BY 1, 2 LIMIT %s",
+        (MOST_CAUSES,),
+    ).fetchall()
+    row = connection.execute(
+        "SELECT count(*), count(*) FILTER (WHERE extract(epoch FROM last_seen_at) * 1000 < %s), "
+        "count(*) FILTER (WHERE status <> 'ok'), max(extract(epoch FROM last_seen_at) * 1000)::bigint FROM node",
+        (silent_before_ms,),
+    ).fetchone()
+    assert row is not None
+    counts = tuple((str(health), int(number)) for health, number, _ in healths)
+    return Fleet(
+        sum(number for _, number in counts), sum(int(micro) for _, _, micro in healths), counts,
+        tuple((str(node), str(card), str(cause)) for node, card, cause in causes), *row,
+    )  # fmt: skip
+
+
+def nodes(connection: Connection) -> list[Node]:
+    """The nodes that were heard of least lately, at most MOST_NODES."""
+    rows = connection.execute(
+        """
+        SELECT n.name, (extract(epoch FROM n.last_seen_at) * 1000)::bigint, n.status, n.status_detail,
+            count(c.accelerator_id)
+        FROM node n LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
+        GROUP BY n.id ORDER BY (n.status <> 'ok') DESC, n.last_seen_at, n.name LIMIT %s
+        """,
+        (MOST_NODES,),
+    )
+    return [Node(*row) for row in rows]
+
+
+def has_prices(connection: Connection) -> bool:
+    """Whether the price book says anything."""
+    row = connection.execute("SELECT EXISTS (SELECT FROM price WHERE superseded_at IS NULL)").fetchone()
+    return bool(row and row[0])

@@ -1,0 +1,270 @@
+"""What reports read of the ledger: charges added up, single charges with their names, proofs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.commitments import Commitment
+from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ports import ChargedLine, ChargedState, ExportedCharge, HeldBy
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rating import Charge
+from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.storage.billing import commitments
+from gpuledger_collector.storage.billing import prices
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+LEVEL_COLUMNS = {
+    "org": "o.org",
+    "team": "o.team",
+    "project": "o.project",
+    "experiment": "o.experiment",
+    "run": "o.run",
+    "user": "o.user_name",
+}
+_DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
+_DAY_COLUMNS = """owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
+    idle_cost_micro, energy_mj, coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro,
+    contracted_cost_micro"""
+_BESIDE = ", ".join(
+    f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END AS {name}"
+    for name in ("list_cost_micro", "contracted_cost_micro")
+)
+"""List and contracted cost: known when every part of them is."""
+_SUMS = "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj"
+_ADDED = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMS)
+_ALL = ", ".join(f"l.{name}" for name in (*_SUMS, "list_cost_micro", "contracted_cost_micro"))
+_MONTH_OR_DAYS = f"""
+    SELECT {{own}}, '' AS correction_of, {_ALL} FROM ledger_month l WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s
+    UNION ALL SELECT {{own}}, l.correction_of, {_ADDED}, {_BESIDE} FROM (
+        SELECT {_DAY_COLUMNS}, '' AS correction_of FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
+            AND NOT EXISTS (SELECT FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s)
+        UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
+        WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
+    ) l GROUP BY {{own}}, l.correction_of"""
+"""Lines by `own` of the ledger of months where it has the whole period, else of that of days; and the corrections."""
+_CHARGE_DIMENSIONS = {
+    **_DAY_DIMENSIONS,
+    "node": "l.node",
+    "workload": "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END",
+}
+
+
+_AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
+    to_char(to_timestamp(day_ms / 1000.0) AT TIME ZONE 'UTC', 'YYYY-MM'))"""
+"""The closed month that a correction amends."""
+
+
+def charged_lines(
+    connection: Connection, period: Period, by: Sequence[str], *, apart: bool = False
+) -> list[ChargedLine]:
+    """What the period bills, by these dimensions, state and currency: its days and the corrections booked in it.
+
+    `apart` keeps corrections in lines of their own, by the closed month that they amend.
+
+    Reads the ledger of a month that is over and added up (storage.months), else that of days; charges only where a
+    dimension (workload, node) is no part of them. Days are added up by number of owner first: by name it takes twice
+    as long.
+    """
+    amends = _AMENDS if apart else "''"
+    daily = all(name in _DAY_DIMENSIONS for name in by)
+    dimensions = _DAY_DIMENSIONS if daily else _CHARGE_DIMENSIONS
+    joins = "LEFT JOIN owner o ON o.id = l.owner_id"
+    if "workload" in by:
+        joins += " LEFT JOIN workload w ON w.id = l.workload_id"
+    keys = [f"coalesce({dimensions[name]}, '')" for name in by]
+    if daily:
+        kept = "".join(f"{_DAY_DIMENSIONS[name]}, " for name in dict.fromkeys(by) if name not in LEVEL_COLUMNS)
+        lines = _MONTH_OR_DAYS.format(own=f"{kept}l.owner_id, l.state, l.currency", amends=amends)
+    else:
+        columns = f"{_DAY_COLUMNS}, node, workload_id"
+        lines = (
+            f"SELECT {columns}, '' AS correction_of FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s "
+            f"UNION ALL SELECT {columns}, {amends} FROM correction "
+            "WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s"
+        )
+    groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
+    rows = connection.execute(
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {_ADDED}, {_BESIDE} "
+        f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    return [_line(row, len(by)) for row in rows]
+
+
+def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
+    """The corrections of the period's days, wherever they are booked, added up by a level of the owner tree."""
+    rows = connection.execute(
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {_AMENDS}, sum(l.gpu_ns), sum(l.busy_ns), "
+        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
+        "FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
+        "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        (period.start_ms, period.end_ms),
+    )
+    return [_line(row, 1) for row in rows]
+
+
+def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
+    amounts: list[Any] = [None if amount is None else int(amount) for amount in row[width + 3 :]]
+    return replace(ChargedLine(row[:width], row[width], row[width + 1], *amounts), correction_of=row[width + 2])
+
+
+_EXPORTED = """
+    SELECT c.day_ms, c.start_ms, c.end_ms, c.accelerator_id, c.workload_id, c.state, c.pool, c.gpu_model, c.node,
+        c.price_id, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.currency, c.cost_micro, c.idle_cost_micro,
+        c.list_cost_micro, c.energy_mj, c.commitment_id, c.contracted_cost_micro, a.uuid, w.key, w.external_id,
+        CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END,
+        CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END,
+        CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END,
+        o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name, c.booked_day_ms, a.device_uuid
+    FROM ({lines}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
+    LEFT JOIN owner o ON o.id = c.owner_id
+    LEFT JOIN billing_period p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
+        AND p.end_ms > coalesce(c.booked_day_ms, c.day_ms)
+    LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
+    ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
+        c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.correction_id
+"""
+_COMMON = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id,
+    gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
+    commitment_id, contracted_cost_micro"""
+_LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
+_CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
+
+
+def charges(connection: Connection, period: Period) -> Iterator[ExportedCharge]:
+    """What the period bills, with the names that an export writes, in a fixed order: charges, then corrections.
+
+    A correction belongs to the period in which it is booked, whatever day it amends. Names and tags of a closed period
+    are those that stood when it was closed.
+    """
+    lines = f"{_LINES} day_ms >= %s AND day_ms < %s UNION ALL {_CORRECTIONS} booked_day_ms >= %s AND booked_day_ms < %s"
+    yield from _read(connection, lines, (period.start_ms, period.end_ms) * 2)
+
+
+def billed(connection: Connection, day_ms: int) -> Iterator[ExportedCharge]:
+    """What a day has been charged so far, wherever it is booked: its lines and every correction of it."""
+    yield from _read(connection, f"{_LINES} day_ms = %s UNION ALL {_CORRECTIONS} day_ms = %s", (day_ms, day_ms))
+
+
+def billed_of(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    accelerator_id: int | None,
+    workload_id: int | None,
+) -> Iterator[ExportedCharge]:
+    """What an owner (level -> value, and below it) is charged for the period's days, wherever it is booked.
+
+    The accelerator and the workload narrow it down where they are given.
+    """
+    named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %s" for level in owner)
+    rows = connection.execute(f"SELECT o.id FROM owner o WHERE {named}", list(owner.values()))
+    where = "day_ms >= %s AND day_ms < %s AND owner_id = ANY(%s)"
+    bounds: list[object] = [period.start_ms, period.end_ms, [row[0] for row in rows]]
+    for column, number in (("accelerator_id", accelerator_id), ("workload_id", workload_id)):
+        if number is not None:
+            where += f" AND {column} = %s"
+            bounds.append(number)
+    yield from _read(connection, f"{_LINES} {where} UNION ALL {_CORRECTIONS} {where}", bounds * 2)
+
+
+def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
+    rows = connection.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
+    ids = {row[9] for row in rows if row[9] is not None}
+    book = prices.by_id(connection, sorted(ids))
+    covering = commitments.by_id(connection, sorted({row[19] for row in rows if row[19] is not None}))
+    for row in rows:
+        yield _exported(row, None if row[9] is None else book[row[9]], covering.get(row[19]))
+
+
+def _exported(row: tuple[Any, ...], price: Price | None, commitment: Commitment | None) -> ExportedCharge:
+    day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, _, *amounts = row[:19]
+    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms, device = row[21:]
+    owner = None if owner_id is None else OwnerPath(*levels)
+    place = (state, pool, gpu_model, node)
+    rest: tuple[Any, ...] = (price, *amounts, commitment, row[20])
+    charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, *rest)
+    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms, device)
+
+
+def proofs(connection: Connection, period: Period) -> list[Proof]:
+    """The proofs of the period's days, by day; of a closed day that was corrected the proof with its corrections."""
+    columns = """day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns,
+        capacity_cost, charged_cost, until_ms, holds, commitments, stranded_ns"""
+    rows = connection.execute(
+        f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM day_proof "
+        f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
+        "ORDER BY day_ms, corrected DESC",
+        (period.start_ms, period.end_ms),
+    )
+    return [_proof(row) for row in rows]
+
+
+def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
+    """Every rated day (its start) and when it was rated last, corrections of a closed one left out."""
+    return connection.execute("SELECT day_ms, proved_at FROM day_proof ORDER BY day_ms").fetchall()
+
+
+def _proof(row: tuple[Any, ...]) -> Proof:
+    capacity, held, unallocated, unavailable, unobserved, imported = (int(value) for value in row[1:7])
+    said: tuple[Any, ...] = (*row[7:12], int(row[12]))
+    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *said)
+
+
+def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
+    """The charges of the period's days with all their corrections, added up by day, state and currency."""
+    columns = (
+        "day_ms, state, accelerator_id IS NULL AND state <> 'commitment_unused' AS imported, currency, gpu_ns, "
+        "cost_micro"
+    )
+    rows = connection.execute(
+        f"SELECT day_ms, state, imported, currency, sum(gpu_ns), sum(cost_micro) FROM (SELECT {columns} FROM charge "
+        f"UNION ALL SELECT {columns} FROM correction) AS c "
+        "WHERE day_ms >= %s AND day_ms < %s GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        (period.start_ms, period.end_ms),
+    )
+    return [
+        ChargedState(day_ms, state, imported, currency, int(gpu_ns), None if cost is None else int(cost))
+        for day_ms, state, imported, currency, gpu_ns, cost in rows
+    ]
+
+
+def held_by(connection: Connection, period: Period) -> list[HeldBy]:
+    """What each workload held, by day, place and currency."""
+    rows = connection.execute(
+        "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM charge "
+        "WHERE day_ms >= %s AND day_ms < %s AND workload_id IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
+        (period.start_ms, period.end_ms),
+    )
+    return [HeldBy(*row) for row in rows]
+
+
+def has_capacity(connection: Connection, period: Period) -> bool:
+    """Whether any accelerator is known to have been there in the period."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM capacity WHERE in_ms < %s AND (out_ms IS NULL OR out_ms > %s))",
+        (period.end_ms, period.start_ms),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def displaced_imports(connection: Connection, period: Period) -> list[tuple[str, int]]:
+    """Pools whose imported usage overlaps observed accelerators, with how many workloads: left out of rating there."""
+    rows = connection.execute(
+        """
+        SELECT u.pool, count(DISTINCT u.workload_id) FROM imported_usage u JOIN capacity c ON c.pool = u.pool
+            AND c.in_ms < coalesce(u.end_ms, %(end)s) AND coalesce(c.out_ms, %(end)s) > u.start_ms
+        WHERE u.start_ms < %(end)s AND coalesce(u.end_ms, %(end)s) > %(start)s
+            AND c.in_ms < %(end)s AND coalesce(c.out_ms, %(end)s) > %(start)s
+        GROUP BY 1 ORDER BY 1
+        """,
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    return [(str(row[0]), int(row[1])) for row in rows]

@@ -1,0 +1,74 @@
+"""Attribution rules in Postgres: dated, ordered, superseded rather than edited."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.attribution import Rule, edges_of
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger import usage
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def current(connection: Connection) -> list[Rule]:
+    """The rules in force, by position."""
+    rows = connection.execute(
+        "SELECT id, name, position, match, assign, effective_from_ms, effective_to_ms FROM attribution_rule "
+        "WHERE superseded_at IS NULL ORDER BY position, id"
+    )
+    return [Rule(*row) for row in rows]
+
+
+def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> ImportOutcome:
+    """The rules in force become these; those that say the same stay as they are. Marks every rated day."""
+    known = {_content(rule): rule for rule in current(connection)}
+    wanted = {_content(rule): rule for rule in rules}
+    gone = [rule.id for content, rule in known.items() if content not in wanted]
+    new = [rule for content, rule in wanted.items() if content not in known]
+    connection.execute("UPDATE attribution_rule SET superseded_at = %s WHERE id = ANY(%s)", (now, gone))
+    for rule in new:
+        connection.execute(
+            "INSERT INTO attribution_rule (name, position, match, assign, effective_from_ms, effective_to_ms, "
+            "recorded_at) VALUES (%s, %s, %s::jsonb, %s::jsonb, %s, %s, %s)",
+            (
+                rule.name,
+                rule.position,
+                json.dumps(dict(rule.match)),
+                json.dumps(dict(rule.assign)),
+                rule.effective_from_ms,
+                rule.effective_to_ms,
+                now,
+            ),
+        )
+    told = [
+        audit.Change("rule", known[content].name, _facts(content), None) for content in known if content not in wanted
+    ]
+    told += [
+        audit.Change("rule", wanted[content].name, None, _facts(content)) for content in wanted if content not in known
+    ]
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    marked = 0
+    changed = [known[content] for content in known if content not in wanted] + new
+    usage.mark_cuts(connection, edges_of(changed))
+    if gone or new:
+        marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
+    return ImportOutcome(len(new), 0, len(wanted) - len(new), marked)
+
+
+def _facts(content: str) -> dict[str, object]:
+    names = ("name", "position", "match", "assign", "effective_from_ms", "effective_to_ms")
+    return dict(zip(names, json.loads(content), strict=True))
+
+
+def _content(rule: Rule) -> str:
+    return json.dumps(
+        [rule.name, rule.position, dict(rule.match), dict(rule.assign), rule.effective_from_ms, rule.effective_to_ms],
+        sort_keys=True,
+    )

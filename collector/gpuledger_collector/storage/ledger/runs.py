@@ -1,0 +1,182 @@
+"""What runs held, cost and produced, read for lists and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A workload that was charged in a period, in one currency (None: unpriced). Amounts are micro-units."""
+
+    workload_id: int
+    key: str
+    kind: str
+    external_id: str
+    name: str | None
+    user: str | None
+    team: str
+    gpu_model: str
+    accelerators: int
+    start_ms: int
+    end_ms: int
+    gpu_ns: int
+    busy_ns: int
+    idle_ns: int
+    unknown_ns: int
+    currency: str | None
+    cost_micro: int | None
+    idle_cost_micro: int | None
+    energy_mj: int | None
+
+    @property
+    def called(self) -> str:
+        """What people call it."""
+        return self.name or self.external_id
+
+
+_LINES = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, gpu_ns, busy_ns, idle_ns, unknown_ns,
+    currency, cost_micro, idle_cost_micro, energy_mj"""
+
+
+def listed(
+    connection: Connection, period: Period, owner: Mapping[str, str], name: str | None = None,
+    ids: Sequence[int] | None = None,
+) -> list[RunRow]:  # fmt: skip
+    """Workloads that were charged for days of the period, corrections of those days included.
+
+    `owner`: levels that the bearer of its charges must have; `name`, `ids`: only workloads of this name, or these.
+    """
+    conditions = "".join(f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner)
+    if name is not None:
+        conditions += " AND w.name = %(name)s"
+    days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
+    days += "" if ids is None else " AND workload_id = ANY(%(ids)s)"
+    rows = connection.execute(
+        f"""
+        SELECT w.id, w.key, w.kind, w.external_id, w.name, w.user_name, coalesce(min(nullif(o.team, '')), ''),
+            string_agg(DISTINCT l.gpu_model, ', '), count(DISTINCT l.accelerator_id), min(l.start_ms), max(l.end_ms),
+            sum(l.gpu_ns), sum(l.busy_ns), sum(l.idle_ns), sum(l.unknown_ns), l.currency, sum(l.cost_micro),
+            sum(l.idle_cost_micro), sum(l.energy_mj)
+        FROM (SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}) l
+        JOIN workload w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
+        WHERE true{conditions}
+        GROUP BY w.id, l.currency ORDER BY w.id, l.currency
+        """,
+        {
+            "start": period.start_ms,
+            "end": period.end_ms,
+            "name": name,
+            "ids": None if ids is None else list(ids),
+            **owner,
+        },
+    )
+    plain: list[list[Any]] = [[int(one) if isinstance(one, Decimal) else one for one in row] for row in rows]
+    return [RunRow(*row) for row in plain]
+
+
+def rows_of(connection: Connection, ids: Sequence[int], period: Period) -> list[RunRow]:
+    """These workloads over a period, priced rows first."""
+    return sorted(listed(connection, period, {}, ids=ids), key=lambda row: row.currency is None)
+
+
+def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
+    """How these workloads ended, as far as an imported record of their scheduler says it."""
+    rows = connection.execute(
+        "SELECT DISTINCT ON (workload_id) workload_id, state FROM imported_usage WHERE workload_id = ANY(%s) "
+        "AND state <> '' ORDER BY workload_id, start_ms DESC",
+        (list(ids),),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[int, list[CountedHour]]:
+    """What these workloads counted, by endpoint and hour of the period."""
+    found: dict[int, list[CountedHour]] = {}
+    for workload_id, *row in connection.execute(
+        "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint, max(h.covered_ms), "
+        "max(h.restarts) FROM counter_series s JOIN counter_hour h ON h.series_id = s.id "
+        "WHERE s.workload_id = ANY(%s) AND h.hour_ms >= %s AND h.hour_ms < %s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
+        (list(ids), period.start_ms, period.end_ms),
+    ):
+        found.setdefault(workload_id, []).append(CountedHour(*row))
+    return found
+
+
+def held_hours(connection: Connection, workload_id: int, cards: Sequence[int], period: Period) -> list[HeldHour]:
+    """What a workload had of these accelerators, atom by atom."""
+    rows = connection.execute(
+        "SELECT u.accelerator_id, u.hour_ms, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, EXISTS (SELECT FROM "
+        "usage_hour other WHERE other.accelerator_id = u.accelerator_id AND other.hour_ms = u.hour_ms "
+        "AND other.state = 'held' AND other.workload_id <> u.workload_id) FROM usage_hour u "
+        "WHERE u.accelerator_id = ANY(%s) AND u.workload_id = %s AND u.state = 'held' AND u.hour_ms >= %s "
+        "AND u.hour_ms < %s ORDER BY 1, 2",
+        (list(cards), workload_id, period.start_ms, period.end_ms),
+    )
+    return [HeldHour(*row) for row in rows]
+
+
+def named_cards(connection: Connection, cards: Sequence[int]) -> dict[int, tuple[str, str, int | None]]:
+    """UUID, model and memory of accelerators."""
+    rows = connection.execute(
+        "SELECT id, uuid, model, memory_bytes FROM accelerator WHERE id = ANY(%s)", (list(cards),)
+    )
+    return {row[0]: (row[1], row[2], row[3]) for row in rows}
+
+
+READINGS = ("utilization_ratio", "zero_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio",
+            "memory_used_bytes", "power_watts", "temperature_celsius", "sm_clock_hertz", "slowed_ratio")  # fmt: skip
+TRAFFIC = {
+    "nvlink_bytes_per_second": "gpu_nvlink_transmit_bytes_per_second + gpu_nvlink_receive_bytes_per_second",
+    "pcie_receive_bytes_per_second": "gpu_pcie_receive_bytes_per_second",
+    "occupancy_ratio": "gpu_sm_occupancy_ratio",
+    "thermal_ratio": "(gpu_clocks_event_reasons_bitmask & 96 <> 0)::int",
+    "power_cap_ratio": "(gpu_clocks_event_reasons_bitmask & 132 <> 0)::int",
+}
+"""Means of raw samples that the minute rollup does not have. 96: software and hardware thermal slowdown; 132: power
+cap and power brake (nvml.h, nvmlClocksEventReason*)."""
+
+
+def minutes(connection: Connection, spans: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, dict[str, float]]]:
+    """Readings by accelerator and minute over spans (accelerator, start, end): only what was read is there."""
+    found: dict[int, dict[int, dict[str, float]]] = {}
+    if not spans:
+        return found
+    cards, starts, ends = ([span[at] for span in spans] for at in range(3))
+    asked = "JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS s (id, start_ms, end_ms) ON accelerator_id = id"
+    rolled = connection.execute(
+        f"SELECT accelerator_id, minute_ms, {', '.join(READINGS)} FROM gpu_minute {asked} "
+        "AND minute_ms >= start_ms AND minute_ms < end_ms",
+        (cards, starts, ends),
+    )
+    for card, at_ms, *values in rolled:
+        entry = {name: float(value) for name, value in zip(READINGS, values, strict=True) if value is not None}
+        found.setdefault(card, {})[at_ms] = entry
+    raw = connection.execute(
+        f"SELECT accelerator_id, at_ms - at_ms %% 60000, {', '.join(f'avg({what})' for what in TRAFFIC.values())} "
+        f"FROM gpu_sample {asked} AND at_ms >= start_ms AND at_ms < end_ms WHERE at_ms >= %s AND at_ms < %s "
+        "GROUP BY 1, 2",
+        (cards, starts, ends, min(starts), max(ends)),
+    )
+    for card, at_ms, *values in raw:
+        entry = found.setdefault(card, {}).setdefault(at_ms, {})
+        entry |= {name: float(value) for name, value in zip(TRAFFIC, values, strict=True) if value is not None}
+    return found
+
+
+def whole_hours(held: Sequence[HeldHour], most: int) -> list[tuple[int, int, int]]:
+    """Spans (accelerator, start, end) of the last `most` hours that the workload had an accelerator to itself."""
+    alone = [one for one in held if one.held_ms == HOUR_MS and not one.shared]
+    newest = sorted({one.at_ms for one in alone})[-most:]
+    return [(one.accelerator_id, one.at_ms, one.at_ms + HOUR_MS) for one in alone if one.at_ms in set(newest)]

@@ -1,0 +1,111 @@
+"""The billing zone in Postgres: in which zone days and months of the bill begin, and from when on."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import psycopg
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def calendar(connection: Connection) -> Calendar:
+    """The days of the bill; those of UTC while no zone is declared."""
+    rows = connection.execute("SELECT zone, from_ms FROM billing_zone WHERE superseded_at IS NULL ORDER BY from_ms")
+    made = UTC_DAYS
+    for name, from_ms in rows:
+        made = _then(made, name, from_ms)
+    return made
+
+
+def in_zone(connection: Connection, nominal: Period) -> Period:
+    """The days that a period of UTC days names, as they are in the billing zone."""
+    return calendar(connection).named(nominal)
+
+
+def _then(before: Calendar, name: str, from_ms: int) -> Calendar:
+    """A zone after those before it; the first of all holds always."""
+    if from_ms <= 0:
+        return Calendar((Zone(name, zone_of(name)),))
+    return Calendar((*before.zones, Zone(name, zone_of(name), from_ms, before.date_of(from_ms))))
+
+
+def zone_of(name: str) -> dt.tzinfo:
+    """The zone of an IANA name. Raises ValueError with a sentence."""
+    if name == "UTC":
+        return dt.UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{name!r} is not a zone that this machine knows; write it as Europe/Berlin") from None
+
+
+def current(connection: Connection) -> str:
+    """The name of the zone in force."""
+    return calendar(connection).zones[-1].name
+
+
+def replace(connection: Connection, name: str, now: dt.datetime) -> ImportOutcome:
+    """The billing zone becomes this one, from the end of the last closed month on; open days are made again.
+
+    Closed months keep their bounds. Call it in one transaction: it is alone in writing the ledger until the commit.
+    """
+    locks.take(connection, Lock.LEDGER)
+    before = calendar(connection)
+    if before.zones[-1].name == name:
+        return ImportOutcome(0, 0, 1)
+    row = connection.execute("SELECT coalesce(max(end_ms), 0) FROM billing_period").fetchone()
+    assert row is not None
+    from_ms = int(row[0])
+    gone = connection.execute(
+        "UPDATE billing_zone SET superseded_at = %s WHERE superseded_at IS NULL AND from_ms >= %s RETURNING 1",
+        (now, from_ms),
+    ).rowcount
+    if name != current(connection) or from_ms == 0:
+        connection.execute(
+            "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES (%s, %s, %s)", (name, from_ms, now)
+        )
+    told = [audit.Change("billing_zone", name, {"zone": before.zones[-1].name}, {"zone": name, "from_ms": from_ms})]
+    audit.record(connection, told, int(now.timestamp() * 1000))
+    return ImportOutcome(1, gone, 0, _make_again(connection, calendar(connection), from_ms))
+
+
+def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
+    """Take open days off the ledger and mark their UTC days, and the hours that a midnight cuts, now or before.
+
+    Corrections that are booked in open days stay, on the day that now holds their instant.
+    """
+    hours = connection.execute(
+        "SELECT DISTINCT hour_ms - hour_ms %% %s FROM usage_hour WHERE hour_ms >= %s AND hour_ms %% %s <> 0",
+        (HOUR_MS, from_ms, HOUR_MS),
+    )
+    cut = {int(hour) for (hour,) in hours}
+    bounds = connection.execute(
+        "SELECT min(day_ms), max(until_ms) FROM day_proof WHERE day_ms >= %s", (from_ms,)
+    ).fetchone()
+    if bounds is not None and bounds[0] is not None:
+        cut |= {at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))}
+    usage.mark_cut_hours(connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms))
+    marked = connection.execute(
+        """
+        INSERT INTO dirty_day (day_ms) SELECT DISTINCT at - at %% %(day)s FROM (
+            SELECT day_ms AS at FROM day_proof WHERE day_ms >= %(from)s
+            UNION ALL SELECT until_ms - 1 FROM day_proof WHERE day_ms >= %(from)s AND until_ms > day_ms
+            UNION ALL SELECT day_ms FROM dirty_day UNION ALL SELECT day_ms + %(day)s - 1 FROM dirty_day
+        ) AS touched
+        """,
+        {"day": DAY_MS, "from": from_ms},
+    ).rowcount
+    connection.execute("DELETE FROM dirty_day WHERE day_ms %% %s <> 0", (DAY_MS,))
+    for table in ("charge", "ledger_day", "day_proof"):
+        connection.execute(f"DELETE FROM {table} WHERE day_ms >= %s", (from_ms,))
+    return marked

@@ -1,0 +1,1 @@
+"""Messages to people: the outbox, notification rules, and which finding was notified when."""

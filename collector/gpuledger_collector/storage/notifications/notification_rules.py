@@ -1,0 +1,86 @@
+"""Recipients' rules, contacts and actions in Postgres, as a file declared them: what is gone is superseded."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+
+from gpuledger_collector.storage.notifications.delivery_rules import Rules
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
+from gpuledger_collector.storage.access import audit
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+RECIPIENT, CONTACT, ACTION = "recipient", "contact", "action"
+
+
+def recipients(connection: Connection) -> dict[str, Rules]:
+    """The rules in force by recipient."""
+    return {name: Rules(**terms) for name, terms in _current(connection, RECIPIENT).items()}
+
+
+def contacts(connection: Connection) -> list[Contact]:
+    """Who is written to, by name."""
+    return [Contact(**terms) for terms in _current(connection, CONTACT).values()]
+
+
+def actions(connection: Connection) -> list[ActionRule]:
+    """What teams opted in to, by name."""
+    return [ActionRule(**terms) for terms in _current(connection, ACTION).values()]
+
+
+def _current(connection: Connection, kind: str) -> dict[str, dict[str, Any]]:
+    rows = connection.execute(
+        "SELECT name, terms FROM letter_rule WHERE kind = %s AND superseded_at IS NULL ORDER BY name", (kind,)
+    )
+    return {name: {key: _tuple(value) for key, value in terms.items()} for name, terms in rows}
+
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def replace_recipients(connection: Connection, wanted: Mapping[str, Rules], now: dt.datetime) -> ImportOutcome:
+    """The rules of recipients become these."""
+    return _replace(connection, RECIPIENT, {name: asdict(rules) for name, rules in wanted.items()}, now)
+
+
+def replace_contacts(connection: Connection, wanted: Sequence[Contact], now: dt.datetime) -> ImportOutcome:
+    """The contacts become these."""
+    return _replace(connection, CONTACT, {one.name: asdict(one) for one in wanted}, now)
+
+
+def replace_actions(connection: Connection, wanted: Sequence[ActionRule], now: dt.datetime) -> ImportOutcome:
+    """The actions that teams opted in to become these."""
+    return _replace(connection, ACTION, {one.name: asdict(one) for one in wanted}, now)
+
+
+def _replace(
+    connection: Connection, kind: str, wanted: Mapping[str, Mapping[str, Any]], now: dt.datetime
+) -> ImportOutcome:
+    plain = {name: json.loads(json.dumps(terms)) for name, terms in wanted.items()}
+    rows = connection.execute(
+        "SELECT name, terms FROM letter_rule WHERE kind = %s AND superseded_at IS NULL", (kind,)
+    ).fetchall()
+    known: dict[str, Any] = dict(rows)
+    changed = sorted(name for name in known.keys() | plain.keys() if known.get(name) != plain.get(name))
+    connection.execute(
+        "UPDATE letter_rule SET superseded_at = %s WHERE kind = %s AND superseded_at IS NULL AND name = ANY(%s)",
+        (now, kind, changed),
+    )
+    for name in changed:
+        if name in plain:
+            connection.execute(
+                "INSERT INTO letter_rule (kind, name, terms, recorded_at) VALUES (%s, %s, %s::jsonb, %s)",
+                (kind, name, json.dumps(plain[name]), now),
+            )
+    changes = [audit.Change(kind, name, known.get(name), plain.get(name)) for name in changed]
+    audit.record(connection, changes, int(now.timestamp() * 1000))
+    added = sum(name not in known for name in changed)
+    unchanged = sum(known.get(name) == terms for name, terms in plain.items())
+    return ImportOutcome(added, len(changed) - added, unchanged)

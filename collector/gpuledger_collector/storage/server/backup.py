@@ -1,0 +1,97 @@
+"""Backup and restore of the whole ledger, by Postgres' own pg_dump and pg_restore.
+
+A backup is one snapshot in pg_dump's custom format (compressed, selective, of any supported version): it restores into
+the same or a newer major version of Postgres, which makes it the way of a major upgrade as well. The file appears
+whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from gpuledger_collector.storage.server.binaries import installed
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+
+_ROLES = re.compile(r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY) ")
+"""Entries that name roles of the server that the backup came from: they are set up anew, not restored."""
+
+
+class NotEmpty(StorageError):
+    """The database that a backup was to be restored into holds something already."""
+
+
+class NotABackup(StorageError):
+    """The file that was to be restored is not what `backup` writes, is cut short, or of a newer Postgres."""
+
+
+def program(name: str) -> Path:
+    """A client program of Postgres: the bundled one, or the one on the path. Raises EnvironmentLacks."""
+    try:
+        bundled = installed() / "bin" / name
+    except EnvironmentLacks:
+        bundled = None
+    if bundled is not None and bundled.exists():
+        return bundled
+    found = shutil.which(name)
+    if found is None:
+        raise EnvironmentLacks(
+            f"there is no {name}: apt install postgresql-client, or pip install 'gpuledger[embedded]'"
+        )
+    return Path(found)
+
+
+def backup(dsn: str, target: Path) -> int:
+    """Write everything to a file; its size in bytes. Raises StorageError with what pg_dump said."""
+    unfinished = target.with_name(f".{target.name}.part")
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            _run(program("pg_dump"), dsn, "--format=custom", "--no-owner", "--no-privileges", stdout=file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def restore(dsn: str, source: Path) -> None:
+    """Bring a backup into an empty database, in one transaction. Raises NotEmpty, NotABackup, or StorageError."""
+    with open_connection(dsn) as connection:
+        row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    if row is not None and row[0]:
+        raise NotEmpty(f"the database holds {row[0]} tables already: restore into an empty one")
+    with tempfile.NamedTemporaryFile("w+", suffix=".list") as chosen:
+        pg_restore = program("pg_restore")
+        try:
+            listed = _run(pg_restore, None, "--list", str(source), stdout=subprocess.PIPE)
+        except StorageError as error:
+            raise NotABackup(f"{source} cannot be read as a backup ({error})") from error
+        chosen.writelines(line for line in listed.splitlines(keepends=True) if not _ROLES.search(line))
+        chosen.flush()
+        given = ("--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error", "--use-list", chosen.name)
+        _run(pg_restore, dsn, *given, str(source))
+
+
+def _run(tool: Path, dsn: str | None, *arguments: str, stdout: object = subprocess.DEVNULL) -> str:
+    """What a client program wrote; the password goes by the environment, where other users cannot read it."""
+    parts = conninfo_to_dict(dsn or "")
+    password = parts.pop("password", None)
+    environment = {**os.environ, **({} if password is None else {"PGPASSWORD": str(password)})}
+    address = make_conninfo("", **parts)
+    done = subprocess.run(
+        [tool, *(() if dsn is None else ("--dbname", address)), *arguments],
+        env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
+    )  # type: ignore[call-overload]  # fmt: skip
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise StorageError(f"{tool.name}: {said[0].removeprefix(f'{tool.name}: error: ')}")
+    return str(done.stdout or "")

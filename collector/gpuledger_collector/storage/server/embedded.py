@@ -1,0 +1,479 @@
+"""The embedded Postgres: the wheel's programs under our own supervisor.
+
+Idea: whichever command needs the database takes a shared lock on `users` in the data folder and starts the server if
+none answers; whoever gives the last of these locks back stops it. So a second command joins the running server, a
+command that was killed leaves nothing locked (the kernel drops its locks), and the server it left behind is joined and
+then stopped by the next one. Starting and stopping happen under an exclusive lock. Nothing is believed of
+`postmaster.pid` but what /proc and a login confirm.
+
+The server listens on loopback TCP alone, on a port that is chosen free and remembered, with SCRAM and a password that
+is kept in a file of mode 0600.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from gpuledger_collector.storage.server.binaries import (
+    RunAs,
+    make_own_folder,
+    permits,
+    reachable_programs,
+    reaches,
+    server_user,
+    shared_root,
+)
+from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, OWNER, divide, set_up
+from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable
+
+PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
+"""Files of the passwords, each readable by its owner alone."""
+START_SECONDS = 120.0
+"""How long a start may take: crash recovery replays the log since the last checkpoint first."""
+STOP_SECONDS = 60.0
+LOG_BYTES = 16 * 1024 * 1024
+OUR_FILES = re.compile(r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*")
+"""What the data folder holds when nobody else uses it."""
+OPTIONS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "60",
+    "reserved_connections": "30",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "jit": "off",
+    "log_min_messages": "log",
+    "log_min_error_statement": "panic",
+    "log_error_verbosity": "terse",
+    "log_parameter_max_length_on_error": "0",
+}
+"""Readers leave half of the sessions to the owner; what a statement says of people is not written to the log."""
+_TRANSIENT = re.compile(r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery")
+_PORT_TAKEN = re.compile(r"could not bind|Address already in use|could not create any TCP/IP sockets")
+
+
+class EmbeddedServer:
+    """The server of one data folder. `acquire` and `release` come in pairs; the last user stops it.
+
+    `user` names the unprivileged user to run as when the caller is root; `options` are further server settings.
+    """
+
+    def __init__(self, data_dir: Path, user: str | None = None, options: Mapping[str, str] | None = None) -> None:
+        self.data_dir = data_dir.absolute()
+        self.options = {**OPTIONS, **(options or {})}
+        self._wanted_user = user
+        self._users: IO[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._seat: tuple[Path, RunAs | None] | None = None
+
+    def acquire(self) -> str:
+        """The DSN of the running server, started if need be.
+
+        Raises EnvironmentLacks or ServerUnavailable with a sentence for people.
+        """
+        self._make_data_dir()
+        with self._exclusive():
+            users = (self.data_dir / "users").open("a")
+            running = self._postmaster()
+            try:
+                fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                dsn = self._join_or_start()
+            except BaseException:
+                users.close()
+                if running is None:  # started by us, and joined by nobody: starting is exclusive
+                    self._stop()
+                raise
+            self._users = users
+        return dsn
+
+    def release(self) -> None:
+        """Give the use back, and stop the server when no other command uses it."""
+        if self._users is None:
+            return
+        users, self._users = self._users, None
+        with self._exclusive(), users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            self._stop()
+
+    def ensure_running(self) -> bool:
+        """Start the server again if it has died since `acquire`; True when it had to be started."""
+        if self._child is not None:
+            self._child.poll()
+        if self._postmaster() is not None:
+            return False
+        with self._exclusive():
+            if self._postmaster() is not None:
+                return False
+            self._join_or_start()
+        return True
+
+    @property
+    def dsn(self) -> str:
+        """The DSN as it is now."""
+        return self._conninfo(DATABASE)
+
+    @property
+    def admin_dsn(self) -> str:
+        """The DSN of the supervisor's own superuser: for what the owner of the ledger may not do."""
+        return self._address(ADMIN, self._password(ADMIN), DATABASE)
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster's process id, None while it does not run."""
+        return self._postmaster()
+
+    # the folder and the seat of the cluster
+
+    def _make_data_dir(self) -> None:
+        try:
+            make_own_folder(self.data_dir, server_user(os.geteuid(), self._wanted_user), OUR_FILES)
+            probe = self.data_dir / "lock"
+            probe.touch(mode=0o600)
+        except OSError as error:
+            raise EnvironmentLacks(
+                f"the data folder {self.data_dir} cannot be written ({error.strerror}): "
+                "set GPULEDGER_DATA_DIR to a folder of your own"
+            ) from error
+
+    @property
+    def _home(self) -> Path:
+        return self._seat_of_cluster()[0]
+
+    @property
+    def _cluster(self) -> Path:
+        return self._home / "cluster"
+
+    def _seat_of_cluster(self) -> tuple[Path, RunAs | None]:
+        """The folder that holds the cluster, and who runs it: decided at the first start and remembered."""
+        if self._seat is None:
+            user = server_user(os.geteuid(), self._wanted_user)
+            remembered = self.data_dir / "home"
+            if remembered.exists():
+                home = Path(remembered.read_text().strip())
+            elif user is None or (reaches(self.data_dir / "postgres", user) and permits(self.data_dir, user, 1)):
+                home = self.data_dir / "postgres"
+            else:
+                key = hashlib.sha256(os.path.realpath(self.data_dir).encode()).hexdigest()[:16]
+                home = shared_root() / f"data-{key}"
+            self._seat = home, user
+        return self._seat
+
+    def _check_seat(self) -> None:
+        home, user = self._seat_of_cluster()
+        uid = os.geteuid() if user is None else user.uid
+        if home.exists() and home.stat().st_uid != uid:
+            raise EnvironmentLacks(
+                f"{home} belongs to another user (uid {home.stat().st_uid}, the server would run as {uid}): "
+                "use the same user as before, or set GPULEDGER_DATA_DIR to another folder"
+            )
+        if user is not None and not reaches(home, user):
+            raise EnvironmentLacks(f"user {user.name!r} cannot reach {home} any more: open the folders above it")
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One command at a time starts or stops the server."""
+        with (self.data_dir / "lock").open("a") as lock:
+            deadline = time.monotonic() + START_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise ServerUnavailable(
+                            f"another command has been starting or stopping the database in {self.data_dir} "
+                            f"for {START_SECONDS:.0f} s: try again when it has ended"
+                        ) from None
+                    time.sleep(0.05)
+            yield
+
+    # starting
+
+    def _join_or_start(self) -> str:
+        self._check_seat()
+        if not (self._cluster / "PG_VERSION").exists():
+            self._initialise()
+        self._check_version()
+        if self._postmaster() is None or not self._wait_until_ready():
+            self._start()
+        self._set_up()
+        return self._conninfo(DATABASE)
+
+    def _initialise(self) -> None:
+        home, user = self._seat_of_cluster()
+        programs = reachable_programs(user, self._program_folder())
+        password = self._password(ADMIN, create=True)
+        self._password(OWNER, create=True)
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        fresh, secret = home / "cluster.new", home / "pwfile"
+        shutil.rmtree(fresh, ignore_errors=True)
+        secret.unlink(missing_ok=True)
+        with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(password + "\n")
+        if user is not None:
+            os.chown(home, user.uid, user.gid)
+            os.chown(secret, user.uid, user.gid)
+        try:
+            done = subprocess.run(
+                [
+                    *[str(programs / "bin/initdb"), "-D", str(fresh), "-U", ADMIN, f"--pwfile={secret}", "-E", "UTF8"],
+                    *["--auth=scram-sha-256", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
+                ],
+                capture_output=True,
+                text=True,
+                check=False,
+                **self._as_server_user(),
+            )
+        finally:
+            secret.unlink(missing_ok=True)
+        if done.returncode:
+            raise ServerUnavailable(f"the database could not be made in {home}: {last_line(done.stderr)}")
+        fresh.rename(home / "cluster")
+        (self.data_dir / "home").write_text(f"{home}\n")
+
+    def _check_version(self) -> None:
+        _, user = self._seat_of_cluster()
+        have = (self._cluster / "PG_VERSION").read_text().strip()
+        offered = reachable_programs(user, self._program_folder()).name.removeprefix("pginstall")
+        if have != offered:
+            raise EnvironmentLacks(
+                f"{self._cluster} was made by PostgreSQL {have} and this installation brings {offered}: "
+                "dump it with the old version and restore it into a new data folder"
+            )
+
+    def _start(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        new_port = False
+        while True:
+            self._forget_dead_postmaster()
+            self._spawn(self._port(choose=new_port))
+            if self._wait_until_ready():
+                return
+            said = self._log_tail()
+            new_port = bool(_PORT_TAKEN.search(said))
+            if time.monotonic() > deadline or not (new_port or _TRANSIENT.search(said)):
+                raise ServerUnavailable(f"the embedded database does not start: {last_line(said)} (see {self._log})")
+            time.sleep(0.2)
+
+    def _spawn(self, port: int) -> None:
+        home, user = self._seat_of_cluster()
+        programs = reachable_programs(user, self._program_folder())
+        settings = [f"--{name}={value}" for name, value in {**self.options, "port": str(port)}.items()]
+        older = self._log.with_suffix(".log.1")
+        if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+            self._log.replace(older)
+        for path in (self._log, older):
+            if path.exists():
+                path.chmod(0o600)
+        with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            log.write(b"--- start\n")
+            self._child = subprocess.Popen(
+                [programs / "bin/postgres", "-D", home / "cluster", *settings],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **self._as_server_user(),
+            )
+
+    def _wait_until_ready(self) -> bool:
+        """True as soon as our server lets us in; False when it has ended or another server has its port."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._child is None and self._postmaster() is None:
+                return False
+            if self._child is not None and self._wait_for_end(0.03):
+                return False
+            try:
+                with self._open_as_supervisor() as connection:
+                    row = connection.execute("SHOW data_directory").fetchone()
+                return row is not None and os.path.realpath(row[0]) == os.path.realpath(self._cluster)
+            except psycopg.OperationalError as error:
+                if "authentication failed" in str(error):
+                    return self._strange_server(str(error))
+        return False
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        """Whether our child ends within this time: one whose port is taken does, before a stranger is asked in vain."""
+        assert self._child is not None
+        try:
+            self._child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _strange_server(self, said: str) -> bool:
+        if self._child is None and self._postmaster() is not None:
+            raise ServerUnavailable(
+                f"the running database refuses the passwords in {' and '.join(PASSWORDS.values())} of {self.data_dir}"
+            )
+        if self._child is not None and self._child.poll() is None:
+            raise ServerUnavailable(f"the embedded database refuses its own password: {last_line(said)}")
+        return False
+
+    def _set_up(self) -> None:
+        """The roles and the database; a cluster of before gets its second role."""
+        owner, admin = self._password(OWNER), self._password(ADMIN, create=True)
+        with self._open_as_supervisor() as connection:
+            is_divided = connection.info.user == ADMIN
+        if not is_divided:
+            divide(self._open_as, owner, admin)
+        set_up(self._open_as, owner, admin)
+
+    def _open_as_supervisor(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """As the superuser; in a cluster of before that is the role of the ledger. Raises psycopg.OperationalError."""
+        if (self.data_dir / PASSWORDS[ADMIN]).exists():
+            try:
+                return self._open_as(ADMIN, self._password(ADMIN), "postgres")
+            except psycopg.OperationalError as error:
+                if "authentication failed" not in str(error) or not (self.data_dir / PASSWORDS[OWNER]).exists():
+                    raise
+        return self._open_as(OWNER, self._password(OWNER), "postgres")
+
+    def _open_as(self, role: str, password: str, database: str) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self._address(role, password, database), connect_timeout=2, autocommit=True)
+
+    # what is remembered
+
+    def _password(self, role: str, *, create: bool = False) -> str:
+        path = self.data_dir / PASSWORDS[role]
+        if create and not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24) + "\n")
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise EnvironmentLacks(f"the database's password file {path} cannot be read ({error.strerror})") from error
+
+    def _port(self, *, choose: bool = False) -> int:
+        path = self.data_dir / "port"
+        if path.exists() and not choose:
+            return int(path.read_text())
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        path.write_text(f"{port}\n")
+        return port
+
+    def _conninfo(self, database: str) -> str:
+        return self._address(OWNER, self._password(OWNER), database)
+
+    def _address(self, role: str, password: str, database: str) -> str:
+        return make_conninfo(
+            host="127.0.0.1",
+            port=self._port(),
+            user=role,
+            password=password,
+            dbname=database,
+            require_auth="scram-sha-256",
+        )
+
+    def _program_folder(self) -> Path:
+        """Where a copy of the programs may lie: beside the cluster when that is reachable."""
+        home, _ = self._seat_of_cluster()
+        return self.data_dir if home.parent == self.data_dir else home.parent
+
+    def _as_server_user(self) -> dict[str, Any]:
+        _, user = self._seat_of_cluster()
+        environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        shared: dict[str, Any] = {"cwd": "/", "env": {**environment, "LC_ALL": "C"}}
+        if user is not None:
+            shared |= {"user": user.uid, "group": user.gid, "extra_groups": sorted(user.groups)}
+        return shared
+
+    # what runs
+
+    @property
+    def _log(self) -> Path:
+        return self.data_dir / "postgres.log"
+
+    def _log_tail(self) -> str:
+        text = self._log.read_text(errors="replace")[-8192:]
+        return text.rsplit("--- start\n", 1)[-1]
+
+    def _recorded_pid(self) -> int | None:
+        try:
+            return int((self._cluster / "postmaster.pid").read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            return None
+
+    def _postmaster(self) -> int | None:
+        """The recorded process, if it lives and is the postmaster of this very cluster."""
+        pid = self._recorded_pid()
+        return pid if pid is not None and serves(pid, self._cluster) else None
+
+    def _forget_dead_postmaster(self) -> None:
+        """Remove a stale postmaster.pid whose number now belongs to some other program.
+
+        Postgres itself clears one whose process is gone, and refuses to start on one whose number was given out anew
+        (after a reboot, or in a new container).
+        """
+        pid = self._recorded_pid()
+        if pid is not None and Path(f"/proc/{pid}").exists() and not looks_like_postgres(pid):
+            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+
+    def _stop(self) -> None:
+        pid = self._postmaster()
+        if pid is None:
+            return
+        for number, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                if not serves(pid, self._cluster):
+                    self._reap()
+                    return
+                time.sleep(0.01)
+
+    def _reap(self) -> None:
+        """Takes the ended child's exit status, so that nothing of it is left."""
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(5)
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of a living process; empty for one that is gone or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def looks_like_postgres(pid: int) -> bool:
+    """Whether the process is a postmaster or one of its children."""
+    first = command_line(pid)[:1]
+    return bool(first) and (Path(first[0]).name == "postgres" or first[0].startswith("postgres:"))
+
+
+def serves(pid: int, cluster: Path) -> bool:
+    """Whether the process is the postmaster of `cluster`."""
+    return looks_like_postgres(pid) and str(cluster) in command_line(pid)
+
+
+def last_line(text: str) -> str:
+    """The line of a program's output that says what went wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "FATAL" in line or "error:" in line or "PANIC" in line]
+    return (telling or lines or ["it said nothing"])[-1]

@@ -1,0 +1,111 @@
+"""Roles of the embedded server: the supervisor's own superuser, and the owner of the ledger, who is none.
+
+Everything but starting and stopping is done by the owner: a statement that somebody slips to it reaches no file and no
+program of the machine. Data folders of before had one role for both, the first of their cluster. That one cannot stop
+being a superuser, so it gets the supervisor's name, and the owner is made anew under the old name, with the password
+that it had; then each object is handed over. Whatever ends this half-way, the next start goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from gpuledger_collector.storage.access.readers import FUNCTIONS
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Open = Callable[[str, str, str], contextlib.AbstractContextManager[Connection]]
+"""Opens an autocommit connection as a role, with a password, to a database."""
+ADMIN = "gpuledger_admin"
+OWNER = "gpuledger"
+DATABASE = "gpuledger"
+_STEP = "gpuledger_upgrade"
+"""A superuser for as long as the first role is renamed, which it cannot do to itself."""
+_FOREIGN = """
+SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'TABLE' END,
+    c.oid::regclass::text
+FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'S', 'v', 'm')
+AND c.relowner <> %(owner)s::regrole
+AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+    AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i') AND c.relkind = 'S')
+UNION ALL
+SELECT 'ROUTINE', p.oid::regprocedure::text FROM pg_proc p
+WHERE p.pronamespace = 'public'::regnamespace AND p.proowner <> %(owner)s::regrole
+UNION ALL
+SELECT 'TYPE', t.oid::regtype::text FROM pg_type t
+WHERE t.typnamespace = 'public'::regnamespace AND t.typowner <> %(owner)s::regrole AND t.typtype IN ('e', 'd', 'r')
+"""
+
+
+def divide(open_as: Open, owner_password: str, admin_password: str) -> None:
+    """Give a cluster of before, whose first role is the owner, a supervisor of its own."""
+    with open_as(OWNER, owner_password, "postgres") as connection:
+        _make(connection, _STEP, admin_password, "SUPERUSER LOGIN")
+    with open_as(_STEP, admin_password, "postgres") as connection, connection.transaction():
+        owner, admin = sql.Identifier(OWNER), sql.Identifier(ADMIN)
+        connection.execute(sql.SQL("ALTER ROLE {} RENAME TO {}").format(owner, admin))
+        _make(connection, ADMIN, admin_password, "")
+        _make(connection, OWNER, owner_password, "LOGIN CREATEROLE")
+
+
+def _make(connection: Connection, role: str, password: str, rights: str) -> None:
+    """A role with these rights and this password, made when it is not there; the password goes as its hash."""
+    known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+    hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
+    text = "CREATE ROLE {} {} PASSWORD {}" if known is None else "ALTER ROLE {} {} PASSWORD {}"
+    connection.execute(sql.SQL(text).format(sql.Identifier(role), sql.SQL(rights), sql.Literal(hashed)))
+
+
+def set_up(open_as: Open, owner_password: str, admin_password: str) -> None:
+    """Make the owner and its database where they are missing, and hand over what is not its own yet."""
+    with open_as(ADMIN, admin_password, "postgres") as connection:
+        if not _is_set_up(connection):
+            _set_up_server(connection, owner_password)
+    with open_as(ADMIN, admin_password, DATABASE) as connection:
+        foreign = connection.execute(_FOREIGN, {"owner": OWNER}).fetchall()
+        for kind, name in foreign:
+            change = sql.SQL("ALTER {} {} OWNER TO {}")
+            connection.execute(change.format(sql.SQL(kind), sql.SQL(name), sql.Identifier(OWNER)))
+        open_to_all = connection.execute(
+            "SELECT oid::regprocedure::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
+            f"WHERE {FUNCTIONS} AND a.grantee = 0"
+        ).fetchall()
+        for (name,) in open_to_all:
+            connection.execute(sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(sql.SQL(name)))
+
+
+def _is_set_up(connection: Connection) -> bool:
+    """Whether `_set_up_server` came to its last statement."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE datname = %s "
+        "AND rolname = %s) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s)",
+        (DATABASE, OWNER, _STEP),
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _set_up_server(connection: Connection, owner_password: str) -> None:
+    owner = sql.Identifier(OWNER)
+    _make(connection, OWNER, owner_password, "LOGIN CREATEROLE")
+    connection.execute(sql.SQL("GRANT pg_use_reserved_connections TO {}").format(owner))
+    others = connection.execute(
+        "SELECT rolname, rolcanlogin FROM pg_roles WHERE oid >= 16384 AND NOT rolsuper AND rolname <> %s", (OWNER,)
+    ).fetchall()
+    for role, is_reader in others:
+        how = "INHERIT TRUE, SET FALSE" if is_reader else "INHERIT FALSE, SET TRUE"
+        grant = sql.SQL(f"GRANT {{}} TO {{}} WITH ADMIN TRUE, {how}")
+        connection.execute(grant.format(sql.Identifier(role), owner))
+    for database in ("postgres", "template1"):
+        connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database)))
+    connection.execute(sql.SQL("GRANT CONNECT ON DATABASE postgres TO {}").format(owner))
+    place = sql.Identifier(DATABASE)
+    if connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone() is None:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(place))
+    connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(place))
+    connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(_STEP)))
+    # Last, because it is what `_is_set_up` asks for.
+    connection.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(place, owner))

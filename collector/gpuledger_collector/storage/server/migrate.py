@@ -1,0 +1,262 @@
+"""The schema's version: what the database has, what this installation brings, and the way from one to the other.
+
+A migration is of one of two phases. `pre` only adds: collectors of the version before go on beside it. `post` takes
+away what they use: it runs once none of them is alive (docs/decisions/0015-old-and-new-together.md). The database
+keeps the phase of each in `schema_step`, for collectors that do not know the migration itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
+
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage import database as engine
+from gpuledger_collector.storage.server import replicas
+from gpuledger_collector.storage.server import schema_version
+from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
+from gpuledger_collector.storage.locks import ABOUT, Lock
+
+PHASES = ("pre", "post")
+LOCK_TRIES = 60
+LOCK_PAUSE_SECONDS = 2.0
+"""Between two tries of a migration that did not get its locks: whoever queued up behind it goes first."""
+_PARTITION = re.compile(r"_(p\d{6}(\d\d)?|merging)$")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A migration: its number, what it brings in a line, its phase."""
+
+    revision: str
+    says: str
+    phase: str
+
+    def __str__(self) -> str:
+        return f"{self.revision} {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStatus:
+    """Revision of the database (None: empty), the newest one of this installation, and what lies between them."""
+
+    current: str | None
+    head: str
+    pending: tuple[Step, ...]
+    server_version: int
+    """As Postgres numbers it: 180004 is 18.4."""
+    ahead: tuple[str, ...] = ()
+    """Revisions of the database that this installation does not know, each of phase `pre`."""
+
+    @property
+    def server_major(self) -> int:
+        """The major version of the server."""
+        return self.server_version // 10_000
+
+    @property
+    def supported(self) -> bool:
+        """Whether this server's major version is one that we test."""
+        return self.server_major in engine.SUPPORTED
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether nothing is left to migrate."""
+        return not self.pending
+
+    @property
+    def serves(self) -> bool:
+        """Whether this version can read and write the database as it is: only `post` migrations may be pending."""
+        return self.current is not None and all(step.phase == "post" for step in self.pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """What an upgrade did."""
+
+    head: str
+    done: tuple[Step, ...]
+    left: tuple[Step, ...]
+    """From the first `post` migration on that was not asked for, or that `older` stand against."""
+    older: tuple[str, ...]
+    """Collectors that are alive and would not survive it, as `version on host`."""
+
+
+def own_objects(_entry: Any, name: str | None, kind: str, _reflected: bool, _compared: Any) -> bool:
+    """Which objects of a database belong to the declared schema: all but the partitions of days and months."""
+    return not (kind == "table" and name is not None and _PARTITION.search(name))
+
+
+def configuration() -> Config:
+    """Alembic's configuration, without a file."""
+    config = Config()
+    config.set_main_option("script_location", str(schema_version.scripts()).replace("%", "%%"))
+    return config
+
+
+def status(dsn: str) -> SchemaStatus:
+    """What the database has and lacks. Raises ServerUnavailable, or SchemaBehind for a revision unknown here."""
+    known = steps()
+    head = next(reversed(known), "")
+    with connected(dsn) as connection:
+        current = MigrationContext.configure(connection).get_current_revision()
+        version = int(connection.scalar(sa.text("SHOW server_version_num")) or 0)
+        if current is not None and current not in known:
+            return SchemaStatus(current, head, (), version, _ahead(connection, current, head))
+    revisions = list(known)
+    begin = 0 if current is None else revisions.index(current) + 1
+    return SchemaStatus(current, head, tuple(known[name] for name in revisions[begin:]), version)
+
+
+def steps() -> dict[str, Step]:
+    """Every migration of this installation by its number, the oldest first."""
+    scripts_known = list(ScriptDirectory.from_config(configuration()).walk_revisions())
+    return {
+        script.revision: Step(script.revision, script.doc, getattr(script.module, "phase", "pre"))
+        for script in reversed(scripts_known)
+    }
+
+
+def head() -> str:
+    """The newest migration of this installation."""
+    return next(reversed(steps()), "")
+
+
+def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...]:
+    """The unknown revisions between `head` and the database's. Raises SchemaBehind unless each is a `pre` one."""
+    table = connection.scalar(sa.text("SELECT to_regclass('schema_step')"))
+    rows = connection.execute(sa.text("SELECT revision, follows, phase FROM schema_step")) if table else ()
+    recorded = {revision: (follows, phase) for revision, follows, phase in rows}
+    found: list[str] = []
+    at = current
+    while at != head:
+        follows, phase = recorded.get(at, ("", ""))
+        if phase != "pre" or at in found:
+            raise SchemaBehind(
+                f"the database is at revision {current!r}, which this version of gpuledger does not know: "
+                "it was migrated by a newer one; install that one here too"
+            )
+        found.append(at)
+        at = follows
+    return tuple(reversed(found))
+
+
+def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
+    """Bring the database to the newest revision.
+
+    Before a `post` migration it stops where `post` is False, unless the database is new, and where an older collector
+    is alive. The wall before viewers is raised after it, where this user may. Raises StorageError.
+    """
+    before = status(dsn)
+    if not before.supported:
+        raise EnvironmentLacks(
+            f"the server is PostgreSQL {before.server_major}; gpuledger works with {engine.SUPPORTED[0]} to "
+            f"{engine.SUPPORTED[-1]}"
+        )
+    if before.ahead:
+        return Upgraded(before.head, (), (), ())
+    try:
+        return _run(dsn, before, post=post)
+    finally:
+        with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
+            viewer_wall.lift(opened, LOCK_TRIES, LOCK_PAUSE_SECONDS)
+
+
+def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:
+    done: list[Step] = []
+    for place, step in enumerate(before.pending):
+        older: tuple[str, ...] = ()
+        if step.phase == "post" and before.current is not None:
+            older = _older(dsn, step.revision)
+            if older or not post:
+                return Upgraded(before.head, tuple(done), before.pending[place:], older)
+        done.append(step)
+        following = before.pending[place + 1 : place + 2]
+        if not following or following[0].phase == "post" or step.phase == "post":
+            _migrate(dsn, step.revision)
+    return Upgraded(before.head, tuple(done), (), ())
+
+
+def _older(dsn: str, revision: str) -> tuple[str, ...]:
+    """Collectors that are alive and do not know this revision."""
+    known = list(steps())
+    with engine.open_connection(dsn, autocommit=True, application="gpuledger-migrate") as connection:
+        return tuple(replicas.alive_at(connection, known[: known.index(revision)]))
+
+
+def _migrate(dsn: str, revision: str) -> None:
+    """Migrate up to this revision, each step in a transaction of its own, again and again while tables are locked."""
+    for tried in range(1, LOCK_TRIES + 1):
+        config = configuration()
+        with _alone(dsn), connected(dsn) as connection:
+            config.attributes["connection"] = connection
+            try:
+                command.upgrade(config, revision)
+                return
+            except (DBAPIError, psycopg.errors.LockNotAvailable) as error:
+                if not isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable):
+                    raise
+        log.info("a table is locked by others; try %d of %d", tried, LOCK_TRIES)
+        time.sleep(LOCK_PAUSE_SECONDS)
+    raise TablesLocked(
+        f"a table that the migration to {revision} changes was locked by others at each of {LOCK_TRIES} tries: end the "
+        "long transaction that pg_stat_activity shows, and run it again; what was migrated before stays"
+    )
+
+
+def _alone(dsn: str) -> AbstractContextManager[object]:
+    """Waits until nobody else migrates. The lock's table is older than the first migration, which it holds too."""
+
+    def connect() -> psycopg.Connection[tuple[Any, ...]]:
+        return engine.open_connection(dsn, autocommit=True, application="gpuledger-migrate")
+
+    # Of two that make it at the same time, one is told that the other has made it.
+    with connect() as connection, suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+        found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (Lock.MIGRATIONS,)).fetchone()
+        if found is not None and not found[0]:
+            connection.execute(f"CREATE TABLE {Lock.MIGRATIONS} (); COMMENT ON TABLE {Lock.MIGRATIONS} IS '{ABOUT}'")
+    return locks.held(connect, Lock.MIGRATIONS)
+
+
+def require_current(dsn: str) -> None:
+    """Raise SchemaBehind unless this version can read and write the database: at most `pre` migrations ahead of it,
+    and none but `post` ones behind."""
+    found = status(dsn)
+    if not found.serves:
+        raise SchemaBehind(f"the database lacks {len(found.pending)} migration(s): run `gpuledger db upgrade`")
+
+
+class connected:  # noqa: N801 - used as a function in a with statement
+    """A SQLAlchemy connection of one short life; what the driver says becomes one sentence."""
+
+    def __init__(self, dsn: str) -> None:
+        self._engine = sa.create_engine(
+            "postgresql+psycopg://", connect_args=engine.parameters(dsn, "gpuledger-migrate"), poolclass=sa.NullPool
+        )
+
+    def __enter__(self) -> sa.Connection:
+        """Open it. Raises ServerUnavailable."""
+        try:
+            self._connection = self._engine.connect()
+        except DBAPIError as error:
+            raise ServerUnavailable(f"the database cannot be reached: {engine.reason(error.orig or error)}") from error
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._connection.close()
+        self._engine.dispose()

@@ -1,0 +1,1 @@
+"""Samples, rollups and series: stored, packed, rolled up and expired."""

@@ -1,0 +1,229 @@
+"""The minute rollup in bulk: columns of numbers, a hundred thousand rows at a time, and who held what meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from gpuledger_collector.insight.findings import Card, HeldNow, HeldSpan, HourUse
+from gpuledger_collector.storage.server.distribution import has_citus
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
+            "zero_ratio", "memory_copy_ratio", "sm_clock_hertz", "slowed_ratio", "processes")  # fmt: skip
+_MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
+"""A minute as the server packs it: a million rows come as one value an accelerator, which a row each does not."""
+_ROW = [("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)]
+
+
+def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
+    """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
+    import numpy as np  # here alone: what reports ask of this module needs none
+
+    packed = " || ".join(["int8send(minute_ms)", *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS)])
+    with connection.cursor(binary=True) as cursor:
+        rows = cursor.execute(
+            f"SELECT accelerator_id, string_agg({packed}, ''::bytea) FROM gpu_minute "
+            "WHERE accelerator_id = ANY(%s) AND minute_ms >= %s AND minute_ms < %s GROUP BY 1",
+            (list(ids), start_ms, end_ms),
+        ).fetchall()
+    parts = [np.frombuffer(row[1], dtype=_MINUTE) for row in rows]
+    whole = np.empty(sum(len(part) for part in parts), dtype=_ROW)
+    at = 0
+    for (accelerator_id, _), part in zip(rows, parts, strict=True):
+        piece = whole[at : at + len(part)]
+        piece["accelerator_id"] = accelerator_id
+        for name, _ in _MINUTE:
+            piece[name] = part[name]
+        at += len(part)
+    return whole
+
+
+def cards(connection: Connection, start_ms: int, end_ms: int) -> list[Card]:
+    """Accelerators that were there in the period, by node and index; of several places the last."""
+    rows = connection.execute(
+        """
+        SELECT DISTINCT ON (a.id) a.id, a.uuid, a.model, a.gpu_micro, a.memory_bytes, coalesce(n.name, ''), c.pool,
+            a.gpu_index
+        FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+        WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.id, c.in_ms DESC
+        """,
+        (end_ms, start_ms),
+    )
+    return [Card(*row) for row in rows]
+
+
+def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[HeldSpan]:
+    """Who held these accelerators, and when they could not be held, by begin."""
+    rows = connection.execute(
+        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM stretch WHERE accelerator_id = ANY(%s) "
+        "AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' "
+        "ORDER BY start_ms, workload_id DESC NULLS LAST",
+        (list(ids), end_ms, start_ms, start_ms - 86_400_000),
+    )
+    for row in rows:
+        yield HeldSpan(*row)
+
+
+def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those (accelerator, workload) pairs of which the workload was ever busy on the accelerator before an instant."""
+    rows = connection.execute(
+        "SELECT p.a, p.w FROM unnest(%s::bigint[], %s::bigint[]) AS p (a, w) WHERE EXISTS (SELECT FROM usage_hour u "
+        "WHERE u.accelerator_id = p.a AND u.workload_id = p.w AND u.state = 'held' AND u.hour_ms < %s "
+        "AND u.busy_ms > 0)",
+        ([pair[0] for pair in pairs], [pair[1] for pair in pairs], at_ms),
+    )
+    return {(int(row[0]), int(row[1])) for row in rows}
+
+
+_END = "SELECT {end}(minute_ms) FROM gpu_minute"
+_END_BY_KEY = (
+    "SELECT {end}((SELECT {end}(minute_ms) FROM gpu_minute m WHERE m.accelerator_id = a.id)) FROM accelerator a"
+)
+"""The same by a look-up an accelerator, however many minutes there are; Citus takes no such subquery."""
+
+
+def newest(connection: Connection) -> tuple[int, int] | None:
+    """First and last minute of the rollup (unix ms); None when there is none."""
+    query = _END if has_citus(connection) else _END_BY_KEY
+    ends = [row[0] for end in ("min", "max") for row in connection.execute(query.format(end=end).encode())]
+    return None if ends[0] is None else (int(ends[0]), int(ends[1]))
+
+
+def gone_before(connection: Connection) -> int:
+    """Where retention has come to (unix ms, the begin of a UTC day): there are no minutes before, nor will there be."""
+    row = connection.execute("SELECT before_ms FROM let_go WHERE name = 'gpu_minute'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourUse]:
+    """What workloads held, by atom, workload and kind of accelerator, from the hourly usage ledger."""
+    rows = connection.execute(
+        """
+        WITH stay AS (
+            SELECT DISTINCT ON (c.accelerator_id) c.accelerator_id, c.pool, a.model, coalesce(n.name, '') AS node,
+                a.gpu_micro
+            FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+            WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+            ORDER BY c.accelerator_id, c.in_ms DESC
+        )
+        SELECT u.hour_ms, u.workload_id, s.pool, s.model, s.node, sum(u.held_ms * s.gpu_micro),
+            max(u.held_ms), sum(s.gpu_micro), sum(u.busy_ms), sum(u.idle_ms)
+        FROM usage_hour u JOIN stay s USING (accelerator_id)
+        WHERE u.state = 'held' AND u.workload_id IS NOT NULL AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
+        GROUP BY 1, 2, 3, 4, 5 ORDER BY 1
+        """,
+        {"start": start_ms, "end": end_ms},
+    )
+    return [HourUse(*row[:5], *map(int, row[5:])) for row in rows]
+
+
+def newest_evidence(connection: Connection, now_ms: int) -> int | None:
+    """End of the newest evidence of the last two hours (unix ms)."""
+    row = connection.execute(
+        "SELECT max(end_ms) FROM stretch WHERE end_ms > %s AND end_ms <= %s AND start_ms >= %s",
+        (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
+    ).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[HeldNow]:
+    """Who held what in each window between two edges, straight from the evidence: nothing waits for an hour to end."""
+    sums = ", ".join(
+        ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"] * len(edges_ms[1:])
+    )
+    bounds = [edge for window in zip(edges_ms[1:], edges_ms, strict=False) for edge in window]
+    rows = connection.execute(
+        f"""
+        SELECT s.accelerator_id, s.workload_id, c.pool, a.model, coalesce(n.name, ''), a.gpu_micro, min(s.start_ms),
+            {sums}
+        FROM stretch s JOIN accelerator a ON a.id = s.accelerator_id
+        JOIN LATERAL (
+            SELECT pool, node_id FROM capacity WHERE accelerator_id = s.accelerator_id AND in_ms < %s
+                AND (out_ms IS NULL OR out_ms > %s) ORDER BY in_ms DESC LIMIT 1
+        ) c ON true LEFT JOIN node n ON n.id = c.node_id
+        WHERE s.state = 'held' AND s.workload_id IS NOT NULL AND s.end_ms > %s AND s.start_ms < %s AND s.start_ms >= %s
+        GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2
+        """,
+        (*bounds, edges_ms[-1], edges_ms[0], edges_ms[0], edges_ms[-1], edges_ms[0] - 86_400_000),
+    )
+    return [HeldNow(row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))) for row in rows]
+
+
+def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:
+    """By pool and clock hour, what part of the capacity's time anybody saw, 0..1."""
+    rows = connection.execute(
+        """
+        WITH stay AS (
+            SELECT c.accelerator_id, c.pool, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms FROM capacity c
+            WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+        ), there AS (
+            SELECT pool, h, sum(least(out_ms, h + 3600000) - greatest(in_ms, h)) AS ms
+            FROM stay, generate_series(%(start)s::bigint, %(end)s::bigint - 1, 3600000) AS h
+            WHERE in_ms < h + 3600000 AND out_ms > h GROUP BY 1, 2
+        ), seen AS (
+            SELECT s.pool, u.hour_ms / 3600000 * 3600000 AS h, sum(u.held_ms) AS ms
+            FROM usage_hour u JOIN (SELECT DISTINCT accelerator_id, pool FROM stay) s USING (accelerator_id)
+            WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s GROUP BY 1, 2
+        )
+        SELECT there.pool, there.h, coalesce(seen.ms, 0) / greatest(there.ms, 1)::float FROM there
+        LEFT JOIN seen USING (pool, h)
+        """,
+        {"start": start_ms, "end": end_ms},
+    )
+    return {(row[0], int(row[1])): float(row[2]) for row in rows}
+
+
+def holders(connection: Connection, start_ms: int, end_ms: int) -> list[int]:
+    """Workloads that held anything in the period."""
+    rows = connection.execute(
+        "SELECT DISTINCT workload_id FROM usage_hour WHERE state = 'held' AND workload_id IS NOT NULL "
+        "AND hour_ms >= %s AND hour_ms < %s ORDER BY 1",
+        (start_ms, end_ms),
+    )
+    return [int(row[0]) for row in rows]
+
+
+def replicas(
+    connection: Connection, start_ms: int, end_ms: int, service_of: Mapping[int, int], busy_above: float
+) -> dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]]:
+    """By service (a number for each workload), pool and model: mean replicas held, and (minute, seen, busy).
+
+    Held is by the hourly ledger, over the hours from its first to its last; a replica is an accelerator that it holds.
+    """
+    ids, numbers = list(service_of), list(service_of.values())
+    stay = """
+        WITH replica AS MATERIALIZED (
+            SELECT w.service, c.pool, a.model, u.accelerator_id, u.hour_ms, u.held_ms
+            FROM usage_hour u JOIN unnest(%(ids)s::bigint[], %(numbers)s::bigint[]) AS w (id, service)
+                ON w.id = u.workload_id JOIN accelerator a ON a.id = u.accelerator_id
+            JOIN LATERAL (
+                SELECT pool FROM capacity WHERE accelerator_id = u.accelerator_id AND in_ms <= u.hour_ms + 3599999
+                ORDER BY in_ms DESC LIMIT 1
+            ) c ON true
+            WHERE u.state = 'held' AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
+        )
+    """
+    values = {"ids": ids, "numbers": numbers, "start": start_ms, "end": end_ms, "busy": busy_above}
+    found: dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]] = {}
+    for row in connection.execute(
+        stay + "SELECT service, pool, model, sum(held_ms) / "
+        "(3600000.0 * ((max(hour_ms) - min(hour_ms)) / 3600000 + 1)) FROM replica GROUP BY 1, 2, 3",
+        values,
+    ):
+        found[row[0], row[1], row[2]] = (float(row[3]), [])
+    for row in connection.execute(
+        stay + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id), "
+        "count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio, m.utilization_ratio) > %(busy)s) "
+        "FROM replica r JOIN gpu_minute m ON m.accelerator_id = r.accelerator_id AND m.minute_ms >= r.hour_ms "
+        "AND m.minute_ms < r.hour_ms - r.hour_ms %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",
+        values,
+    ):
+        found[row[0], row[1], row[2]][1].append((row[3], row[4], row[5]))
+    return found

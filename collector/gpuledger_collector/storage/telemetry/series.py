@@ -1,0 +1,334 @@
+"""Five-minute series per owner in Postgres: made from a rated day, made again when it is rated again, read for drawing.
+
+A day's series is its charges drawn over time. Time comes from the hourly ledger: each piece of it is spread over its
+five minutes as its stretches lie, by cumulated shares rounded down, so that the parts add up to the piece and so every
+hour to `usage_hour`. Money comes from `charge`: each one's cost is spread over the time that it was drawn as, and adds
+up to it. What evidence no longer shows (its stretches let go, or a mere count) is spread evenly.
+
+Drawn are held, unallocated and unavailable time; unobserved time is what is missing to the capacity. A day that was
+corrected after its month was closed is drawn as it was billed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.locks import Lock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+STEP_MS = 300_000
+GROUPS = ("org", "team", "project", "pool", "model", "state")
+"""What series can be asked by."""
+OWNED = ("org", "team", "project")
+"""Levels of the owner tree that the series keep."""
+MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
+UNKNOWN = -1
+"""Where a measure of a step is not known: energy that nobody measured, the cost of what has no price."""
+_LONGEST_STRETCH_MS = DAY_MS
+
+
+def _part(total: str, until: str, weight: str, whole: str) -> str:
+    """SQL: the part of a total between two cumulated weights, in 64 bits; the parts add up to the total.
+
+    total * until / whole, rounded down, less the same for what came before.
+    """
+
+    def upto(at: str) -> str:
+        return f"(({total}) / ({whole}) * ({at}) + (({total}) % ({whole})) * ({at}) / ({whole}))"
+
+    return f"({upto(until)} - {upto(f'({until}) - ({weight})')})"
+
+
+_PIECES = """
+CREATE TEMP TABLE piece ON COMMIT DROP AS
+SELECT row_number() OVER () AS id, u.accelerator_id, coalesce(u.workload_id, 0) AS workload_id, u.state, u.hour_ms,
+    least(u.hour_ms - u.hour_ms % 3600000 + 3600000, coalesce(cut.at_ms, 9e15::bigint)) AS end_ms,
+    u.held_ms * a.gpu_micro AS gpu_ns, u.busy_ms * a.gpu_micro AS busy_ns, u.idle_ms * a.gpu_micro AS idle_ns,
+    u.unknown_ms * a.gpu_micro AS unknown_ns, u.energy_mj
+FROM (
+    SELECT accelerator_id, workload_id, state, hour_ms, sum(held_ms)::bigint AS held_ms,
+        sum(busy_ms)::bigint AS busy_ms, sum(idle_ms)::bigint AS idle_ms, sum(unknown_ms)::bigint AS unknown_ms,
+        sum(energy_mj)::bigint AS energy_mj
+    FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2, 3, 4
+) u JOIN LATERAL (
+    SELECT gpu_micro FROM capacity c WHERE c.accelerator_id = u.accelerator_id
+        AND (c.out_ms IS NULL OR c.out_ms > u.hour_ms) ORDER BY c.in_ms LIMIT 1
+) a ON true
+LEFT JOIN (
+    SELECT accelerator_id, hour_ms, lead(hour_ms) OVER (PARTITION BY accelerator_id ORDER BY hour_ms) AS at_ms
+    FROM (SELECT DISTINCT accelerator_id, hour_ms FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s) d
+) cut ON cut.accelerator_id = u.accelerator_id AND cut.hour_ms = u.hour_ms
+WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
+"""
+_SHAPE = """
+CREATE TEMP TABLE shape ON COMMIT DROP AS
+SELECT accelerator_id, coalesce(workload_id, 0) AS workload_id, state, at,
+    sum((CASE WHEN state = 'held' THEN held_ms ELSE long END) * part / long)::bigint AS held,
+    sum(busy_ms * part / long)::bigint AS busy, sum(idle_ms * part / long)::bigint AS idle,
+    sum(unknown_ms * part / long)::bigint AS unknown, (sum(energy_mj * part / long) / 1000)::bigint AS joules
+FROM (
+    SELECT s.*, at, end_ms - start_ms AS long, least(end_ms, at + 300000) - greatest(start_ms, at) AS part
+    FROM stretch s, generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms, %(end)s) - 1,
+        300000) AS at
+    WHERE start_ms >= %(start)s - %(longest)s AND start_ms < %(end)s AND end_ms > %(start)s AND end_ms > start_ms
+        AND state <> 'present'
+) cut GROUP BY 1, 2, 3, 4
+"""
+_CHARGES = """
+CREATE TEMP TABLE drawn_charge ON COMMIT DROP AS
+SELECT row_number() OVER () AS id, c.accelerator_id, coalesce(c.workload_id, 0) AS workload_id, c.owner_id, c.state,
+    c.pool, c.gpu_model, c.currency, c.start_ms, c.end_ms, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.energy_mj,
+    c.cost_micro
+FROM charge c WHERE c.day_ms = %(day)s AND c.state IN ('held', 'unallocated', 'unavailable')
+"""
+_SLOTS = f"""
+CREATE TEMP TABLE slot ON COMMIT DROP AS
+WITH weighed AS (
+    SELECT p.id, g.at, least(p.end_ms, g.at + 300000) - greatest(p.hour_ms, g.at) AS long, coalesce(s.held, 0) AS held,
+        coalesce(s.busy, 0) AS busy, coalesce(s.idle, 0) AS idle, coalesce(s.unknown, 0) AS unknown,
+        coalesce(s.joules, 0) AS joules
+    FROM piece p CROSS JOIN LATERAL generate_series(p.hour_ms - p.hour_ms % 300000, p.end_ms - 1, 300000) AS g (at)
+    LEFT JOIN shape s ON s.accelerator_id = p.accelerator_id AND s.workload_id = p.workload_id AND s.state = p.state
+        AND s.at = g.at
+), timed AS (
+    SELECT id, at, CASE WHEN sum(held) OVER whole > 0 THEN held ELSE long END AS held, busy, idle, unknown, joules
+    FROM weighed WINDOW whole AS (PARTITION BY id)
+), filled AS (
+    SELECT id, at, held, CASE WHEN sum(busy) OVER whole > 0 THEN busy ELSE held END AS busy,
+        CASE WHEN sum(idle) OVER whole > 0 THEN idle ELSE held END AS idle,
+        CASE WHEN sum(unknown) OVER whole > 0 THEN unknown ELSE held END AS unknown,
+        CASE WHEN sum(joules) OVER whole > 0 THEN joules ELSE held END AS joules
+    FROM timed WINDOW whole AS (PARTITION BY id)
+), summed AS (
+    SELECT f.*, {
+    ", ".join(
+        f"(sum({name}) OVER upto)::bigint AS {name}_c, (sum({name}) OVER whole)::bigint AS {name}_w"
+        for name in ("held", "busy", "idle", "unknown", "joules")
+    )
+}
+    FROM filled f WINDOW whole AS (PARTITION BY id), upto AS (PARTITION BY id ORDER BY at)
+)
+SELECT s.id, s.at,
+    {_part("p.gpu_ns", "held_c", "held", "held_w")} AS gpu_ns, {_part("p.busy_ns", "busy_c", "busy", "busy_w")}
+    AS busy_ns, {_part("p.idle_ns", "idle_c", "idle", "idle_w")} AS idle_ns,
+    {_part("p.unknown_ns", "unknown_c", "unknown", "unknown_w")} AS unknown_ns,
+    {_part("p.energy_mj", "joules_c", "joules", "joules_w")} AS energy_mj
+FROM summed s JOIN piece p USING (id)
+"""
+_PAYS = """
+CREATE TEMP TABLE pays ON COMMIT DROP AS
+WITH found AS (
+    SELECT p.id AS piece_id, c.id AS charge_id, c.gpu_ns / 1000000000 + 1 AS weight FROM piece p
+    JOIN drawn_charge c ON c.accelerator_id = p.accelerator_id AND c.state = p.state AND c.workload_id = p.workload_id
+        AND c.start_ms <= p.hour_ms AND c.end_ms > p.hour_ms
+), moved AS (
+    SELECT p.id AS piece_id, c.id AS charge_id, c.gpu_ns / 1000000000 + 1 AS weight FROM piece p
+    JOIN drawn_charge c ON c.accelerator_id = p.accelerator_id AND c.state = p.state
+        AND c.start_ms <= p.hour_ms AND c.end_ms > p.hour_ms
+    WHERE p.id NOT IN (SELECT piece_id FROM found)
+), every AS (SELECT * FROM found UNION ALL SELECT * FROM moved)
+SELECT piece_id, charge_id, weight, (sum(weight) OVER (PARTITION BY piece_id ORDER BY charge_id))::bigint AS upto,
+    (sum(weight) OVER (PARTITION BY piece_id))::bigint AS whole FROM every
+"""
+_DRAWN = f"""
+CREATE TEMP TABLE drawn ON COMMIT DROP AS
+SELECT y.charge_id, s.at, sum({_part("s.gpu_ns", "y.upto", "y.weight", "y.whole")})::bigint AS gpu_ns,
+    sum({_part("s.busy_ns", "y.upto", "y.weight", "y.whole")})::bigint AS busy_ns,
+    sum({_part("s.idle_ns", "y.upto", "y.weight", "y.whole")})::bigint AS idle_ns,
+    sum({_part("s.unknown_ns", "y.upto", "y.weight", "y.whole")})::bigint AS unknown_ns,
+    sum({_part("s.energy_mj", "y.upto", "y.weight", "y.whole")})::bigint AS energy_mj
+FROM slot s JOIN pays y ON y.piece_id = s.id GROUP BY 1, 2
+"""
+_COUNTED = f"""
+INSERT INTO drawn
+WITH even AS (
+    SELECT c.*, at, least(c.end_ms, at + 300000) - greatest(c.start_ms, at) AS part, c.end_ms - c.start_ms AS long
+    FROM drawn_charge c
+    CROSS JOIN LATERAL generate_series(c.start_ms - c.start_ms % 300000, c.end_ms - 1, 300000) AS at
+    WHERE c.id NOT IN (SELECT charge_id FROM drawn) AND c.end_ms > c.start_ms
+), timed AS (SELECT e.*, (sum(part) OVER (PARTITION BY id ORDER BY at))::bigint AS upto FROM even e)
+SELECT id, at, {
+    ", ".join(
+        f"CASE WHEN accelerator_id IS NULL THEN {_part(name, 'upto', 'part', 'long')} ELSE 0 END"
+        for name in ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns")
+    )
+}, NULL
+FROM timed
+"""
+_OWNERS = """
+INSERT INTO owner (org, team, project) SELECT DISTINCT o.org, o.team, o.project
+FROM drawn_charge c JOIN owner o ON o.id = c.owner_id ON CONFLICT DO NOTHING
+"""
+_WRITE = f"""
+INSERT INTO owner_5min (at_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,
+    energy_mj, cost_micro)
+WITH weighed AS (
+    SELECT d.*, CASE WHEN sum(gpu_ns / 1000000) OVER (PARTITION BY charge_id) > 0 THEN gpu_ns / 1000000 ELSE 1 END
+        AS weight FROM drawn d
+), summed AS (
+    SELECT w.*, (sum(weight) OVER (PARTITION BY charge_id ORDER BY at))::bigint AS upto,
+        (sum(weight) OVER (PARTITION BY charge_id))::bigint AS whole FROM weighed w
+)
+SELECT s.at, top.id, c.state, c.pool, c.gpu_model, c.currency, sum(s.gpu_ns), sum(s.busy_ns), sum(s.idle_ns),
+    sum(s.unknown_ns), sum(s.energy_mj), sum({_part("c.cost_micro", "s.upto", "s.weight", "s.whole")})
+FROM summed s JOIN drawn_charge c ON c.id = s.charge_id LEFT JOIN owner o ON o.id = c.owner_id
+LEFT JOIN owner top ON top.org = o.org AND top.team = o.team AND top.project = o.project AND top.experiment = ''
+    AND top.run = '' AND top.user_name = ''
+GROUP BY 1, 2, 3, 4, 5, 6 HAVING sum(s.gpu_ns) + sum(s.weight) > 0
+"""
+
+
+def roll_day(connection: Connection, day: Period) -> None:
+    """The series of a day of the bill become those of its rating now. In the caller's transaction."""
+    values = {"day": day.start_ms, "start": day.start_ms, "end": day.end_ms, "longest": _LONGEST_STRETCH_MS}
+    connection.execute("SET LOCAL work_mem = '64MB'")
+    for statement in (_PIECES, _SHAPE, _CHARGES):
+        connection.execute(_composed(statement, values))
+    connection.execute("ANALYZE piece")
+    connection.execute("ANALYZE shape")
+    connection.execute("ANALYZE drawn_charge")
+    for statement in (_SLOTS, _PAYS, _DRAWN, _COUNTED, _OWNERS):
+        connection.execute(statement.encode())
+    connection.execute("DELETE FROM owner_5min WHERE at_ms >= %s AND at_ms < %s", (day.start_ms, day.end_ms))
+    connection.execute(_WRITE.encode())
+    connection.execute("DROP TABLE piece, shape, drawn_charge, slot, pays, drawn")
+    connection.execute(
+        "INSERT INTO series_day (day_ms, proved_at) SELECT day_ms, proved_at FROM day_proof WHERE day_ms = %s "
+        "ON CONFLICT (day_ms) DO UPDATE SET proved_at = excluded.proved_at",
+        (day.start_ms,),
+    )
+
+
+def _composed(statement: str, values: Mapping[str, int]) -> bytes:
+    """A statement with its instants: what makes a table takes no parameters, and % stays the remainder."""
+    for name, value in values.items():
+        statement = statement.replace(f"%({name})s", str(int(value)))
+    return statement.encode()
+
+
+@dataclass(frozen=True)
+class SeriesStore:
+    """What the job of drawing asks of Postgres; a day is a transaction of its own."""
+
+    dsn: str
+
+    def days_to_roll(self, since_ms: int) -> list[int]:
+        """Days of the bill from here on that were rated since their series were made, the newest first."""
+        with open_connection(self.dsn) as connection:
+            rows = connection.execute(
+                "SELECT p.day_ms FROM day_proof p LEFT JOIN series_day s USING (day_ms) "
+                "WHERE p.day_ms >= %s AND s.proved_at IS DISTINCT FROM p.proved_at ORDER BY p.day_ms DESC",
+                (since_ms,),
+            ).fetchall()
+        return [int(row[0]) for row in rows]
+
+    def roll(self, day_ms: int) -> None:
+        """Make a day's series again."""
+        with open_connection(self.dsn, autocommit=True) as connection, locks.snapshot(connection, Lock.SERIES):
+            roll_day(connection, zones.calendar(connection).day_of(day_ms))
+
+    def forget(self, before_ms: int) -> int:
+        """Remove series of days before this one; how many days."""
+        with open_connection(self.dsn) as connection:
+            connection.execute("DELETE FROM owner_5min WHERE at_ms < %s", (before_ms,))
+            return connection.execute("DELETE FROM series_day WHERE day_ms < %s", (before_ms,)).rowcount
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One series: its group, its currency (None: unpriced), and by measure a value a step; 0 where it held nothing."""
+
+    key: tuple[str, ...]
+    currency: str | None
+    values: Mapping[str, npt.NDArray[np.int64]]
+
+
+_COLUMNS = {"pool": "pool", "model": "gpu_model", "state": "state"}
+
+
+def read(
+    connection: Connection,
+    period: Period,
+    step_ms: int,
+    by: Sequence[str],
+    owner: Mapping[str, str] | None = None,
+    states: Sequence[str] = ("held",),
+    measures: Sequence[str] = MEASURES,
+) -> list[Drawn]:
+    """Series of whole steps by names of GROUPS, ordered by them; of an owner's subtree if given (level -> value).
+
+    `owner` may name levels of OWNED only. Raises KeyError for another group or level. The server only gathers, for
+    each owner, what it has to send; adding up is done in arrays here, which is several times as fast as a GROUP BY of
+    as many instants.
+    """
+    if strange := [name for name in by if name not in GROUPS] + sorted(set(owner or {}) - set(OWNED)):
+        raise KeyError(strange[0])
+    owners = _owners(connection, owner)
+    columns = [_COLUMNS[name] for name in by if name in _COLUMNS]
+    groups = ", ".join(["owner_id", "currency", *columns])
+    sent = " || ".join(["int8send(at_ms)", *(f"int8send(coalesce({name}, {UNKNOWN}))" for name in measures)])
+    where = "" if owner is None else " AND owner_id = ANY(%(owners)s)"
+    with connection.cursor(binary=True) as cursor:
+        rows = cursor.execute(
+            f"SELECT {groups}, string_agg({sent}, ''::bytea) FROM owner_5min WHERE at_ms >= %(start)s "
+            f"AND at_ms < %(end)s AND state = ANY(%(states)s){where} GROUP BY {groups}",
+            {"start": period.start_ms, "end": period.end_ms, "states": list(states), "owners": list(owners)},
+        ).fetchall()
+    row = np.dtype([("at", ">i8"), *((name, ">i8") for name in measures)])
+    parts: dict[tuple[tuple[str, ...], str | None], list[npt.NDArray[np.void]]] = {}
+    for owner_id, currency, *given in rows:
+        others = dict(zip(columns, given[:-1], strict=True))
+        path = owners.get(owner_id, ("",) * len(OWNED))
+        key = tuple(path[OWNED.index(name)] if name in OWNED else others[_COLUMNS[name]] for name in by)
+        parts.setdefault((key, currency), []).append(np.frombuffer(given[-1], dtype=row))
+    ordered = sorted(parts, key=lambda one: (one[0], one[1] or ""))
+    return [Drawn(key, money, _sums(parts[key, money], period, step_ms, measures)) for key, money in ordered]
+
+
+def _owners(connection: Connection, owner: Mapping[str, str] | None) -> dict[int, tuple[str, ...]]:
+    """The paths of all owners, or of those in a subtree, by number; levels below OWNED left out."""
+    where = " AND ".join(f"{level} = %({level})s" for level in owner or {}) or "true"
+    rows = connection.execute(f"SELECT id, {', '.join(OWNED)} FROM owner WHERE {where}", dict(owner or {}))
+    return {int(one[0]): tuple(one[1:]) for one in rows}
+
+
+def _sums(
+    parts: Sequence[npt.NDArray[np.void]], period: Period, step_ms: int, measures: Sequence[str]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """A value a step of each measure: 0 where there is no row, UNKNOWN where no row of a step knows it."""
+    found = np.concatenate(parts)
+    place = (found["at"].astype(np.int64) - period.start_ms) // step_ms
+    made = {}
+    for name in measures:
+        values = found[name].astype(np.int64)
+        there = values != UNKNOWN
+        whole = np.zeros(period.ms // step_ms, dtype=np.int64)
+        whole[place] = UNKNOWN
+        whole[place[there]] = 0
+        np.add.at(whole, place[there], values[there])
+        made[name] = whole
+    return made
+
+
+def known(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
+    """Which steps of a period have series: the others were not rated, or were let go, and are not zero but unknown."""
+    rows = connection.execute(
+        "SELECT s.day_ms, p.until_ms FROM series_day s JOIN day_proof p USING (day_ms) "
+        "WHERE p.until_ms > %s AND s.day_ms < %s",
+        (period.start_ms, period.end_ms),
+    ).fetchall()
+    at = period.start_ms + step_ms * np.arange(period.ms // step_ms, dtype=np.int64)
+    found = np.zeros(len(at), dtype=bool)
+    for start_ms, until_ms in rows:
+        found |= (at + step_ms > start_ms) & (at < until_ms)
+    return found

@@ -1,0 +1,129 @@
+"""dcgm-exporter's names on our /metrics, so that NVIDIA's dashboard 12239 and alert rules on DCGM_FI_* work unchanged.
+
+Names, units (MHz, MiB, percent, millijoules), labels and their order are those of dcgm-exporter up to 4.8.2 (`old`,
+with the label `Hostname`), or those after it with DCGM 4.6's field names (`new`, with `hostname`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from prometheus_client.core import Metric
+
+from gpuledger_common.catalogue import METRICS
+from gpuledger_common.metrics import Metric as CatalogueMetric
+from gpuledger_common.readings import Accelerator, Holder, Sample
+
+Vintage = Literal["old", "new", "off"]
+FIRST = (
+    "SM_CLOCK", "MEM_CLOCK", "MEMORY_TEMP", "GPU_TEMP", "POWER_USAGE", "TOTAL_ENERGY_CONSUMPTION",
+    "PCIE_REPLAY_COUNTER", "GPU_UTIL", "MEM_COPY_UTIL", "ENC_UTIL", "DEC_UTIL", "XID_ERRORS", "FB_FREE", "FB_USED",
+    "FB_RESERVED", "NVLINK_BANDWIDTH_TOTAL", "UNCORRECTABLE_REMAPPED_ROWS", "CORRECTABLE_REMAPPED_ROWS",
+    "ROW_REMAP_FAILURE", "VGPU_LICENSE_STATUS", "GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE",
+    "PCIE_TX_BYTES", "PCIE_RX_BYTES",
+)  # fmt: skip
+"""The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the rest comes after."""
+COUNTERS = frozenset({
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_RETIRED_SBE",
+    "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_RETIRED_PENDING",
+})  # fmt: skip
+"""Counts that may fall after a repair and are gauges to us; dcgm-exporter calls them counters."""
+NO_NUMBER = "DCGM_FI_DEV_MIG_ATTRIBUTES"
+"""A structure in DCGM, which dcgm-exporter cannot print either; its counts over a window (DCGM_EXP_*) are its own."""
+
+
+def _place(metric: CatalogueMetric) -> int:
+    short = metric.dcgm_field.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
+    return FIRST.index(short) if short in FIRST else len(FIRST)
+
+
+EXPORTED: tuple[CatalogueMetric, ...] = tuple(
+    sorted(
+        (
+            metric
+            for metric in METRICS
+            if metric.dcgm_field.startswith("DCGM_FI_")
+            and metric.dcgm_field != NO_NUMBER
+            and metric.scopes[0] in {"GPU", "MIG"}
+            and metric.tier in {"fast", "gpm", "slow", "event"}
+        ),
+        key=_place,
+    )
+)
+
+
+def families(
+    node: str,
+    driver: str | None,
+    seen: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]],
+    vintage: Vintage,
+) -> list[Metric]:
+    """The DCGM families of all accelerators that have a reading, each once, in dcgm-exporter's order."""
+    entries = [
+        (sample, labels_of(node, driver, accelerator, holders, vintage)) for accelerator, sample, holders in seen
+    ]
+    made: list[Metric] = []
+    for metric in EXPORTED:
+        name = metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
+        counts = metric.kind == "counter" or metric.dcgm_field in COUNTERS
+        family = Metric(name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge")
+        renamed = name != metric.dcgm_field
+        for sample, labels in entries:
+            value = sample.values.get(metric.name)
+            if value is not None:
+                family.add_sample(name, labels, value if renamed else round(value / metric.dcgm_scale, 6))
+        if family.samples:
+            made.append(family)
+    return made
+
+
+def text_of(made: Iterable[Metric]) -> str:
+    """The lines as dcgm-exporter writes them: labels in its order (prometheus-client sorts them), %d or %f."""
+    lines = []
+    for family in made:
+        lines += [f"# HELP {family.name} {family.documentation}", f"# TYPE {family.name} {family.type}"]
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
+            lines.append(f"{sample.name}{{{labels}}} {_number(family.name, sample.value)}")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(name: str, value: float) -> str:
+    """Whole numbers as %d; DCGM's doubles (power, profiling ratios) and what is not whole with six decimals."""
+    doubles = "POWER" in name or (name.startswith("DCGM_FI_PROF_") and not name.endswith("_BYTES"))
+    return str(int(value)) if not doubles and float(value).is_integer() else f"{value:.6f}"
+
+
+def labels_of(
+    node: str, driver: str | None, accelerator: Accelerator, holders: Sequence[Holder], vintage: Vintage
+) -> dict[str, str]:
+    """dcgm-exporter's labels in its order; a MIG instance is named by its device with profile and instance id."""
+    labels = {"gpu": str(accelerator.index), "UUID": accelerator.device_uuid}
+    if accelerator.pci_bus_id:
+        labels["pci_bus_id"] = accelerator.pci_bus_id
+    labels |= {"device": f"nvidia{accelerator.index}", "modelName": accelerator.model}
+    if accelerator.mig_instance is not None:
+        profile, _, instance = accelerator.mig_instance.partition("/")
+        labels |= {"GPU_I_PROFILE": profile, "GPU_I_ID": instance}
+    labels["hostname" if vintage == "new" else "Hostname"] = node
+    if driver:
+        labels["DCGM_FI_DRIVER_VERSION"] = driver
+    return labels | _holder_labels(holders)
+
+
+def _holder_labels(holders: Sequence[Holder]) -> dict[str, str]:
+    """The pod, or the Slurm job, of the first holder: one line a reading, so that nothing is summed twice."""
+    for holder in holders:
+        workload = holder.workload
+        if workload.kind == "kubernetes":
+            tags = workload.tags
+            return {"container": tags.get("container", ""), "namespace": tags.get("namespace", workload.account or ""),
+                    "pod": tags.get("pod", workload.name or workload.id)}  # fmt: skip
+        if workload.kind == "slurm":
+            return {"hpc_job": workload.id}
+    return {}

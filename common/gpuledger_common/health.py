@@ -1,0 +1,47 @@
+"""The verdict on an accelerator, with its cause.
+
+Two witnesses: what the driver answers (a lost GPU, one that needs a reset, one that refuses every reading) and the
+counters that tell of broken memory or of an action the driver asks for. The counters are read more rarely than the
+rest, so whoever reads them keeps the newest of each: a fault stands until it is read as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuledger_common.readings import Health
+
+RECOVERY_ACTIONS = {
+    1: "reset the GPU",
+    2: "reboot the node",
+    3: "drain its peer-to-peer traffic and reset",
+    4: "drain the GPU and reset it",
+    5: "recover the IMEX domain",
+}
+"""nvmlDeviceGpuRecoveryAction_t; 0 asks for nothing."""
+RECOVERY = "gpu_recovery_action"
+_FAULTS = (
+    ("gpu_remapped_rows_failure", "a row of memory could not be remapped"),
+    ("gpu_ecc_uncorrected_volatile_total", "uncorrected ECC errors since the driver was loaded"),
+    ("gpu_remapped_rows_pending", "a row remap waits for a reset"),
+    ("gpu_retired_pages_pending", "a page retirement waits for a reset"),
+)
+EVIDENCE = frozenset({RECOVERY, *(name for name, _ in _FAULTS)})
+"""Catalogue names that the verdict looks at."""
+_RANK = {"ok": 0, "degraded": 1, "unknown": 2, "failed": 3}
+
+
+def verdict(evidence: Mapping[str, float | int]) -> Health:
+    """Health by the newest reading of each metric of EVIDENCE; what a card does not tell speaks neither way."""
+    action = int(evidence.get(RECOVERY, 0))
+    if action:
+        return Health("degraded", f"the driver asks to {RECOVERY_ACTIONS.get(action, f'take action {action}')}")
+    for name, cause in _FAULTS:
+        if evidence.get(name, 0) > 0:
+            return Health("degraded", cause)
+    return Health()
+
+
+def worse(first: Health, second: Health) -> Health:
+    """The worse of two verdicts, the first where they are equally bad: an instance shares its device's fate."""
+    return second if _RANK[second.status] > _RANK[first.status] else first
