@@ -11,9 +11,9 @@ import os
 from alembic import context
 from sqlalchemy import Connection, create_engine, text
 
-from gpuledger_collector.storage.server.migrate import own_objects
-from gpuledger_collector.storage.schema import metadata
 from gpuledger_collector.storage.access.row_level_security import lower
+from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.server.migrate import own_objects
 
 LOCK_TIMEOUT = "500ms"
 """Shorter than Postgres waits before it looks for deadlocks (1 s): the migration gives way, not the writer."""

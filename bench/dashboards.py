@@ -23,8 +23,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.boards import BOARDS, asked, chosen, options, reads_postgres
 from fakes.grafana import Range
-from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.access import readers
+from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
 

@@ -26,11 +26,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpuledger_common.compression import zstd
 from gpuledger_collector.ingest.batches.decode import Refused, decode
+from gpuledger_collector.ingest.batches.validate import accept
 from gpuledger_collector.ingest.remote_write import decode as remote
 from gpuledger_collector.ingest.remote_write.series import Book
-from gpuledger_collector.ingest.batches.validate import accept
+from gpuledger_common.compression import zstd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

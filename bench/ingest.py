@@ -36,11 +36,11 @@ import cramjam
 import numpy as np
 import psycopg
 
+from gpuledger_collector.ingest.batches import columns
+from gpuledger_collector.ingest.batches.samples import HOT_KINDS
+from gpuledger_collector.ingest.remote_write.messages import ONE
 from gpuledger_common.compression import zstd
 from gpuledger_common.wire import Batch, Column, Heartbeat, Samples, Stretch, WireAccelerator, WireWorkload, encode
-from gpuledger_collector.ingest.batches import columns
-from gpuledger_collector.ingest.remote_write.messages import ONE
-from gpuledger_collector.ingest.batches.samples import HOT_KINDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -39,12 +39,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gpuledger_collector.accounting.chargeback import Report, report
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period
 from gpuledger_collector.ingest.remote_write.messages import ONE, RAW
-from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.telemetry import series
-from gpuledger_collector.storage.server.embedded import EmbeddedServer
-from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, HeatStore
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.storage.telemetry import series
+from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, HeatStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

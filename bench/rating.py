@@ -20,11 +20,11 @@ from pathlib import Path
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, month
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.storage.telemetry import partitions
 
 BIN = Path(sys.executable).parent
 SEED = """

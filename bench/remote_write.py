@@ -25,10 +25,10 @@ from pathlib import Path
 import cramjam
 import psycopg
 
-from gpuledger_common.exporter_names import EXPORTED
 from gpuledger_collector import wiring
 from gpuledger_collector.ingest.remote_write.messages import ONE, RAW
 from gpuledger_collector.settings import Settings
+from gpuledger_common.exporter_names import EXPORTED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -80,6 +80,7 @@ def gather(tree: Path, pythons: tuple[str, ...] = PYTHONS) -> list[Licence]:
             licences |= {licence.package: licence for licence in take_licences(wheels)}
             merge(wheels, tree)
     leave = shutil.ignore_patterns(*NOT_WANTED)
+    shutil.copytree(ROOT / "common" / "gpuledger_common", tree / "gpuledger_common", ignore=leave)
     shutil.copytree(ROOT / "agent" / "gpuledger_agent", tree / "gpuledger_agent", ignore=leave)
     return [licences[name] for name in sorted(licences)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_agent import __version__
-from gpuledger_common.escapes import escape_lines, escape_text
-from gpuledger_common.readings import AgentError, SourceUnavailable
 from gpuledger_agent.settings import SOURCES, Settings, SettingsError, load
+from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
+from gpuledger_common.readings import AgentError, SourceUnavailable
 
 if TYPE_CHECKING:
     from gpuledger_agent.queue import Waiting

@@ -29,15 +29,15 @@ from types import FrameType
 
 from gpuledger_agent import release
 from gpuledger_agent.clock import Clock
-from gpuledger_common.escapes import escape_text
-from gpuledger_common.meter import Meter
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import TIMEOUT_S, Http, Pusher
-from gpuledger_common.readings import SourceUnavailable, StillStarting
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import FIELDS, Settings, SettingsError
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.spool import Spool
+from gpuledger_common.escapes import escape_text
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import SourceUnavailable, StillStarting
 
 log = logging.getLogger("gpuledger_agent")
 

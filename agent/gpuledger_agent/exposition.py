@@ -18,11 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
+from gpuledger_agent.sampler import Latest, Sampler
+from gpuledger_agent.spool import Spool
 from gpuledger_common.catalogue import BY_NAME
 from gpuledger_common.exporter_names import Vintage, families, text_of
 from gpuledger_common.readings import Accelerator, Sample
-from gpuledger_agent.sampler import Latest, Sampler
-from gpuledger_agent.spool import Spool
 
 LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
 OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "project")

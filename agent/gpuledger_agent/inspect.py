@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuledger_common.catalogue import BY_NAME, METRICS
-from gpuledger_common.escapes import escape_text
 from gpuledger_agent.join import Witnesses, ask
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.places import Places
-from gpuledger_common.readings import AgentError, Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 from gpuledger_agent.sources import open_source
 from gpuledger_agent.sources.recording import header_line, open_text, tick_line
+from gpuledger_common.catalogue import BY_NAME, METRICS
+from gpuledger_common.escapes import escape_text
 from gpuledger_common.plurals import plural
+from gpuledger_common.readings import AgentError, Holder, Inventory, OwnerSource, Sample, Source, SourceUnavailable
 
 ALL_TIERS = ("fast", "gpm", "slow", "static")
 GPM_PAUSE_S = 0.25

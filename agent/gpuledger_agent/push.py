@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gpuledger_agent.spool import Holds, Spool, Spooled
 from gpuledger_common import wire
 from gpuledger_common.batches import pack, unpack
 from gpuledger_common.escapes import escape_text
-from gpuledger_agent.spool import Holds, Spool, Spooled
 
 log = logging.getLogger("gpuledger_agent")
 

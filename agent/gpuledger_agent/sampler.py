@@ -10,19 +10,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from gpuledger_agent import __version__, thinning
-from gpuledger_common import wire
-from gpuledger_common.batches import BatchMaker, pack
-from gpuledger_common.catalogue import BY_NAME
 from gpuledger_agent.counters import Counters
 from gpuledger_agent.faults import Faults
 from gpuledger_agent.join import Disagreement, Witnesses, ask
-from gpuledger_common.meter import Meter, Span
-from gpuledger_common.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 from gpuledger_agent.spool import Holds, Spool
 from gpuledger_agent.thinning import Rows
+from gpuledger_common import wire
+from gpuledger_common.batches import BatchMaker, pack
+from gpuledger_common.catalogue import BY_NAME
+from gpuledger_common.meter import Meter, Span
+from gpuledger_common.readings import Accelerator, Holder, Inventory, OwnerSource, Sample, Source
 
 if TYPE_CHECKING:
-    from gpuledger_agent.serving import Counted, CounterReader
+    from gpuledger_agent.serving import CounterReader
+    from gpuledger_common.serving_counters import Counted
 
 Status = Literal["ok", "no_driver", "no_gpu", "degraded"]
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuledger_common.serving_counters import parse
-from gpuledger_common.escapes import escape_text
 from gpuledger_agent.owners.http_bounded import read_body
+from gpuledger_common.escapes import escape_text
 from gpuledger_common.readings import Holder, Workload
+from gpuledger_common.serving_counters import Counted, parse
 
 log = logging.getLogger("gpuledger_agent")
 

@@ -9,14 +9,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Http, Pusher
-from gpuledger_common.readings import SourceUnavailable
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings, SettingsError
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
+from gpuledger_common.meter import Meter
 from gpuledger_common.plurals import plural
+from gpuledger_common.readings import SourceUnavailable
 
 FLUSH_MS = 6 * 3_600_000
 PATIENCE_S = 30.0

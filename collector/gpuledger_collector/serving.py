@@ -24,15 +24,15 @@ from types import FrameType
 import structlog
 import uvicorn
 
-from gpuledger_common.escapes import escape_text
 from gpuledger_collector import wiring
 from gpuledger_collector.api.auth.keys import Files
 from gpuledger_collector.api.limits import guarded
 from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings, SettingsError
-from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.wiring import Collector
+from gpuledger_common.escapes import escape_text
 
 WATCH_SECONDS = 0.5
 CLOSE = (b"connection", b"close")

@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from sqlalchemy.engine import Engine
 
-    from gpuledger_common.wire import Answer
     from gpuledger_collector.api.batches import Intake
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.ingest.batches.commit import GroupCommit
-    from gpuledger_collector.ingest.remote_write.metering import Metering
     from gpuledger_collector.ingest.batches.store import EnsurePartitions
     from gpuledger_collector.ingest.batches.validate import Accepted
+    from gpuledger_collector.ingest.remote_write.metering import Metering
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.expire import Keep
-    from gpuledger_collector.jobs.pack_samples import Retention
     from gpuledger_collector.jobs.notify_findings import Writers
+    from gpuledger_collector.jobs.pack_samples import Retention
+    from gpuledger_collector.notifications.links import AckLinks
+    from gpuledger_collector.notifications.reclaim import Way
+    from gpuledger_collector.notifications.sender import Sender
     from gpuledger_collector.notifications.transport import Transport
     from gpuledger_collector.notifications.webhooks import Hook
-    from gpuledger_collector.notifications.links import AckLinks
-    from gpuledger_collector.notifications.sender import Sender
-    from gpuledger_collector.notifications.reclaim import Way
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.schedule import Job, Schedule
-    from gpuledger_collector.storage.server.embedded import EmbeddedServer
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
     from gpuledger_collector.storage.server.replicas import Presence
+    from gpuledger_common.wire import Answer
 
 INGEST_SESSION = "-c synchronous_commit=on -c statement_timeout=60000 -c lock_timeout=10000"
 """An acknowledged batch is on disk, whatever the server's default; a writer that cannot go on lets its agents retry."""
@@ -162,14 +162,14 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
     from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
-    from gpuledger_collector.ingest.remote_write.store import RemoteStore
     from gpuledger_collector.ingest.batches.store import Store
+    from gpuledger_collector.ingest.remote_write.store import RemoteStore
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.storage import database as engine
-    from gpuledger_collector.storage.telemetry import partitions
-    from gpuledger_collector.storage.ledger import placements
     from gpuledger_collector.storage.access import tokens
+    from gpuledger_collector.storage.ledger import placements
     from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.telemetry import partitions
 
     metrics = Metrics()
     if settings.scaling_gauge_delay_seconds:
@@ -347,38 +347,37 @@ def jobs(
     """Every scheduled job with its interval; long ones ask `stopping` whether to leave the rest to the next run."""
     from gpuledger_collector import jobs as work
     from gpuledger_collector.ingest.batches import counters
-    from gpuledger_collector.jobs.reclaim_idle import act_on_idle
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
+    from gpuledger_collector.jobs.expire import let_go
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
     from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.jobs.store_forecasts import keep_forecasts
-    from gpuledger_collector.jobs.expire import let_go
     from gpuledger_collector.jobs.merge_partitions import merge_partitions
+    from gpuledger_collector.jobs.notify_findings import write_letters
     from gpuledger_collector.jobs.pack_samples import pack_samples
+    from gpuledger_collector.jobs.reclaim_idle import act_on_idle
     from gpuledger_collector.jobs.recommend import recommend
     from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
     from gpuledger_collector.jobs.roll_up_series import roll_series
+    from gpuledger_collector.jobs.store_forecasts import keep_forecasts
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.jobs.watch_spending import SpendingWatch
-    from gpuledger_collector.jobs.notify_findings import write_letters
     from gpuledger_collector.notifications import budget_mail
     from gpuledger_collector.notifications import finding_mail as letter_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
-    from gpuledger_collector.storage.notifications import outbox
-    from gpuledger_collector.storage.telemetry import partitions
-    from gpuledger_collector.storage.capacity import queues
-    from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.storage.telemetry.archive import Archive
-    from gpuledger_collector.storage.capacity.backtests import ForecastStore
     from gpuledger_collector.storage.billing.budgets import BudgetBook
+    from gpuledger_collector.storage.capacity import queues, scaling
+    from gpuledger_collector.storage.capacity.backtests import ForecastStore
     from gpuledger_collector.storage.findings.findings import FindingStore
-    from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+    from gpuledger_collector.storage.findings.recommendations import RecommendationStore
     from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.notifications import outbox
+    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+    from gpuledger_collector.storage.telemetry import partitions
+    from gpuledger_collector.storage.telemetry.archive import Archive
+    from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+    from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
     from gpuledger_collector.storage.telemetry.retention import LetGoStore
     from gpuledger_collector.storage.telemetry.retention import forget_old as forget_records
-    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
-    from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
-    from gpuledger_collector.storage.findings.recommendations import RecommendationStore
     from gpuledger_collector.storage.telemetry.series import SeriesStore
 
     ledger = Ledger(opened.current_dsn)
@@ -556,8 +555,8 @@ def tariff(settings: Settings) -> Tariff | None:
 
 def metering(settings: Settings) -> Metering:
     """The meter of what remote write brought."""
-    from gpuledger_collector.ingest.remote_write.metering import Limits, Metering
     from gpuledger_collector.ingest.batches.store import Store
+    from gpuledger_collector.ingest.remote_write.metering import Limits, Metering
     from gpuledger_collector.storage import locks
     from gpuledger_collector.storage.ledger import placements
 

@@ -9,7 +9,7 @@ energy, clocks and temperature belong to no instance.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,17 +18,13 @@ from gpuledger_common.catalogue import BY_NAME, METRICS
 from gpuledger_common.health import verdict
 from gpuledger_common.metrics import Metric
 from gpuledger_common.mig import fitted, profile_share
+from gpuledger_common.plurals import plural
 from gpuledger_common.readings import (
     WHOLE_GPU,
     Accelerator,
     Health,
-    Holder,
-    Inventory,
-    Sample,
-    SourceUnavailable,
     Workload,
 )
-from gpuledger_common.plurals import plural
 from gpuledger_common.xids import meaning
 
 BLANK = 1e15

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuledger_common.readings import Workload
+
 ENGINES = {
     "vllm:request_success_total": ("vllm", "inferences"),
     "vllm:prompt_tokens_total": ("vllm", "prompt_tokens"),

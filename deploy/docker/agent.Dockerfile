@@ -8,6 +8,7 @@ COPY requirements/agent.txt requirements/agent.txt
 RUN python -m venv /opt/gpuledger
 RUN /opt/gpuledger/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement requirements/agent.txt
 COPY pyproject.toml README.md LICENSE ./
+COPY common common
 COPY agent agent
 COPY collector collector
 COPY alembic alembic

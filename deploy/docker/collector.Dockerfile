@@ -7,6 +7,7 @@ COPY requirements/collector.txt requirements/collector.txt
 RUN python -m venv /opt/gpuledger
 RUN /opt/gpuledger/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement requirements/collector.txt
 COPY pyproject.toml README.md LICENSE ./
+COPY common common
 COPY agent agent
 COPY collector collector
 COPY alembic alembic

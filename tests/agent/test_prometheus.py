@@ -19,9 +19,9 @@ from fakes.agents import Agent
 from fakes.nvml import stand_in
 from fakes.ports import free_port
 from fakes.sink import sink
+from gpuledger_common.dcgm_page import parse
 from gpuledger_common.exporter_names import families, text_of
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
-from gpuledger_common.dcgm_page import parse
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "captures"
 SCENARIO = "gpus 2 clock 0 1980 clock 1 345 busy 0 98 power 0 650000 gpm 0 75 busy 1 3 gpm 1 2 remap 1 1\n"

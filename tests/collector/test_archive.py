@@ -14,10 +14,9 @@ import pytest
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.jobs.pack_samples import Retention, days_to_pack, pack_samples
 from gpuledger_collector.settings import Settings, SettingsError, check
-from gpuledger_collector.storage.telemetry import archive
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.telemetry import archive, partitions
 
 DAY = 20_000 * DAY_MS
 NOW = DAY + 10 * DAY_MS

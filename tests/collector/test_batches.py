@@ -26,9 +26,9 @@ from fakes.batches import (
 )
 from fakes.collector import JSON, MSGPACK, running
 from fakes.postgres import fresh_database
+from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.compression import zstd
 from gpuledger_common.wire import MAX_BODY_BYTES, MAX_DECODED_BYTES, Column, Samples, encode
-from gpuledger_collector.storage.telemetry import partitions
 
 
 @pytest.fixture

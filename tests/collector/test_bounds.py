@@ -9,10 +9,10 @@ import pytest
 
 from fakes.batches import as_json, batch, samples, workload
 from fakes.poison import msgpack_lists
-from gpuledger_common.compression import zstd
-from gpuledger_common.wire import Column, Samples, encode
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.batches.decode import Refused, decode
+from gpuledger_common.compression import zstd
+from gpuledger_common.wire import Column, Samples, encode
 
 MIB = 1024 * 1024
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuledger_common.wire import ABSENT_INT64, Column, Heartbeat, WireAccelerator
-from gpuledger_common.wire import Samples as WireSamples
+from gpuledger_collector.ingest.batches.attributes import Numbered
 from gpuledger_collector.ingest.batches.columns import BinaryArray, blank, pack, to_array
 from gpuledger_collector.ingest.batches.decode import Decoded, Listed
-from gpuledger_collector.ingest.batches.attributes import Numbered
 from gpuledger_collector.ingest.batches.samples import Samples, join_samples, slow_changes
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, accept
+from gpuledger_common.wire import ABSENT_INT64, Column, Heartbeat, WireAccelerator
+from gpuledger_common.wire import Samples as WireSamples
 
 NOW_MS = 1_700_000_000_000
 

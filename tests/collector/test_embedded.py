@@ -19,15 +19,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import open_folder
-from gpuledger_collector.storage.server import binaries
-from gpuledger_collector.storage.server import embedded
-from gpuledger_collector.storage.server import embedded_roles
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.access import row_level_security as viewer_wall
-from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.errors import EnvironmentLacks
+from gpuledger_collector.storage.server import binaries, embedded, embedded_roles, migrate
+from gpuledger_collector.storage.server.embedded import EmbeddedServer
+from gpuledger_collector.storage.telemetry import partitions
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
 

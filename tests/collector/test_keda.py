@@ -22,8 +22,8 @@ from fakes.collector import running
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.keda import METRIC, Advised, Scaler, Secured, bind, wish_of
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.wiring import Database
 

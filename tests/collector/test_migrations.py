@@ -10,13 +10,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fakes.postgres import administrator
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.server import schema_version
 from gpuledger_collector.storage.access import row_level_security as viewer_wall
 from gpuledger_collector.storage.database import open_connection, parameters
 from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.server import migrate, schema_version
+from gpuledger_collector.storage.telemetry import partitions
 
 
 @pytest.fixture

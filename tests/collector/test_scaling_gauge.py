@@ -10,8 +10,8 @@ import pytest
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.scaling_gauge import AGAIN_SECONDS, DEAD_SECONDS, RETRY_SECONDS, ScalingGauge
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)

@@ -17,11 +17,11 @@ from gpuledger_agent.simulate import simulate
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.demo import PRICES
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.store_forecasts import keep_forecasts
 from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.jobs.store_forecasts import keep_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
-from gpuledger_collector.storage.database import connect
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
+from gpuledger_collector.storage.database import connect
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 __all__ = ["postgres"]

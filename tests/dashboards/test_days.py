@@ -9,8 +9,8 @@ from dashboards import sql
 from fakes.grafana import Range, expanded
 from fakes.postgres import fresh_database
 from gpuledger_collector.accounting.period import Calendar, Zone
-from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.server import migrate
 
 YEAR = 2024
 NAMES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Havana", "Africa/Cairo",

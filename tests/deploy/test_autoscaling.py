@@ -17,8 +17,8 @@ import yaml
 from fakes.collector import running
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import build
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 ROOT = Path(__file__).parents[2]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from gpuledger_collector.ingest.batches import bounds
 from gpuledger_common.compression import zstd
 from gpuledger_common.wire import (
     Batch,
@@ -17,7 +18,6 @@ from gpuledger_common.wire import (
     WireWorkload,
     encode,
 )
-from gpuledger_collector.ingest.batches import bounds
 
 EPOCH = str(uuid.UUID("0190a5c8-0000-7000-8000-000000000001"))
 HOUR_MS = 3_600_000

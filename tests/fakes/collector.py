@@ -12,10 +12,10 @@ from pathlib import Path
 import uvicorn
 
 from fakes.batches import body_of
-from gpuledger_common.wire import Batch
 from gpuledger_collector import serving, wiring
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.wiring import Collector, Database
+from gpuledger_common.wire import Batch
 
 MSGPACK = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}
 JSON = {"Content-Type": "application/json"}

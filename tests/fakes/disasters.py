@@ -24,8 +24,8 @@ from fakes.postgres import open_folder
 from fakes.processes import BIN, MSGPACK, CollectorProcess, free_port
 from fakes.proxy import POINTS, ProxyProcess
 from fakes.truth import Node, Truth, Verdict, body_of, judge, small_disk
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 TABLES = {

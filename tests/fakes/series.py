@@ -1,9 +1,9 @@
 """Evidence by chance, drawn as series: what tests of series start from."""
 
 from fakes.fleet import DAY, HOUR, NOW_MS, Held
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 MINUTE = 60_000

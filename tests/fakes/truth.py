@@ -17,11 +17,11 @@ from pathlib import Path
 import psycopg
 
 from fakes.batches import NOON_MS, batch, free, held, samples, workload
-from gpuledger_common.batches import pack
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.spool import DiskNearlyFull, Holds, Spool
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.storage.telemetry import archive
+from gpuledger_common.batches import pack
 
 SPAN_MS, GPUS = 10_000, 2
 OFFSETS_MS = (0, 5_000)

@@ -13,12 +13,12 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.cli import build
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.storage.findings.findings import findings
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.access.tokens import Token
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 OWN, FOREIGN = "vision", "zebra"
 ROLES = ("agent", "viewer", "finance", "admin")

@@ -12,12 +12,12 @@ import pytest
 from fakes.agents import agent
 from fakes.compiled import library
 from fakes.sink import sink
-from gpuledger_common.batches import unpack
-from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
+from gpuledger_common.batches import unpack
+from gpuledger_common.meter import Meter
 
 __all__ = ["agent"]
 START = 1_790_812_800_000

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from gpuledger_common import wire
-from gpuledger_common.batches import unpack
-from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
+from gpuledger_common import wire
+from gpuledger_common.batches import unpack
+from gpuledger_common.meter import Meter
 
 START = 1_790_812_800_000
 HOUR_MS = 3_600_000

@@ -7,8 +7,8 @@ import pytest
 
 from fakes.postgres import open_folder
 from fakes.slurm import cluster, why_not
-from gpuledger_collector.storage.notifications.finding_rules import Action
 from gpuledger_collector.notifications.reclaim import NotDone, Slurm
+from gpuledger_collector.storage.notifications.finding_rules import Action
 
 REASON = why_not()
 pytestmark = [pytest.mark.long, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]

@@ -20,8 +20,8 @@ from fakes.ports import free_port
 from fakes.postgres import database, dsn, open_folder, postgres
 from fakes.slurm import DEPLOY, NODE, PATH, Cluster, answers, why_not
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 __all__ = ["database", "dsn", "postgres"]

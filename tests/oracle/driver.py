@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from fakes.batches import HEARTBEAT, body_of, samples
 from fakes.collector import Running, running
-from gpuledger_common.wire import Batch as WireBatch
-from gpuledger_common.wire import Stretch, WireAccelerator, WireWorkload
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_common.wire import Batch as WireBatch
+from gpuledger_common.wire import Stretch, WireAccelerator, WireWorkload
 from oracle.model import LEVELS, WHOLE, Bill, Dispute, Import, Job, Key, Price, Row, Rule, Sighting, bill_of, midnight
 from oracle.worlds import MINUTE, Batch, World
 

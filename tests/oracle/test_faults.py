@@ -17,9 +17,8 @@ from fakes.postgres import fresh_database, postgres
 from gpuledger_collector.accounting import placement, reattribution
 from gpuledger_collector.config import table
 from gpuledger_collector.services import commitment_coverage as cover
-from gpuledger_collector.storage.ledger import placements
-from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.billing import prices as book
+from gpuledger_collector.storage.ledger import placements, rules
 from oracle import stories
 from oracle.driver import Slipped, differences, opened
 

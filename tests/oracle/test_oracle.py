@@ -29,7 +29,7 @@ def check(world, dsn: str, folder: Path) -> None:
 
 
 REGRESSIONS = (351,)
-"""Worlds beyond the first dozen that once found a fault: 351 an accelerator that comes back within a rating interval."""
+"""Worlds that once found a fault: 351, an accelerator that comes back within a rating interval."""
 
 
 @pytest.mark.parametrize("seed", seeds((*range(12), *REGRESSIONS), sorted({*range(12, 450)} - {*REGRESSIONS})))

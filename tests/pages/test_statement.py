@@ -17,8 +17,8 @@ from fakes.pages import Page
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.period import month as month_of
 from gpuledger_collector.accounting.statement import month_before, split_minor, windows
-from gpuledger_collector.services.statement import NoStatement, statement_of
 from gpuledger_collector.export.statement import as_html
+from gpuledger_collector.services.statement import NoStatement, statement_of
 from gpuledger_collector.storage.database import snapshot
 
 from .conftest import HOSTILE, OCTOBER_NIGHT

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import gpuledger_collector
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.storage.server.distribution import DISTRIBUTED, REFERENCE, NotDistributable, plan, violations
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.server.distribution import DISTRIBUTED, REFERENCE, NotDistributable, plan, violations
 
 PACKAGE = Path(gpuledger_collector.__file__).parent
 SPREAD = "|".join(DISTRIBUTED)

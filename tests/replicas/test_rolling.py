@@ -12,8 +12,8 @@ import pytest
 from fakes.batches import NOON_MS, batch
 from fakes.replicas import Balancer, Replica, replicas, until
 from fakes.truth import Node, Truth, judge
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 

@@ -17,9 +17,9 @@ from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import Writers, write_letters
 from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.wiring import Database
 
 __all__ = ["findings"]

@@ -13,10 +13,9 @@ from fakes.batches import NOON_MS, batch
 from fakes.migrations import forbidden, scripts
 from fakes.replicas import Patched, replicas, until
 from gpuledger_collector.cli import build
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.server import schema_version
-from gpuledger_collector.storage.server import replicas as presence
 from gpuledger_collector.storage.errors import SchemaBehind, TablesLocked
+from gpuledger_collector.storage.server import migrate, schema_version
+from gpuledger_collector.storage.server import replicas as presence
 
 BEFORE_THE_FIRST_RELEASE = {"0004", "0010"}
 """Triggers and checked keys on tables that were empty then: nobody upgrades a running collector over these."""

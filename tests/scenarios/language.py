@@ -23,19 +23,15 @@ from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage import declared
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.billing import disputes
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.billing import commitments, disputes, prices
 from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.ledger import reports, rules, zones
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.telemetry import partitions
 
 HOUR, DAY = 3_600_000, 86_400_000
 EPOCH = "00000000-0000-4000-8000-000000000002"

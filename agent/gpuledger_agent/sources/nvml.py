@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gpuledger_common.health import worse
-from gpuledger_common.mig import fitted, measured_share
-from gpuledger_common.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
 from gpuledger_agent.sources.kernel_log import KernelLog
 from gpuledger_agent.sources.nvml_events import DriverEvents, Watched
 from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
 from gpuledger_agent.sources.nvml_worker import Pending, Worker
+from gpuledger_common.health import worse
+from gpuledger_common.mig import fitted, measured_share
+from gpuledger_common.readings import Accelerator, Health, Inventory, Labelled, Sample, SourceUnavailable, StillStarting
 
 INIT_DEADLINE_S = 60.0
 """The first client of a card without persistence mode waits up to 3 s per GPU (driver-persistence documentation)."""

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuledger_common.readings import Health
 from gpuledger_agent.sources.kernel_log import KernelLog
+from gpuledger_common.readings import Health
 from gpuledger_common.xids import bus_key, meaning, parse
 
 log = logging.getLogger("gpuledger_agent")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gpuledger_agent.sources.nvml_series import Refusal, SeriesReader
 from gpuledger_common.catalogue import METRICS
 from gpuledger_common.health import EVIDENCE, verdict
 from gpuledger_common.metrics import Call, Field, Gpm, Metric
 from gpuledger_common.readings import Health, Labelled, Process
-from gpuledger_agent.sources.nvml_series import Refusal, SeriesReader
 
 LOST, RESET_REQUIRED = 15, 16
 FOR_GOOD = frozenset({2, 3, 4, 13, 25, 26})

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
 from gpuledger_agent.sources.recording import Recording, Tick, read
+from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable
 
 
 class ReplaySource:

@@ -6,8 +6,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
 from gpuledger_agent.sources.fleet import GIB, MODELS, Fleet, Hold, Lane, activity
+from gpuledger_common.readings import WHOLE_GPU, Accelerator, Health, Holder, Inventory, Process, Sample, Workload
 
 __all__ = ["Fleet", "SimulatedSource"]
 

@@ -13,15 +13,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse
 
-from gpuledger_common.escapes import escape_text
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.reads import guarded
-from gpuledger_collector.storage.notifications.finding_rules import IDLE, MOST_MUTE_DAYS, Letter
 from gpuledger_collector.notifications.links import LETTER_PATH, PATH, AckLinks
 from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.notifications import finding_notifications as letters
 from gpuledger_collector.storage.notifications import links as used
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.notifications.finding_rules import IDLE, MOST_MUTE_DAYS, Letter
+from gpuledger_common.escapes import escape_text
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex"></head>

@@ -21,10 +21,10 @@ from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials, guarded, may_read, page, period_of
 from gpuledger_collector.export.disputes import as_object, move_object
 from gpuledger_collector.services.dispute_preview import preview_decision
-from gpuledger_collector.storage.billing import disputes
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
 from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.billing import disputes
+from gpuledger_collector.storage.billing.disputes import Contest, NoDispute
+from gpuledger_collector.storage.ledger import zones
 
 Number = Annotated[int, Path(ge=1, lt=2**62, description="Number of the dispute.")]
 Words = Annotated[str, Field(min_length=1, max_length=MOST_WORDS)]

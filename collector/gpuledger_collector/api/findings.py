@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
-from gpuledger_collector.storage.findings.findings import mark, named
 from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.findings.findings import mark, named
 
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back, from now.")]
 Open = Annotated[bool, Query(description="Only what goes on now.")]

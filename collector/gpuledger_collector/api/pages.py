@@ -24,23 +24,21 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
 from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.services import statement as gathered
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
 from gpuledger_collector.api.reads import BEARER, Reads, demand_of, lines_of
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.jobs.watch_budgets import statuses
-from gpuledger_collector.storage.findings.findings import findings
-from gpuledger_collector.storage.ledger import overview
+from gpuledger_collector.services import statement as gathered
+from gpuledger_collector.services.budgets import statuses
+from gpuledger_collector.storage.access.row_level_security import behind
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.billing.budgets import Rehearsal
 from gpuledger_collector.storage.database import snapshot
 from gpuledger_collector.storage.errors import StorageError
-from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger import overview, reports, zones
 
 SILENT_MS = 15 * 60_000
 """As the alert GpuLedgerNodeSilent."""

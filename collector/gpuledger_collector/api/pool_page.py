@@ -30,9 +30,7 @@ from gpuledger_collector.export.scaling import row
 from gpuledger_collector.insight.forecast_history import Kept, Record
 from gpuledger_collector.insight.pool_backtest import Month, month
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.storage.capacity import backtests
-from gpuledger_collector.storage.capacity import demand
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.capacity import backtests, demand, scaling
 from gpuledger_collector.storage.errors import StorageError
 
 PAST_HOURS, HOURS_AHEAD = 7 * 24, 24

@@ -10,12 +10,12 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.requests import ClientDisconnect
 
 from gpuledger_collector.accounting.period import HOUR_MS, parse_instant
-from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.api.batches import BODY_SECONDS, Held, Intake, sender_of
 from gpuledger_collector.api.reads import RETRY_AFTER_SECONDS, denials, guarded
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES
 from gpuledger_collector.storage.capacity import queues
+from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 MOST_BYTES = 64 * 1024 * 1024

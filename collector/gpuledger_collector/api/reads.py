@@ -22,14 +22,13 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, f
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.storage.ledger import reports
 from gpuledger_collector.storage.access import row_level_security as viewer_wall
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.telemetry.activity import activity
 from gpuledger_collector.storage.billing.allocation import beside
 from gpuledger_collector.storage.database import snapshot
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.telemetry.activity import activity
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.scaling.pools import Decision
@@ -281,7 +280,7 @@ def nodes_of(reads: Reads, limit: int, after: str) -> dict[str, Any]:
 def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     """The standing of every budget of the reader's, as `gpuledger budgets --format json`."""
     from gpuledger_collector.export.budgets import rows
-    from gpuledger_collector.jobs.watch_budgets import statuses
+    from gpuledger_collector.services.budgets import statuses
     from gpuledger_collector.storage.billing.budgets import Rehearsal
 
     with reads.ledger.connect() as connection, viewer_wall.behind(connection, who.owner):

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
-from gpuledger_collector.storage.findings.recommendations import last_run, listed
 from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.findings.recommendations import last_run, listed
 
 STATES = ("open", "accepted", "rejected", "done", "expired")
 State = Annotated[str, Query(description=f"Which, separated by commas: {', '.join(STATES)}.")]

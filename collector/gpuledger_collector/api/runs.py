@@ -34,10 +34,9 @@ from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.insight import run_report as made_of
 from gpuledger_collector.insight.bottlenecks import Gpu, judge
 from gpuledger_collector.services.waste_receipt import receipt
-from gpuledger_collector.storage.findings.findings import recommendations
-from gpuledger_collector.storage.ledger import runs
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.findings import recommendations
+from gpuledger_collector.storage.ledger import runs, zones
 
 PEER_DAYS = 365
 MOST_PEERS = 10

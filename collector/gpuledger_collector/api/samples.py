@@ -17,9 +17,9 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, forma
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.api.series import First, Last, instants
+from gpuledger_collector.storage.access.row_level_security import behind
 from gpuledger_collector.storage.telemetry import archive
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
-from gpuledger_collector.storage.access.row_level_security import behind
 
 MOST_ACCELERATORS = 16
 RAW_MS = HOUR_MS

@@ -13,8 +13,8 @@ from fastapi import APIRouter, HTTPException, Query
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant, parse_date, parse_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Limit, Reads, guarded, may_read
-from gpuledger_collector.storage.telemetry import series
 from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.telemetry import series
 
 STEPS_MS = {"5m": series.STEP_MS, "1h": HOUR_MS, "1d": DAY_MS}
 MOST_STEPS = 9_000

@@ -68,8 +68,8 @@ def anomalies(
 
 def search(dsn: str | None, config: Path | None, days: int) -> list[dict[str, Any]]:
     """Episodes of the last days, after everything that has come in was rated."""
-    from gpuledger_collector.services import hourly_usage as fold_usage
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
+    from gpuledger_collector.services.hourly_usage import fold_usage
     from gpuledger_collector.storage.findings.findings import FindingStore, named
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock

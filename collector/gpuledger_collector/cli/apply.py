@@ -50,8 +50,8 @@ def apply(
     if declared.problems:
         refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.storage.billing.prices import CurrencyChanged
+        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         with Ledger(opened.dsn).connect() as connection:
@@ -80,15 +80,11 @@ def apply(
 
 def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[str, ImportOutcome]:
     """Put in force what the file declares, in this order; what it says nothing about stays as it is."""
-    from gpuledger_collector.storage.billing import bills
-    from gpuledger_collector.storage.billing import budgets
-    from gpuledger_collector.storage.billing import commitments
-    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
-    from gpuledger_collector.storage.billing import prices
-    from gpuledger_collector.storage.ledger import rules
-    from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage import declared as stored
+    from gpuledger_collector.storage.billing import bills, budgets, commitments, prices
+    from gpuledger_collector.storage.capacity import scaling
+    from gpuledger_collector.storage.ledger import rules, zones
+    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
         ("billing zone", declared.billing_zone, zones.replace),

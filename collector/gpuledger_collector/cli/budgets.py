@@ -15,9 +15,9 @@ from gpuledger_collector.cli.terminal import say
 if TYPE_CHECKING:
     import psycopg
 
+    from gpuledger_collector.notifications.links import AckLinks
     from gpuledger_collector.storage.billing.budget_status import BudgetStore, News, Status
     from gpuledger_collector.storage.notifications.messages import Content
-    from gpuledger_collector.notifications.links import AckLinks
     from gpuledger_collector.wiring import Database
 
 
@@ -49,8 +49,8 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
     if context.invoked_subcommand is not None:
         return
     with database(dsn, config) as opened:
-        from gpuledger_collector.services import refresh as bring_up_to_date
-        from gpuledger_collector.jobs.watch_budgets import statuses
+        from gpuledger_collector.services.budgets import statuses
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.billing.budgets import BudgetBook
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -121,9 +121,9 @@ def replay(
     except ValueError as error:
         refuse(str(error))
     with database(dsn, config) as opened:
-        from gpuledger_collector.services import refresh as bring_up_to_date
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.billing.budgets import BudgetBook, Rehearsal
+        from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import ack_links, now
 

@@ -92,11 +92,10 @@ def chargeback(
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services import refresh as bring_up_to_date
-        from gpuledger_collector.storage.ledger import reports
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.billing.allocation import beside
         from gpuledger_collector.storage.database import snapshot
+        from gpuledger_collector.storage.ledger import reports, zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
@@ -133,9 +132,8 @@ def _in_currency(
     """The same in another currency; refuses when there is no rate into it at all."""
     from gpuledger_collector.accounting.exchange import Exchange, view
     from gpuledger_collector.storage.billing import commitments
-    from gpuledger_collector.storage.ledger import reports
-    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.billing.allocation import beside
+    from gpuledger_collector.storage.ledger import reports, zones
 
     rates = commitments.exchange(connection)
     known = sorted({rate.to_currency for rate in rates})
@@ -221,9 +219,8 @@ def _write_focus(
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import focus, focus_split, parquet
     from gpuledger_collector.storage.billing import periods
-    from gpuledger_collector.storage.ledger import reports
-    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.billing.allocation import shares
+    from gpuledger_collector.storage.ledger import reports, zones
 
     level = next((name for name in names if name in LEVELS), "team")
     closed = {one.name for one in periods.closed(connection)}
@@ -247,9 +244,8 @@ def _write_journal(
 ) -> None:
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.export import beancount
-    from gpuledger_collector.storage.ledger import reports
-    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.billing.allocation import shares
+    from gpuledger_collector.storage.ledger import reports, zones
 
     level = next((name for name in names if name in LEVELS), "team")
     calendar = zones.calendar(connection)

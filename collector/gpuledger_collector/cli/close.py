@@ -67,8 +67,8 @@ def close(
         refuse(f"{output.parent} is no folder to write to")
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services import refresh as bring_up_to_date
         from gpuledger_collector.services.close import CannotClose, close_period
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -156,10 +156,9 @@ def corrections(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.chargeback import report
         from gpuledger_collector.export import chargeback as forms
-        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.billing import periods as records
-        from gpuledger_collector.storage.ledger import reports
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.ledger import reports, zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 

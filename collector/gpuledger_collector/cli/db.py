@@ -71,8 +71,8 @@ def check(
 ) -> None:
     """Say which versions server and schema have; ends with 1 when migrations are pending."""
     with database(dsn, config, migrated=False) as opened:
-        from gpuledger_collector.storage.server import migrate
         from gpuledger_collector.storage.database import SUPPORTED
+        from gpuledger_collector.storage.server import migrate
 
         found = migrate.status(opened.dsn)
     if shape is not Shape.table:
@@ -109,8 +109,8 @@ def partitions(
 ) -> None:
     """List the partitions of the big tables, days and months, with their sizes."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.telemetry import partitions as days
         from gpuledger_collector.storage.database import open_connection
+        from gpuledger_collector.storage.telemetry import partitions as days
 
         with open_connection(opened.dsn) as connection:
             found = days.listing(connection)
@@ -137,8 +137,8 @@ def distribute(
     docs/scale.md says from which size on, and what was tried.
     """
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.server import distribution
         from gpuledger_collector.storage.database import open_connection
+        from gpuledger_collector.storage.server import distribution
 
         with open_connection(opened.dsn, autocommit=True) as connection:
             made = (distribution.plan if dry_run else distribution.distribute)(connection, shards)

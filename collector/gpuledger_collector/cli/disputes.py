@@ -257,7 +257,7 @@ def resolve(
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.billing import disputes
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -313,7 +313,7 @@ def _rated(dsn: str, contest: Contest) -> Contest:
     from dataclasses import replace
 
     from gpuledger_collector.cli.progress import bar
-    from gpuledger_collector.services import refresh as bring_up_to_date
+    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now

@@ -64,8 +64,8 @@ def doctor(
             from gpuledger_collector.cli.cures import cures
             from gpuledger_collector.storage.access import readers
             from gpuledger_collector.storage.access import row_level_security as viewer_wall
-            from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.storage.database import open_connection
+            from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.wiring import now
 
             now_ms = round(now().timestamp() * 1000)

@@ -54,8 +54,8 @@ def samples(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import over
         from gpuledger_collector.export import samples as forms
-        from gpuledger_collector.storage.telemetry import archive
         from gpuledger_collector.storage.database import open_connection
+        from gpuledger_collector.storage.telemetry import archive
 
         with open_connection(opened.dsn) as connection:
             stays = archive.places(connection, period, node, gpu)
@@ -114,15 +114,11 @@ def config(
 def _applied(opened: Database) -> Applied:
     from gpuledger_collector.config.export import Applied
     from gpuledger_collector.storage import declared
-    from gpuledger_collector.storage.billing import bills
-    from gpuledger_collector.storage.billing import budgets
-    from gpuledger_collector.storage.billing import commitments
-    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
-    from gpuledger_collector.storage.billing import prices
-    from gpuledger_collector.storage.ledger import rules
+    from gpuledger_collector.storage.billing import bills, budgets, commitments, prices
     from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.database import open_connection
+    from gpuledger_collector.storage.ledger import rules, zones
+    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
 
     with opened.engine.connect() as reading:
         pools = scaling.terms(reading)

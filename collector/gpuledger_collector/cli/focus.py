@@ -98,8 +98,7 @@ def periods(
     with database(dsn, config) as opened:
         from gpuledger_collector.export import focus, focus_split
         from gpuledger_collector.storage.billing import periods as months
-        from gpuledger_collector.storage.ledger import reports
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.ledger import reports, zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:

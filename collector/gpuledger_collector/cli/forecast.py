@@ -120,8 +120,8 @@ def history(
     counted apart. Ends with 1 while nothing is known yet.
     """
     from gpuledger_collector.accounting.period import DAY_MS, Period
-    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.jobs.store_forecasts import DAYS, keep_forecasts
+    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -185,8 +185,8 @@ def spend(
     """
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.services.refresh import bring_up_to_date
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.billing.spend import ahead, rated_period
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     if by.value not in LEVELS:

@@ -91,8 +91,8 @@ def idle(
 def show_services(dsn: str | None, config: Path | None, team: str | None, shape: Shape) -> bool:
     """Print every service, those with most to spare first; whether any has something to spare."""
     from gpuledger_collector.accounting.budgets import money_text
-    from gpuledger_collector.services import hourly_usage as fold_usage
     from gpuledger_collector.jobs.judge_services import judge_services
+    from gpuledger_collector.services.hourly_usage import fold_usage
     from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
@@ -148,10 +148,10 @@ def _states() -> list[str]:
 def search(dsn: str | None, config: Path | None, asked: Period | int, now: bool) -> list[dict[str, Any]]:
     """Findings of these days, or of so many back, after everything that has come in was looked at."""
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.services import hourly_usage as fold_usage
     from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.services.hourly_usage import fold_usage
     from gpuledger_collector.storage.findings.findings import FindingStore, named
+    from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 

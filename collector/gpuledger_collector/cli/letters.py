@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_common.escapes import escape_lines
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, refuse, settings, untouched
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.escapes import escape_lines
 
 if TYPE_CHECKING:
     import psycopg

@@ -47,8 +47,7 @@ def list_prices(
     if explain and shape is not Shape.table:
         refuse("--explain goes with the table: csv and json hold what can be imported again")
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.billing import commitments
-        from gpuledger_collector.storage.billing import prices
+        from gpuledger_collector.storage.billing import commitments, prices
         from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         with Ledger(opened.dsn).connect() as connection:

@@ -65,7 +65,7 @@ def erase(
     """
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import DAY_MS, Period
-        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.access import privacy
         from gpuledger_collector.storage.access.audit import person
         from gpuledger_collector.storage.database import open_connection

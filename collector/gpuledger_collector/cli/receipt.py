@@ -41,11 +41,11 @@ def receipt(
     config: Config = None,
 ) -> None:
     """Itemise what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
-    from gpuledger_collector.services import refresh as bring_up_to_date
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.services.hourly_usage import ALWAYS
+    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.services.waste_receipt import receipt as made_of
-    from gpuledger_collector.storage.findings.findings import recommendations as stored
+    from gpuledger_collector.storage.findings import recommendations as stored
     from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now

@@ -93,12 +93,12 @@ def look(
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Recommendations after everything that has come in was looked at, and the look itself."""
     from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
-    from gpuledger_collector.services import refresh as bring_up_to_date
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.recommend import WINDOW_DAYS, recommend
+    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.storage.findings.findings import FindingStore
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore, last_run, listed
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import tariff
 
     with database(dsn, config) as opened:
@@ -147,8 +147,8 @@ def decided(
 ) -> None:
     """Write a decision under the name of whoever runs the command."""
     from gpuledger_collector.storage.access.audit import person
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.findings.recommendations import decide
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     with database(dsn, config) as opened, Ledger(opened.dsn).connect() as connection:
         before = decide(connection, number, state, person(), reason, at_ms)

@@ -63,8 +63,8 @@ def reconcile(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import proof
-        from gpuledger_collector.services import refresh as bring_up_to_date
         from gpuledger_collector.services.reconciliation import reconcile as check
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -90,10 +90,10 @@ def _against_bill(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import bill as forms
-        from gpuledger_collector.services import refresh as bring_up_to_date
         from gpuledger_collector.services.bill_reconciliation import NoBill, reconcile_bill
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.billing.bills import Bills
+        from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 

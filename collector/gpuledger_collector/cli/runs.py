@@ -120,8 +120,8 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
     """A connection to a ledger that is up to date for the period (or for all of time), the period, and now."""
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.progress import bar
-    from gpuledger_collector.services import refresh as bring_up_to_date
     from gpuledger_collector.services.hourly_usage import ALWAYS
+    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now

@@ -66,9 +66,9 @@ def statement(
         from gpuledger_collector.accounting.period import Period
         from gpuledger_collector.accounting.statement import month_before
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services import refresh as bring_up_to_date
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.storage.database import snapshot
+        from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
@@ -100,8 +100,8 @@ def _asked(level: str | None, owner: str | None) -> tuple[str, str | None]:
 
 
 def _write_one(connection: Connection, level: str, owner: str, period: str, output: Path | None, now_ms: int) -> None:
-    from gpuledger_collector.services.statement import NoStatement, statement_of
     from gpuledger_collector.export.statement import as_html
+    from gpuledger_collector.services.statement import NoStatement, statement_of
 
     try:
         text = as_html(statement_of(connection, level, owner, period, now_ms))
@@ -116,9 +116,9 @@ def _write_one(connection: Connection, level: str, owner: str, period: str, outp
 def _write_all(connection: Connection, level: str, name: str, period: Period, folder: Path, now_ms: int) -> None:
     from urllib.parse import quote
 
-    from gpuledger_collector.services.statement import statement_of, whole_of
     from gpuledger_collector.cli.progress import over
     from gpuledger_collector.export.statement import as_html, index
+    from gpuledger_collector.services.statement import statement_of, whole_of
     from gpuledger_collector.storage.billing import statements
 
     folder.mkdir(parents=True, exist_ok=True)

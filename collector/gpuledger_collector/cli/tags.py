@@ -43,10 +43,9 @@ def check(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import attribution
-        from gpuledger_collector.services import refresh as bring_up_to_date
+        from gpuledger_collector.services.refresh import bring_up_to_date
         from gpuledger_collector.services.tag_check import check_tags
-        from gpuledger_collector.storage.ledger import reports
-        from gpuledger_collector.storage.ledger import zones
+        from gpuledger_collector.storage.ledger import reports, zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 

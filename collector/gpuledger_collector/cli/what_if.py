@@ -73,10 +73,9 @@ def both(
     from gpuledger_collector.accounting.chargeback import report
     from gpuledger_collector.accounting.pricing import PriceBook
     from gpuledger_collector.config.prices import read_prices
-    from gpuledger_collector.services import refresh as bring_up_to_date
+    from gpuledger_collector.services.refresh import bring_up_to_date
     from gpuledger_collector.services.what_if import what_if as priced_anew
-    from gpuledger_collector.storage.ledger import reports
-    from gpuledger_collector.storage.ledger import zones
+    from gpuledger_collector.storage.ledger import reports, zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 

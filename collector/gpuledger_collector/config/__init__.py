@@ -1,1 +1,1 @@
-"""What people declare: rules, prices, budgets, pools, settings of notifications; read from files, applied and exported."""
+"""What people declare: rules, prices, budgets, pools, settings of notifications; read applied and exported."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuledger_collector.accounting.budgets import PERIODS, RANGE, Budget, Terms, parse_amount
-from gpuledger_collector.storage.notifications.messages import is_recipient
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.config.notification_rules import quiet_hours, whole
 from gpuledger_collector.config.table import RowReader
+from gpuledger_collector.storage.notifications.messages import is_recipient
 
 KEYS = (
     "name", *LEVELS, "period", "from", "to", "amount", "currency", "actual", "forecast", "pace", "recipients",

@@ -40,7 +40,6 @@ from gpuledger_collector.accounting.bill import BillMatch
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.commitments import Commitment
-from gpuledger_collector.storage.notifications.delivery_rules import Rules
 from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.names import escaped, reserved_message
 from gpuledger_collector.accounting.period import parse_date, parse_instant
@@ -48,16 +47,12 @@ from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.config import bill_matches
-from gpuledger_collector.config import budgets
+from gpuledger_collector.config import bill_matches, budgets, money, prices, scaling, shared_costs
 from gpuledger_collector.config import notification_rules as letters
-from gpuledger_collector.config import money
-from gpuledger_collector.config import prices
-from gpuledger_collector.config import scaling
-from gpuledger_collector.config import shared_costs
 from gpuledger_collector.config.table import RowReader
-from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 from gpuledger_collector.insight.scaling.pools import Terms
+from gpuledger_collector.storage.notifications.delivery_rules import Rules
+from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 
 RULE_KEYS = ("name", "match", "assign", "effective_from", "effective_to")
 PRICE_KEYS = (*prices.REQUIRED, *prices.OPTIONAL)

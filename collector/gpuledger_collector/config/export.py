@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 
-from gpuledger_common.escapes import escape_text
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.bill import BillMatch
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.carbon import Intensity
 from gpuledger_collector.accounting.commitments import Commitment
-from gpuledger_collector.storage.notifications.delivery_rules import WEEKDAYS, Rules
 from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.shared_costs import SharedCost
-from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 from gpuledger_collector.insight.scaling.pools import Terms
+from gpuledger_collector.storage.notifications.delivery_rules import WEEKDAYS, Rules
+from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
+from gpuledger_common.escapes import escape_text
 
 Table = Mapping[str, object]
 _PLACES = 6

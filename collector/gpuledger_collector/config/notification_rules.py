@@ -28,10 +28,17 @@ import zoneinfo
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuledger_collector.storage.notifications.delivery_rules import DIGESTS, EVERYBODY, WEEKDAYS, Rules
-from gpuledger_collector.storage.notifications.messages import is_address, is_recipient
 from gpuledger_collector.config.table import RowReader
-from gpuledger_collector.storage.notifications.finding_rules import EVICT, LEAST_MINUTES, SCANCEL, TOLD_STATES, ActionRule, Contact
+from gpuledger_collector.storage.notifications.delivery_rules import DIGESTS, EVERYBODY, WEEKDAYS, Rules
+from gpuledger_collector.storage.notifications.finding_rules import (
+    EVICT,
+    LEAST_MINUTES,
+    SCANCEL,
+    TOLD_STATES,
+    ActionRule,
+    Contact,
+)
+from gpuledger_collector.storage.notifications.messages import is_address, is_recipient
 
 RECIPIENT_KEYS = ("address", "digest", "digest_at", "digest_on", "quiet", "zone", "most_per_day", "pass")
 USER_KEYS = ("user", "address", "tag", "domains")

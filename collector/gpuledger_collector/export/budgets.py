@@ -7,11 +7,11 @@ import io
 from collections.abc import Sequence
 from typing import Literal
 
-from gpuledger_collector.storage.billing.budget_status import Status
 from gpuledger_collector.accounting.budgets import money_text, percent_of
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.export.cells import json_text, neutral
+from gpuledger_collector.storage.billing.budget_status import Status
 
 COLUMNS = (
     "budget", "owner", "period_from", "period_to", "currency", "amount", "spent", "spent_percent", "elapsed_percent",

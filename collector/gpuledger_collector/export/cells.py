@@ -7,10 +7,10 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 
-from gpuledger_common.escapes import escape_lines, escape_text
-from gpuledger_common.escapes import neutral as neutral
 from gpuledger_collector.accounting.chargeback import Row
 from gpuledger_collector.accounting.money import format_minor, minor_digits
+from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_common.escapes import neutral as neutral
 
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
 BESIDE = (

@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from gpuledger_common.escapes import escape_text
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
@@ -31,6 +30,7 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.cells import neutral
+from gpuledger_common.escapes import escape_text
 
 COLUMNS = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingAccountType", "BillingCurrency",

@@ -14,11 +14,11 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import format_date
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
+from gpuledger_common.escapes import escape_lines, escape_text
 
 UNKNOWN = "not known"
 DOTS = {".", ".."}

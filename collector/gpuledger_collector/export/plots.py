@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from gpuledger_common.escapes import escape_text
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_common.escapes import escape_text
 
 HEADROOM = 1.08
 MOST_DATES = 6

@@ -8,7 +8,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import money_text, percent_of, top
 from gpuledger_collector.accounting.chargeback import Report, Row
 from gpuledger_collector.accounting.ledger import Proof
@@ -20,6 +19,7 @@ from gpuledger_collector.accounting.statement import Change, Contested, Section
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text
 from gpuledger_collector.export.disputes import amounts, days_text
+from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 
 SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8

@@ -25,8 +25,8 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
-from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
 from gpuledger_collector.insight.anomalies.causes import Case, Nature, RateChange, Run, Storm, nature_of, storms
+from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
 from gpuledger_collector.insight.findings import Finding, HourUse
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.rating import Owners

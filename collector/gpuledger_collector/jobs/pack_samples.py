@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuledger_collector.storage.telemetry.archive_ports import Archive, PackedDay
 from gpuledger_collector.accounting.period import DAY_MS, day_of
 from gpuledger_collector.accounting.quantity import plural
+from gpuledger_collector.storage.telemetry.archive_ports import Archive, PackedDay
 
 
 @dataclass(frozen=True, slots=True)

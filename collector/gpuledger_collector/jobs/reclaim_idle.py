@@ -12,9 +12,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.storage.notifications.finding_rules import IDLE, Action, ActionRule, Holding, Letter, fits, is_ripe, may_act
+from gpuledger_collector.storage.notifications.finding_rules import (
+    IDLE,
+    Action,
+    ActionRule,
+    Holding,
+    Letter,
+    fits,
+    is_ripe,
+    may_act,
+)
+from gpuledger_collector.storage.notifications.messages import Content, Message
 
 WHO = "gpuledger: actions on idle GPUs"
 KIND = "action"

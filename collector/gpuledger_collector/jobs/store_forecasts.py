@@ -10,7 +10,16 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from gpuledger_collector.insight.forecast import Workloads
-from gpuledger_collector.insight.forecast_history import DAY_MS, HORIZON_HOURS, HOUR_MS, Kept, Score, made_at, origins, scored
+from gpuledger_collector.insight.forecast_history import (
+    DAY_MS,
+    HORIZON_HOURS,
+    HOUR_MS,
+    Kept,
+    Score,
+    made_at,
+    origins,
+    scored,
+)
 from gpuledger_collector.insight.series import Series
 
 GROUPS = ("pool", "team")

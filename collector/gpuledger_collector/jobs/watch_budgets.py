@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 
-from gpuledger_collector.storage.billing.budget_status import Ahead, BudgetStore, BudgetUnit, News, Status
 from gpuledger_collector.accounting.budgets import (
     Alert,
     Budget,
@@ -23,31 +21,23 @@ from gpuledger_collector.accounting.budgets import (
     send_at,
     top,
 )
+from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.services.budgets import status_of
+from gpuledger_collector.storage.billing.budget_status import BudgetStore, BudgetUnit, News, Status
 from gpuledger_collector.storage.notifications.messages import Content, Message
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 
 LATE_MS = 2 * DAY_MS
 SHOWN_DRIVERS = 5
 SHOWN_IDLE = 3
 BURN_HOURS = (1, 6)
 KIND = "budget"
+
 Write = Callable[[News], Content]
 
 
 def watch_budgets(store: BudgetStore, at_ms: int, write: Write) -> int:
     """Watch every budget as of an instant; how many messages were put into the outbox."""
     return sum(_watch(store, budget, period, at_ms, write) for budget, period in _watched(store, at_ms))
-
-
-def statuses(store: BudgetStore, at_ms: int) -> list[Status]:
-    """Every budget in its period of an instant; those whose range is over as they ended, those to come left out."""
-    found = []
-    for budget in store.budgets():
-        period = budget.period_at(at_ms)
-        with store.watch(budget) as unit:
-            if unit is not None and period.start_ms <= at_ms:
-                found.append(replace(status_of(unit, budget, period, at_ms), alerts=tuple(unit.alerts(budget, period))))
-    return found
 
 
 def _watched(store: BudgetStore, at_ms: int) -> list[tuple[Budget, Period]]:
@@ -115,53 +105,6 @@ def _reading(status: Status) -> Reading:
         None if ahead is None else ahead.middle_micro,
         status.pace_percents,
     )
-
-
-def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> Status:
-    """The standing of a budget as of an instant, from what is rated by then."""
-    at_ms_in = min(at_ms, period.end_ms)
-    known_ms = max(unit.rated_until(at_ms_in) or period.start_ms, period.start_ms)
-    spend = unit.spend(budget, Period(period.start_ms, known_ms))
-    if at_ms >= period.end_ms:
-        return Status(budget, period, at_ms, known_ms, spend, None, None)
-    ahead = _ahead(unit, budget, period, known_ms, spend.cost_micro)
-    return Status(budget, period, at_ms, known_ms, spend, ahead, _pace(unit, budget, period, known_ms))
-
-
-def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
-    from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out  # numpy: a closed month asks for none
-
-    days = budget.calendar
-    today = days.day_of(known_ms)
-    today_ms = today.start_ms
-    if today_ms >= period.end_ms:
-        return None
-    since_ms = max(unit.rated_since(known_ms), days.day_of(today_ms - MOST_HISTORY * DAY_MS).start_ms)
-    history = unit.daily(budget, Period(since_ms, today_ms))
-    first = next((at for at, cost in enumerate(history) if cost), len(history))
-    left = (today.end_ms - known_ms) / today.ms
-    after = len(days.days(Period(today_ms, period.end_ms))) - 1
-    found = outlook(history[first:], spent_micro, left, after)
-    if found is None:
-        return None
-    out = run_out(found, budget.amount_micro)
-    named = days.date_of(today_ms)
-    gone = (out.earliest, out.middle, out.latest)
-    dates = [None if day is None else days.start_of(named + timedelta(days=day)) for day in gone]
-    ends = (found.low[-1], found.middle[-1], found.high[-1], found.likely[-1])
-    return Ahead(*ends, found.days_of_history, *dates)
-
-
-def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tuple[int, int] | None:
-    """Burn of the last hour and the last six, in percent of the even pace of the period."""
-    if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms:
-        return None
-    short, long = (
-        unit.burnt(budget, Period(known_ms - hours * HOUR_MS, known_ms)) * period.ms * 100
-        // (budget.amount_micro * hours * HOUR_MS)
-        for hours in BURN_HOURS
-    )  # fmt: skip
-    return short, long
 
 
 def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...], since_ms: int | None) -> News:

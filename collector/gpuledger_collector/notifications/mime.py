@@ -6,8 +6,8 @@ import email.policy
 import email.utils
 from email.message import EmailMessage
 
-from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_collector.storage.notifications.messages import Message, digest_of, is_address
+from gpuledger_common.escapes import escape_lines, escape_text
 
 LONGEST_SUBJECT = 200
 POLICY = email.policy.SMTP.clone(cte_type="7bit")

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
-from gpuledger_collector.storage.notifications.messages import Content, Message
-from gpuledger_collector.storage.notifications.finding_rules import Action
 from gpuledger_collector.notifications.transport import NotKnown, NotTaken
 from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.storage.notifications.finding_rules import Action
+from gpuledger_collector.storage.notifications.messages import Content, Message
 
 LONGEST_ANSWER = 1 << 20
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuledger_collector.storage.notifications.delivery_rules import WriteDigest
-from gpuledger_collector.storage.notifications.messages import Claim
 from gpuledger_collector.notifications import digest_mail
 from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, Transport, no_step
+from gpuledger_collector.storage.notifications.delivery_rules import WriteDigest
+from gpuledger_collector.storage.notifications.messages import Claim
 
 log = logging.getLogger(__name__)
 FIRST_WAIT_MS = 60_000

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from gpuledger_collector.storage.notifications.messages import Message
-from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, no_step
 from gpuledger_collector.notifications.mime import compose
+from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, no_step
+from gpuledger_collector.storage.notifications.messages import Message
 
 _LEADING_DOT = re.compile(rb"(?m)^\.")
 

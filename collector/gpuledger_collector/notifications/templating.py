@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
-from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_collector.storage.notifications.messages import Content
+from gpuledger_common.escapes import escape_lines, escape_text
 
 WIDTH = 78
 """Characters of a line of text."""

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from gpuledger_common.escapes import escape_lines, escape_text
-from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.transport import NotKnown, NotTaken, OnStep, no_step
+from gpuledger_collector.storage.notifications.messages import Message
+from gpuledger_common.escapes import escape_lines, escape_text
 
 LONGEST_ANSWER = 64 * 1024
 LONGEST_SLACK_TEXT = 3000

@@ -18,8 +18,8 @@ from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
-from gpuledger_collector.services.rating import imported_beside
 from gpuledger_collector.services.placements import stays_of, with_stranded
+from gpuledger_collector.services.rating import imported_beside
 
 
 def reconcile(unit: Unit, period: Period) -> Reconciliation:

@@ -9,19 +9,17 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting import statement as exact
-from gpuledger_collector.storage.billing.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import MONTH, Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, SharedPart, report
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.export.statement import Statement
-from gpuledger_collector.jobs.watch_budgets import status_of
-from gpuledger_collector.storage.billing import budgets
-from gpuledger_collector.storage.findings.findings import findings
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.billing import statements
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.services.budgets import status_of
+from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.billing.budget_status import Ahead, Status
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger import reports, zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -8,9 +8,9 @@ import pytest
 
 from fakes import serving as fake
 from gpuledger_agent import serving
-from gpuledger_common.serving_counters import parse
-from gpuledger_common.readings import Holder, Workload
 from gpuledger_agent.serving import MOST_PAGE_BYTES, CounterReader, endpoints, page, whose
+from gpuledger_common.readings import Holder, Workload
+from gpuledger_common.serving_counters import parse
 
 LLM, OTHER = Workload("4711", "slurm", name="chat"), Workload("4712", "slurm", name="train")
 

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from gpuledger_common.exporter_names import families, text_of
-from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
-from gpuledger_common.dcgm_page import parse
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
+from gpuledger_common.dcgm_page import parse
+from gpuledger_common.exporter_names import families, text_of
+from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 AT = 1_790_850_000_000
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_common.batches import BatchMaker
 from gpuledger_agent.clock import MOST_AHEAD_MS, STEP_TOLERANCE_MS, Clock
+from gpuledger_common.batches import BatchMaker
 from gpuledger_common.meter import HOUR_MS, MOST_TOLD, Meter, split
 from gpuledger_common.readings import Accelerator, Health, Holder, Sample, Workload
 

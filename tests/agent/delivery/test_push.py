@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.sink import sink
+from gpuledger_agent.push import Http, Pusher, Reply, backoff, reaction, retry_after, split_batch
+from gpuledger_agent.spool import Spool
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, pack, unpack
 from gpuledger_common.meter import Span
-from gpuledger_agent.push import Http, Pusher, Reply, backoff, reaction, retry_after, split_batch
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
-from gpuledger_agent.spool import Spool
 
 NOW = 1_790_812_800_000
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA L4")

@@ -4,11 +4,11 @@ import sqlite3
 
 import pytest
 
+from gpuledger_agent.sampler import Sampler
+from gpuledger_agent.spool import Spool
 from gpuledger_common.batches import unpack
 from gpuledger_common.meter import Meter
 from gpuledger_common.readings import Accelerator, Health, Holder, Inventory, Labelled, Sample, Workload
-from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.spool import Spool
 
 START = 1_790_812_800_000
 WHOLE = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100")

@@ -11,16 +11,16 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from gpuledger_agent import release
-from gpuledger_common.batches import unpack
 from gpuledger_agent.clock import Clock
 from gpuledger_agent.daemon import Daemon, gap_ms
 from gpuledger_agent.exposition import AgentCollector
-from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.sources.nvml import READ_DEADLINE_S
 from gpuledger_agent.spool import Spool
+from gpuledger_common.batches import unpack
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, SourceUnavailable, Workload
 
 START = 1_790_812_800_000
 CARDS = (Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100"), Accelerator("GPU-b", "GPU-b", 1, "NVIDIA H100"))

@@ -9,14 +9,14 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from gpuledger_agent import thinning
-from gpuledger_common.batches import unpack
-from gpuledger_common.catalogue import METRICS
 from gpuledger_agent.exposition import AgentCollector
-from gpuledger_common.meter import Meter
 from gpuledger_agent.push import Pusher, Reply
-from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, Workload
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import Counts, DiskNearlyFull, Holds, Lost, Spool
+from gpuledger_common.batches import unpack
+from gpuledger_common.catalogue import METRICS
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import Accelerator, Holder, Inventory, Sample, Workload
 
 START = 1_790_812_800_000
 MIB = 1024 * 1024

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fakes import kubelet
 from fakes.apiserver import TOKEN, api_server
-from gpuledger_common.batches import split
 from gpuledger_agent.join import ask
 from gpuledger_agent.owners import kubernetes_api, open_owners
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
@@ -24,8 +23,9 @@ from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
 from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.podresources import LIST, GivenDevice, GivenPod, list_pods
 from gpuledger_agent.owners.refreshed import Refreshed, Silent
-from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 from gpuledger_agent.settings import SettingsError, load
+from gpuledger_common.batches import split
+from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
 UUID = "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f"
 OTHER = "GPU-11111111-2222-3333-4444-555555555555"

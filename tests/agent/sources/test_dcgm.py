@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_common.readings import SourceUnavailable
 from gpuledger_agent.sources.dcgm import DcgmSource
 from gpuledger_common.dcgm_page import judged, parse
+from gpuledger_common.readings import SourceUnavailable
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "data" / "captures"
 OLD = """# HELP DCGM_FI_DEV_POWER_USAGE Power draw (in W).

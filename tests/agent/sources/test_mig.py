@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_common.dcgm_page import parse
 from gpuledger_common.mig import fitted, measured_share, profile_share
 from gpuledger_common.readings import WHOLE_GPU, Accelerator
-from gpuledger_common.dcgm_page import parse
 
 MIB = 1024**2
 SEVENTH = WHOLE_GPU // 7

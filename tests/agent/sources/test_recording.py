@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.owners import open_owners
+from gpuledger_agent.sources import recording
+from gpuledger_agent.sources.replay import ReplaySource
 from gpuledger_common.readings import (
     Accelerator,
     Health,
@@ -19,8 +21,6 @@ from gpuledger_common.readings import (
     SourceUnavailable,
     Workload,
 )
-from gpuledger_agent.sources import recording
-from gpuledger_agent.sources.replay import ReplaySource
 
 GPU = Accelerator("GPU-a", "GPU-a", 0, "NVIDIA H100 80GB HBM3", None, 1_000_000, 80 * 1024**3, "00000000:18:00.0")
 SLICE = Accelerator("MIG-b", "GPU-b", 1, "NVIDIA H100 80GB HBM3", "1g.10gb/7", 142_857, 10 * 1024**3)

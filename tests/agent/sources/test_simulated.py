@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.cli import main
-from gpuledger_common.readings import WHOLE_GPU
 from gpuledger_agent.sources.fleet import BLOCK_MS, CYCLE_MS, DAY_MS, FAILED_GPU, HOUR_MS, SILENT_NODE, Fleet, activity
 from gpuledger_agent.sources.simulated import SimulatedSource
+from gpuledger_common.readings import WHOLE_GPU
 
 START = 1_790_812_800_000 // BLOCK_MS * BLOCK_MS
 """A block that begins in October 2026."""

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from gpuledger_common.readings import SourceUnavailable, StillStarting
 from gpuledger_agent.sources.nvml import NvmlSource
 from gpuledger_agent.sources.nvml_events import DriverEvents
 from gpuledger_agent.sources.nvml_worker import Worker
+from gpuledger_common.readings import SourceUnavailable, StillStarting
 
 
 def soon() -> float:

@@ -10,9 +10,9 @@ import pytest
 
 from fakes.fleet import DAY, NOW_MS, OCTOBER, Fleet, Held
 from fakes.ledger import Run, fleet, run
-from gpuledger_collector.services import rating as rate_usage
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
+from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing.budgets import BudgetBook
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.ledger.ledgers import Ledger

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
 from gpuledger_collector.accounting.budgets import (
     ACTUAL,
     FIRING,
@@ -28,7 +27,6 @@ from gpuledger_collector.accounting.budgets import (
     drivers,
     top,
 )
-from gpuledger_collector.storage.notifications.messages import Content, Message, is_address, is_recipient
 from gpuledger_collector.accounting.period import (
     DAY_MS,
     HOUR_MS,
@@ -42,6 +40,8 @@ from gpuledger_collector.accounting.period import (
 from gpuledger_collector.notifications.budget_mail import write
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.mime import compose
+from gpuledger_collector.storage.billing.budget_status import Ahead, News, Spend, Status
+from gpuledger_collector.storage.notifications.messages import Content, Message, is_address, is_recipient
 
 GOLDEN = Path(__file__).parent / "golden"
 NOVEMBER = date_range("2026-11-01", "2026-12-01")

@@ -14,9 +14,9 @@ import pytest
 from fakes.mail import PLAIN, Inbox, certificate, mail_server, message
 from fakes.ports import free_port
 from gpuledger_collector.notifications.folder import Folder
-from gpuledger_collector.notifications.webhooks import Hook
 from gpuledger_collector.notifications.sender import MOST_ATTEMPTS, Sender
 from gpuledger_collector.notifications.smtp import Smtp
+from gpuledger_collector.notifications.webhooks import Hook
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.outbox import Box
 

@@ -12,9 +12,9 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.budgets import MICRO
 from gpuledger_collector.export.budgets import rows
-from gpuledger_collector.services import rating as rate_usage
 from gpuledger_collector.jobs.watch_budgets import statuses, watch_budgets
 from gpuledger_collector.notifications import budget_mail
+from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing import budgets as stored
 from gpuledger_collector.storage.billing.budgets import BudgetBook
 from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -282,8 +282,8 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     from gpuledger_collector import wiring
     from gpuledger_collector.api import reads
     from gpuledger_collector.api.auth.keys import Keys
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.access.tokens import Book
+    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
     at = dt.datetime(2025, 10, 20, tzinfo=dt.UTC)
     monkeypatch.setattr(wiring, "now", lambda: at)

@@ -12,8 +12,8 @@ from fakes.ledger import ledger, run
 from fakes.postgres import fresh_database
 from fakes.two_teams import two_teams
 from gpuledger_collector.cli import build
-from gpuledger_collector.ingest.files import inventory, usage
 from gpuledger_collector.config.declared import read_declared
+from gpuledger_collector.ingest.files import inventory, usage
 
 __all__ = ["ledger", "run"]
 

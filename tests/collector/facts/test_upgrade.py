@@ -5,8 +5,8 @@ import pytest
 from fakes.batches import workload
 from fakes.collector import running
 from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, World, mig
-from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.server import migrate
 
 EVERYTHING = """INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id,
     start_ms - start_ms % 3600000 FROM stretch; INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof"""

@@ -12,8 +12,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, MINUTE, furnish, minutes
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.services import hourly_usage as fold_usage
 from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.services.hourly_usage import fold_usage
 
 
 def dump(fleet: Fleet) -> list[tuple[object, ...]]:

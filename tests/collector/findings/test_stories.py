@@ -12,8 +12,8 @@ from gpuledger_agent.sources.fleet import BLOCK_MS, RUNAWAY, STORM, Fleet
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.findings import HourUse
-from gpuledger_collector.storage.notifications.finding_rules import matter_of
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
+from gpuledger_collector.storage.notifications.finding_rules import matter_of
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

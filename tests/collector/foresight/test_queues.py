@@ -10,8 +10,8 @@ from fakes.collector import JSON, running
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.api import queue
 from gpuledger_collector.insight.forecast import GOES_ON
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.capacity import demand
 
 

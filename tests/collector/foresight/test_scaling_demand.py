@@ -11,9 +11,9 @@ from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector import wiring
 from gpuledger_collector.api import reads
 from gpuledger_collector.insight.scaling.pools import Terms, decide, why_not
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 

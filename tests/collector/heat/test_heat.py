@@ -7,9 +7,9 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import hourly_usage as fold_usage
-from gpuledger_collector.jobs import roll_up_minutes as roll_minutes
+from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
+from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, HeatStore
 

@@ -11,15 +11,15 @@ import pytest
 
 from fakes.batches import NOON_MS, accelerator, batch, free, held, samples, workload
 from fakes.postgres import fresh_database
-from gpuledger_common.wire import Samples, encode
-from gpuledger_collector.ingest.batches import decode as decoding
 from gpuledger_collector.ingest.batches import attributes as directory
+from gpuledger_collector.ingest.batches import decode as decoding
 from gpuledger_collector.ingest.batches import validate
 from gpuledger_collector.ingest.batches.decode import Listed, Lists, decode
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import placements
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.wire import Samples, encode
 
 NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 40_000, dt.UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 
 from fakes.batches import HEARTBEAT, NOON_MS, batch
 from fakes.postgres import fresh_database
-from gpuledger_common.wire import ABSENT_INT64, encode
-from gpuledger_collector.ingest.batches import commit
+from gpuledger_collector.ingest.batches import commit, validate
 from gpuledger_collector.ingest.batches import latest_values as newest
-from gpuledger_collector.ingest.batches import validate
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
 from gpuledger_collector.ingest.batches.decode import decode
 from gpuledger_collector.ingest.batches.latest_values import Beat, Latest, Told, merged, write
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import placements
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.wire import ABSENT_INT64, encode
 
 NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 60, dt.UTC)
 HOT = list(HOT_KINDS)

@@ -9,13 +9,13 @@ import pytest
 
 from fakes.batches import NOON_MS, accelerator, batch, held, workload
 from fakes.postgres import fresh_database
-from gpuledger_common.wire import Samples, encode
 from gpuledger_collector.ingest.batches import validate
 from gpuledger_collector.ingest.batches.decode import decode
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import placements
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.wire import Samples, encode
 
 HOUR_MS = 3_600_000
 NOW = dt.datetime.fromtimestamp(NOON_MS / 1000 + 30 * 3600, dt.UTC)

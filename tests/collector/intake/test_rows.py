@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from fakes.batches import HOUR_MS, NOON_MS, accelerator, workload
 from fakes.postgres import fresh_database
-from gpuledger_common.wire import Stretch
 from gpuledger_collector.ingest.batches.attributes import Numbered
 from gpuledger_collector.ingest.batches.evidence import hours_of
 from gpuledger_collector.ingest.batches.samples import Samples, join_samples
 from gpuledger_collector.ingest.batches.usage_intervals import copy_stretches, join_stretches, latest_states
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, Accepted, Kept, SampleBlock
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.wire import Stretch
 
 DAY_MS = 24 * HOUR_MS
 BIG = 2**38

@@ -13,16 +13,16 @@ from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import hourly_usage as fold_usage
-from gpuledger_collector.jobs import roll_up_minutes as roll_minutes
-from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.expire import Gone, Keep, let_go
+from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
+from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings, SettingsError, check
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry.minutes import gone_before
 from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
 from gpuledger_collector.storage.telemetry.retention import LetGoStore
-from gpuledger_collector.storage.telemetry.minutes import gone_before
 
 NOTHING = Keep(0, 0, 0, 0)
 MINUTES = "SELECT accelerator_id, minute_ms, utilization_ratio::float8 FROM gpu_minute ORDER BY 1, 2"

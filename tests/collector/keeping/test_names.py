@@ -10,10 +10,10 @@ from fakes.collector import running
 from gpuledger_collector.ingest.batches import attributes as directory
 from gpuledger_collector.jobs.expire import Gone, Keep, let_go
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.telemetry.retention import LetGoStore
+from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.telemetry.retention import LetGoStore
 
 NOW = dt.datetime.now(dt.UTC)
 LATER_MS = round(NOW.timestamp() * 1000) + 60 * 86_400_000

@@ -12,10 +12,9 @@ from fakes.collector import running
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.merge_partitions import merge_partitions
 from gpuledger_collector.jobs.pack_samples import Retention, pack_samples
-from gpuledger_collector.storage.telemetry import archive
-from gpuledger_collector.storage.telemetry import partition_merge as merging
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.telemetry import archive, partitions
+from gpuledger_collector.storage.telemetry import partition_merge as merging
 from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS, month_of
 

@@ -18,20 +18,19 @@ from fakes.collector import running
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import hourly_usage as fold_usage
-from gpuledger_collector.services import rating as rate_usage
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
 from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.telemetry import archive
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.billing.dispute_evidence import _STRETCHES
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.findings.findings import FindingStore
-from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.telemetry import archive, partitions
+from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 DAY_MS = 86_400_000

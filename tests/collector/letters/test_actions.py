@@ -17,15 +17,15 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
-from gpuledger_collector.storage.notifications.finding_rules import Action
-from gpuledger_collector.jobs.reclaim_idle import Acted, act_on_idle
 from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.jobs.reclaim_idle import Acted, act_on_idle
 from gpuledger_collector.notifications import finding_mail as letter_mail
-from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.notifications.reclaim import ByHook, NotDone, Slurm, Way
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import Smtp
-from gpuledger_collector.notifications.reclaim import ByHook, NotDone, Slurm, Way
+from gpuledger_collector.notifications.webhooks import Hook
 from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+from gpuledger_collector.storage.notifications.finding_rules import Action
 from gpuledger_collector.storage.notifications.outbox import Box
 
 CONTACTS = """

@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from fakes.mail import Inbox, mail_server
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import Smtp
 from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.storage.notifications.outbox import Box
 
 HOUR = 3_600_000

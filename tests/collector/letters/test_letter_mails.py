@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_date, parse_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.notifications import digest_mail
+from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications.links import AckLinks
+from gpuledger_collector.notifications.mime import compose
+from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told
 from gpuledger_collector.storage.notifications.finding_rules import (
     Action,
     AnomalyNews,
@@ -27,10 +30,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     Wasted,
     give_back,
 )
-from gpuledger_collector.notifications import digest_mail
-from gpuledger_collector.notifications import finding_mail as letter_mail
-from gpuledger_collector.notifications.links import AckLinks
-from gpuledger_collector.notifications.mime import compose
+from gpuledger_collector.storage.notifications.messages import Content, Message
 
 GOLDEN = Path(__file__).parent / "golden"
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)

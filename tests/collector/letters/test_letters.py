@@ -16,15 +16,15 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, minutes
 from gpuledger_collector import storage
 from gpuledger_collector.accounting.budgets import Budget
-from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_collector.api import acks
-from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import Writers, write_letters
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.billing.budgets import WatchUnit
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.notifications.finding_notifications import LetterBook, holdings
+from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
+from gpuledger_collector.storage.notifications.messages import Content
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 CONTACTS = """

@@ -12,9 +12,9 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
-from gpuledger_collector.services.statement import statement_of
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.statement import statement_of
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")

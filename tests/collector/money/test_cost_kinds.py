@@ -16,8 +16,7 @@ from gpuledger_collector.accounting.owned import Owned, add_months, rounded
 from gpuledger_collector.accounting.period import HOUR_MS, parse_date
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.export.focus_check import check
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.billing import commitments, prices
 
 DAYS = ("--from", "2025-10-01", "--to", "2025-10-02")
 BOOK = """

@@ -7,12 +7,12 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.services import hourly_usage as fold_usage
-from gpuledger_collector.jobs import create_partitions as make_partitions
-from gpuledger_collector.services import rating as rate_usage
-from gpuledger_collector.jobs import roll_up_minutes as roll_minutes
+from gpuledger_collector.jobs.create_partitions import make_partitions
+from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
+from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.ledger.placements import settle
 

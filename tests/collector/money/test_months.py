@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.services import rating as rate_usage
+from gpuledger_collector.services.rating import rate_usage
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.ledger import months
-from gpuledger_collector.storage.ledger import reports
 from gpuledger_collector.storage.access import row_level_security as viewer_wall
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import months, reports, zones
 from gpuledger_collector.storage.locks import Lock
 
 SEPTEMBER, NOVEMBER = OCTOBER - 30 * DAY, OCTOBER + 31 * DAY

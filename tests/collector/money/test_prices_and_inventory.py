@@ -4,7 +4,7 @@ from decimal import Decimal
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.refresh import bring_up_to_date
 
 BOOK = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate,region,node\n"
 ONE_DAY = Period(OCTOBER, OCTOBER + DAY)

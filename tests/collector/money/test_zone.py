@@ -10,7 +10,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.export.focus_check import check
-from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.refresh import bring_up_to_date
 
 OCT = ("--from", "2025-10-01", "--to", "2025-11-01")
 FIRST, LAST = "2025-09-30T22:00:00Z", "2025-10-31T23:00:00Z"

@@ -9,8 +9,8 @@ import pytest
 from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.jobs.find_idle import find_idle
+from gpuledger_collector.services.refresh import bring_up_to_date
 
 
 @pytest.fixture

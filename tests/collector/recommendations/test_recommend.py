@@ -15,9 +15,9 @@ from gpuledger_collector import wiring
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.recommend import recommend
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.findings.recommendations import RecommendationStore
 
 DAYS = 4

@@ -5,8 +5,8 @@ import pytest
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.jobs.recommend import recommend
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.findings.recommendations import RecommendationStore
 
 

@@ -9,11 +9,10 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
-from gpuledger_collector.services import refresh as bring_up_to_date
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.services.what_if import what_if
 from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import reports, zones
 
 CHANGE = 10 * HOUR + 30 * 60_000 + 789
 TWO_DAYS = Period(OCTOBER, OCTOBER + 2 * DAY)

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from fakes.postgres import fresh_database
 from fakes.prometheus import STALE, Point, labels, one, pod, snappy, two
 from gpuledger_collector import wiring
+from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.remote_write import decode as decoding
 from gpuledger_collector.ingest.remote_write.decode import decode
 from gpuledger_collector.ingest.remote_write.series import Book
 from gpuledger_collector.ingest.remote_write.store import RemoteStore
-from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.services import hourly_usage as fold_usage
+from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.telemetry import partitions
 
 HOUR_MS = 3_600_000
 NOW = int(time.time()) * 1000

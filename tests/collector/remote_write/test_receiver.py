@@ -15,7 +15,7 @@ from gpuledger_collector.ingest.batches.envelope import MAX_BODY_BYTES
 from gpuledger_collector.ingest.remote_write import series
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES
 from gpuledger_collector.ingest.remote_write.messages import ONE, TWO
-from gpuledger_collector.services import hourly_usage as fold_usage
+from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.ledger.ledgers import Ledger

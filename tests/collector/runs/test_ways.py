@@ -10,13 +10,13 @@ import pytest
 from fakes.batches import HOUR_MS, batch, body_of, held, workload
 from fakes.collector import JSON, running
 from fakes.prometheus import STALE, WRITE, Point, headers, one, snappy, two
-from gpuledger_common.compression import zstd
 from gpuledger_agent.push import split_batch
-from gpuledger_common.wire import Count, Samples, encode
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.access.tokens import Token, create
+from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_common.compression import zstd
+from gpuledger_common.wire import Count, Samples, encode
 
 NOW = int(time.time()) * 1000
 T = NOW - NOW % HOUR_MS - HOUR_MS

@@ -17,14 +17,13 @@ from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.scaling.pools import Terms
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.notifications.webhooks import Hook
 from gpuledger_collector.notifications.sender import Sender
+from gpuledger_collector.notifications.webhooks import Hook
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.capacity import queues
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.capacity import queues, scaling
+from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.notifications.outbox import Box
-from gpuledger_collector.storage.capacity.scaling import ScalingStore
 
 ACTING = {"min_gpus": 4, "max_gpus": 64, "money_per_hour": 100, "currency": '"USD"', "mode": '"act"',
           "webhook": '"capacity"'}  # fmt: skip

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
-from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.capacity import demand
-from gpuledger_collector.storage.capacity import queues
-from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.capacity import demand, queues, scaling
+from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.storage.database import open_connection
 
 NOW_MS = 1_760_000_000_000

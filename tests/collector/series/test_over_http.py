@@ -10,10 +10,9 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api import samples
-from gpuledger_collector.storage.telemetry import archive
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
 FROM, TO = "2025-10-01", "2025-10-03"

@@ -7,11 +7,11 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services import refresh as bring_up_to_date
-from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.jobs.roll_up_series import roll_series
-from gpuledger_collector.storage.telemetry import series
+from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.telemetry import series
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 MINUTE = 60_000

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fakes.batches import NOON_MS, accelerator, batch, free, held, samples, workload
 from fakes.collector import running
-from gpuledger_common.wire import Samples
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_common.wire import Samples
 
 
 def test_what_a_second_node_says_of_a_gpu_that_another_holds_is_not_taken_over(dsn):

@@ -8,8 +8,8 @@ import pytest
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, OWN, day, two_teams
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.services import refresh as bring_up_to_date
 from gpuledger_collector.services.hourly_usage import ALWAYS
+from gpuledger_collector.services.refresh import bring_up_to_date
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 

@@ -15,14 +15,13 @@ from fakes.replicas import until
 from gpuledger_collector import wiring
 from gpuledger_collector.schedule import Leadership
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.access import readers
-from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.access import readers, tokens
+from gpuledger_collector.storage.access.reader_watch import ReaderWatch
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS
-from gpuledger_collector.storage.access.reader_watch import ReaderWatch
 from gpuledger_collector.wiring import Database
 
 READER, STRANGER = "hostile_reader", "nobody_in_particular"

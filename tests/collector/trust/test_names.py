@@ -25,20 +25,19 @@ from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import day, two_teams
 from gpuledger_agent.daemon import LineFormatter
-from gpuledger_common.escapes import escape_lines, escape_text, neutral
 from gpuledger_agent.inspect import once_text
+from gpuledger_collector.cli import build
+from gpuledger_collector.config import export as config
+from gpuledger_collector.export import beancount, html, plots
+from gpuledger_collector.export.cells import rows_as
+from gpuledger_collector.notifications import budget_mail, digest_mail
+from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications.mime import compose
+from gpuledger_collector.notifications.webhooks import Hook
+from gpuledger_collector.serving import escaped
 from gpuledger_collector.storage.notifications.delivery_rules import Digest
 from gpuledger_collector.storage.notifications.messages import Content, Message
-from gpuledger_collector.cli import build
-from gpuledger_collector.export import beancount, html, plots
-from gpuledger_collector.config import export as config
-from gpuledger_collector.export.cells import rows_as
-from gpuledger_collector.notifications import budget_mail
-from gpuledger_collector.notifications import digest_mail
-from gpuledger_collector.notifications import finding_mail as letter_mail
-from gpuledger_collector.notifications.webhooks import Hook
-from gpuledger_collector.notifications.mime import compose
-from gpuledger_collector.serving import escaped
+from gpuledger_common.escapes import escape_lines, escape_text, neutral
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 FORGED = "FORGED ok"

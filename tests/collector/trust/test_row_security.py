@@ -6,8 +6,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from fakes.two_teams import FOREIGN, OWN, two_teams
-from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.access import dashboard_row_security as row_security
+from gpuledger_collector.storage.access import readers
 
 SCOPED, FULL = "reader_of_one_owner", "reader_of_everything"
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fakes.collector import running
 from fakes.two_teams import day, two_teams
-from gpuledger_common.escapes import escape_text
 from gpuledger_collector.export.cells import neutral
+from gpuledger_common.escapes import escape_text
 
 FORMULA = set("=+-@\t\r\n")
 hostile = st.text(max_size=20) | st.builds(

@@ -13,11 +13,11 @@ from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api import pages, reads, runs
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.storage.billing import allocation as beside
-from gpuledger_collector.storage.server import migrate
-from gpuledger_collector.storage.ledger import overview
-from gpuledger_collector.storage.telemetry import series
 from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.billing import allocation as beside
+from gpuledger_collector.storage.ledger import overview
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.telemetry import series
 
 MONTH = day(-2)[:7]
 QUERY = f"from={day(-4)}&to={day(-1)}&all=true"

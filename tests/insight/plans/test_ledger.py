@@ -7,7 +7,7 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.ledger import fleet, run
-from gpuledger_collector.services import rating as rate_usage
+from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 __all__ = ["fleet", "run"]

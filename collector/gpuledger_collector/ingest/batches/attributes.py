@@ -20,8 +20,8 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_common.wire import WireAccelerator, WireWorkload
 from gpuledger_collector.ingest.batches.validate import NODE_SCOPED_KINDS, Accepted, workload_key
+from gpuledger_common.wire import WireAccelerator, WireWorkload
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Entry = tuple[str, Any, int]

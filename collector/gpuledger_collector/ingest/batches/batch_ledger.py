@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuledger_common.wire import Answer, Rejected
-from gpuledger_collector.ingest.batches.columns import BinaryArray
 from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.columns import BinaryArray
 from gpuledger_collector.ingest.batches.validate import Accepted
+from gpuledger_common.wire import Answer, Rejected
 
 Key = tuple[str, object, int]
 """Node, epoch and sequence number."""

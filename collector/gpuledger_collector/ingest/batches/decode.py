@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gpuledger_collector.ingest.batches import bounds
 from gpuledger_common.compression import zstd
 from gpuledger_common.wire import (
     MAX_DECODED_BYTES,
@@ -27,7 +28,6 @@ from gpuledger_common.wire import (
     WireAccelerator,
     WireWorkload,
 )
-from gpuledger_collector.ingest.batches import bounds
 
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON_TYPES = frozenset({"application/json"})

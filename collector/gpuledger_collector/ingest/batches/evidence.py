@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpuledger_collector.ingest.batches.columns import Array, BinaryArray
 from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.columns import Array, BinaryArray
 from gpuledger_collector.ingest.batches.samples import Samples
 from gpuledger_collector.ingest.batches.usage_intervals import Stretches
 from gpuledger_collector.ingest.batches.validate import SampleBlock, cut

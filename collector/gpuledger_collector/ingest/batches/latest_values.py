@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 from psycopg.types.json import Jsonb
 
-from gpuledger_common.wire import Heartbeat
-from gpuledger_collector.ingest.batches.columns import Array, BinaryArray, blank, is_absent, last_of_each
 from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.columns import Array, BinaryArray, blank, is_absent, last_of_each
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples
 from gpuledger_collector.ingest.batches.usage_intervals import STATES, States
 from gpuledger_collector.ingest.batches.validate import clean
+from gpuledger_common.wire import Heartbeat
 
 LATE_SECONDS = 5.0
 """How long the newest values may be kept while batches wait."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_common.catalogue import HOT
+from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
 from gpuledger_collector.ingest.batches.columns import (
     DTYPES,
     Array,
@@ -16,8 +16,8 @@ from gpuledger_collector.ingest.batches.columns import (
     is_absent,
     pack,
 )
-from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, SampleBlock
+from gpuledger_common.catalogue import HOT
 
 HOT_KINDS = {metric.name: metric.column_kind for metric in HOT}
 

@@ -15,13 +15,12 @@ from typing import Protocol
 
 import psycopg
 
-from gpuledger_common.wire import Answer, Rejected
 from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import RENEWED, Connection, Directory, Numbered, oldest_instant
+from gpuledger_collector.ingest.batches.batch_ledger import Key, insert_keys, look_up, record_conflicts, verdict
 from gpuledger_collector.ingest.batches.evidence import Newest as NewestRow
 from gpuledger_collector.ingest.batches.evidence import mark_hours, shown_by, without_foreign
-from gpuledger_collector.ingest.batches.batch_ledger import Key, insert_keys, look_up, record_conflicts, verdict
 from gpuledger_collector.ingest.batches.latest_values import Newest, Told, told_of, write
 from gpuledger_collector.ingest.batches.samples import (
     HOT_KINDS,
@@ -31,8 +30,14 @@ from gpuledger_collector.ingest.batches.samples import (
     slow_changes,
     write_slow,
 )
-from gpuledger_collector.ingest.batches.usage_intervals import copy_stretches, join_stretches, latest_states, presence_of
+from gpuledger_collector.ingest.batches.usage_intervals import (
+    copy_stretches,
+    join_stretches,
+    latest_states,
+    presence_of,
+)
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, days_of
+from gpuledger_common.wire import Answer, Rejected
 
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
 """Makes the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""

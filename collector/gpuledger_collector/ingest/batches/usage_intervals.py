@@ -8,10 +8,10 @@ from itertools import product
 
 import numpy as np
 
-from gpuledger_common.wire import ABSENT_INT64
-from gpuledger_collector.ingest.batches.columns import Array, last_of_each, pack
 from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.columns import Array, last_of_each, pack
 from gpuledger_collector.ingest.batches.validate import DAY_MS
+from gpuledger_common.wire import ABSENT_INT64
 
 STATES = ("held", "unallocated", "unavailable", "present")
 """`present` shows that an accelerator was there, and nothing of who held it: it is samples without an interval."""

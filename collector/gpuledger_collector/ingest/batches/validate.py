@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
+from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
+from gpuledger_collector.ingest.batches.decode import Decoded, Listed, Refused
 from gpuledger_common.catalogue import METRICS
 from gpuledger_common.wire import (
     WIRE_VERSION,
@@ -29,9 +32,6 @@ from gpuledger_common.wire import (
     WireAccelerator,
     WireWorkload,
 )
-from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
-from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
-from gpuledger_collector.ingest.batches.decode import Decoded, Listed, Refused
 
 DAY_MS = 86_400_000
 EARLIEST_MS = 946_684_800_000

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 from gpuledger_collector.config.table import (
     DECLARED,
     Instants,
@@ -19,6 +18,7 @@ from gpuledger_collector.config.table import (
     rows_of,
     unknown_columns,
 )
+from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
 
 REQUIRED = ("at", "workload_id", "gpus")
 TEXTS = ("pool", "gpu_model", "team", "user", "account")

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuledger_common.catalogue import HOT
 from gpuledger_collector.accounting.ports import SampleRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.table import (
@@ -25,6 +24,7 @@ from gpuledger_collector.config.table import (
     rows_of,
     unknown_columns,
 )
+from gpuledger_common.catalogue import HOT
 
 REQUIRED = ("ts", "uuid")
 KINDS = {metric.name: metric.column_kind for metric in HOT}

@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_common import serving_counters as counted
-from gpuledger_common.readings import Workload
-from gpuledger_common.wire import WireWorkload
 from gpuledger_collector.accounting.counting import CounterReading
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import Connection
 from gpuledger_collector.ingest.batches.validate import check_workload, workload_key
+from gpuledger_common import serving_counters as counted
+from gpuledger_common.readings import Workload
+from gpuledger_common.wire import WireWorkload
 
 WHERE = frozenset({
     "__name__", "__replica__", "cluster", "container", "endpoint", "exported_container", "exported_namespace",

@@ -16,14 +16,14 @@ from typing import Any
 import cramjam
 import numpy as np
 
-from gpuledger_common.serving_counters import whole
 from gpuledger_collector.accounting.counting import LATEST_DAYS
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.decode import Refused
+from gpuledger_collector.ingest.batches.validate import DAY_MS, EARLIEST_MS, too_old
 from gpuledger_collector.ingest.remote_write.counted import Sample
 from gpuledger_collector.ingest.remote_write.messages import RAW, TWO
 from gpuledger_collector.ingest.remote_write.series import BAD, COUNTED, MOST_LABELS, TAKEN, BadSeries, Book, labels_of
-from gpuledger_collector.ingest.batches.validate import DAY_MS, EARLIEST_MS, too_old
+from gpuledger_common.serving_counters import whole
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """A request of Prometheus has 2,000 samples by default: about 1 MB."""

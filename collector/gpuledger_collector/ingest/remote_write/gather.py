@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuledger_common.catalogue import METRICS
-from gpuledger_common.readings import Health
-from gpuledger_common.dcgm_page import BLANK, BY_POD, whole
-from gpuledger_common.wire import WireAccelerator
-from gpuledger_collector.ingest.batches.columns import DTYPES, Array, blank, is_absent
 from gpuledger_collector.ingest.batches.attributes import Ids, accelerator_content, workload_content
-from gpuledger_collector.ingest.remote_write.decode import Writing
-from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, Book
+from gpuledger_collector.ingest.batches.columns import DTYPES, Array, blank, is_absent
 from gpuledger_collector.ingest.batches.samples import Samples
 from gpuledger_collector.ingest.batches.validate import Accepted, Kept, SampleBlock, workload_key
+from gpuledger_collector.ingest.remote_write.decode import Writing
+from gpuledger_collector.ingest.remote_write.series import HOT_BIT, METRIC_NUMBER, NONE, Book
+from gpuledger_common.catalogue import METRICS
+from gpuledger_common.dcgm_page import BLANK, BY_POD, whole
+from gpuledger_common.readings import Health
+from gpuledger_common.wire import WireAccelerator
 
 _NO_EPOCH = uuid.UUID(int=0)
 _UTILIZATION = METRIC_NUMBER["gpu_utilization_ratio"]

@@ -13,11 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from gpuledger_common import wire
-from gpuledger_common.batches import BatchMaker
-from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
-from gpuledger_common.dcgm_page import BY_POD, whole
 from gpuledger_collector.ingest.batches.attributes import (
     Connection,
     Ids,
@@ -26,11 +21,16 @@ from gpuledger_collector.ingest.batches.attributes import (
     write_workload_attributes,
 )
 from gpuledger_collector.ingest.batches.evidence import HOUR_MS
-from gpuledger_collector.ingest.remote_write.gather import WITNESSES, Scrape
-from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import copy_stretches, join_stretches
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, Kept, workload_key
+from gpuledger_collector.ingest.remote_write.gather import WITNESSES, Scrape
+from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
+from gpuledger_common import wire
+from gpuledger_common.batches import BatchMaker
+from gpuledger_common.dcgm_page import BY_POD, whole
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")
 """The epoch of every stretch that was made from scrapes (`gpu`, `remotewrite`); its `seq` is the slot's number."""

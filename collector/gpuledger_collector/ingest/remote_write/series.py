@@ -16,16 +16,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gpuledger_common.catalogue import BY_NAME, HOT, METRICS
-from gpuledger_common.serving_counters import ENGINES
-from gpuledger_common.metrics import Metric
-from gpuledger_common.readings import Accelerator, Workload
-from gpuledger_common import dcgm_page as dcgm
-from gpuledger_common.wire import WireAccelerator, WireWorkload
 from gpuledger_collector.ingest.batches.columns import Array
+from gpuledger_collector.ingest.batches.validate import bad_text, check_accelerator, check_workload
 from gpuledger_collector.ingest.remote_write.counted import CountedSeries, counted_series
 from gpuledger_collector.ingest.remote_write.messages import ONE
-from gpuledger_collector.ingest.batches.validate import bad_text, check_accelerator, check_workload
+from gpuledger_common import dcgm_page as dcgm
+from gpuledger_common.catalogue import BY_NAME, HOT, METRICS
+from gpuledger_common.metrics import Metric
+from gpuledger_common.readings import Accelerator, Workload
+from gpuledger_common.serving_counters import ENGINES
+from gpuledger_common.wire import WireAccelerator, WireWorkload
 
 MOST_LABELS = 100
 MOST_NAME = 1024

@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from gpuledger_common.health import EVIDENCE
-from gpuledger_common.dcgm_page import judged
-from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.attributes import Connection, Ids
+from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.latest_values import latest_of, write_latest
+from gpuledger_collector.ingest.batches.samples import copy_samples
+from gpuledger_collector.ingest.batches.store import Store
+from gpuledger_collector.ingest.batches.usage_intervals import States
 from gpuledger_collector.ingest.remote_write.counted import CounterStore
 from gpuledger_collector.ingest.remote_write.decode import Writing
 from gpuledger_collector.ingest.remote_write.gather import WITNESSES, Gathered, Scrape, cut, only
 from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, Book
-from gpuledger_collector.ingest.batches.samples import copy_samples
-from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.ingest.batches.usage_intervals import States
+from gpuledger_common.dcgm_page import judged
+from gpuledger_common.health import EVIDENCE
 
 SLOT_MS = 300_000
 """The unit in which stretches are made again from scrapes."""

@@ -25,8 +25,8 @@ import psycopg
 from psycopg import pq, sql
 
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.access.dashboard_row_security import EVERYBODY
+from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 log = logging.getLogger(__name__)

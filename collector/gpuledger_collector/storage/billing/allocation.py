@@ -30,8 +30,7 @@ from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage import declared
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import reports, zones
 from gpuledger_collector.storage.ledger.reports import Connection
 
 Lines = Callable[[Period], Sequence[ChargedLine]]

@@ -13,8 +13,7 @@ from gpuledger_collector.accounting.bill import BillLine, BillMatch, Observed, P
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.ledger import inventory
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import inventory, zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuledger_collector.accounting.budgets import Alert, Budget, Driver, Held
-from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.storage.notifications.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

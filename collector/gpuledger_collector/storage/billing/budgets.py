@@ -12,20 +12,20 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
 from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
-from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_collector.storage.notifications.finding_rules import TOLD_STATES, give_back
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.notifications import finding_notifications as letters
-from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.notifications import finding_notifications as letters
+from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.notifications.finding_rules import TOLD_STATES, give_back
+from gpuledger_collector.storage.notifications.messages import Message
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _OWNER_COLUMNS = {

@@ -20,10 +20,9 @@ from gpuledger_collector.accounting.attribution import Attribution
 from gpuledger_collector.accounting.disputes import canonical
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.storage.telemetry import minutes
 from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger import workloads
+from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.telemetry import minutes
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 MOST = 2_000

@@ -21,9 +21,8 @@ from gpuledger_collector.accounting.tags import LEVELS, path_of
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import reattributions
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.billing.dispute_evidence import gather, line_id
+from gpuledger_collector.storage.ledger import reports, zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 SHORT = 8

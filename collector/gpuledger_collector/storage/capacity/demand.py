@@ -31,9 +31,8 @@ from gpuledger_collector.insight.demand import (
 )
 from gpuledger_collector.insight.forecast.workloads import GOES_ON, Workloads
 from gpuledger_collector.insight.series import Floats, Ints, Series
-from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger import workloads
 from gpuledger_collector.storage.capacity.queues import summed_by
+from gpuledger_collector.storage.ledger import rules, workloads
 
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""

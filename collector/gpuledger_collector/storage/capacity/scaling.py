@@ -18,7 +18,6 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PriceBook
@@ -27,12 +26,12 @@ from gpuledger_collector.insight.scaling.advice import LEAST_DAYS, Told
 from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, money_micro
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.declared import replace_rows
+from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
+from gpuledger_collector.storage.declared import replace_rows
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.notifications.messages import Message
 
 DEMAND_DAYS = 56
 FINE_DAYS = 40

@@ -15,13 +15,11 @@ from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Card, Finding, HeldNow, HeldSpan, HourUse
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.telemetry import minutes
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger import workloads
+from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import minutes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,13 +22,12 @@ from gpuledger_collector.insight.recommendations import Reading
 from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.findings.findings import findings
-from gpuledger_collector.storage.telemetry import minutes
-from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import minutes
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = ("utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "memory_used_bytes",

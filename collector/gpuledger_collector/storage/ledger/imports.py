@@ -10,15 +10,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from gpuledger_common.catalogue import HOT
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.telemetry import archive
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.ledger.placements import settle_pools
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import archive, partitions
+from gpuledger_common.catalogue import HOT
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,

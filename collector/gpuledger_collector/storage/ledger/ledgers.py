@@ -37,24 +37,13 @@ from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.accounting.usage import Contradiction, StretchFact, UsagePiece
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import allocation as beside
-from gpuledger_collector.storage.ledger import claims
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.findings.findings import findings
-from gpuledger_collector.storage.telemetry import node_utilization as heat
-from gpuledger_collector.storage.ledger import inventory
-from gpuledger_collector.storage.telemetry import minutes
-from gpuledger_collector.storage.ledger import months
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.billing import periods
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.billing import reattributions
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger import rules
-from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.ledger import workloads
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.billing import commitments, periods, prices, reattributions
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger import claims, inventory, months, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import minutes, partitions
+from gpuledger_collector.storage.telemetry import node_utilization as heat
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"

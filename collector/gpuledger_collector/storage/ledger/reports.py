@@ -16,8 +16,7 @@ from gpuledger_collector.accounting.ports import ChargedLine, ChargedState, Expo
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.billing import commitments, prices
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LEVEL_COLUMNS = {

@@ -19,9 +19,9 @@ import sqlalchemy as sa
 from psycopg import sql
 
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.telemetry import partitions
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 NAMED = {"workload": ("workload_id", "workload_ids"), "accelerator": ("accelerator_id", "accelerator_ids")}

@@ -10,19 +10,27 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.storage.notifications.messages import Message
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.storage.notifications.finding_rules import ANOMALY, IDLE, Action, ActionRule, Card, Contact, Holding, Letter
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import commitments
-from gpuledger_collector.storage.findings.findings import findings
+from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import notification_rules as letter_rules
 from gpuledger_collector.storage.notifications import outbox
-from gpuledger_collector.storage.billing import prices
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.notifications.finding_rules import (
+    ANOMALY,
+    IDLE,
+    Action,
+    ActionRule,
+    Card,
+    Contact,
+    Holding,
+    Letter,
+)
+from gpuledger_collector.storage.notifications.messages import Message
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LATELY_MS = 2 * DAY_MS

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuledger_collector.storage.notifications.messages import is_address
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.idle.kinds import is_serving
+from gpuledger_collector.storage.notifications.messages import is_address
 
 MINUTE_MS = 60_000
 IDLE, ANOMALY = "idle", "anomaly"

@@ -10,10 +10,10 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.storage.notifications.delivery_rules import Rules
 from gpuledger_collector.accounting.ports import ImportOutcome
-from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.notifications.delivery_rules import Rules
+from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 RECIPIENT, CONTACT, ACTION = "recipient", "contact", "action"

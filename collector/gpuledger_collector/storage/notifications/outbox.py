@@ -19,12 +19,21 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.storage.notifications.delivery_rules import DIGEST, Digest, Plan, Rules, Told, WriteDigest, plan, rules_of
-from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.notifications import notification_rules as letter_rules
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+from gpuledger_collector.storage.notifications.delivery_rules import (
+    DIGEST,
+    Digest,
+    Plan,
+    Rules,
+    Told,
+    WriteDigest,
+    plan,
+    rules_of,
+)
+from gpuledger_collector.storage.notifications.messages import Content, Message
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 KEEP_MS = 400 * 86_400_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-from gpuledger_common.catalogue import HOT
 from gpuledger_collector.storage.schema.columns import BIG, HOT_TYPES, foreign, identity, instant, metadata, text
+from gpuledger_common.catalogue import HOT
 
 ingest_batch = sa.Table(
     "ingest_batch",

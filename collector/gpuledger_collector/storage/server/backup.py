@@ -16,9 +16,9 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gpuledger_collector.storage.server.binaries import installed
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
+from gpuledger_collector.storage.server.binaries import installed
 
 _ROLES = re.compile(r"^\d+; \d+ \d+ (POLICY|ROW SECURITY|COMMENT \S+ POLICY) ")
 """Entries that name roles of the server that the backup came from: they are set up anew, not restored."""

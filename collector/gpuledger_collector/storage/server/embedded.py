@@ -30,6 +30,7 @@ from typing import IO, Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable
 from gpuledger_collector.storage.server.binaries import (
     RunAs,
     make_own_folder,
@@ -40,7 +41,6 @@ from gpuledger_collector.storage.server.binaries import (
     shared_root,
 )
 from gpuledger_collector.storage.server.embedded_roles import ADMIN, DATABASE, OWNER, divide, set_up
-from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable
 
 PASSWORDS = {OWNER: "password", ADMIN: "admin-password"}
 """Files of the passwords, each readable by its owner alone."""

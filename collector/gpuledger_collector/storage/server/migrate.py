@@ -22,13 +22,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from gpuledger_collector.storage import locks
 from gpuledger_collector.storage import database as engine
-from gpuledger_collector.storage.server import replicas
-from gpuledger_collector.storage.server import schema_version
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import row_level_security as viewer_wall
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock
+from gpuledger_collector.storage.server import replicas, schema_version
 
 PHASES = ("pre", "post")
 LOCK_TRIES = 60

@@ -21,15 +21,15 @@ import numpy.typing as npt
 import psycopg
 from psycopg import sql
 
-from gpuledger_common.catalogue import HOT
-from gpuledger_collector.storage.telemetry.archive_ports import PackedDay
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.storage.telemetry import day_rows
-from gpuledger_collector.storage.telemetry.day_rows import DayRows, alone
-from gpuledger_collector.storage.telemetry.day_rows import drop as _drop
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_collector.storage.telemetry import day_rows
+from gpuledger_collector.storage.telemetry.archive_ports import PackedDay
+from gpuledger_collector.storage.telemetry.day_rows import DayRows, alone
+from gpuledger_collector.storage.telemetry.day_rows import drop as _drop
 from gpuledger_collector.storage.telemetry.sample_codec import Array, Column, DamagedBlob, Readings, pack, same, unpack
+from gpuledger_common.catalogue import HOT
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 KINDS = {metric.name: metric.column_kind for metric in HOT}

@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS, Partition
 
 Connection = psycopg.Connection[tuple[Any, ...]]

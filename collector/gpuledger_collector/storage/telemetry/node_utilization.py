@@ -20,9 +20,9 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.telemetry import minutes
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import minutes
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 QUARTER_MS = HOUR_MS // 4

@@ -16,11 +16,11 @@ import psycopg
 from psycopg import sql
 
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.telemetry.day_rows import alone
-from gpuledger_collector.storage.server.distribution import has_citus
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.server.distribution import has_citus
+from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry.day_rows import alone
 from gpuledger_collector.storage.telemetry.partitions import PARTITIONED, Partition
 
 Connection = psycopg.Connection[tuple[Any, ...]]

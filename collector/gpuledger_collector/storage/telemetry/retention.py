@@ -15,10 +15,10 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 FINDINGS = 10_000

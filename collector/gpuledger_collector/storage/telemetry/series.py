@@ -21,8 +21,8 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
