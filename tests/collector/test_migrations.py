@@ -29,6 +29,14 @@ def empty_dsn(postgres):
         connection.execute("DROP DATABASE test_empty WITH (FORCE)")
 
 
+def set_revision(dsn, revision):
+    """Pretend that another revision, or none, is the database's."""
+    with open_connection(dsn) as connection:
+        connection.execute("DELETE FROM alembic_version")
+        if revision is not None:
+            connection.execute("INSERT INTO alembic_version VALUES (%s)", (revision,))
+
+
 def test_migrations_build_the_declared_schema(database):
     """Tables, columns, types, defaults, comments, indexes and keys are the declared ones, down to the partition key."""
     options = {"compare_type": True, "compare_server_default": True, "include_object": migrate.own_objects}
@@ -98,9 +106,8 @@ def test_the_short_look_agrees_with_the_long_one(empty_dsn):
         viewer_wall.lower(connection)
     assert schema_version.is_newest(empty_dsn)
     assert not schema_version.is_newest(empty_dsn, walled=True)
-    for other in ("0001", "9999"):
-        with open_connection(empty_dsn) as connection:
-            connection.execute("UPDATE alembic_version SET version_num = %s", (other,))
+    for other in (None, "9999"):
+        set_revision(empty_dsn, other)
         assert not schema_version.is_newest(empty_dsn)
 
 
@@ -112,74 +119,22 @@ def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
     migrate.upgrade(empty_dsn)
     with wiring.database(settings) as opened:
         assert wiring.lacking(opened) is None
-        for other, said in (("0001", "gpuledger db upgrade"), ("9999", "newer")):
-            with open_connection(empty_dsn) as connection:
-                connection.execute("UPDATE alembic_version SET version_num = %s", (other,))
+        for other, said in ((None, "gpuledger db upgrade"), ("9999", "newer")):
+            set_revision(empty_dsn, other)
             assert said in (wiring.lacking(opened) or "")
             with pytest.raises(SchemaBehind, match=said), wiring.database(settings):
                 pass
 
 
-def test_downgrade_removes_everything(dsn):
-    """The first migration can be undone to an empty schema."""
-    from alembic import command
-
-    config = migrate.configuration()
-    with migrate.connected(dsn) as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "base")
-    with open_connection(dsn) as connection:
+def test_a_ledger_from_before_the_first_release_is_refused(empty_dsn):
+    """Its tables have other names, so a sentence says to start anew, and nothing is changed."""
+    with open_connection(empty_dsn) as connection:
+        connection.execute("CREATE TABLE stretch ()")
+    with pytest.raises(SchemaBehind, match="before the first release"):
+        migrate.upgrade(empty_dsn)
+    with open_connection(empty_dsn) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-    assert rows == [("alembic_version",)]
-
-
-def test_a_decision_of_before_gets_its_contested_owner_and_its_days_are_rated_again(dsn):
-    """Of a whole dispute its owner, of one contested line the owner of that line; nothing of a day without a proof."""
-    from alembic import command
-
-    config = migrate.configuration()
-    day = 20_000 * partitions.DAY_MS
-
-    def step(change, revision):
-        with migrate.connected(dsn) as connection:
-            config.attributes["connection"] = connection
-            change(config, revision)
-
-    step(command.downgrade, "0028")
-    step(command.downgrade, "-1")
-    with open_connection(dsn) as connection:
-        for number, line in ((1, None), (2, "ab")):
-            connection.execute(
-                "INSERT INTO dispute (id, owner, start_ms, end_ms, line, reason, state, opened_ms, opened_by, gpu_ns, "
-                "cost, evidence, seal) VALUES (%s, %s, %s, %s, %s, '', 'open', 0, '', 0, '{}', %s, '')",
-                (
-                    number,
-                    '{"team": "alpha"}',
-                    day,
-                    day + partitions.DAY_MS,
-                    line,
-                    '{"lines": [{"owner": {"team": "alpha", "project": "p"}}]}',
-                ),
-            )
-            connection.execute(
-                "INSERT INTO reattribution (dispute_id, start_ms, end_ms, workload_id, state, recorded_at) "
-                "VALUES (%s, %s, %s, 1, 'unavailable', now())",
-                (number, day, day + 3_600_000),
-            )
-        for start_ms in (day, day + partitions.DAY_MS):
-            connection.execute(
-                "INSERT INTO day_proof (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
-                "capacity_cost, charged_cost, imported_ns, until_ms, holds, proved_at) "
-                "VALUES (%s, 0, 0, 0, 0, 0, '{}', '{}', 0, %s, true, now())",
-                (start_ms, start_ms + partitions.DAY_MS),
-            )
-    step(command.upgrade, "head")
-    with open_connection(dsn) as connection:
-        rows = connection.execute("SELECT dispute_id, contested FROM reattribution ORDER BY 1").fetchall()
-        assert rows == [(1, {"team": "alpha"}), (2, {"team": "alpha", "project": "p"})]
-        assert connection.execute("SELECT day_ms FROM dirty_day").fetchall() == [(day,)]
-        with pytest.raises(psycopg.errors.RestrictViolation):
-            connection.execute("UPDATE reattribution SET contested = NULL")
+    assert rows == [("stretch",)]
 
 
 def test_partitions_are_made_once_and_listed(dsn):

@@ -112,6 +112,11 @@ def status(dsn: str) -> SchemaStatus:
     known = steps()
     head = next(reversed(known), "")
     with connected(dsn) as connection:
+        if connection.scalar(sa.text("SELECT to_regclass('stretch') IS NOT NULL")):
+            raise SchemaBehind(
+                "this ledger was written before the first release and cannot be upgraded: keep its exports, and start "
+                "with an empty database"
+            )
         current = MigrationContext.configure(connection).get_current_revision()
         version = int(connection.scalar(sa.text("SHOW server_version_num")) or 0)
         if current is not None and current not in known:

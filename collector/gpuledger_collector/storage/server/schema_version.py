@@ -17,7 +17,7 @@ from gpuledger_collector.storage.errors import EnvironmentLacks
 
 def scripts() -> Path:
     """The folder of the migrations: inside an installed package, or in the repository beside it."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     for folder in (package / "_migrations", package.parents[1] / "alembic"):
         if (folder / "env.py").exists():
             return folder
