@@ -260,7 +260,7 @@ class Arena:
         with self.probing:
             self.sequence += 1
             start_ms = two_teams.NOW_MS - 3_600_000 + self.sequence * 1000
-            body, begun = body_of(batch(self.sequence, "neighbor", 1, start_ms, stretches=[])), time.monotonic()
+            body, begun = body_of(batch(self.sequence, "neighbor", 1, start_ms, usage_intervals=[])), time.monotonic()
             status, _, _ = self.ask("POST", "/v1/batches", "neighbor", body, MSGPACK)
             seconds = time.monotonic() - begun
             ready = self.ask("GET", "/readyz", "nobody")[0]

@@ -81,7 +81,7 @@ def names(arena: Arena) -> None:
                 0,
                 workloads=[job],
                 samples=samples(1, []),
-                stretches=[held(0, at_ms, at_ms + HOUR_MS)],
+                usage_intervals=[held(0, at_ms, at_ms + HOUR_MS)],
             )
             card = accelerator(0, f"hostile-{seq}", pool=name, model="NVIDIA L4")
             body = body_of(msgspec.structs.replace(made, accelerators=[card]))

@@ -26,7 +26,7 @@ SELECT text FROM outbox
 SELECT pg_read_file('/etc/passwd')
 COPY (SELECT 1) TO PROGRAM 'id'
 COPY charge TO '/tmp/x'
-SELECT * FROM stretch
+SELECT * FROM usage_interval
 SELECT lo_create(0)
 SELECT pg_advisory_lock(1)
 SELECT pg_try_advisory_lock(7, 7)

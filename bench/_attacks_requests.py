@@ -144,7 +144,7 @@ def forged(arena: Arena) -> None:
         for number in range(20):
             at_ms = NOW_MS - (number * 5 + 3) * HOUR_MS
             spans = [held(0, at_ms, at_ms + HOUR_MS), free(0, at_ms - HOUR_MS, at_ms)][number % 2 :]
-            made = batch(1000 + number, own, 0, stretches=spans, samples=Samples())
+            made = batch(1000 + number, own, 0, usage_intervals=spans, samples=Samples())
             body = body_of(msgspec.structs.replace(made, accelerators=[stolen]))
             status, _, text = arena.ask("POST", "/v1/batches", "agent", body, MSGPACK)
             row.count(status)
@@ -275,7 +275,7 @@ def old_days(arena: Arena) -> None:
     for seq in range(110):
         days = [first + (seq * 40 + number) * day_ms for number in range(40)]
         spans, readings = [free(0, day, day + 60_000) for day in days], samples(1, days)
-        bodies.append(body_of(batch(2000 + seq, own, 1, stretches=spans, samples=readings)))
+        bodies.append(body_of(batch(2000 + seq, own, 1, usage_intervals=spans, samples=readings)))
     with arena.attack("evidence of 4,400 old days", "agent of a node, any node") as row:
         (before,) = arena.query(count)
         for body in bodies:
@@ -289,7 +289,7 @@ def old_days(arena: Arena) -> None:
             row.expect(status == 400, f"a scrape of long ago: {status}")
         ahead = samples(1, [NOW_MS + 400 * day_ms])
         status = arena.ask(
-            "POST", "/v1/batches", "agent", body_of(batch(2500, own, 1, samples=ahead, stretches=[])), MSGPACK
+            "POST", "/v1/batches", "agent", body_of(batch(2500, own, 1, samples=ahead, usage_intervals=[])), MSGPACK
         )[0]
         row.count(status)
         row.expect(status in {422, 429}, f"a sample of next year: {status}")

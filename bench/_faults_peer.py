@@ -130,17 +130,31 @@ def theirs(seed: int, rate: float, seconds: float, kills: tuple[str, ...]) -> tu
     exporter, done = Exporter(), 0
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         store_port, agent_port = free_port(), free_port()
-        store = Process(["victoria-metrics", f"-storageDataPath={folder}/store",
-                         f"-httpListenAddr=127.0.0.1:{store_port}", "-retentionPeriod=12"], store_port)  # fmt: skip
+        store = Process(
+            [
+                "victoria-metrics",
+                f"-storageDataPath={folder}/store",
+                f"-httpListenAddr=127.0.0.1:{store_port}",
+                "-retentionPeriod=12",
+            ],
+            store_port,
+        )
         stack.callback(store.stop)
         store.wait_ready("/health")
         proxy = ProxyProcess(store_port, seed, rate)
         stack.callback(proxy.close)
         config = Path(folder) / "prometheus.yml"
         config.write_text(configuration(stack.enter_context(exporter.listening()), proxy.port))
-        agent = Process(["prometheus", "--enable-feature=agent", f"--config.file={config}",
-                         f"--storage.agent.path={folder}/agent", f"--web.listen-address=127.0.0.1:{agent_port}"],
-                        agent_port)  # fmt: skip
+        agent = Process(
+            [
+                "prometheus",
+                "--enable-feature=agent",
+                f"--config.file={config}",
+                f"--storage.agent.path={folder}/agent",
+                f"--web.listen-address=127.0.0.1:{agent_port}",
+            ],
+            agent_port,
+        )
         stack.callback(agent.stop)
         agent.wait_ready("/-/ready")
         ends = time.monotonic() + seconds

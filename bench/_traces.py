@@ -69,8 +69,14 @@ def short_pods(place: Path) -> pd.DataFrame:
     short = pods[(pods.deletion_time - pods.creation_time) < 3 * DAY]
     first = short.creation_time.quantile(0.05)
     short = short[short.creation_time >= first]
-    return pd.DataFrame({"start": short.creation_time - first, "end": short.deletion_time - first,
-                         "gpus": short.num_gpu * short.gpu_milli / 1000, "owner": short.qos})  # fmt: skip
+    return pd.DataFrame(
+        {
+            "start": short.creation_time - first,
+            "end": short.deletion_time - first,
+            "gpus": short.num_gpu * short.gpu_milli / 1000,
+            "owner": short.qos,
+        }
+    )
 
 
 def workloads(place: Path) -> dict[str, pd.DataFrame]:

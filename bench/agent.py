@@ -180,16 +180,28 @@ def bare_mib() -> float:
 
 def agent_command(folder: Path, url: str, environment: dict[str, str]) -> tuple[list[str], dict[str, str], int]:
     port = free_port()
-    settings = {"SPOOL_DIR": str(folder / "spool"), "SAMPLE_INTERVAL_S": str(INTERVAL_S), "COLLECTOR_URL": url,
-                "METRICS_LISTEN": f"127.0.0.1:{port}", "NODE": "bench", "SOURCE": "nvml"}  # fmt: skip
+    settings = {
+        "SPOOL_DIR": str(folder / "spool"),
+        "SAMPLE_INTERVAL_S": str(INTERVAL_S),
+        "COLLECTOR_URL": url,
+        "METRICS_LISTEN": f"127.0.0.1:{port}",
+        "NODE": "bench",
+        "SOURCE": "nvml",
+    }
     program = option("program", str(Path(sys.executable).parent / "gpuledger-agent"))
     ours = {f"GPULEDGER_AGENT_{name}": value for name, value in settings.items()}
     return [program, "run"], {**environment, **ours}, port
 
 
 def machine() -> str:
-    model = next((line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.machine())  # fmt: skip
+    model = next(
+        (
+            line.partition(": ")[2]
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
 
 
@@ -204,13 +216,17 @@ def report(weights: dict[str, Weight], inside: dict, seconds: float) -> int:
     )
     print("\n".join(head))
     for name, one in weights.items():
-        print(f"| {name} | {one.rss:.1f} | {one.pss:.1f} | {one.peak:.1f} | {one.share:.2%} "
-              f"| {one.scrape_s * 1000:.1f} | {one.page / 1024:.0f} |")  # fmt: skip
+        print(
+            f"| {name} | {one.rss:.1f} | {one.pss:.1f} | {one.peak:.1f} | {one.share:.2%} "
+            f"| {one.scrape_s * 1000:.1f} | {one.page / 1024:.0f} |"
+        )
     print(f"| bare Python | {bare:.1f} | | | | | |")
     if other:
-        print(f"| agent : node_exporter | {ours.rss / other.rss:.2f} | {ours.pss / other.pss:.2f} "
-              f"| {ours.peak / other.peak:.2f} | {ours.share / max(other.share, 1e-9):.2f} "
-              f"| {ours.scrape_s / other.scrape_s:.2f} | {ours.page / other.page:.2f} |")  # fmt: skip
+        print(
+            f"| agent : node_exporter | {ours.rss / other.rss:.2f} | {ours.pss / other.pss:.2f} "
+            f"| {ours.peak / other.peak:.2f} | {ours.share / max(other.share, 1e-9):.2f} "
+            f"| {ours.scrape_s / other.scrape_s:.2f} | {ours.page / other.page:.2f} |"
+        )
     else:
         print("(no node_exporter here: apt-get install prometheus-node-exporter)")
     print(f"| agent : bare Python | {ours.rss / bare:.2f} | | | | | |\n")

@@ -34,8 +34,20 @@ from gpuledger_collector.jobs.find_anomalies import find_anomalies
 HOUR = 3_600_000
 JUDGES = Path(__file__).resolve().parents[1] / ".." / "shared" / "judges"
 QUICK = ("mad", "ewma", "cusum", "composite")
-SHOWN = ("recall", "precision", "clean_fa", "delay_med", "delay_p90", "r_runaway", "r_retry_storm", "r_plateau",
-         "r_leak", "r_price", "flag_batch_normal", "flag_missing")  # fmt: skip
+SHOWN = (
+    "recall",
+    "precision",
+    "clean_fa",
+    "delay_med",
+    "delay_p90",
+    "r_runaway",
+    "r_retry_storm",
+    "r_plateau",
+    "r_leak",
+    "r_price",
+    "flag_batch_normal",
+    "flag_missing",
+)
 
 
 def option(name, default):
@@ -86,8 +98,9 @@ class Book:
         ]
         self._uses = [
             HourUse(at * HOUR, 1, "pool", "gpu", "", round(value * 3_600_000 * 1_000_000), HOUR, round(value * 1e6))
-            for at, value in enumerate(gpus) if known[at] and value > 0
-        ]  # fmt: skip
+            for at, value in enumerate(gpus)
+            if known[at] and value > 0
+        ]
         self._seen = {("pool", at * HOUR): float(known[at]) for at in range(len(gpus))}
         self.found = []
 

@@ -26,7 +26,7 @@ from fakes.grafana import Range
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
-from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 
 GOAL_MS = 200
 RUNS = 5
@@ -80,7 +80,7 @@ INSERT INTO ledger_day
     SELECT day_ms, owner_id, state, pool, gpu_model, currency, sum(gpu_ns), sum(busy_ns), sum(idle_ns), 0,
         sum(cost_micro),
         sum(idle_cost_micro), sum(energy_mj) FROM charge GROUP BY 1, 2, 3, 4, 5, 6;
-INSERT INTO day_proof
+INSERT INTO conservation_check
     SELECT day_ms, sum(gpu_ns), sum(gpu_ns) FILTER (WHERE state = 'held'), sum(gpu_ns) FILTER (WHERE state =
         'unallocated'),
         0, 0, jsonb_build_object('USD', sum(cost_micro)), jsonb_build_object('USD', sum(cost_micro)), 0,
@@ -135,7 +135,7 @@ def seed(dsn: str, gpus: int, end: int) -> float:
             if statement.strip():
                 connection.execute(psycopg.ClientCursor(connection).mogrify(statement, values))
         for day in (end // DAY * DAY, end // DAY * DAY - DAY):
-            HeatStore(dsn).make(day, end)
+            NodeUtilizationStore(dsn).make(day, end)
         connection.execute("VACUUM ANALYZE")
         readers.grant(connection, "grafana_of_the_bench", None)
     return time.perf_counter() - begun
@@ -197,8 +197,10 @@ def main(arguments: list[str]) -> int:
             slow = [(took, one) for took, one, _ in found if took > GOAL_MS]
             print(f"\n{len(found)} panels, {len(slow)} above {GOAL_MS} ms")
             for took, one in slow if "--slow" in arguments else []:
-                print(f"\n{one} {took:.0f} ms\n" + "\n".join(
-                    row[0] for row in reader.execute(f"EXPLAIN (ANALYZE, BUFFERS) {one.sql}".encode())))  # fmt: skip
+                print(
+                    f"\n{one} {took:.0f} ms\n"
+                    + "\n".join(row[0] for row in reader.execute(f"EXPLAIN (ANALYZE, BUFFERS) {one.sql}".encode()))
+                )
     finally:
         server.release()
         shutil.rmtree(folder, ignore_errors=True)

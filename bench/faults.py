@@ -29,8 +29,18 @@ from bench.startup import resident_mib
 from fakes.disasters import FaultyFleet
 from fakes.truth import Verdict
 
-PROGRAMME = ("kill_in_transaction", "kill_at_point", "end_postgres", "kill_at_random", "roll_over", "trouble_nodes",
-             "poison", "trouble_nodes", "kill_in_transaction", "kill_at_point")  # fmt: skip
+PROGRAMME = (
+    "kill_in_transaction",
+    "kill_at_point",
+    "end_postgres",
+    "kill_at_random",
+    "roll_over",
+    "trouble_nodes",
+    "poison",
+    "trouble_nodes",
+    "kill_in_transaction",
+    "kill_at_point",
+)
 """What happens in turn; the pauses between are by chance."""
 
 
@@ -78,8 +88,11 @@ def table(faults: Counter, verdict: Verdict, seen: dict[str, str]) -> None:
         print(f"{name}: {value}")
     print("batches of the nodes behind the proxy:", ", ".join(f"{n:,} {name}" for name, n in verdict.batches.items()))
     print(f"samples in the ledger: {verdict.samples:,}; GPU-seconds held and billed: {verdict.gpu_ms / 1000:,.0f}\n")
-    for name, found in (("acknowledged samples lost", verdict.lost), ("GPU-seconds billed twice", verdict.twice),
-                        ("losses unaccounted", verdict.unaccounted)):  # fmt: skip
+    for name, found in (
+        ("acknowledged samples lost", verdict.lost),
+        ("GPU-seconds billed twice", verdict.twice),
+        ("losses unaccounted", verdict.unaccounted),
+    ):
         print(f"**{name}: {len(found)}**" + "".join(f"\n  {one}" for one in found[:20]))
 
 

@@ -36,8 +36,9 @@ def ours(settings=None, lives=None):
     """Our forecast by these settings; `lives` are the workloads behind the series, by name."""
 
     def run(pasts, horizon, due):
-        series = [Series(name, (at - len(past)) * HOUR, HOUR, past)
-                  for past, (name, at) in zip(pasts, due, strict=True)]  # fmt: skip
+        series = [
+            Series(name, (at - len(past)) * HOUR, HOUR, past) for past, (name, at) in zip(pasts, due, strict=True)
+        ]
         return [one.values for one in forecast(series, horizon, settings=settings, workloads=lives)]
 
     return run
@@ -108,8 +109,10 @@ def judge(method, series, horizon):
             error = actual[:, None] - values
             loss = np.maximum(Q * error, (Q - 1) * error).sum()
             found[name].append((loss, np.abs(actual).sum(), (error <= 1e-9).mean(0)))
-    out = {name: (2 * sum(r[0] for r in rows) / 4, sum(r[1] for r in rows), np.mean([r[2] for r in rows], axis=0))
-           for name, rows in found.items()}  # fmt: skip
+    out = {
+        name: (2 * sum(r[0] for r in rows) / 4, sum(r[1] for r in rows), np.mean([r[2] for r in rows], axis=0))
+        for name, rows in found.items()
+    }
     return out, 1000 * seconds / made
 
 

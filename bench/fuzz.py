@@ -53,18 +53,68 @@ NO_QUOTAS = {
     )
 }
 ODD = [
-    None, True, False, 0, 1, -1, 127, 2**31, -(2**31), 2**53, 2**63 - 1, -(2**63), 2**64 - 1, NOON_MS, 1e308, -0.0,
-    float("inf"), float("-inf"), float("nan"), "", "\0", "held", "f4", "x" * 300, "\ud7ff\U0010ffff",
-    "../../etc/passwd", "'; DROP TABLE node; --", "=cmd|' /C calc'!A0", b"", b"\xff" * 7, [], [[]], {},
-    {"": ""}, [None] * 9, [0, "", {}],
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    127,
+    2**31,
+    -(2**31),
+    2**53,
+    2**63 - 1,
+    -(2**63),
+    2**64 - 1,
+    NOON_MS,
+    1e308,
+    -0.0,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    "",
+    "\0",
+    "held",
+    "f4",
+    "x" * 300,
+    "\ud7ff\U0010ffff",
+    "../../etc/passwd",
+    "'; DROP TABLE node; --",
+    "=cmd|' /C calc'!A0",
+    b"",
+    b"\xff" * 7,
+    [],
+    [[]],
+    {},
+    {"": ""},
+    [None] * 9,
+    [0, "", {}],
+]
 TOKENS = [
-    b"\xc0", b"\xc1", b"\x93", b"\x82", b"\xd4\x01\x00", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
-    b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xcb\x7f\xf8" + bytes(6), b"\xcb\x7f\xf0" + bytes(6),
-    b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7), b"\xa4\xff\xfe\xfd\xfc", b"\xc7\x0c\xff" + b"\xff" * 12,
-    b"null", b"1e999", b'"\\ud800"', b"[[[[", b"\x0a\xff\xff\xff\xff\x0f", b"\x12\x10\x09", b"\x80" * 10,
+    b"\xc0",
+    b"\xc1",
+    b"\x93",
+    b"\x82",
+    b"\xd4\x01\x00",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xcb\x7f\xf8" + bytes(6),
+    b"\xcb\x7f\xf0" + bytes(6),
+    b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + bytes(7),
+    b"\xa4\xff\xfe\xfd\xfc",
+    b"\xc7\x0c\xff" + b"\xff" * 12,
+    b"null",
+    b"1e999",
+    b'"\\ud800"',
+    b"[[[[",
+    b"\x0a\xff\xff\xff\xff\x0f",
+    b"\x12\x10\x09",
+    b"\x80" * 10,
     b"\xff" * 10,
-]  # fmt: skip
+]
 Document = dict[str, object]
 Body = tuple[str, bytes, str]
 """Kind (msgpack, json, one, two), body as sent, encoding."""
@@ -75,10 +125,15 @@ def documents() -> list[Document]:
     made = [
         batch(),
         batch(2, "node-2", accelerators=4, workloads=[workload(), workload("b", user=None, tags={})]),
-        batch(3, stretches=[held(0, NOON_MS, NOON_MS + 9, 0, held_ms=4, busy_ms=4),
-                            held(0, NOON_MS, NOON_MS + 9, 0, held_ms=5, busy_ms=5)]),
+        batch(
+            3,
+            usage_intervals=[
+                held(0, NOON_MS, NOON_MS + 9, 0, held_ms=4, busy_ms=4),
+                held(0, NOON_MS, NOON_MS + 9, 0, held_ms=5, busy_ms=5),
+            ],
+        ),
         batch(4, samples=samples(2, [NOON_MS], gpu_utilization_ratio=[0.5, None], gpu_power_watts=[1.0, 2.0])),
-    ]  # fmt: skip
+    ]
     return [msgspec.msgpack.decode(encode(each)) for each in made]
 
 

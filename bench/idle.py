@@ -26,19 +26,44 @@ NAN = float("nan")
 MONDAY = 1_760_918_400_000
 """2025-10-20T00:00:00Z"""
 SEGMENTS = {
-    "active": (60, 300), "no_data": (20, 120), "faulty": (30, 120), "unallocated": (30, 200), "zombie": (20, 180),
-    "never_used": (80, 300), "gone_idle": (120, 300), "throttled": (40, 200), "data_starved": (60, 240),
-    "hollow": (60, 240), "underused": (300, 600),
-    "checkpoints": (180, 300), "periodic": (300, 500), "long pauses": (600, 900), "notebook": (100, 200),
-    "replica": (100, 300), "straggler": (100, 130), "mig": (100, 200), "start-up": (60, 120), "transfer": (100, 200),
-}  # fmt: skip
+    "active": (60, 300),
+    "no_data": (20, 120),
+    "faulty": (30, 120),
+    "unallocated": (30, 200),
+    "zombie": (20, 180),
+    "never_used": (80, 300),
+    "gone_idle": (120, 300),
+    "throttled": (40, 200),
+    "data_starved": (60, 240),
+    "hollow": (60, 240),
+    "underused": (300, 600),
+    "checkpoints": (180, 300),
+    "periodic": (300, 500),
+    "long pauses": (600, 900),
+    "notebook": (100, 200),
+    "replica": (100, 300),
+    "straggler": (100, 130),
+    "mig": (100, 200),
+    "start-up": (60, 120),
+    "transfer": (100, 200),
+}
 WEIGHTS = {"underused": 3.0, "notebook": 4.0, "long pauses": 3.0, "straggler": 12.0, "active": 3.0}
 LEARNT = 240
 """Minutes of long pauses (two hours apart, 105 minutes long) in which their rhythm cannot be known; not judged."""
 GUARDS = ("checkpoints", "periodic", "long pauses", "notebook", "replica", "straggler", "mig", "start-up", "transfer")
 STRICT = {"unallocated", "zombie", "never_used", "gone_idle"}
-READINGS = ("utilization", "sm_active", "dram_active", "memory_copy", "memory_bytes", "power_watts", "clock_hertz",
-            "slowed", "processes", "bytes_per_second")  # fmt: skip
+READINGS = (
+    "utilization",
+    "sm_active",
+    "dram_active",
+    "memory_copy",
+    "memory_bytes",
+    "power_watts",
+    "clock_hertz",
+    "slowed",
+    "processes",
+    "bytes_per_second",
+)
 
 
 class Day:
@@ -124,9 +149,18 @@ class Day:
             util = sm = dram = np.full(count, NAN)
         elif name == "transfer":
             traffic = 2e8
-        values = {"utilization": util, "sm_active": sm, "dram_active": dram, "memory_copy": dram, "power_watts": watts,
-                  "memory_bytes": memory, "clock_hertz": clock, "slowed": slowed, "processes": processes,
-                  "bytes_per_second": traffic}  # fmt: skip
+        values = {
+            "utilization": util,
+            "sm_active": sm,
+            "dram_active": dram,
+            "memory_copy": dram,
+            "power_watts": watts,
+            "memory_bytes": memory,
+            "clock_hertz": clock,
+            "slowed": slowed,
+            "processes": processes,
+            "bytes_per_second": traffic,
+        }
         for key, value in values.items():
             self.samples[key][row, part] = value
         if name == "no_data":
@@ -169,9 +203,19 @@ class Day:
         zero = np.where(np.isfinite(self.samples["utilization"]), self.samples["utilization"] <= 0, NAN)
         one = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
         card = {name: np.full(ROWS, value) for name, value in one.items()}
-        return Minutes(start_ms=MONDAY, seen=seen, faulty=self.faulty & seen, holder=self.holder, serving=self.serving,
-                       interactive=self.interactive, zero_ratio=mean(zero), slowed_ratio=mean(self.samples["slowed"]),
-                       host_busy=np.full((ROWS, DAY), NAN), **rolled, **card)  # fmt: skip
+        return Minutes(
+            start_ms=MONDAY,
+            seen=seen,
+            faulty=self.faulty & seen,
+            holder=self.holder,
+            serving=self.serving,
+            interactive=self.interactive,
+            zero_ratio=mean(zero),
+            slowed_ratio=mean(self.samples["slowed"]),
+            host_busy=np.full((ROWS, DAY), NAN),
+            **rolled,
+            **card,
+        )
 
 
 def labelled(seed):
@@ -195,11 +239,18 @@ def labelled(seed):
     for state in (*sorted(STRICT), "throttled", "data_starved", "hollow", "underused", "faulty"):
         truth, mine = (day.truth == state) & known, (said == state) & known
         both = (truth & mine).sum()
-        waits = [at - begin for row, name, begin, end in day.begins if name == state
-                 for r, at, s in flagged if r == row and s == state and begin <= at < end]  # fmt: skip
+        waits = [
+            at - begin
+            for row, name, begin, end in day.begins
+            if name == state
+            for r, at, s in flagged
+            if r == row and s == state and begin <= at < end
+        ]
         goal = "0.95 / 0.90" if state in STRICT else "0.80" if state in {"throttled", "data_starved", "hollow"} else ""
-        print(f"| {state} | {day.counts[state]} | {both / max(1, mine.sum()):.3f} | {both / max(1, truth.sum()):.3f} "
-              f"| {np.median(waits) if waits else NAN:.0f} | {goal} |")  # fmt: skip
+        print(
+            f"| {state} | {day.counts[state]} | {both / max(1, mine.sum()):.3f} | {both / max(1, truth.sum()):.3f} "
+            f"| {np.median(waits) if waits else NAN:.0f} | {goal} |"
+        )
     print("\n| left alone | segments | flagged segments |\n|---|---|---|")
     for guard in (*GUARDS, "no_data", "active"):
         hit = sum(
@@ -224,12 +275,32 @@ def real(place):
     nothing = np.full(shape, NAN)
     no = np.zeros(shape, dtype=bool)
     holder = np.broadcast_to(np.arange(rows)[:, None], shape).copy()
-    readings = ("sm_active", "zero_ratio", "dram_active", "memory_copy", "memory_bytes", "power_watts", "clock_hertz",
-                "slowed_ratio", "host_busy", "bytes_per_second")  # fmt: skip
+    readings = (
+        "sm_active",
+        "zero_ratio",
+        "dram_active",
+        "memory_copy",
+        "memory_bytes",
+        "power_watts",
+        "clock_hertz",
+        "slowed_ratio",
+        "host_busy",
+        "bytes_per_second",
+    )
     absent = dict.fromkeys(readings, nothing)
     card = dict.fromkeys(("memory_total", "memory_floor", "idle_watts", "limit_watts"), np.full(rows, NAN))
-    minutes = Minutes(start_ms=MONDAY, seen=np.isfinite(util), faulty=no, holder=holder, serving=no, interactive=no,
-                      utilization=util, processes=np.ones(shape), **absent, **card)  # fmt: skip
+    minutes = Minutes(
+        start_ms=MONDAY,
+        seen=np.isfinite(util),
+        faulty=no,
+        holder=holder,
+        serving=no,
+        interactive=no,
+        utilization=util,
+        processes=np.ones(shape),
+        **absent,
+        **card,
+    )
     found = [one for one in episodes(minutes, classify(minutes)) if one.state is State.GONE_IDLE]
     soon = [one for one in found if not one.going_on and one.end - one.flagged <= 30]
     hours = sum(one.end - one.since for one in found) / 60
@@ -247,11 +318,13 @@ def real(place):
             lengths, ended = gaps_of(low[test], known[test])
             for moment in range(least, most, 5):
                 there = lengths >= moment
-                stays = (lengths >= moment + 30) | ~ended
-                observed += stays[there].tolist()
+                placements = (lengths >= moment + 30) | ~ended
+                observed += placements[there].tolist()
                 foretold += [curve.at(moment)] * int(there.sum())
-        print(f"| {least} to {most} | {np.mean(foretold):.2f} | {np.mean(observed):.2f} | {len(observed)} "
-              f"| {abs(np.mean(foretold) - np.mean(observed)):.2f} |")  # fmt: skip
+        print(
+            f"| {least} to {most} | {np.mean(foretold):.2f} | {np.mean(observed):.2f} | {len(observed)} "
+            f"| {abs(np.mean(foretold) - np.mean(observed)):.2f} |"
+        )
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """Ingest: GPU-samples a second and core with a durable answer, against COPY on the same server and against peers.
 
-A post is a minute of a node: 8 GPUs x 6 instants = 48 GPU-samples of 28 fast metrics, and its 8 stretches of holding.
+A post is a minute of a node: 8 GPUs x 6 instants = 48 GPU-samples of 28 fast metrics, and its 8 usage_intervals of
+holding.
 
 - *floor*: the same rows, ready-made as binary COPY, by one connection into a day partition with BRIN like ours, 8,000
   rows a commit, synchronous_commit on, on the same Postgres; nothing is decoded, checked or numbered.
@@ -40,7 +41,16 @@ from gpuledger_collector.ingest.batches import columns
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS
 from gpuledger_collector.ingest.remote_write.messages import ONE
 from gpuledger_common.compression import zstd
-from gpuledger_common.wire import Batch, Column, Heartbeat, Samples, Stretch, WireAccelerator, WireWorkload, encode
+from gpuledger_common.wire import (
+    Batch,
+    Column,
+    Heartbeat,
+    Samples,
+    WireAccelerator,
+    WireUsageInterval,
+    WireWorkload,
+    encode,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -68,10 +78,17 @@ class Node:
         self._chance = np.random.default_rng(number)
         self._epoch = str(uuid.UUID(int=number + 1))
         self._accelerators = [
-            WireAccelerator(uuid=f"GPU-{number:05}-{gpu}", device_uuid=f"GPU-{number:05}-{gpu}", index=gpu,
-                            model="NVIDIA H100 80GB HBM3", pool="train", memory_bytes=80 << 30, health="ok")
+            WireAccelerator(
+                uuid=f"GPU-{number:05}-{gpu}",
+                device_uuid=f"GPU-{number:05}-{gpu}",
+                index=gpu,
+                model="NVIDIA H100 80GB HBM3",
+                pool="train",
+                memory_bytes=80 << 30,
+                health="ok",
+            )
             for gpu in range(GPUS)
-        ]  # fmt: skip
+        ]
         self._at = np.repeat(np.arange(INSTANTS) * STEP_MS, GPUS)
         self._place = np.tile(np.arange(GPUS), INSTANTS)
 
@@ -95,20 +112,36 @@ class Node:
     def batch(self, seq: int, start_ms: int, values: dict[str, np.ndarray]) -> bytes:
         """The body that an agent would send of a minute."""
         end_ms = start_ms + INSTANTS * STEP_MS
-        stretches = [
-            Stretch(accelerator=gpu, state="held", start_ms=start_ms, end_ms=end_ms, workload=0, held_ms=60_000,
-                    busy_ms=50_000, idle_ms=10_000, energy_mj=30_000_000)
+        usage_intervals = [
+            WireUsageInterval(
+                accelerator=gpu,
+                state="held",
+                start_ms=start_ms,
+                end_ms=end_ms,
+                workload=0,
+                held_ms=60_000,
+                busy_ms=50_000,
+                idle_ms=10_000,
+                energy_mj=30_000_000,
+            )
             for gpu in range(GPUS)
-        ]  # fmt: skip
+        ]
         readings = Samples(
-            self._place.tolist(), (start_ms + self._at).tolist(),
+            self._place.tolist(),
+            (start_ms + self._at).tolist(),
             {name: Column(HOT_KINDS[name], made.tobytes()) for name, made in values.items()},
-        )  # fmt: skip
+        )
         made = Batch(
-            version=1, node=self.name, epoch=self._epoch, seq=seq, accelerators=self._accelerators,
-            workloads=[WireWorkload(id=self.name, kind="slurm", tags={"team": "bench"})], stretches=stretches,
-            samples=readings, heartbeat=Heartbeat(agent_version="0", source="simulated", status="ok", produced=seq),
-        )  # fmt: skip
+            version=1,
+            node=self.name,
+            epoch=self._epoch,
+            seq=seq,
+            accelerators=self._accelerators,
+            workloads=[WireWorkload(id=self.name, kind="slurm", tags={"team": "bench"})],
+            usage_intervals=usage_intervals,
+            samples=readings,
+            heartbeat=Heartbeat(agent_version="0", source="simulated", status="ok", produced=seq),
+        )
         return zstd.compress(encode(made))
 
     def remote_write(self, start_ms: int, values: dict[str, np.ndarray]) -> bytes:
@@ -119,8 +152,14 @@ class Node:
             times = (start_ms + self._at[mine]).tolist()
             for name, made in values.items():
                 series = whole.timeseries.add()
-                for key, value in (("UUID", one.uuid), ("__name__", name), ("gpu", str(gpu)), ("instance", self.name),
-                                   ("job", "gpu"), ("modelName", one.model)):  # fmt: skip
+                for key, value in (
+                    ("UUID", one.uuid),
+                    ("__name__", name),
+                    ("gpu", str(gpu)),
+                    ("instance", self.name),
+                    ("job", "gpu"),
+                    ("modelName", one.model),
+                ):
                     series.labels.add(name=key, value=value)
                 for at, value in zip(times, made[mine].tolist(), strict=True):
                     series.samples.add(value=value, timestamp=at)
@@ -163,11 +202,17 @@ def prometheus() -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "empty.yml").write_text("global: {}\n")
         process = subprocess.Popen(
-            ["prometheus", f"--config.file={folder}/empty.yml", f"--storage.tsdb.path={folder}/data",
-             f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver",
-             "--storage.tsdb.retention.time=400d"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "prometheus",
+                f"--config.file={folder}/empty.yml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--web.enable-remote-write-receiver",
+                "--storage.tsdb.retention.time=400d",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
@@ -229,8 +274,9 @@ class Data:
             part = range(run * rounds, (run + 1) * rounds) if run else range(2)
             for number, node in enumerate(fleet):
                 made = [(turn, starts[turn], node.values()) for turn in part]
-                mine.append([request("/v1/batches", node.batch(turn + 1, at, values), MSGPACK)
-                             for turn, at, values in made])  # fmt: skip
+                mine.append(
+                    [request("/v1/batches", node.batch(turn + 1, at, values), MSGPACK) for turn, at, values in made]
+                )
                 if peers:
                     remote.append([request(WRITE, node.remote_write(at, values), headers()) for _, at, values in made])
                 rows += [node.rows(1 + number * GPUS, at, values) for _, at, values in made]
@@ -304,8 +350,12 @@ def at_a_rate(agents: int, seconds: int) -> tuple[Sent, float, float]:
     for number in range(agents):
         node = Node(100_000 + number)
         values = [node.values() for _ in range(2)]
-        made.append([request("/v1/batches", node.batch(turn + 1, at, values[turn % 2]), MSGPACK)
-                     for turn, at in enumerate(starts)])  # fmt: skip
+        made.append(
+            [
+                request("/v1/batches", node.batch(turn + 1, at, values[turn % 2]), MSGPACK)
+                for turn, at in enumerate(starts)
+            ]
+        )
     with collecting() as collector:
         assert collector.process is not None
         steady(collector.port, [queue[:2] for queue in made], 2.0)
@@ -327,8 +377,10 @@ def table(found: dict[str, list[tuple[float, float]]], count: int) -> dict[str, 
     print("| receiver | GPU-samples/s | per core | of the floor: wall | per core | per core: gpuledger is |")
     print("|---|---|---|---|---|---|")
     for name, (wall, core) in rates.items():
-        print(f"| {name} | {wall:,.0f} | {core:,.0f} | {wall / rates['floor'][0]:.2f} | "
-              f"{core / rates['floor'][1]:.2f} | {rates['gpuledger'][1] / core:.2f} x |")  # fmt: skip
+        print(
+            f"| {name} | {wall:,.0f} | {core:,.0f} | {wall / rates['floor'][0]:.2f} | "
+            f"{core / rates['floor'][1]:.2f} | {rates['gpuledger'][1] / core:.2f} x |"
+        )
     return rates
 
 
@@ -361,8 +413,9 @@ def main() -> int:
         turns(given, data, found)
         rates = table(found, data.count)
         results = {"wall": rates["gpuledger"][0] / rates["floor"][0], "core": rates["gpuledger"][1] / rates["floor"][1]}
-        results |= {name: rates["gpuledger"][1] / rates[name][1] for name in ("victoria-metrics", "prometheus")
-                    if name in rates}  # fmt: skip
+        results |= {
+            name: rates["gpuledger"][1] / rates[name][1] for name in ("victoria-metrics", "prometheus") if name in rates
+        }
         missed += [f"{name} {value:.2f} (goal {GOALS[name]})" for name, value in results.items() if value < GOALS[name]]
     if given.only != "turns":
         sent, rss, peak = at_a_rate(given.agents, given.seconds)

@@ -44,7 +44,7 @@ from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import series
-from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, HeatStore
+from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, NodeUtilizationStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -97,9 +97,9 @@ INSERT INTO owner_5min (at_ms, owner_id, state, pool, gpu_model, currency, gpu_n
     SELECT at, o.id, 'held', 'train', 'H100', 'USD', (30 + (o.id * 31 + at / 300000) %% 20) * 300000000000,
         4e12, 1e12, 0, 1e9, 1e6
     FROM generate_series(%(start)s, %(until)s - 1, 300000) at, owner o;
-INSERT INTO node_heat SELECT hour_ms - (%(end)s - 86400000 - d), node_id, accelerator_ids, utilization,
+INSERT INTO node_utilization SELECT hour_ms - (%(end)s - 86400000 - d), node_id, accelerator_ids, utilization,
         utilization_minutes, sm_active, sm_active_minutes
-    FROM node_heat, generate_series(%(start)s, least(%(until)s, %(end)s - 86400000) - 1, 86400000) d
+    FROM node_utilization, generate_series(%(start)s, least(%(until)s, %(end)s - 86400000) - 1, 86400000) d
     WHERE hour_ms >= %(end)s - 86400000
 """
 
@@ -169,7 +169,7 @@ def ours(connection: psycopg.Connection, end_ms: int) -> dict[str, Ask]:
     days = Period(month.start_ms - 1, month.end_ms)
     panel = heat_map(end_ms).encode()
 
-    def heat() -> None:
+    def node_utilization() -> None:
         """Read, and like the peers' answers not parsed."""
         if connection.execute(panel).rowcount == 0:
             raise SystemExit("the heat map is empty")
@@ -178,8 +178,8 @@ def ours(connection: psycopg.Connection, end_ms: int) -> dict[str, Ask]:
         "month chargeback by team": partial(chargeback, connection, month),
         "the same from days, as of a period that is no month": partial(chargeback, connection, days),
         "idle now": lambda: connection.execute(IDLE_NOW, (end_ms - 600_000,)).fetchall(),
-        "heat map 24 h, node x 15 min, means": heat,
-        "heat map 24 h, node x 15 min; peers at instants": heat,
+        "heat map 24 h, node x 15 min, means": node_utilization,
+        "heat map 24 h, node x 15 min; peers at instants": node_utilization,
         "team series 30 d at 5 min": lambda: series.read(connection, month, STEP_MS, ("team",), measures=("gpu_ns",)),
         "the same with all six measures": lambda: series.read(connection, month, STEP_MS, ("team",)),
         "idle over 30 minutes, from minutes": lambda: connection.execute(
@@ -198,14 +198,16 @@ def questions(end_ms: int) -> dict[str, tuple[str, dict[str, object]]]:
         "month chargeback by team": ("query", {"query": "sum by (team) (sum_over_time(gpu_held[30d]))", **at}),
         "idle now": ("query", {"query": "count(gpu_busy < 5)", **at}),
         "heat map 24 h, node x 15 min, means": (
-            "query_range", {"query": "avg by (node) (avg_over_time(gpu_busy[15m]))", **day}
+            "query_range",
+            {"query": "avg by (node) (avg_over_time(gpu_busy[15m]))", **day},
         ),
         "heat map 24 h, node x 15 min; peers at instants": (
-            "query_range", {"query": "avg by (node) (gpu_busy)", **day}
+            "query_range",
+            {"query": "avg by (node) (gpu_busy)", **day},
         ),
         "team series 30 d at 5 min": ("query_range", {"query": "sum by (team) (gpu_held)", **month}),
         "idle over 30 minutes, from minutes": ("query", {"query": "count(avg_over_time(gpu_busy[30m]) < 5)", **at}),
-    }  # fmt: skip
+    }
 
 
 def peer(port: int, end_ms: int, **more: object) -> dict[str, Ask]:
@@ -249,7 +251,7 @@ def in_turn(sides: dict[str, dict[str, Ask]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def same_heat(connection: psycopg.Connection, asks: dict[str, Ask], end_ms: int) -> int:
+def same_node_utilization(connection: psycopg.Connection, asks: dict[str, Ask], end_ms: int) -> int:
     """How many cells of the heat map are the same on both sides. Raises SystemExit when one is not."""
     mine = {(int(at) * 1000, node): ratio for at, node, ratio in connection.execute(heat_map(end_ms).encode())}
     body = asks["heat map 24 h, node x 15 min, means"]()
@@ -260,8 +262,9 @@ def same_heat(connection: psycopg.Connection, asks: dict[str, Ask], end_ms: int)
     }
     odd = [key for key in mine.keys() | theirs.keys() if abs(mine.get(key, -1) - theirs.get(key, -1)) > 1e-6]
     if odd:
-        raise SystemExit(f"{len(odd)} of {len(mine)} cells differ, such as {odd[0]}: "
-                         f"{mine.get(odd[0])} and {theirs.get(odd[0])}")  # fmt: skip
+        raise SystemExit(
+            f"{len(odd)} of {len(mine)} cells differ, such as {odd[0]}: {mine.get(odd[0])} and {theirs.get(odd[0])}"
+        )
     return len(mine)
 
 
@@ -274,9 +277,11 @@ def fill_victoria(port: int, fleet: Fleet) -> float:
         lines = [
             f'{{"metric":{json.dumps(fleet.labels(name, gpu))},"values":[{",".join(map(str, values.tolist()))}],'
             f'"timestamps":[{times}]}}'
-            for name, values, times in (("gpu_held", fleet.held(gpu, fleet.month), month),
-                                        ("gpu_busy", fleet.busy(gpu, fleet.day), day))
-        ]  # fmt: skip
+            for name, values, times in (
+                ("gpu_held", fleet.held(gpu, fleet.month), month),
+                ("gpu_busy", fleet.busy(gpu, fleet.day), day),
+            )
+        ]
         connection.request("POST", "/api/v1/import", "\n".join(lines).encode())
         answer = connection.getresponse()
         text = answer.read()
@@ -323,8 +328,13 @@ def table(found: dict[str, dict[str, float]]) -> list[str]:
     """Prints every question with the ratio of each peer to ours; what misses its goal."""
     names = list(found)
     peers = [name for name in names[1:] if name != YEAR]
-    print("| question | " + " | ".join(f"{name} ms" for name in names) + " | a year : a month | "
-          + " | ".join(f"{name} : ours" for name in peers) + " |")  # fmt: skip
+    print(
+        "| question | "
+        + " | ".join(f"{name} ms" for name in names)
+        + " | a year : a month | "
+        + " | ".join(f"{name} : ours" for name in peers)
+        + " |"
+    )
     print("|---|" + "---:|" * (len(names) + 1 + len(peers)))
     missed = []
     for question, mine in found[names[0]].items():
@@ -372,7 +382,7 @@ def filled(dsn: str, admin: str, gpus: int, days: int, end_ms: int) -> dict[str,
     values = {"gpus": gpus, "end": end_ms, "start": end_ms - MONTH * DAY_MS, "until": end_ms}
     took = execute(dsn, FLEET, values)
     begun = time.perf_counter()
-    HeatStore(dsn).make(end_ms - DAY_MS, end_ms)
+    NodeUtilizationStore(dsn).make(end_ms - DAY_MS, end_ms)
     print(f"ours: {gpus} GPUs, written in {took:.0f} s; the day's heat made in {time.perf_counter() - begun:.1f} s")
     took = execute(dsn, HISTORY, values)
     names = conninfo_to_dict(dsn)
@@ -411,7 +421,10 @@ def main() -> int:
             port, _ = stack.enter_context(victoria())
             print(f"VictoriaMetrics: all of it, imported in {fill_victoria(port, fleet):.0f} s", flush=True)
             sides[VICTORIA] = peer(port, end, nocache=1)
-            print(f"cells of the heat map that are the same: {same_heat(connection, sides[VICTORIA], end)}", flush=True)
+            print(
+                f"cells of the heat map that are the same: {same_node_utilization(connection, sides[VICTORIA], end)}",
+                flush=True,
+            )
         else:
             print("VictoriaMetrics is missing (on Debian: apt-get install victoria-metrics)")
         if shutil.which("prometheus"):

@@ -2,7 +2,7 @@
 
 Usage is written straight into the hourly ledger by generate_series (1.7 million rows of 20 teams); what is timed is the
 product's own commands and jobs. The floor is what any rating must do: read the month's usage once and add it up by team
-in Postgres. One more hour is real evidence: a stretch a minute of every GPU, folded, and its day rated again.
+in Postgres. One more hour is real evidence: a usage interval a minute of every GPU, folded, and its day rated again.
 `--gpus=N` for another size.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, month
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -49,10 +49,11 @@ INSERT INTO usage_hour
         WHERE (a + h / 3600000) %% 10 < 2;
 """
 HOUR_OF_EVIDENCE = """
-INSERT INTO stretch SELECT a, 1 + a %% 59000, 'held', m, m + 60000, 60000, 45000, 15000, 0, 25000000, 1 + (a - 1) / 8,
+INSERT INTO usage_interval SELECT a, 1 + a %% 59000, 'held', m, m + 60000, 60000, 45000, 15000, 0, 25000000, 1
+    + (a - 1) / 8,
     '00000000-0000-4000-8000-000000000001', (m / 60000) %% 100000, 0
     FROM generate_series(1, %(gpus)s) a, generate_series(%(start)s, %(start)s + 3599999, 60000) m;
-INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT a, %(start)s FROM generate_series(1, %(gpus)s) a;
+INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT a, %(start)s FROM generate_series(1, %(gpus)s) a;
 """
 FLOOR = """
 SELECT w.tags->>'team', sum(u.held_ms) FROM usage_hour u LEFT JOIN workload w ON w.id = u.workload_id
@@ -97,8 +98,13 @@ def main(arguments: list[str]) -> int:
         (folder / "rule.toml").write_text(RULE)
 
         def command(*words: str) -> None:
-            subprocess.run([BIN / "gpuledger", *words], check=True, cwd=folder, stdout=subprocess.DEVNULL,
-                           env={**os.environ, "GPULEDGER_DSN": dsn})  # fmt: skip
+            subprocess.run(
+                [BIN / "gpuledger", *words],
+                check=True,
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "GPULEDGER_DSN": dsn},
+            )
 
         with psycopg.connect(dsn, autocommit=True) as connection:
             took, _ = timed(lambda: run(connection, SEED, values))
@@ -106,10 +112,10 @@ def main(arguments: list[str]) -> int:
             used = connection.execute("SELECT count(*) FROM usage_hour").fetchone()[0]
             print(f"{used:,} usage hours of {gpus} GPUs in {name}, written in {took:.0f} s\n")
             floor, _ = timed(lambda: connection.execute(FLOOR, (period.start_ms, period.end_ms)).fetchall())
-            wall, own = timed(lambda: bring_up_to_date(ledger, period, now_ms))
+            wall, own = timed(lambda: refresh(ledger, period, now_ms))
             rows.append(("charge the month from its usage", wall, own, "60 s"))
             wall, _ = timed(lambda: command("apply", "rule.toml"))
-            again, own = timed(lambda: bring_up_to_date(ledger, period, now_ms))
+            again, own = timed(lambda: refresh(ledger, period, now_ms))
             rows.append(("rate it again after a rule changed", wall + again, own, "60 s"))
             span = (
                 "--from",
@@ -123,10 +129,10 @@ def main(arguments: list[str]) -> int:
             export = ("chargeback", *span, "--format", "focus", "-o", "focus.csv")
             rows.append(("FOCUS export", timed(lambda: command(*export))[0], None, ""))
             last = period.end_ms - HOUR_MS
-            partitions.ensure(connection, "stretch", [last - last % DAY_MS])
+            partitions.ensure(connection, "usage_interval", [last - last % DAY_MS])
             run(connection, HOUR_OF_EVIDENCE, {"gpus": gpus, "start": last})
             day = Period(last - last % DAY_MS, period.end_ms)
-            wall, own = timed(lambda: bring_up_to_date(ledger, day, now_ms))
+            wall, own = timed(lambda: refresh(ledger, day, now_ms))
             rows.append(("fold one more hour, rate its day again", wall, own, ""))
             rows.append(
                 ("close the month: receipt and seal", timed(lambda: command("close", "--period", name))[0], None, "")
@@ -141,8 +147,10 @@ def main(arguments: list[str]) -> int:
         core = "" if own is None else f"{own:.2f}"
         print(f"| {step} | {wall:.2f} | {core} | {wall / floor:.0f} | {goal} |")
     hourly = rows[5][1]
-    print(f"\n{lines:,} charges; at 10,000 GPUs one more hour costs {hourly * 10_000 / gpus:.0f} s of each hour, "
-          f"{hourly * 10_000 / gpus / 36:.1f} % of a core and its Postgres")  # fmt: skip
+    print(
+        f"\n{lines:,} charges; at 10,000 GPUs one more hour costs {hourly * 10_000 / gpus:.0f} s of each hour, "
+        f"{hourly * 10_000 / gpus / 36:.1f} % of a core and its Postgres"
+    )
     return 0
 
 

@@ -180,9 +180,15 @@ def victoria() -> Iterator[tuple[int, int]]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            ["victoria-metrics", f"-storageDataPath={folder}", f"-httpListenAddr=127.0.0.1:{port}",
-             "-retentionPeriod=12"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "victoria-metrics",
+                f"-storageDataPath={folder}",
+                f"-httpListenAddr=127.0.0.1:{port}",
+                "-retentionPeriod=12",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:

@@ -29,10 +29,22 @@ DRAWN = {
     "taxi_diurnal": ("Seasonal pool", "scaling-seasonal.svg"),
     "requests_diurnal": ("Requests, summed", "scaling-requests.svg"),
 }
-COLOURS = {"static-peak": "#555555", "hpa-default": "#7a3e9d", "reactive-plain": "#b00020",
-           "reactive-tuned": "#b25d00", "gpuledger": "#0b6e4f", "oracle": "#1f5fbf"}  # fmt: skip
-WORDS = {"static-peak": "static peak", "hpa-default": "HPA defaults", "reactive-plain": "no headroom",
-         "reactive-tuned": "tuned reactive", "gpuledger": "gpuledger", "oracle": "perfect knowledge"}  # fmt: skip
+COLOURS = {
+    "static-peak": "#555555",
+    "hpa-default": "#7a3e9d",
+    "reactive-plain": "#b00020",
+    "reactive-tuned": "#b25d00",
+    "gpuledger": "#0b6e4f",
+    "oracle": "#1f5fbf",
+}
+WORDS = {
+    "static-peak": "static peak",
+    "hpa-default": "HPA defaults",
+    "reactive-plain": "no headroom",
+    "reactive-tuned": "tuned reactive",
+    "gpuledger": "gpuledger",
+    "oracle": "perfect knowledge",
+}
 
 
 def judged(demand, delay_minutes, cap):
@@ -48,8 +60,10 @@ def cut(ours, rival):
 
 
 def table(traces):
-    print("| trace | delay | budget | ours: wait @ cost | actions/day | tuned: wait @ cost | actions/day "
-          "| cut | cut daily | cut hindsight | days ahead |")  # fmt: skip
+    print(
+        "| trace | delay | budget | ours: wait @ cost | actions/day | tuned: wait @ cost | actions/day "
+        "| cut | cut daily | cut hindsight | days ahead |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     cuts, harmful, busy, seconds = {}, [], [], []
     for name, (demand, _) in traces.items():
@@ -63,9 +77,11 @@ def table(traces):
                 shown = " | ".join("both 0" if value is None else f"{value:.0f} %" for value in each)
                 days = done.judged.sum() / 288
                 ahead = f"{done.predictive_days}/{done.judged_days}"
-                print(f"| {name} | {delay} | {cap} | {ours.wait:.1f} @ {ours.capacity / ours.demand:.3f} "
-                      f"| {ours.actions / days:.0f} | {tuned.wait:.1f} @ {tuned.capacity / tuned.demand:.3f} "
-                      f"| {tuned.actions / days:.0f} | {shown} | {ahead} |")  # fmt: skip
+                print(
+                    f"| {name} | {delay} | {cap} | {ours.wait:.1f} @ {ours.capacity / ours.demand:.3f} "
+                    f"| {ours.actions / days:.0f} | {tuned.wait:.1f} @ {tuned.capacity / tuned.demand:.3f} "
+                    f"| {tuned.actions / days:.0f} | {shown} | {ahead} |"
+                )
                 cuts.setdefault(cap, []).append(each)
                 where = f"{name} {delay} min {cap}"
                 if ours.wait > 1.05 * tuned.wait + 0.1 or ours.capacity > 1.0205 * tuned.capacity:
@@ -100,8 +116,10 @@ def against_defaults(traces):
             value = cut(ours.wait, hpa.wait)
             cuts.append(0.0 if value is None else value)
             cost = ours.capacity / ours.demand
-            print(f"| {name} | {delay} | {hpa.wait:.1f} @ {ratio:.2f} | {ours.wait:.1f} @ {cost:.2f} "
-                  f"| {'both 0' if value is None else f'{value:.0f} %'} |")  # fmt: skip
+            print(
+                f"| {name} | {delay} | {hpa.wait:.1f} @ {ratio:.2f} | {ours.wait:.1f} @ {cost:.2f} "
+                f"| {'both 0' if value is None else f'{value:.0f} %'} |"
+            )
     print(f"\nmedian cut against the defaults: {statistics.median(cuts):.0f} %")
 
 
@@ -143,10 +161,12 @@ def panel(left, title, points):
         span = np.log10(MOST_WAIT / LEAST_WAIT)
         return 360 - 300 * np.log10(min(max(wait, LEAST_WAIT), MOST_WAIT) / LEAST_WAIT) / span
 
-    out = [f'<text x="{left}" y="24" font-size="15" fill="#222">{title}</text>',
-           f'<rect x="{left}" y="50" width="390" height="320" fill="none" stroke="#999"/>',
-           f'<text x="{left + 195}" y="408" text-anchor="middle" fill="#444">cost: capacity / demand</text>',
-           f'<text x="{left}" y="44" fill="#444">wait, GPU-hours per 1,000 of demand</text>']  # fmt: skip
+    out = [
+        f'<text x="{left}" y="24" font-size="15" fill="#222">{title}</text>',
+        f'<rect x="{left}" y="50" width="390" height="320" fill="none" stroke="#999"/>',
+        f'<text x="{left + 195}" y="408" text-anchor="middle" fill="#444">cost: capacity / demand</text>',
+        f'<text x="{left}" y="44" fill="#444">wait, GPU-hours per 1,000 of demand</text>',
+    ]
     for cost in (1.0, 1.2, 1.4, 1.6, 1.8, 2.0):
         out.append(f'<line x1="{x(cost):.0f}" x2="{x(cost):.0f}" y1="50" y2="370" stroke="#eee"/>')
         out.append(f'<text x="{x(cost):.0f}" y="386" text-anchor="middle" fill="#444">{cost}</text>')
@@ -165,8 +185,10 @@ def panel(left, title, points):
                 f'<circle cx="{x(cost):.1f}" cy="{y(wait):.1f}" r="4" fill="{colour}"><title>{said}</title></circle>'
             )
             if cost > DEAREST:
-                out.append(f'<text x="{x(cost) - 8:.0f}" y="{y(wait) - 8:.0f}" text-anchor="end" '
-                           f'fill="{colour}">{cost:.1f} x &#8594;</text>')  # fmt: skip
+                out.append(
+                    f'<text x="{x(cost) - 8:.0f}" y="{y(wait) - 8:.0f}" text-anchor="end" '
+                    f'fill="{colour}">{cost:.1f} x &#8594;</text>'
+                )
     return out
 
 

@@ -150,8 +150,16 @@ class Board:
         placed: list[Json] = []
         y = 0
         for title, panels in self.rows:
-            placed.append({"id": len(placed) + 1, "type": "row", "title": title, "collapsed": False,
-                           "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}, "panels": []})  # fmt: skip
+            placed.append(
+                {
+                    "id": len(placed) + 1,
+                    "type": "row",
+                    "title": title,
+                    "collapsed": False,
+                    "gridPos": {"h": 1, "w": 24, "x": 0, "y": y},
+                    "panels": [],
+                }
+            )
             x, y, tallest = 0, y + 1, 0
             for panel in panels:
                 if x + panel.width > 24:
@@ -169,8 +177,14 @@ def sql(text: str, *, form: str = "table") -> Json:
 
 def promql(text: str, legend: str, *, instant: bool = False) -> Json:
     """A query of Prometheus."""
-    return {"datasource": PROMETHEUS, "editorMode": "code", "expr": text, "legendFormat": legend,
-            "instant": instant, "range": not instant}  # fmt: skip
+    return {
+        "datasource": PROMETHEUS,
+        "editorMode": "code",
+        "expr": text,
+        "legendFormat": legend,
+        "instant": instant,
+        "range": not instant,
+    }
 
 
 def _trimmed(text: str) -> str:
@@ -204,8 +218,18 @@ def link(title: str, uid: str, query: str) -> Json:
     return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&{query}", "targetBlank": False}
 
 
-def stat(title: str, description: str, query: str | Json, unit: str, *, width: int = 4, height: int = 4,
-         decimals: int | None = None, steps: Steps = PLAIN, **more: Any) -> Panel:  # fmt: skip
+def stat(
+    title: str,
+    description: str,
+    query: str | Json,
+    unit: str,
+    *,
+    width: int = 4,
+    height: int = 4,
+    decimals: int | None = None,
+    steps: Steps = PLAIN,
+    **more: Any,
+) -> Panel:
     """One number (or one a row) in large type."""
     options = {
         "colorMode": "value",
@@ -219,8 +243,18 @@ def stat(title: str, description: str, query: str | Json, unit: str, *, width: i
     return Panel("stat", title, description, unit, (target,), width, height, options, {}, decimals, steps, **more)
 
 
-def series(title: str, description: str, query: str | Json | tuple[Json, ...], unit: str, *, width: int = 12,
-           height: int = 8, bars: bool = False, stacked: bool = False, **more: Any) -> Panel:  # fmt: skip
+def series(
+    title: str,
+    description: str,
+    query: str | Json | tuple[Json, ...],
+    unit: str,
+    *,
+    width: int = 12,
+    height: int = 8,
+    bars: bool = False,
+    stacked: bool = False,
+    **more: Any,
+) -> Panel:
     """Values over time: lines, or bars for amounts of a day or an hour."""
     queries = query if isinstance(query, tuple) else (query,)
     targets = tuple(one if isinstance(one, dict) else sql(one, form="time_series") for one in queries)
@@ -239,12 +273,22 @@ def series(title: str, description: str, query: str | Json | tuple[Json, ...], u
     }
     more.setdefault("color_mode", "palette-classic")
     overrides = (*(color(name, hue) for name, hue in MEANING.items()), *more.pop("overrides", ()))
-    return Panel("timeseries", title, description, unit, targets, width, height, options, custom,
-                 overrides=overrides, **more)  # fmt: skip
+    return Panel(
+        "timeseries", title, description, unit, targets, width, height, options, custom, overrides=overrides, **more
+    )
 
 
-def table(title: str, description: str, query: str | Json, unit: str, *, width: int = 12, height: int = 9,
-          sort: str = "", **more: Any) -> Panel:  # fmt: skip
+def table(
+    title: str,
+    description: str,
+    query: str | Json,
+    unit: str,
+    *,
+    width: int = 12,
+    height: int = 9,
+    sort: str = "",
+    **more: Any,
+) -> Panel:
     """Rows as the query gives them."""
     options: Json = {"showHeader": True, "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
     if sort:
@@ -254,8 +298,9 @@ def table(title: str, description: str, query: str | Json, unit: str, *, width: 
     return Panel("table", title, description, unit, (target,), width, height, options, custom, **more)
 
 
-def bars(title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9,
-         **more: Any) -> Panel:  # fmt: skip
+def bars(
+    title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9, **more: Any
+) -> Panel:
     """A horizontal bar a row of the query (name, value)."""
     options = {
         "displayMode": "basic",
@@ -266,12 +311,31 @@ def bars(title: str, description: str, query: str, unit: str, *, width: int = 12
         "showUnfilled": True,
         "valueMode": "text",
     }
-    return Panel("bargauge", title, description, unit, (sql(query),), width, height, options,
-                 limits=more.pop("limits", (0, None)), **more)  # fmt: skip
+    return Panel(
+        "bargauge",
+        title,
+        description,
+        unit,
+        (sql(query),),
+        width,
+        height,
+        options,
+        limits=more.pop("limits", (0, None)),
+        **more,
+    )
 
 
-def heatmap(title: str, description: str, query: str, unit: str, *, width: int = 12, height: int = 9,
-            interval: str = "", parts: bool = False) -> Panel:  # fmt: skip
+def heatmap(
+    title: str,
+    description: str,
+    query: str,
+    unit: str,
+    *,
+    width: int = 12,
+    height: int = 9,
+    interval: str = "",
+    parts: bool = False,
+) -> Panel:
     """Counts per bucket over time; the query gives time, the bucket's name as metric, and the count.
 
     `parts`: values are parts of a whole, of which 0 is one like others and is drawn; a count of 0 is not.
@@ -289,10 +353,20 @@ def heatmap(title: str, description: str, query: str, unit: str, *, width: int =
         "rowsFrame": {"layout": "auto"},
         "tooltip": {"show": True, "yHistogram": False},
         "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
-    }  # fmt: skip
+    }
     custom = {"scaleDistribution": {"type": "linear"}}
-    return Panel("heatmap", title, description, unit, (sql(query, form="time_series"),), width, height, options,
-                 custom, interval=interval)  # fmt: skip
+    return Panel(
+        "heatmap",
+        title,
+        description,
+        unit,
+        (sql(query, form="time_series"),),
+        width,
+        height,
+        options,
+        custom,
+        interval=interval,
+    )
 
 
 def timeline(title: str, description: str, query: str, *, width: int = 24, height: int = 8, **more: Any) -> Panel:
@@ -306,8 +380,18 @@ def timeline(title: str, description: str, query: str, *, width: int = 24, heigh
         "tooltip": {"mode": "single", "sort": "none"},
     }
     more.setdefault("mappings", (words(),))
-    return Panel("state-timeline", title, description, "string", (sql(query, form="time_series"),), width, height,
-                 options, {"fillOpacity": 80, "lineWidth": 0}, **more)  # fmt: skip
+    return Panel(
+        "state-timeline",
+        title,
+        description,
+        "string",
+        (sql(query, form="time_series"),),
+        width,
+        height,
+        options,
+        {"fillOpacity": 80, "lineWidth": 0},
+        **more,
+    )
 
 
 def words() -> Json:
@@ -320,8 +404,20 @@ def words() -> Json:
 
 def source(name: str, label: str, plugin: str) -> Json:
     """The variable that holds the data source, so that no board names one."""
-    return {"name": name, "label": label, "type": "datasource", "query": plugin, "hide": 0, "includeAll": False,
-            "multi": False, "options": [], "refresh": 1, "regex": "", "skipUrlSync": False, "current": {}}  # fmt: skip
+    return {
+        "name": name,
+        "label": label,
+        "type": "datasource",
+        "query": plugin,
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "options": [],
+        "refresh": 1,
+        "regex": "",
+        "skipUrlSync": False,
+        "current": {},
+    }
 
 
 def chosen(name: str, label: str, query: str, *, many: bool = True, description: str = "") -> Json:

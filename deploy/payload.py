@@ -91,10 +91,23 @@ def install(target: Path, python: str) -> None:
     wanted.write_text(requirements_for(python), encoding="utf-8")
     platforms = [f"--platform=manylinux_2_{minor}_{machine()}" for minor in GLIBC]
     command = [
-        sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--require-hashes",
-        "--no-deps", "--no-compile", "--only-binary=:all:", "--implementation=cp", f"--python-version={python}",
-        *platforms, f"--platform=manylinux2014_{machine()}", f"--target={target}", f"--requirement={wanted}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "install",
+        "--require-hashes",
+        "--no-deps",
+        "--no-compile",
+        "--only-binary=:all:",
+        "--implementation=cp",
+        f"--python-version={python}",
+        *platforms,
+        f"--platform=manylinux2014_{machine()}",
+        f"--target={target}",
+        f"--requirement={wanted}",
+    ]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise BuildError(f"pip could not get the requirements for Python {python}: {answer.stderr.strip()}")

@@ -150,10 +150,12 @@ def click_pages(path: str, command: Any) -> Iterator[str]:
             yield from click_pages(f"{path} {name}", command.commands[name])
         return
     rows = [
-        [f"`{' '.join((*parameter.opts, *parameter.secondary_opts)) or parameter.name}`",
-         (getattr(parameter, "help", "") or "").replace("\n", " ")]
+        [
+            f"`{' '.join((*parameter.opts, *parameter.secondary_opts)) or parameter.name}`",
+            (getattr(parameter, "help", "") or "").replace("\n", " "),
+        ]
         for parameter in command.params
-    ]  # fmt: skip
+    ]
     text = " ".join((command.help or "").split())
     yield f"## {path}\n\n{text}\n\n{table(['option', 'meaning'], rows)}"
     if command.epilog:

@@ -34,8 +34,16 @@ WIDTH = 92
 PAGE = (1280, 1900)
 """Pixels of the overview's picture: a desk's width, and as far down as a reader looks at first."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--hide-scrollbars")  # fmt: skip
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 PATIENCE_S = 60
 
 
@@ -95,8 +103,19 @@ def photograph(browser: str, address: str, target: Path) -> None:
     """What the browser shows of a page, at PAGE's size, as a PNG."""
     width, height = PAGE
     with tempfile.TemporaryDirectory() as profile:
-        subprocess.run([browser, *QUIET, f"--user-data-dir={profile}", f"--window-size={width},{height}",
-                        f"--screenshot={target}", address], check=True, capture_output=True, timeout=90)  # fmt: skip
+        subprocess.run(
+            [
+                browser,
+                *QUIET,
+                f"--user-data-dir={profile}",
+                f"--window-size={width},{height}",
+                f"--screenshot={target}",
+                address,
+            ],
+            check=True,
+            capture_output=True,
+            timeout=90,
+        )
 
 
 def overview(folder: Path, running: str = "", target: Path = OVERVIEW) -> bool:

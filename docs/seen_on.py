@@ -141,10 +141,12 @@ XML = {
     "gpu_power_average_watts": ("gpu_power_readings/average_power_draw",),
     "gpu_power_limit_watts": ("power_readings/power_limit", "gpu_power_readings/requested_power_limit"),
     "gpu_power_limit_enforced_watts": (
-        "power_readings/enforced_power_limit", "gpu_power_readings/current_power_limit",
+        "power_readings/enforced_power_limit",
+        "gpu_power_readings/current_power_limit",
     ),
     "gpu_power_limit_default_watts": (
-        "power_readings/default_power_limit", "gpu_power_readings/default_power_limit",
+        "power_readings/default_power_limit",
+        "gpu_power_readings/default_power_limit",
     ),
     "gpu_power_limit_min_watts": ("power_readings/min_power_limit", "gpu_power_readings/min_power_limit"),
     "gpu_power_limit_max_watts": ("power_readings/max_power_limit", "gpu_power_readings/max_power_limit"),
@@ -181,7 +183,7 @@ XML = {
     "gpu_encoder_sessions": ("encoder_stats/session_count",),
     "gpu_fbc_sessions": ("fbc_stats/session_count",),
     "gpu_info": ("uuid",),
-}  # fmt: skip
+}
 """Metric -> paths in the XML of `nvidia-smi -q -x`."""
 
 SELECTED = {

@@ -53,12 +53,18 @@ def parser() -> argparse.ArgumentParser:
     record.add_argument("file", metavar="FILE", help="the recording to write (.jsonl or .jsonl.gz)")
     record.add_argument("--seconds", type=float, default=60.0, help="how long to record (default: 60)")
     record.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: 1)")
-    letting = add("release", "Let every GPU go, for a reset or a MIG change; the agent comes back by itself.",
-                  "gpuledger-agent release --for 10m")  # fmt: skip
+    letting = add(
+        "release",
+        "Let every GPU go, for a reset or a MIG change; the agent comes back by itself.",
+        "gpuledger-agent release --for 10m",
+    )
     letting.add_argument("--for", dest="duration", default="10m", metavar="SPAN", help="how long (default: 10m)")
     add("resume", "Take the GPUs up again before the time is over.", "gpuledger-agent resume")
-    queue = add("queue", "Read what waits for GPUs in a scheduler's queue, and tell the collector.",
-                "gpuledger-agent queue --slurm --every 60")  # fmt: skip
+    queue = add(
+        "queue",
+        "Read what waits for GPUs in a scheduler's queue, and tell the collector.",
+        "gpuledger-agent queue --slurm --every 60",
+    )
     which = queue.add_mutually_exclusive_group(required=True)
     which.add_argument("--slurm", action="store_true", help="pending jobs, by squeue")
     which.add_argument("--kubernetes", action="store_true", help="pending pods, by the API server")
@@ -67,9 +73,10 @@ def parser() -> argparse.ArgumentParser:
     queue.add_argument("--every", type=float, metavar="SECONDS", help="go on until told to stop; else once")
     queue.add_argument("--print", dest="show", action="store_true", help="print the reading and send nothing")
     simulate = add(
-        "simulate", "Send a simulated fleet's past through the real meter, spool and push.",
+        "simulate",
+        "Send a simulated fleet's past through the real meter, spool and push.",
         "gpuledger-agent simulate --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --step 5m",
-    )  # fmt: skip
+    )
     simulate.add_argument("--from", dest="start", metavar="INSTANT", help="RFC 3339 with zone")
     simulate.add_argument("--to", dest="end", metavar="INSTANT", help="RFC 3339 with zone")
     simulate.add_argument("--step", default="5m", help="time between samples, such as 30s or 5m (default: 5m)")
@@ -77,10 +84,11 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--only", metavar="NODES", default="", help="these nodes alone, comma-separated")
     simulate.add_argument("--without", metavar="NODES", default="", help="all nodes but these")
     simulate.add_argument(
-        "--story", action="store_true",
+        "--story",
+        action="store_true",
         help="print what is out of the ordinary there, and end; not in it: every job of the simulated fleet ends at "
-             "each fourth midnight (UTC), so its demand falls then",
-    )  # fmt: skip
+        "each fourth midnight (UTC), so its demand falls then",
+    )
     simulate.add_argument("--list-nodes", action="store_true", help="print the fleet's node names and end")
     return root
 

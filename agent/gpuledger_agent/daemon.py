@@ -45,10 +45,20 @@ GAP_INTERVALS = 3
 LONGEST_ROUND_S = 5.0
 """How long a round waits for a GPU that hangs (sources.nvml.READ_DEADLINE_S)."""
 REOPEN_MIN_S, REOPEN_MAX_S = 5.0, 60.0
-RELOADED = frozenset({
-    "collector_url", "token_file", "ca_file", "sample_interval_s", "slow_interval_s", "extra_tiers", "push_interval_s",
-    "busy_threshold", "log_level", "log_format",
-})  # fmt: skip
+RELOADED = frozenset(
+    {
+        "collector_url",
+        "token_file",
+        "ca_file",
+        "sample_interval_s",
+        "slow_interval_s",
+        "extra_tiers",
+        "push_interval_s",
+        "busy_threshold",
+        "log_level",
+        "log_format",
+    }
+)
 """Settings that change while the agent runs; the others do with a restart."""
 STALE_S = 120.0
 """A loop that has not moved for so long gets no watchdog signal."""
@@ -94,8 +104,13 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
-        return json.dumps({"at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower(),
-                           "message": record.getMessage()})  # fmt: skip
+        return json.dumps(
+            {
+                "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+                "level": record.levelname.lower(),
+                "message": record.getMessage(),
+            }
+        )
 
 
 def start_log(settings: Settings) -> None:
@@ -149,8 +164,13 @@ class Daemon:
         pushing = threading.Thread(target=self._push, name="push", daemon=True)
         pushing.start()
         notify("READY=1")
-        log.info("node %s, source %s, collector %s, spool %s", self.sampler.node, self.settings.source,
-                 self.settings.collector_url, self.spool.path)  # fmt: skip
+        log.info(
+            "node %s, source %s, collector %s, spool %s",
+            self.sampler.node,
+            self.settings.source,
+            self.settings.collector_url,
+            self.spool.path,
+        )
         try:
             self._sample()
         finally:
@@ -219,14 +239,14 @@ class Daemon:
         if self.clock.check(wall_ms(), time.monotonic_ns()):
             log.warning("the wall clock was set: a gap begins; no time is invented, and none is counted twice")
             self.sampler.meter.clock_set()
-        if self._let_go() or (not self._open and not self._try_open()):
+        if self._expired() or (not self._open and not self._try_open()):
             return
         try:
             self.sampler.tick(self.clock.at_ms, tiers)
         except SourceUnavailable as error:
             self._lost(str(error))
 
-    def _let_go(self) -> bool:
+    def _expired(self) -> bool:
         """While a release is in force: every handle is closed, once, and confirmed in the note."""
         folder = self.settings.spool_folder
         released = release.read(folder, wall_ms())
@@ -265,8 +285,12 @@ class Daemon:
             self._lost(str(error))
             return False
         self._open, self._reopen_s = True, REOPEN_MIN_S
-        log.info("%d accelerators, driver %s%s", len(self.sampler.latest.accelerators), self.sampler.driver,
-                 f"; {self.sampler.detail}" if self.sampler.detail else "")  # fmt: skip
+        log.info(
+            "%d accelerators, driver %s%s",
+            len(self.sampler.latest.accelerators),
+            self.sampler.driver,
+            f"; {self.sampler.detail}" if self.sampler.detail else "",
+        )
         return True
 
     def _lost(self, sentence: str) -> None:
@@ -307,8 +331,9 @@ class Daemon:
         except SettingsError as error:
             log.error("the settings stay as they were: %s", error)  # noqa: TRY400
         else:
-            kept = [name for name in FIELDS
-                    if name not in RELOADED and getattr(fresh, name) != getattr(self.settings, name)]  # fmt: skip
+            kept = [
+                name for name in FIELDS if name not in RELOADED and getattr(fresh, name) != getattr(self.settings, name)
+            ]
             log.info("settings read again%s", f"; {', '.join(kept)} change with a restart" if kept else "")
             self.settings = fresh
             self.sampler.meter.busy_threshold = fresh.busy_threshold
@@ -367,8 +392,14 @@ def gap_ms(settings: Settings) -> int:
 def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     """A daemon from its settings. Raises AgentError with a sentence when the spool or a rules file cannot be used."""
     start_log(settings)
-    source = open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed,
-                         given_back_ms=settings.given_back_ms, patient=False)  # fmt: skip
+    source = open_source(
+        settings.source,
+        settings.target or None,
+        node=settings.node_name,
+        seed=settings.seed,
+        given_back_ms=settings.given_back_ms,
+        patient=False,
+    )
     owners = open_owners(
         settings.owner_sources, settings.owner_rules_file, settings.node_name, source, settings.owner_places
     )
@@ -376,8 +407,7 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     if spool.quarantined is not None:
         log.error("the spool was damaged; it lies at %s, a new one has begun", spool.quarantined)
     meter = Meter(gap_ms(settings), settings.busy_threshold)
-    sampler = Sampler(settings.node_name, settings.pool, source, owners, meter,
-                      boot_id=boot_id())  # fmt: skip
+    sampler = Sampler(settings.node_name, settings.pool, source, owners, meter, boot_id=boot_id())
     clock = Clock(wall_ms(), time.monotonic_ns())
     if settings.serving_endpoints or settings.progress_dir is not None:
         count_outputs(settings, sampler, clock)

@@ -111,10 +111,18 @@ class AgentCollector(Collector):
             for holder in holders:
                 workload = holder.workload
                 held.add_metric(
-                    [uuid, self._node, workload.id, workload.kind, workload.user or "", workload.account or "",
-                     workload.tags.get("team", ""), workload.tags.get("project", "")],
+                    [
+                        uuid,
+                        self._node,
+                        workload.id,
+                        workload.kind,
+                        workload.user or "",
+                        workload.account or "",
+                        workload.tags.get("team", ""),
+                        workload.tags.get("project", ""),
+                    ],
                     holder.weight / whole,
-                )  # fmt: skip
+                )
         yield held
         empty = GaugeMetricFamily(
             "gpu_allocated_without_process", "1: held by allocation, and no process on it", labels=("uuid", "node")
@@ -137,21 +145,32 @@ class AgentCollector(Collector):
         for place, count in self._sampler.faults.counts.items():
             faults.add_metric((place,), count)
         yield faults
-        yield _counter("gpuledger_agent_relived_seconds_total", "Accelerator time not counted: the clock was set back",
-                       self._sampler.meter.relived_ms / 1000)  # fmt: skip
-        for name, value in (("produced", counts.produced), ("acked", counts.acked), ("dropped", counts.dropped),
-                            ("dead", counts.dead)):  # fmt: skip
+        yield _counter(
+            "gpuledger_agent_clock_step_discarded_seconds_total",
+            "Accelerator time not counted: the clock was set back",
+            self._sampler.meter.discarded_after_clock_step_ms / 1000,
+        )
+        for name, value in (
+            ("produced", counts.produced),
+            ("acked", counts.acked),
+            ("dropped", counts.dropped),
+            ("dead", counts.dead),
+        ):
             yield _counter(f"gpuledger_agent_batches_{name}_total", f"Batches {name} in this spool's epoch", value)
         yield _gauge("gpuledger_agent_batches_pending", "Batches that wait in the spool", counts.pending)
-        yield _gauge("gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for",
-                     0 if counts.conserved else 1)  # fmt: skip
+        yield _gauge(
+            "gpuledger_agent_conservation_violation", "1 when a batch is unaccounted for", 0 if counts.conserved else 1
+        )
         lost = self._spool.lost()
-        records = CounterMetricFamily("gpuledger_agent_records_lost_total", "Records lost for want of room, and how",
-                                      labels=("record", "how"))  # fmt: skip
-        for record, how, value in (("stretch", "dropped", lost.stretches_dropped),
-                                   ("reading", "dropped", lost.readings_dropped),
-                                   ("reading", "thinned", lost.readings_thinned),
-                                   ("reading", "memory full", self._sampler.readings_lost)):  # fmt: skip
+        records = CounterMetricFamily(
+            "gpuledger_agent_records_lost_total", "Records lost for want of room, and how", labels=("record", "how")
+        )
+        for record, how, value in (
+            ("usage_interval", "dropped", lost.usage_intervals_dropped),
+            ("reading", "dropped", lost.readings_dropped),
+            ("reading", "thinned", lost.readings_thinned),
+            ("reading", "memory full", self._sampler.readings_lost),
+        ):
             records.add_metric((record, how), value)
         yield records
         yield _gauge("gpuledger_agent_spool_fill_ratio", "How full the spool is", self._spool.fill())

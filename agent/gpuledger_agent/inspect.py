@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuledger_agent.join import Witnesses, ask
+from gpuledger_agent.join import HolderObservations, ask
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.places import Places
 from gpuledger_agent.sources import open_source
@@ -80,11 +80,16 @@ class Defaults:
 
 def opened(settings: Looking) -> Source:
     """The source that the settings name."""
-    return open_source(settings.source, settings.target or None, node=settings.node_name, seed=settings.seed,
-                       given_back_ms=settings.given_back_ms)  # fmt: skip
+    return open_source(
+        settings.source,
+        settings.target or None,
+        node=settings.node_name,
+        seed=settings.seed,
+        given_back_ms=settings.given_back_ms,
+    )
 
 
-def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Witnesses]:
+def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], HolderObservations]:
     """One full look: the inventory, a sample of every tier (GPM included), and who holds and uses what."""
     source = opened(settings)
     inventory = source.open()
@@ -104,7 +109,7 @@ def look(settings: Looking) -> tuple[Inventory, Sequence[Sample], Witnesses]:
 
 def witnesses_of(
     owners: Sequence[OwnerSource], inventory: Inventory, samples: Sequence[Sample]
-) -> tuple[Witnesses, list[str]]:
+) -> tuple[HolderObservations, list[str]]:
     """Who holds and who uses what, and a sentence about every owner source that failed."""
     problems: list[str] = []
 
@@ -164,8 +169,15 @@ def _processes(sample: Sample | None) -> float | None:
 
 def _owner(holder: Holder) -> dict[str, Any]:
     workload = holder.workload
-    return {"id": workload.id, "kind": workload.kind, "user": workload.user, "account": workload.account,
-            "name": workload.name, "tags": dict(workload.tags), "weight": holder.weight}  # fmt: skip
+    return {
+        "id": workload.id,
+        "kind": workload.kind,
+        "user": workload.user,
+        "account": workload.account,
+        "name": workload.name,
+        "tags": dict(workload.tags),
+        "weight": holder.weight,
+    }
 
 
 def once_text(seen: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ _NAMELESS = frozenset({"static", "dcgm", "simulated"})
 
 
 @dataclass(frozen=True, slots=True)
-class Witnesses:
+class HolderObservations:
     """What the owner sources say at one instant, by accelerator uuid."""
 
     holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def ask(
     accelerators: Sequence[Accelerator],
     samples: Sequence[Sample],
     failed: Callable[[OwnerSource, Exception], None],
-) -> Witnesses:
+) -> HolderObservations:
     """Asks every owner source; of the allocations the first that knows a holder of an accelerator has the word on it.
 
     A source that raises is told to `failed`, and the others have their word all the same.
@@ -81,7 +81,7 @@ def ask(
     for uuid, found in users.items():
         holders.setdefault(uuid, found)
     allocators = any(owner.name != PROCESSES for owner in owners)
-    return Witnesses(holders, frozenset(allocated), users, allocators, told)
+    return HolderObservations(holders, frozenset(allocated), users, allocators, told)
 
 
 def same(user: Workload, holder: Workload) -> bool:

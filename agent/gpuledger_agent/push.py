@@ -42,7 +42,7 @@ MOST_SAID = 20
 """Sentences about one outage in the log."""
 PATH = "/v1/batches"
 
-Step = Literal["ack", "retry", "probe", "split", "bury", "undecodable"]
+Step = Literal["ack", "retry", "probe", "split", "dead_letter", "undecodable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _refused(status: int, body: bytes) -> Reaction:
     if answer is None:
         return _not_a_collectors(status)
     if status == 409:
-        return Reaction("bury", "the collector knows other bytes under this number")
+        return Reaction("dead_letter", "the collector knows other bytes under this number")
     return Reaction("undecodable", f"status {status}: {answer.detail[:200]}", None)
 
 
@@ -239,11 +239,11 @@ class Pusher:
         self.problem = found.reason
         if found.step == "split" and self._split(batch):
             return 0.0
-        if found.step == "bury" or (found.step == "split" and found.final):
-            self._spool.bury(batch.seq, found.reason)
+        if found.step == "dead_letter" or (found.step == "split" and found.final):
+            self._spool.dead_notification(batch.seq, found.reason)
             return 0.0
         if found.step == "undecodable" and self._spool.undecodable(batch.seq) >= UNDECODABLE_TRIES:
-            self._spool.bury(batch.seq, found.reason)
+            self._spool.dead_notification(batch.seq, found.reason)
             return 0.0
         self._attempt += 1
         return backoff(self._attempt, self._chance()) if found.wait_s is None else found.wait_s
@@ -293,39 +293,44 @@ class Pusher:
 
 
 def _numbered(batch: wire.Batch) -> tuple[Callable[[str, int], bytes], Holds]:
-    holds = Holds(len(batch.stretches), len(batch.samples.at_ms))
+    holds = Holds(len(batch.usage_intervals), len(batch.samples.at_ms))
     return lambda epoch, seq: pack(msgspec.structs.replace(batch, epoch=epoch, seq=seq)), holds
 
 
 def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
-    """The batch as two: the first half of its stretches and samples, and the rest. None when it has one record."""
+    """The batch as two: the first half of its usage intervals and samples, and the rest. None when it has one
+    record.
+    """
     rows = len(batch.samples.at_ms)
-    if len(batch.stretches) + rows < 2:
+    if len(batch.usage_intervals) + rows < 2:
         return None
-    half_stretches, half_rows = _span_cut(batch.stretches), rows // 2
-    if (half_stretches, half_rows) in {(0, 0), (len(batch.stretches), rows)}:
-        half_stretches, half_rows = len(batch.stretches), 0
+    half_usage_intervals, half_rows = _span_cut(batch.usage_intervals), rows // 2
+    if (half_usage_intervals, half_rows) in {(0, 0), (len(batch.usage_intervals), rows)}:
+        half_usage_intervals, half_rows = len(batch.usage_intervals), 0
         if rows == 0:
             return None
     first = msgspec.structs.replace(
-        batch, stretches=batch.stretches[:half_stretches], samples=_rows(batch.samples, 0, half_rows)
+        batch, usage_intervals=batch.usage_intervals[:half_usage_intervals], samples=_rows(batch.samples, 0, half_rows)
     )
     second = msgspec.structs.replace(
-        batch, stretches=batch.stretches[half_stretches:], samples=_rows(batch.samples, half_rows, rows), counts=[]
+        batch,
+        usage_intervals=batch.usage_intervals[half_usage_intervals:],
+        samples=_rows(batch.samples, half_rows, rows),
+        counts=[],
     )
     return [first, second]
 
 
-def _span_cut(stretches: list[wire.Stretch]) -> int:
+def _span_cut(usage_intervals: list[wire.WireUsageInterval]) -> int:
     """A place near the middle that does not part the holders of one span: the collector reads them together."""
-    cut = len(stretches) // 2
-    while 0 < cut < len(stretches) and _span(stretches[cut]) == _span(stretches[cut - 1]):
+    cut = len(usage_intervals) // 2
+    while 0 < cut < len(usage_intervals) and _span(usage_intervals[cut]) == _span(usage_intervals[cut - 1]):
         cut += 1
     return cut
 
 
-def _span(stretch: wire.Stretch) -> tuple[int, int, int]:
-    return stretch.accelerator, stretch.start_ms, stretch.end_ms
+def _span(usage_interval: wire.WireUsageInterval) -> tuple[int, int, int]:
+    return usage_interval.accelerator, usage_interval.start_ms, usage_interval.end_ms
 
 
 def _rows(samples: wire.Samples, start: int, stop: int) -> wire.Samples:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from gpuledger_agent import __version__, thinning
+from gpuledger_agent import __version__, downsampling
 from gpuledger_agent.counters import Counters
+from gpuledger_agent.downsampling import Rows
 from gpuledger_agent.faults import Faults
-from gpuledger_agent.join import Disagreement, Witnesses, ask
+from gpuledger_agent.join import Disagreement, HolderObservations, ask
 from gpuledger_agent.spool import Holds, Spool
-from gpuledger_agent.thinning import Rows
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, pack
 from gpuledger_common.catalogue import BY_NAME
@@ -35,7 +35,7 @@ class Latest:
     accelerators: Sequence[Accelerator] = ()
     driver: str | None = None
     samples: dict[str, Sample] = field(default_factory=dict)
-    witnesses: Witnesses = field(default_factory=Witnesses)
+    witnesses: HolderObservations = field(default_factory=HolderObservations)
 
     @property
     def holders(self) -> Mapping[str, Sequence[Holder]]:
@@ -86,7 +86,7 @@ class Sampler:
     def detached(self, sentence: str, status: Status = "no_driver") -> None:
         """The source cannot speak: nothing bridges to its next tick, the heartbeat says why."""
         self.meter.lose_all()
-        self.latest.samples, self.latest.witnesses = {}, Witnesses()
+        self.latest.samples, self.latest.witnesses = {}, HolderObservations()
         self.status, self.detail = status, sentence
 
     def tick(self, at_ms: Callable[[int], int], tiers: Sequence[str]) -> None:
@@ -125,28 +125,37 @@ class Sampler:
     def flush(self, spool: Spool, now_ms: int) -> int:
         """Everything since the last flush becomes a batch in the spool. Returns its number.
 
-        When batches pile up, the readings become a batch of their own, later a thin one (`thinning`). When the spool
-        cannot be written (disk full, I/O error) the exception passes, and what was measured stays in memory for the
-        next attempt: samples up to a bound, spans all.
+        When batches pile up, the readings become a batch of their own, later a thin one (`downsampling`). When the
+        spool cannot be written (disk full, I/O error) the exception passes, and what was measured stays in memory for
+        the next attempt: samples up to a bound, spans all.
         """
         try:
             return self._store(spool, now_ms)
         except Exception:
             before = len(self._rows)
             if before > MOST_ROWS:
-                self._rows = list(thinning.thinned(self._rows)[-MOST_ROWS:])
+                self._rows = list(downsampling.thinned(self._rows)[-MOST_ROWS:])
                 self.readings_lost += before - len(self._rows)
             raise
 
     def _store(self, spool: Spool, now_ms: int) -> int:
-        level = thinning.level(spool.fill())
+        level = downsampling.level(spool.fill())
         counts = spool.counts()
         spans = self.meter.take()
         rows = self._rows
         heartbeat = wire.Heartbeat(
-            __version__, self.source.name, self.status, self.detail, self.driver, self.boot_id,
-            counts.produced, counts.acked, counts.pending, counts.dropped, counts.dead,
-        )  # fmt: skip
+            __version__,
+            self.source.name,
+            self.status,
+            self.detail,
+            self.driver,
+            self.boot_id,
+            counts.produced,
+            counts.acked,
+            counts.pending,
+            counts.dropped,
+            counts.dead,
+        )
         health = {uuid: sample.health for uuid, sample in self.latest.samples.items()}
         told = {span.uuid for span in spans} | {sample.uuid for _, sample in rows}
         listed = [*self.latest.accelerators, *(entry for entry in self._gone if entry.uuid in told)]
@@ -155,10 +164,14 @@ class Sampler:
             spans: Sequence[Span], rows: Rows, left_out: int = 0, counted: Sequence[Counted] = ()
         ) -> tuple[Callable[[str, int], bytes], Holds]:
             maker = BatchMaker(listed, self.pool, health)
-            stretches, samples, counts = maker.stretches(spans), self._columns(maker, rows), maker.counts(counted)
-            holds = Holds(len(stretches), len(samples.at_ms), left_out)
+            usage_intervals, samples, counts = (
+                maker.usage_intervals(spans),
+                self._columns(maker, rows),
+                maker.counts(counted),
+            )
+            holds = Holds(len(usage_intervals), len(samples.at_ms), left_out)
             return lambda epoch, seq: pack(
-                maker.batch(self.node, epoch, seq, heartbeat, stretches, samples, counts)
+                maker.batch(self.node, epoch, seq, heartbeat, usage_intervals, samples, counts)
             ), holds
 
         apart = level != "together" and bool(rows)
@@ -168,7 +181,7 @@ class Sampler:
             number = spool.add(make, now_ms, holds)
             spans, counted = [], []
             if apart:
-                kept = thinning.thinned(rows) if level == "thin" else rows
+                kept = downsampling.thinned(rows) if level == "thin" else rows
                 make, holds = batch_of((), kept, len(rows) - len(kept))
                 spool.add(make, now_ms, holds)
         except Exception:

@@ -175,8 +175,11 @@ class CounterReader:
             self._say(source, f"gives no counters: {getattr(error, 'strerror', None) or error or type(error).__name__}")
             return
         at_ms = self.at_ms()
-        rows = [Counted(workload, source, one.counter, at_ms, one.value, one.part, one.engine, started_ms)
-                for one in counters[:MOST_SERIES] if len(one.part) <= MOST_PART_LETTERS]  # fmt: skip
+        rows = [
+            Counted(workload, source, one.counter, at_ms, one.value, one.part, one.engine, started_ms)
+            for one in counters[:MOST_SERIES]
+            if len(one.part) <= MOST_PART_LETTERS
+        ]
         self._say(source, "" if rows else "has no counter that we know")
         with self._lock:
             self._read = [*self._read, *rows][-MOST_KEPT:]

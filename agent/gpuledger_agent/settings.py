@@ -105,9 +105,15 @@ class Settings:
     def owner_places(self) -> places.Places:
         """Where the owner sources look."""
         return places.Places(
-            self.kubelet_socket, self.kubernetes_api_url, self.kubernetes_account_dir, self.pod_logs_dir,
-            self.container_socket, self.owner_stale_s, self.slurm_jobs_dir, self.slurm_mapping_dir,
-        )  # fmt: skip
+            self.kubelet_socket,
+            self.kubernetes_api_url,
+            self.kubernetes_account_dir,
+            self.pod_logs_dir,
+            self.container_socket,
+            self.owner_stale_s,
+            self.slurm_jobs_dir,
+            self.slurm_mapping_dir,
+        )
 
     @property
     def extra(self) -> tuple[str, ...]:

@@ -125,10 +125,10 @@ def one_node(settings: Settings, fleet: Fleet, name: str, span: tuple[int, int, 
     sampler.flush(spool, at_ms)
     drain(pusher)
     counts = spool.counts()
-    letters = spool.dead_letters()
+    notifications = spool.dead_letters()
     spool.close()
-    if counts.pending or counts.dead or letters:
-        why = f"; the first refused record: {letters[0][1]}, {letters[0][2]}" if letters else ""
+    if counts.pending or counts.dead or notifications:
+        why = f"; the first refused record: {notifications[0][1]}, {notifications[0][2]}" if notifications else ""
         raise SourceUnavailable(f"{counts.pending} batches of {name} wait, {counts.dead} were refused{why}")
     return counts.acked
 

@@ -4,12 +4,12 @@ SQLite in WAL mode with synchronous=FULL, never a file format of our own. Number
 transaction, so that after a crash at any point `produced = acked + pending + dropped + dead` holds. A spool file has
 its own epoch; a damaged one is put into quarantine and a new epoch begins, so that sampling never waits for a repair.
 Damage that SQLite does not see is looked for as well: the numbers must add up when the file is opened, and a batch must
-have the SHA-256 that it was stored with before it is sent; else it is a dead letter, never a wrong bill.
-The file is bounded. When it is full, batches that hold readings alone go first, the oldest before the others; batches
-with stretches, which are the money, go only when there is nothing else. Each loss is counted with its range and
-reason, and by what it held. So that there is such a choice, the sampler keeps readings and stretches apart as soon as
-batches begin to pile up (`thinning`): to take readings out of a batch that waits would change its bytes under its
-number, and the collector may have them already, its answer lost. For the same reason nothing that waits is re-encoded.
+have the SHA-256 that it was stored with before it is sent; else it is a dead letter, never a wrong bill. The file is
+bounded. When it is full, batches that hold readings alone go first, the oldest before the others; batches with usage
+intervals, which are the money, go only when there is nothing else. Each loss is counted with its range and reason, and
+by what it held. So that there is such a choice, the sampler keeps readings and usage intervals apart as soon as batches
+begin to pile up (`downsampling`): to take readings out of a batch that waits would change its bytes under its number,
+and the collector may have them already, its answer lost. For the same reason nothing that waits is re-encoded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WIT
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batch (
     seq INTEGER PRIMARY KEY, made_ms INTEGER NOT NULL, sha256 BLOB NOT NULL, body BLOB NOT NULL,
-    undecodable INTEGER NOT NULL DEFAULT 0, stretches INTEGER NOT NULL DEFAULT 1, readings INTEGER NOT NULL DEFAULT 0
+    undecodable INTEGER NOT NULL DEFAULT 0, usage_intervals INTEGER NOT NULL DEFAULT 1, readings INTEGER NOT
+    NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS dead (
     id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL, body BLOB
@@ -62,17 +63,23 @@ CREATE TABLE IF NOT EXISTS loss (
 """
 _EPOCH = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _COUNTERS = (
-    "produced", "acked", "dropped", "dead", "stretches_dropped", "readings_dropped", "readings_thinned",
-)  # fmt: skip
-_ADDED = {"stretches": 1, "readings": 0}
-"""Columns of `batch` that a file of an older version lacks, with what its rows get: they may hold stretches."""
+    "produced",
+    "acked",
+    "dropped",
+    "dead",
+    "usage_intervals_dropped",
+    "readings_dropped",
+    "readings_thinned",
+)
+_ADDED = {"usage_intervals": 1, "readings": 0}
+"""Columns of `batch` that a file of an older version lacks, with what its rows get: they may hold usage intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holds:
     """What a batch holds, in records; `thinned` are readings that were left out of it for want of room."""
 
-    stretches: int = 0
+    usage_intervals: int = 0
     readings: int = 0
     thinned: int = 0
 
@@ -84,7 +91,7 @@ NOTHING = Holds()
 class Lost:
     """What an epoch has lost by want of room, in records."""
 
-    stretches_dropped: int
+    usage_intervals_dropped: int
     readings_dropped: int
     readings_thinned: int
 
@@ -231,8 +238,8 @@ class Spool:
         """Numbers and stores one batch; `make(epoch, seq)` gives its bytes. Returns its sequence number.
 
         When the file has reached its bound, waiting batches are dropped and counted until it fits, readings before
-        stretches; if nothing is left to drop, the new batch itself is the loss. When it is the disk that has no room,
-        only readings make room: the disk may have some tomorrow, and until then time waits in memory. Raises
+        usage intervals; if nothing is left to drop, the new batch itself is the loss. When it is the disk that has no
+        room, only readings make room: the disk may have some tomorrow, and until then time waits in memory. Raises
         DiskNearlyFull then, and sqlite3.Error when nothing can be written.
         """
         while True:
@@ -269,8 +276,8 @@ class Spool:
 
     def _insert(self, seq: int, now_ms: int, body: bytes, holds: Holds) -> None:
         self._db.execute(
-            "INSERT INTO batch (seq, made_ms, sha256, body, stretches, readings) VALUES (?, ?, ?, ?, ?, ?)",
-            (seq, now_ms, hashlib.sha256(body).digest(), body, holds.stretches, holds.readings),
+            "INSERT INTO batch (seq, made_ms, sha256, body, usage_intervals, readings) VALUES (?, ?, ?, ?, ?, ?)",
+            (seq, now_ms, hashlib.sha256(body).digest(), body, holds.usage_intervals, holds.readings),
         )
         self._count("produced", 1)
 
@@ -288,9 +295,9 @@ class Spool:
     def _drop_oldest(self, now_ms: int, reason: str, only_readings: bool = False) -> bool:
         """Makes room: the oldest eighth of what waits (at least one batch) goes, as one accounted loss.
 
-        `only_readings` leaves batches with stretches alone. False when there was nothing to drop.
+        `only_readings` leaves batches with usage intervals alone. False when there was nothing to drop.
         """
-        which = "stretches = 0" if only_readings else "1"
+        which = "usage_intervals = 0" if only_readings else "1"
         with self._transaction():
             waiting = self._int(f"SELECT count(*) FROM batch WHERE {which}")
             if not waiting:
@@ -298,11 +305,12 @@ class Spool:
             last = self._int(
                 f"SELECT seq FROM batch WHERE {which} ORDER BY seq LIMIT 1 OFFSET ?", max(1, waiting // 8) - 1
             )
-            ((first, going, stretches, readings),) = self._rows(
-                f"SELECT min(seq), count(*), sum(stretches), sum(readings) FROM batch WHERE {which} AND seq <= ?", last
+            ((first, going, usage_intervals, readings),) = self._rows(
+                f"SELECT min(seq), count(*), sum(usage_intervals), sum(readings) FROM batch WHERE {which} AND seq <= ?",
+                last,
             )
             self._db.execute(f"DELETE FROM batch WHERE {which} AND seq <= ?", (last,))
-            self._lose((first, last, going), reason, now_ms, Holds(stretches, readings))
+            self._lose((first, last, going), reason, now_ms, Holds(usage_intervals, readings))
         if not only_readings:
             self._db.execute("PRAGMA incremental_vacuum")
         return True
@@ -310,7 +318,7 @@ class Spool:
     def _lose(self, which: tuple[int, int, int], reason: str, now_ms: int, holds: Holds) -> None:
         """Within a transaction: `which` is the first and the last number, and how many batches between them."""
         self._count("dropped", which[2])
-        self._count("stretches_dropped", holds.stretches)
+        self._count("usage_intervals_dropped", holds.usage_intervals)
         self._count("readings_dropped", holds.readings)
         self._db.execute(
             "INSERT INTO loss (first_seq, last_seq, batches, reason, at_ms) VALUES (?, ?, ?, ?, ?)",
@@ -327,7 +335,7 @@ class Spool:
             batch = Spooled(*found)
             if hashlib.sha256(batch.body).digest() == sha256:
                 return batch
-            self.bury(batch.seq, "its bytes were damaged on the disk")
+            self.dead_notification(batch.seq, "its bytes were damaged on the disk")
         return None
 
     def acknowledge(self, seq: int, rejected: tuple[tuple[str, str], ...] = ()) -> None:
@@ -341,7 +349,7 @@ class Spool:
             )
             self._bound_dead()
 
-    def bury(self, seq: int, reason: str) -> None:
+    def dead_notification(self, seq: int, reason: str) -> None:
         """This batch can never be delivered: it leaves the queue, its bytes are kept for a person to look at.
 
         Bytes are kept for the latest ones only, up to an eighth of the spool: refusals must not crowd out what waits.
@@ -353,17 +361,20 @@ class Spool:
             self._db.execute("DELETE FROM batch WHERE seq = ?", (seq,))  # first: its pages serve the copy
             self._forget_bodies(self._max_bytes // 8 - len(body))
             kept = body if len(body) <= self._max_bytes // 8 else None
-            self._db.execute("INSERT INTO dead (seq, record, reason, body) VALUES (?, 'batch', ?, ?)",
-                             (seq, reason, kept))  # fmt: skip
+            self._db.execute(
+                "INSERT INTO dead (seq, record, reason, body) VALUES (?, 'batch', ?, ?)", (seq, reason, kept)
+            )
             self._count("dead", 1)
             self._bound_dead()
 
     def _forget_bodies(self, room: int) -> None:
         """Drops the bytes, not the reasons, of the oldest dead letters until the others fit into `room`."""
-        for letter, size in self._rows("SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"):
+        for notification, size in self._rows(
+            "SELECT id, length(body) FROM dead WHERE body IS NOT NULL ORDER BY id DESC"
+        ):
             room -= size
             if room < 0:
-                self._db.execute("UPDATE dead SET body = NULL WHERE id = ?", (letter,))
+                self._db.execute("UPDATE dead SET body = NULL WHERE id = ?", (notification,))
 
     def _bound_dead(self) -> None:
         self._db.execute("DELETE FROM dead WHERE id <= (SELECT max(id) FROM dead) - ?", (DEAD_LETTERS_KEPT,))
@@ -392,7 +403,7 @@ class Spool:
     def lost(self) -> Lost:
         """What was dropped and left out in this epoch, in records."""
         rows = dict(self._rows("SELECT name, value FROM counter"))
-        return Lost(rows["stretches_dropped"], rows["readings_dropped"], rows["readings_thinned"])
+        return Lost(rows["usage_intervals_dropped"], rows["readings_dropped"], rows["readings_thinned"])
 
     def fill(self) -> float:
         """How full the file is, 0 to 1: its pages in use by those that it may have."""
@@ -435,7 +446,8 @@ def _look_over(database: sqlite3.Connection) -> None:
     counters = dict(database.execute("SELECT name, value FROM counter"))
     ((pending, highest, odd),) = database.execute(
         "SELECT count(*), coalesce(max(seq), 0), coalesce(sum(typeof(made_ms) <> 'integer' OR typeof(body) <> 'blob'"
-        " OR typeof(undecodable) <> 'integer' OR typeof(stretches) <> 'integer' OR typeof(readings) <> 'integer'), 0)"
+        " OR typeof(undecodable) <> 'integer' OR typeof(usage_intervals) <> 'integer' OR typeof(readings) <> "
+        "'integer'), 0)"
         " FROM batch"
     )
     numbers = [counters.get(name) for name in _COUNTERS]

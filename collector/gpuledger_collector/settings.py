@@ -66,7 +66,8 @@ class Settings:
     queue_batches: int = field(default=4096, metadata={"help": "batches that may wait before 503"})
     queue_bytes: int = field(default=256 * 1024 * 1024, metadata={"help": "decoded bytes that may wait before 503"})
     node_samples_per_second: int = field(
-        default=10_000, metadata={"help": "samples and stretches of one node; bursts of a minute are taken; 0: any"}
+        default=10_000,
+        metadata={"help": "samples and usage intervals of one node; bursts of a minute are taken; 0: any"},
     )
     node_bytes_per_second: int = field(
         default=2 * 1024 * 1024, metadata={"help": "bytes of bodies of one node; bursts of a minute are taken; 0: any"}
@@ -126,7 +127,7 @@ class Settings:
         default=3, metadata={"help": "days after which samples are packed: a weekend's late ones are there by then"}
     )
     keep_archive_days: int = field(default=0, metadata={"help": "days that packed samples are kept; 0: for ever"})
-    keep_stretch_days: int = field(
+    keep_usage_interval_days: int = field(
         default=0, metadata={"help": "days that evidence of closed periods is kept, 39 or more; 0: for ever"}
     )
     keep_batches_days: int = field(
@@ -135,7 +136,7 @@ class Settings:
     keep_series_days: int = field(
         default=400, metadata={"help": "days that five-minute series of owners are kept; 0: for ever"}
     )
-    keep_heat_days: int = field(
+    keep_node_utilization_days: int = field(
         default=400, metadata={"help": "days that the heat of nodes is kept by quarters of an hour; 0: for ever"}
     )
     keep_minute_days: int = field(
@@ -168,7 +169,7 @@ class Settings:
         default=False, metadata={"help": "send again, rather than report, a mail whose taking nobody heard of"}
     )
     hooks_file: Path | None = field(default=None, metadata={"help": "TOML file of chat and webhook addresses, by name"})
-    letter_seconds: int = field(
+    notification_seconds: int = field(
         default=300, metadata={"help": "how often owners of idle GPUs are written to, where [[contact]] says who"}
     )
     actions: bool = field(
@@ -346,14 +347,15 @@ _POSITIVE = (
     "remote_write_window_seconds",
     "remote_write_gap_seconds",
     "budget_seconds",
-    "letter_seconds",
+    "notification_seconds",
     "scaling_seconds",
     "send_seconds",
     "pack_after_days",
     "series_seconds",
 )
-LEAST_STRETCH_DAYS = 39
-"""An agent may hold 35 days; two more as for the batch ledger, one whole day, and one that stretches reach into."""
+LEAST_USAGE_INTERVAL_DAYS = 39
+"""An agent may hold 35 days; two more as for the batch ledger, one whole day, and one that usage intervals reach into.
+"""
 
 LEAST_EVIDENCE_DAYS = 37
 """An agent may hold a batch for 35 days, rollups included; two more, so that nothing is refused for a slow clock."""
@@ -397,9 +399,10 @@ def _retention_faults(settings: Settings) -> list[str]:
     faults = []
     if settings.keep_archive_days and settings.keep_archive_days <= settings.pack_after_days:
         faults.append(f"keep_archive_days: must be 0 (for ever) or over pack_after_days, {settings.pack_after_days}")
-    if settings.keep_stretch_days and settings.keep_stretch_days < LEAST_STRETCH_DAYS:
+    if settings.keep_usage_interval_days and settings.keep_usage_interval_days < LEAST_USAGE_INTERVAL_DAYS:
         faults.append(
-            f"keep_stretch_days: must be 0 (for ever) or {LEAST_STRETCH_DAYS} and more, as agents may still hold them"
+            f"keep_usage_interval_days: must be 0 (for ever) or {LEAST_USAGE_INTERVAL_DAYS} and more, as agents may still "
+            f"hold them"
         )
     if settings.keep_batches_days < LEAST_BATCH_DAYS:
         faults.append(
@@ -411,8 +414,8 @@ def _retention_faults(settings: Settings) -> list[str]:
         )
     if settings.keep_series_days < 0:
         faults.append("keep_series_days: must be 0 (for ever) or more")
-    if settings.keep_heat_days < 0:
-        faults.append("keep_heat_days: must be 0 (for ever) or more")
+    if settings.keep_node_utilization_days < 0:
+        faults.append("keep_node_utilization_days: must be 0 (for ever) or more")
     if settings.keep_minute_days and settings.keep_minute_days < LEAST_MINUTE_DAYS:
         faults.append(
             f"keep_minute_days: must be 0 (for ever) or {LEAST_MINUTE_DAYS} and more: recommendations read a month"

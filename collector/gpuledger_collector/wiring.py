@@ -231,7 +231,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         settings.data_dir if opened.server is not None else None,
         settings.least_free_bytes,
         (commit.fault, remote.commit.fault),
-        lambda: lacking(opened),
+        lambda: readiness_problems(opened),
         lambda: count_partitions(opened),
         partitions.MOST_PARTITIONS,
     )
@@ -306,7 +306,7 @@ def reader_watch(opened: Database) -> ReaderWatch:
     return ReaderWatch(connect)
 
 
-def lacking(opened: Database) -> str | None:
+def readiness_problems(opened: Database) -> str | None:
     """What keeps the database from taking batches, in a sentence; None when nothing does."""
     from gpuledger_collector.storage.errors import StorageError
 
@@ -348,21 +348,21 @@ def jobs(
     from gpuledger_collector import jobs as work
     from gpuledger_collector.ingest.batches import counters
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
-    from gpuledger_collector.jobs.expire import let_go
+    from gpuledger_collector.jobs.expire import expired
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.merge_partitions import merge_partitions
-    from gpuledger_collector.jobs.notify_findings import write_letters
+    from gpuledger_collector.jobs.notify_findings import notify_findings
     from gpuledger_collector.jobs.pack_samples import pack_samples
-    from gpuledger_collector.jobs.reclaim_idle import act_on_idle
+    from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
     from gpuledger_collector.jobs.recommend import recommend
-    from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
-    from gpuledger_collector.jobs.roll_up_series import roll_series
-    from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+    from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
+    from gpuledger_collector.jobs.roll_up_series import roll_up_series
+    from gpuledger_collector.jobs.store_forecasts import store_forecasts
     from gpuledger_collector.jobs.watch_budgets import watch_budgets
     from gpuledger_collector.jobs.watch_spending import SpendingWatch
     from gpuledger_collector.notifications import budget_mail
-    from gpuledger_collector.notifications import finding_mail as letter_mail
+    from gpuledger_collector.notifications import finding_mail as finding_mail
     from gpuledger_collector.schedule import Job, forget_old_runs
     from gpuledger_collector.storage.billing.budgets import BudgetBook
     from gpuledger_collector.storage.capacity import queues, scaling
@@ -371,12 +371,12 @@ def jobs(
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.notifications import outbox
-    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
     from gpuledger_collector.storage.telemetry import partitions
     from gpuledger_collector.storage.telemetry.archive import Archive
-    from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+    from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
     from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
-    from gpuledger_collector.storage.telemetry.retention import LetGoStore
+    from gpuledger_collector.storage.telemetry.retention import RetentionStore
     from gpuledger_collector.storage.telemetry.retention import forget_old as forget_records
     from gpuledger_collector.storage.telemetry.series import SeriesStore
 
@@ -387,7 +387,7 @@ def jobs(
     advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
     capacity = scaling.ScalingStore(lambda: opened.engine)
-    letters, writers = LetterBook(connect), letter_writers(settings)
+    notifications, writers = NotificationStore(connect), notification_writers(settings)
     write = partial(budget_mail.write, links=ack_links(settings))
 
     def now_ms() -> int:
@@ -416,7 +416,7 @@ def jobs(
             queues.sum_missing(connection, now_ms())
 
     return [
-        Job("make_partitions", 3600, lambda: counted(work.make_partitions(ledger, now_ms()), "partitions made")),
+        Job("create_partitions", 3600, lambda: counted(work.create_partitions(ledger, now_ms()), "partitions made")),
         Job("meter_scrapes", settings.fold_seconds, meter),
         Job("fold_usage", settings.fold_seconds, fold),
         Job("rate_usage", settings.rate_seconds, rate),
@@ -441,11 +441,13 @@ def jobs(
             settings.recommend_seconds,
             lambda: counted(recommend(advised, now_ms(), tariff(settings)), "recommendations"),
         ),
-        Job("write_letters", settings.letter_seconds, lambda: write_letters(letters, now_ms(), writers)),
         Job(
-            "act_on_idle",
-            settings.letter_seconds,
-            lambda: act_on_idle(letters, now_ms(), ways(settings), letter_mail.acted, enabled=settings.actions),
+            "notify_findings", settings.notification_seconds, lambda: notify_findings(notifications, now_ms(), writers)
+        ),
+        Job(
+            "reclaim_idle",
+            settings.notification_seconds,
+            lambda: reclaim_idle(notifications, now_ms(), ways(settings), finding_mail.acted, enabled=settings.actions),
         ),
         Job(
             "advise_scaling",
@@ -454,31 +456,34 @@ def jobs(
         ),
         Job("send_outbox", settings.send_seconds, mails.send_due),
         Job(
-            "keep_forecasts",
+            "store_forecasts",
             3_600,
-            lambda: counted(keep_forecasts(ForecastStore(lambda: opened.engine), now_ms()), "forecasts kept"),
+            lambda: counted(store_forecasts(ForecastStore(lambda: opened.engine), now_ms()), "forecasts kept"),
         ),
         Job(
-            "roll_series",
+            "roll_up_series",
             settings.series_seconds,
             lambda: counted(
-                roll_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms(), stopping),
+                roll_up_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms(), stopping),
                 "days drawn",
             ),
             apart=True,
         ),
         Job(
-            "roll_heat",
+            "roll_up_node_utilization",
             3_600,
             lambda: counted(
-                roll_heat(HeatStore(opened.current_dsn()), settings.keep_heat_days, now_ms(), stopping), "days made"
+                roll_up_node_utilization(
+                    NodeUtilizationStore(opened.current_dsn()), settings.keep_node_utilization_days, now_ms(), stopping
+                ),
+                "days made",
             ),
             apart=True,
         ),
         Job(
-            "let_go",
+            "expired",
             86_400,
-            lambda: let_go(LetGoStore(opened.current_dsn(), stopping), kept_days(settings), now_ms()),
+            lambda: expired(RetentionStore(opened.current_dsn(), stopping), kept_days(settings), now_ms()),
             apart=True,
         ),
         Job("tidy", 86_400, tidy),
@@ -509,7 +514,10 @@ def retention(settings: Settings) -> Retention:
     from gpuledger_collector.jobs.pack_samples import Retention
 
     return Retention(
-        settings.pack_after_days, settings.keep_archive_days, settings.keep_stretch_days, settings.keep_batches_days
+        settings.pack_after_days,
+        settings.keep_archive_days,
+        settings.keep_usage_interval_days,
+        settings.keep_batches_days,
     )
 
 
@@ -518,7 +526,7 @@ def merged_tables(settings: Settings) -> list[str]:
     from gpuledger_collector.storage.telemetry import partitions
 
     samples = ["gpu_sample"] if settings.pack_after_days > partitions.COARSE_AFTER_DAYS else []
-    return ["stretch", *samples]
+    return ["usage_interval", *samples]
 
 
 def kept_days(settings: Settings) -> Keep:
@@ -527,7 +535,7 @@ def kept_days(settings: Settings) -> Keep:
 
     return Keep(
         settings.keep_minute_days,
-        settings.keep_heat_days,
+        settings.keep_node_utilization_days,
         settings.keep_state_days,
         settings.keep_finding_days,
         settings.keep_batches_days,
@@ -607,14 +615,14 @@ def hook(settings: Settings, channel: str) -> Hook:
     )
 
 
-def letter_writers(settings: Settings) -> Writers:
+def notification_writers(settings: Settings) -> Writers:
     """How letters are put into words, with links where they are configured."""
     from gpuledger_collector.jobs.notify_findings import Writers
-    from gpuledger_collector.notifications import finding_mail as letter_mail
+    from gpuledger_collector.notifications import finding_mail as finding_mail
 
     links = ack_links(settings)
     return Writers(
-        partial(letter_mail.idle, links=links), partial(letter_mail.anomaly, links=links), letter_mail.summary
+        partial(finding_mail.idle, links=links), partial(finding_mail.anomaly, links=links), finding_mail.summary
     )
 
 

@@ -23,7 +23,7 @@ _NAN = float("nan")
 
 
 class BatchMaker:
-    """Collects one batch's accelerators, workloads, stretches and samples."""
+    """Collects one batch's accelerators, workloads, usage intervals and samples."""
 
     def __init__(self, accelerators: Sequence[Accelerator], pool: str, health: Mapping[str, Health]) -> None:
         self._accelerators = [_wire_accelerator(entry, pool, health.get(entry.uuid)) for entry in accelerators]
@@ -31,18 +31,18 @@ class BatchMaker:
         self._workloads: list[wire.WireWorkload] = []
         self._workload_position: dict[tuple[str, str], int] = {}
 
-    def stretches(self, spans: Iterable[Span]) -> list[wire.Stretch]:
-        """The spans as stretches, one for each holder; spans of accelerators that are not listed are left out."""
-        made: list[wire.Stretch] = []
+    def usage_intervals(self, spans: Iterable[Span]) -> list[wire.WireUsageInterval]:
+        """The spans as usage intervals, one for each holder; spans of accelerators that are not listed are left out."""
+        made: list[wire.WireUsageInterval] = []
         for span in spans:
             position = self._position.get(span.uuid)
             if position is not None:
                 made += self._parts(position, span)
         return made
 
-    def _parts(self, position: int, span: Span) -> list[wire.Stretch]:
+    def _parts(self, position: int, span: Span) -> list[wire.WireUsageInterval]:
         if span.state != "held":
-            return [wire.Stretch(position, span.state, span.start_ms, span.end_ms, energy_mj=span.energy_mj)]
+            return [wire.WireUsageInterval(position, span.state, span.start_ms, span.end_ms, energy_mj=span.energy_mj)]
         weights = [holder.weight for holder in span.holders]
         held = split(span.end_ms - span.start_ms, weights)
         energy: Sequence[int | None] = [None] * len(weights)
@@ -52,7 +52,7 @@ class BatchMaker:
         for holder, held_ms, energy_mj in zip(span.holders, held, energy, strict=True):
             busy, idle, unknown = split(held_ms, [span.busy_ms, span.idle_ms, span.unknown_ms])
             parts.append(
-                wire.Stretch(
+                wire.WireUsageInterval(
                     position,
                     "held",
                     span.start_ms,
@@ -82,10 +82,18 @@ class BatchMaker:
     def counts(self, rows: Iterable[Counted]) -> list[wire.Count]:
         """Readings of counters, each with its workload."""
         return [
-            wire.Count(self._workload(one.workload), one.source, one.counter, one.at_ms, one.value, one.part,
-                       one.engine, one.started_ms)
+            wire.Count(
+                self._workload(one.workload),
+                one.source,
+                one.counter,
+                one.at_ms,
+                one.value,
+                one.part,
+                one.engine,
+                one.started_ms,
+            )
             for one in rows
-        ]  # fmt: skip
+        ]
 
     def samples(self, rows: Sequence[tuple[int, Sample]]) -> wire.Samples:
         """Samples (with their instants) as columns; NaN, or the smallest int64, where a reading is absent."""
@@ -95,20 +103,45 @@ class BatchMaker:
         return wire.Samples([self._position[sample.uuid] for _, sample in kept], [at for at, _ in kept], columns)
 
     def batch(
-        self, node: str, epoch: str, seq: int, heartbeat: wire.Heartbeat, stretches: list[wire.Stretch],
-        samples: wire.Samples, counts: Sequence[wire.Count] = (),
-    ) -> wire.Batch:  # fmt: skip
+        self,
+        node: str,
+        epoch: str,
+        seq: int,
+        heartbeat: wire.Heartbeat,
+        usage_intervals: list[wire.WireUsageInterval],
+        samples: wire.Samples,
+        counts: Sequence[wire.Count] = (),
+    ) -> wire.Batch:
         """The whole batch."""
-        return wire.Batch(wire.WIRE_VERSION, node, epoch, seq, heartbeat, self._accelerators, self._workloads,
-                          stretches, samples, list(counts))  # fmt: skip
+        return wire.Batch(
+            wire.WIRE_VERSION,
+            node,
+            epoch,
+            seq,
+            heartbeat,
+            self._accelerators,
+            self._workloads,
+            usage_intervals,
+            samples,
+            list(counts),
+        )
 
 
 def _wire_accelerator(entry: Accelerator, pool: str, health: Health | None) -> wire.WireAccelerator:
     verdict = health or Health("unknown", "not read yet")
     return wire.WireAccelerator(
-        entry.uuid, entry.device_uuid, entry.index, entry.model, entry.mig_instance, entry.gpu_micro,
-        entry.memory_bytes, entry.pci_bus_id, pool, verdict.status, verdict.cause,
-    )  # fmt: skip
+        entry.uuid,
+        entry.device_uuid,
+        entry.index,
+        entry.model,
+        entry.mig_instance,
+        entry.gpu_micro,
+        entry.memory_bytes,
+        entry.pci_bus_id,
+        pool,
+        verdict.status,
+        verdict.cause,
+    )
 
 
 def _column(name: str, samples: Sequence[Sample]) -> wire.Column:

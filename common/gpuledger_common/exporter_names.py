@@ -17,17 +17,42 @@ from gpuledger_common.readings import Accelerator, Holder, Sample
 
 Vintage = Literal["old", "new", "off"]
 FIRST = (
-    "SM_CLOCK", "MEM_CLOCK", "MEMORY_TEMP", "GPU_TEMP", "POWER_USAGE", "TOTAL_ENERGY_CONSUMPTION",
-    "PCIE_REPLAY_COUNTER", "GPU_UTIL", "MEM_COPY_UTIL", "ENC_UTIL", "DEC_UTIL", "XID_ERRORS", "FB_FREE", "FB_USED",
-    "FB_RESERVED", "NVLINK_BANDWIDTH_TOTAL", "UNCORRECTABLE_REMAPPED_ROWS", "CORRECTABLE_REMAPPED_ROWS",
-    "ROW_REMAP_FAILURE", "VGPU_LICENSE_STATUS", "GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE",
-    "PCIE_TX_BYTES", "PCIE_RX_BYTES",
-)  # fmt: skip
+    "SM_CLOCK",
+    "MEM_CLOCK",
+    "MEMORY_TEMP",
+    "GPU_TEMP",
+    "POWER_USAGE",
+    "TOTAL_ENERGY_CONSUMPTION",
+    "PCIE_REPLAY_COUNTER",
+    "GPU_UTIL",
+    "MEM_COPY_UTIL",
+    "ENC_UTIL",
+    "DEC_UTIL",
+    "XID_ERRORS",
+    "FB_FREE",
+    "FB_USED",
+    "FB_RESERVED",
+    "NVLINK_BANDWIDTH_TOTAL",
+    "UNCORRECTABLE_REMAPPED_ROWS",
+    "CORRECTABLE_REMAPPED_ROWS",
+    "ROW_REMAP_FAILURE",
+    "VGPU_LICENSE_STATUS",
+    "GR_ENGINE_ACTIVE",
+    "PIPE_TENSOR_ACTIVE",
+    "DRAM_ACTIVE",
+    "PCIE_TX_BYTES",
+    "PCIE_RX_BYTES",
+)
 """The families that dcgm-exporter prints by default, in the order of its default-counters.csv; the rest comes after."""
-COUNTERS = frozenset({
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_RETIRED_SBE",
-    "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_RETIRED_PENDING",
-})  # fmt: skip
+COUNTERS = frozenset(
+    {
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+        "DCGM_FI_DEV_RETIRED_SBE",
+        "DCGM_FI_DEV_RETIRED_DBE",
+        "DCGM_FI_DEV_RETIRED_PENDING",
+    }
+)
 """Counts that may fall after a repair and are gauges to us; dcgm-exporter calls them counters."""
 NO_NUMBER = "DCGM_FI_DEV_MIG_ATTRIBUTES"
 """A structure in DCGM, which dcgm-exporter cannot print either; its counts over a window (DCGM_EXP_*) are its own."""
@@ -122,8 +147,11 @@ def _holder_labels(holders: Sequence[Holder]) -> dict[str, str]:
         workload = holder.workload
         if workload.kind == "kubernetes":
             tags = workload.tags
-            return {"container": tags.get("container", ""), "namespace": tags.get("namespace", workload.account or ""),
-                    "pod": tags.get("pod", workload.name or workload.id)}  # fmt: skip
+            return {
+                "container": tags.get("container", ""),
+                "namespace": tags.get("namespace", workload.account or ""),
+                "pod": tags.get("pod", workload.name or workload.id),
+            }
         if workload.kind == "slurm":
             return {"hpc_job": workload.id}
     return {}

@@ -1,12 +1,13 @@
-"""The meter: ticks in, stretches of held, busy and idle time out.
+"""The meter: ticks in, usage intervals of held, busy and idle time out.
 
 Each tick speaks for the interval since the tick before it: who holds the accelerator at its end held it, and the
 activity read at its end (the driver averages over the time before) says whether it was busy. Positions are absolute
-milliseconds from the monotonic clock, so that nothing drifts; consecutive stretches abut. An interval longer than the
-longest gap is not filled: the stretch ends at the last evidence, and the rest is *unobserved*. After the wall clock was
-set back, instants come a second time; what was told of them stays, and the time re-lived is unobserved too.
+milliseconds from the monotonic clock, so that nothing drifts; consecutive usage intervals abut. An interval longer than
+the longest gap is not filled: the usage interval ends at the last evidence, and the rest is *unobserved*. After the
+wall clock was set back, instants come a second time; what was told of them stays, and the time re-lived is unobserved
+too.
 
-Laws: the stretches of an accelerator never overlap, however the clock is set; over the holders that share it, the
+Laws: the usage intervals of an accelerator never overlap, however the clock is set; over the holders that share it, the
 parts add up to the span; busy + idle + unknown = held; cutting at hours, flushing often and ticking faster change no
 sum.
 """
@@ -28,7 +29,9 @@ ACTIVITY = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_util
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A finished stretch of one accelerator with all who shared it; times in ms, energy in mJ (None: unmeasured)."""
+    """A finished usage interval of one accelerator with all who shared it; times in ms, energy in mJ (None:
+    unmeasured).
+    """
 
     uuid: str
     state: State
@@ -88,7 +91,7 @@ class Meter:
     _seen_ms: dict[str, int] = field(default_factory=dict)
     _energy: dict[str, _Energy] = field(default_factory=dict)
     _done: list[Span] = field(default_factory=list)
-    relived_ms: int = 0
+    discarded_after_clock_step_ms: int = 0
     """Accelerator time that was not counted because its instants had been told before the clock was set back."""
     _now: tuple[int, int] | None = None
     """First and last instant since the clock was set."""
@@ -113,12 +116,19 @@ class Meter:
             return
         self._seen_ms[sample.uuid] = at_ms
         if self._told and any(start < at_ms and before < end for start, end in self._told):
-            self.relived_ms += elapsed_ms
+            self.discarded_after_clock_step_ms += elapsed_ms
             self._close(sample.uuid)
             return
         shared = tuple(sorted(holders, key=lambda holder: (holder.workload.kind, holder.workload.id)))
-        self._extend(sample.uuid, state, shared if state == "held" else (), before, at_ms, energy_mj,
-                     activity(sample.values, self.busy_threshold))  # fmt: skip
+        self._extend(
+            sample.uuid,
+            state,
+            shared if state == "held" else (),
+            before,
+            at_ms,
+            energy_mj,
+            activity(sample.values, self.busy_threshold),
+        )
 
     def _extend(
         self,
@@ -206,10 +216,13 @@ def _joined(spans: list[Span]) -> list[Span]:
         before = None if at is None else joined[at]
         if at is not None and before is not None and _continues(before, span):
             joined[at] = replace(
-                before, end_ms=span.end_ms, busy_ms=before.busy_ms + span.busy_ms,
-                idle_ms=before.idle_ms + span.idle_ms, unknown_ms=before.unknown_ms + span.unknown_ms,
+                before,
+                end_ms=span.end_ms,
+                busy_ms=before.busy_ms + span.busy_ms,
+                idle_ms=before.idle_ms + span.idle_ms,
+                unknown_ms=before.unknown_ms + span.unknown_ms,
                 energy_mj=_added(before.energy_mj, span.energy_mj),
-            )  # fmt: skip
+            )
         else:
             latest[span.uuid] = len(joined)
             joined.append(span)

@@ -18,8 +18,7 @@ from gpuledger_common.readings import WHOLE_GPU, Accelerator
 
 _PROFILE = re.compile(r"(\d+)(?:c\.(\d+))?g\.(\d+)gb")
 _MEMORY_GB = re.compile(r"(\d+)\s*gb", re.IGNORECASE)
-_KNOWN_GB = (("a30", 24), ("h200", 141), ("b200", 180), ("h100 nvl", 94), ("h100", 80),
-             ("h800", 80), ("a800", 80))  # fmt: skip
+_KNOWN_GB = (("a30", 24), ("h200", 141), ("b200", 180), ("h100 nvl", 94), ("h100", 80), ("h800", 80), ("a800", 80))
 GIB = 1024**3
 
 

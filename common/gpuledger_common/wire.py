@@ -5,8 +5,8 @@ collector can tell a duplicate from a forgery by its SHA-256. Gauges travel as f
 int64 (float32 would lose counter precision); NaN, or the smallest int64, stands for *absent*. In JSON a column may be
 a plain list with nulls, for curl and for tests.
 
-*Stretches* carry the money: stretches of time of one accelerator with one state, integrated by the agent from
-monotonic deltas. All times are integer milliseconds; instants are UTC unix milliseconds.
+*Usage intervals* carry the money: usage intervals of time of one accelerator with one state, integrated by the agent
+from monotonic deltas. All times are integer milliseconds; instants are UTC unix milliseconds.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: dict[str, str] = {}
 
 
-class Stretch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stretch of one accelerator's time in one state.
+class WireUsageInterval(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A usage interval of one accelerator's time in one state.
 
     `start_ms` and `end_ms` bound it (start in, end out). For state `held`, `held_ms` is this workload's part of it:
     over the workloads that share an accelerator the parts add up to `end_ms - start_ms` (largest remainder), and
@@ -131,13 +131,13 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     heartbeat: Heartbeat
     accelerators: list[WireAccelerator] = []
     workloads: list[WireWorkload] = []
-    stretches: list[Stretch] = []
+    usage_intervals: list[WireUsageInterval] = []
     samples: Samples = Samples()
     counts: list[Count] = []
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """One record that was refused: `record` is a path such as `stretches[3]` or `samples[17]`."""
+    """One record that was refused: `record` is a path such as `usage_intervals[3]` or `samples[17]`."""
 
     record: str
     reason: str

@@ -30,76 +30,149 @@ class Rule:
 
 
 RULES = (
-    Rule("gpuledger-proof", "GpuLedgerProofBroken",
-         "Charges of a day and capacity times rate differ: the bill is wrong",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM (SELECT holds FROM day_proof "
-         "UNION ALL SELECT holds FROM corrected_day) proofs WHERE NOT holds",
-         0, "5m", "critical", "docs/runbooks/proof-broken.md"),
-    Rule("gpuledger-silent", "GpuLedgerNodeSilent",
-         "A node that was heard of in the last day has been silent for 15 minutes: its time becomes unobserved",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM node "
-         "WHERE last_seen_at < now() - interval '15 minutes' AND last_seen_at > now() - interval '1 day'",
-         0, "5m", "warning", "docs/runbooks/node-silent.md"),
-    Rule("gpuledger-unobserved", "GpuLedgerUnobserved",
-         "More than 5 % of the last full day's capacity was seen by nobody",
-         "SELECT now() AS \"time\", coalesce((SELECT (unobserved_ns / nullif(capacity_ns, 0))::float8 FROM day_proof "
-         f"p WHERE {whole('p')} ORDER BY day_ms DESC LIMIT 1), 0) AS value",
-         0.05, "5m", "warning", "docs/runbooks/unobserved.md"),
-    Rule("gpuledger-unpriced", "GpuLedgerUnpriced",
-         "GPU-hours of the last week have no rate: they are missing in every amount",
-         "SELECT now() AS \"time\", (coalesce(sum(gpu_ns), 0) / 3.6e12)::float8 AS value FROM ledger_day "
-         "WHERE currency IS NULL AND day_ms > extract(epoch FROM now())::bigint * 1000 - 604800000",
-         0, "15m", "warning", "docs/runbooks/unpriced.md"),
-    Rule("gpuledger-behind", "GpuLedgerBehind",
-         "Nodes report and the newest folded hour is more than three hours old: the ledger stands still",
-         "SELECT now() AS \"time\", greatest(0, extract(epoch FROM (SELECT max(last_seen_at) FROM node)) / 3600.0 "
-         "- (SELECT max(hour_ms) FROM usage_hour) / 3600000.0)::float8 AS value",
-         3, "10m", "critical", "docs/runbooks/ledger-behind.md"),
-    Rule("gpuledger-conflict", "GpuLedgerConflict",
-         "Other bytes came under a known batch number: a copied spool or two nodes of one name",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM ingest_conflict "
-         "WHERE received_at > now() - interval '1 hour'",
-         0, "0s", "warning", "docs/runbooks/batch-conflict.md"),
-    Rule("gpuledger-budget", "GpuLedgerBudget",
-         "A budget's threshold was crossed and nobody has acknowledged it",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM budget_alert a JOIN budget b ON b.id = a.budget_id "
-         "WHERE a.state = 'firing' AND b.superseded_at IS NULL",
-         0, "0s", "warning", "docs/runbooks/budget-crossed.md"),
-    Rule("gpuledger-queue-silent", "GpuLedgerQueueSilent",
-         "A scheduler's queue was read in the last day and not for an hour: its pools get no scaling advice",
-         "SELECT now() AS \"time\", coalesce(max(minutes), 0)::float8 AS value FROM ("
-         "SELECT extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0 AS minutes FROM queue_reading "
-         "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY source) queues",
-         60, "5m", "warning", "docs/runbooks/queue-silent.md"),
-    Rule("gpuledger-scaling-stands", "GpuLedgerScalingStands",
-         "Capacity was decided on in the last week and not for three hours, though demand goes on",
-         "SELECT now() AS \"time\", coalesce((SELECT extract(epoch FROM now()) / 60 - max(made_ms) / 60000.0 "
-         "FROM scaling_decision WHERE made_ms > extract(epoch FROM now())::bigint * 1000 - 604800000), 0)::float8 "
-         "AS value",
-         180, "5m", "warning", "docs/runbooks/scaling-stands.md"),
-    Rule("gpuledger-forecasts-off", "GpuLedgerForecastsOff",
-         "Of a pool's hours of the last week more than four in ten came outside the forecast's band; it should be two",
-         "SELECT now() AS \"time\", coalesce(max(missed), 0)::float8 AS value FROM ("
-         "SELECT 1 - sum(inside)::float8 / sum(known) AS missed FROM backtest WHERE grouped = 'pool' "
-         "AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
-         "GROUP BY series HAVING sum(known) >= 48) pools",
-         0.4, "15m", "info", "docs/runbooks/forecasts-off.md"),
-    Rule("gpuledger-messages-stuck", "GpuLedgerMessagesStuck",
-         "Letters or alerts wait for an hour, or were given up in the last day: somebody was not told",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM outbox, "
-         "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind <> 'scaling' AND ("
-         "state IN ('waiting', 'handing_over') AND (not_before_ms < at.ms - 3600000 "
-         "OR attempts > 0 AND made_ms < at.ms - 3600000) "
-         "OR state IN ('dead', 'unconfirmed') AND made_ms > at.ms - 86400000)",
-         0, "5m", "warning", "docs/runbooks/messages-stuck.md"),
-    Rule("gpuledger-webhook-failing", "GpuLedgerWebhookFailing",
-         "A pool that acts could not tell its webhook of a decision: capacity stays as it was",
-         "SELECT now() AS \"time\", count(*)::float8 AS value FROM outbox, "
-         "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind = 'scaling' AND ("
-         "state IN ('waiting', 'handing_over') AND made_ms < at.ms - 600000 "
-         "OR state IN ('dead', 'unconfirmed') AND made_ms > at.ms - 86400000)",
-         0, "0s", "warning", "docs/runbooks/webhook-failing.md"),
-)  # fmt: skip
+    Rule(
+        "gpuledger-proof",
+        "GpuLedgerProofBroken",
+        "Charges of a day and capacity times rate differ: the bill is wrong",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM (SELECT holds FROM conservation_check '
+        "UNION ALL SELECT holds FROM corrected_day) proofs WHERE NOT holds",
+        0,
+        "5m",
+        "critical",
+        "docs/runbooks/proof-broken.md",
+    ),
+    Rule(
+        "gpuledger-silent",
+        "GpuLedgerNodeSilent",
+        "A node that was heard of in the last day has been silent for 15 minutes: its time becomes unobserved",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM node '
+        "WHERE last_seen_at < now() - interval '15 minutes' AND last_seen_at > now() - interval '1 day'",
+        0,
+        "5m",
+        "warning",
+        "docs/runbooks/node-silent.md",
+    ),
+    Rule(
+        "gpuledger-unobserved",
+        "GpuLedgerUnobserved",
+        "More than 5 % of the last full day's capacity was seen by nobody",
+        'SELECT now() AS "time", coalesce((SELECT (unobserved_ns / nullif(capacity_ns, 0))::float8 FROM '
+        "conservation_check "
+        f"p WHERE {whole('p')} ORDER BY day_ms DESC LIMIT 1), 0) AS value",
+        0.05,
+        "5m",
+        "warning",
+        "docs/runbooks/unobserved.md",
+    ),
+    Rule(
+        "gpuledger-unpriced",
+        "GpuLedgerUnpriced",
+        "GPU-hours of the last week have no rate: they are missing in every amount",
+        'SELECT now() AS "time", (coalesce(sum(gpu_ns), 0) / 3.6e12)::float8 AS value FROM ledger_day '
+        "WHERE currency IS NULL AND day_ms > extract(epoch FROM now())::bigint * 1000 - 604800000",
+        0,
+        "15m",
+        "warning",
+        "docs/runbooks/unpriced.md",
+    ),
+    Rule(
+        "gpuledger-behind",
+        "GpuLedgerBehind",
+        "Nodes report and the newest folded hour is more than three hours old: the ledger stands still",
+        'SELECT now() AS "time", greatest(0, extract(epoch FROM (SELECT max(last_seen_at) FROM node)) / 3600.0 '
+        "- (SELECT max(hour_ms) FROM usage_hour) / 3600000.0)::float8 AS value",
+        3,
+        "10m",
+        "critical",
+        "docs/runbooks/ledger-behind.md",
+    ),
+    Rule(
+        "gpuledger-conflict",
+        "GpuLedgerConflict",
+        "Other bytes came under a known batch number: a copied spool or two nodes of one name",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM ingest_conflict '
+        "WHERE received_at > now() - interval '1 hour'",
+        0,
+        "0s",
+        "warning",
+        "docs/runbooks/batch-conflict.md",
+    ),
+    Rule(
+        "gpuledger-budget",
+        "GpuLedgerBudget",
+        "A budget's threshold was crossed and nobody has acknowledged it",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM budget_alert a JOIN budget b ON b.id = a.budget_id '
+        "WHERE a.state = 'firing' AND b.superseded_at IS NULL",
+        0,
+        "0s",
+        "warning",
+        "docs/runbooks/budget-crossed.md",
+    ),
+    Rule(
+        "gpuledger-queue-silent",
+        "GpuLedgerQueueSilent",
+        "A scheduler's queue was read in the last day and not for an hour: its pools get no scaling advice",
+        'SELECT now() AS "time", coalesce(max(minutes), 0)::float8 AS value FROM ('
+        "SELECT extract(epoch FROM now()) / 60 - max(at_ms) / 60000.0 AS minutes FROM queue_reading "
+        "WHERE at_ms > extract(epoch FROM now())::bigint * 1000 - 86400000 GROUP BY source) queues",
+        60,
+        "5m",
+        "warning",
+        "docs/runbooks/queue-silent.md",
+    ),
+    Rule(
+        "gpuledger-scaling-stands",
+        "GpuLedgerScalingStands",
+        "Capacity was decided on in the last week and not for three hours, though demand goes on",
+        'SELECT now() AS "time", coalesce((SELECT extract(epoch FROM now()) / 60 - max(made_ms) / 60000.0 '
+        "FROM scaling_decision WHERE made_ms > extract(epoch FROM now())::bigint * 1000 - 604800000), 0)::float8 "
+        "AS value",
+        180,
+        "5m",
+        "warning",
+        "docs/runbooks/scaling-stands.md",
+    ),
+    Rule(
+        "gpuledger-forecasts-off",
+        "GpuLedgerForecastsOff",
+        "Of a pool's hours of the last week more than four in ten came outside the forecast's band; it should be two",
+        'SELECT now() AS "time", coalesce(max(missed), 0)::float8 AS value FROM ('
+        "SELECT 1 - sum(inside)::float8 / sum(known) AS missed FROM backtest WHERE grouped = 'pool' "
+        "AND origin_ms > extract(epoch FROM now())::bigint * 1000 - 691200000 "
+        "GROUP BY series HAVING sum(known) >= 48) pools",
+        0.4,
+        "15m",
+        "info",
+        "docs/runbooks/forecasts-off.md",
+    ),
+    Rule(
+        "gpuledger-messages-stuck",
+        "GpuLedgerMessagesStuck",
+        "Letters or alerts wait for an hour, or were given up in the last day: somebody was not told",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM outbox, '
+        "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind <> 'scaling' AND ("
+        "state IN ('waiting', 'handing_over') AND (not_before_ms < at.ms - 3600000 "
+        "OR attempts > 0 AND made_ms < at.ms - 3600000) "
+        "OR state IN ('dead', 'unconfirmed') AND made_ms > at.ms - 86400000)",
+        0,
+        "5m",
+        "warning",
+        "docs/runbooks/messages-stuck.md",
+    ),
+    Rule(
+        "gpuledger-webhook-failing",
+        "GpuLedgerWebhookFailing",
+        "A pool that acts could not tell its webhook of a decision: capacity stays as it was",
+        'SELECT now() AS "time", count(*)::float8 AS value FROM outbox, '
+        "(SELECT extract(epoch FROM now())::bigint * 1000 AS ms) at WHERE kind = 'scaling' AND ("
+        "state IN ('waiting', 'handing_over') AND made_ms < at.ms - 600000 "
+        "OR state IN ('dead', 'unconfirmed') AND made_ms > at.ms - 86400000)",
+        0,
+        "0s",
+        "warning",
+        "docs/runbooks/webhook-failing.md",
+    ),
+)
 
 
 def provisioned() -> dict[str, Any]:
@@ -127,8 +200,15 @@ def _rule(rule: Rule) -> dict[str, Any]:
                 "refId": "A",
                 "datasourceUid": LEDGER,
                 "relativeTimeRange": {"from": 600, "to": 0},
-                "model": {"refId": "A", "format": "time_series", "rawQuery": True, "editorMode": "code",
-                          "rawSql": rule.sql, "intervalMs": 60000, "maxDataPoints": 100},
+                "model": {
+                    "refId": "A",
+                    "format": "time_series",
+                    "rawQuery": True,
+                    "editorMode": "code",
+                    "rawSql": rule.sql,
+                    "intervalMs": 60000,
+                    "maxDataPoints": 100,
+                },
             },
             {
                 "refId": "B",
@@ -150,4 +230,4 @@ def _rule(rule: Rule) -> dict[str, Any]:
                 },
             },
         ],
-    }  # fmt: skip
+    }

@@ -99,11 +99,25 @@ ORDER BY rows.currency NULLS LAST, coalesce(parts.cost, 0) DESC, {shown_order}, 
 
 def bill(title: str, description: str, levels: tuple[str, ...], names: tuple[str, ...], height: int) -> Panel:
     """A table with the columns of the CSV and a footer that adds them up."""
-    made = table(title, description, statement(levels, names), MONEY, width=24, height=height, overrides=(
-        *(column(name, unit="string") for name in (*names, "currency", "correction_of")),
-        column("gpu_hours", unit=HOURS, decimals=6), column("gpu_hours_idle", unit=HOURS, decimals=6)))  # fmt: skip
-    made.options["footer"] = {"show": True, "reducer": ["sum"], "countRows": False,
-                              "fields": ["gpu_hours", "gpu_hours_idle", "cost", "cost_idle"]}  # fmt: skip
+    made = table(
+        title,
+        description,
+        statement(levels, names),
+        MONEY,
+        width=24,
+        height=height,
+        overrides=(
+            *(column(name, unit="string") for name in (*names, "currency", "correction_of")),
+            column("gpu_hours", unit=HOURS, decimals=6),
+            column("gpu_hours_idle", unit=HOURS, decimals=6),
+        ),
+    )
+    made.options["footer"] = {
+        "show": True,
+        "reducer": ["sum"],
+        "countRows": False,
+        "fields": ["gpu_hours", "gpu_hours_idle", "cost", "cost_idle"],
+    }
     return made
 
 
@@ -114,42 +128,94 @@ BOARD = Board(
     "zone's. Shares of common costs are not in it.",
     (datasource(), currency()),
     (
-        ("Does it add up", (
-            stat("Charged ($currency)", "The sum of all charges of the range's days, and of time that nobody held.",
-                 f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l "
-                 f"WHERE {DAYS} AND l.currency = ${{currency:sqlstring}}", MONEY, width=6, decimals=2),
-            stat("Capacity times rate ($currency)", "What the inventory costs by the price book, from the proofs.",
-                 "SELECT sum((l.capacity_cost ->> ${currency:sqlstring})::numeric) / " f"{MICRO} AS cost "
-                 f"FROM day_proof l WHERE {DAYS}", MONEY, width=6, decimals=2),
-            stat("Difference ($currency)", "Charges of proved days less capacity times rate: 0 to the micro-unit, or "
-                 "the bill is wrong.",
-                 "SELECT sum(coalesce((l.charged_cost ->> ${currency:sqlstring})::numeric, 0) "
-                 "- coalesce((l.capacity_cost ->> ${currency:sqlstring})::numeric, 0)) / " f"{MICRO} AS difference "
-                 f"FROM day_proof l WHERE {DAYS}", MONEY, width=6, decimals=6,
-                 steps=((None, VERMILION), (0, GREEN), (0.000001, VERMILION))),
-            stat("Days that do not hold", "Days whose proof of conservation fails.",
-                 f"SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM day_proof l WHERE {DAYS}", "none", width=6,
-                 steps=((None, GREEN), (1, VERMILION))),
-        )),
-        ("The bill", (
-            bill("By team", "`gpuledger chargeback --by team --format csv` for the same days.", ("team",), ("team",),
-                 12),
-            bill("By team and project", "`gpuledger chargeback --by team,project --format csv` for the same days.",
-                 ("team", "project"), ("team", "project"), 14),
-        )),
-        ("The proof", (
-            table("Day by day", "Where every GPU-hour of capacity went. until says how far the day is rated.",
-                  f"""
-                  SELECT {drawn(date('l.day_ms'))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+        (
+            "Does it add up",
+            (
+                stat(
+                    "Charged ($currency)",
+                    "The sum of all charges of the range's days, and of time that nobody held.",
+                    f"SELECT sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l "
+                    f"WHERE {DAYS} AND l.currency = ${{currency:sqlstring}}",
+                    MONEY,
+                    width=6,
+                    decimals=2,
+                ),
+                stat(
+                    "Capacity times rate ($currency)",
+                    "What the inventory costs by the price book, from the proofs.",
+                    "SELECT sum((l.capacity_cost ->> ${currency:sqlstring})::numeric) / "
+                    f"{MICRO} AS cost "
+                    f"FROM conservation_check l WHERE {DAYS}",
+                    MONEY,
+                    width=6,
+                    decimals=2,
+                ),
+                stat(
+                    "Difference ($currency)",
+                    "Charges of proved days less capacity times rate: 0 to the micro-unit, or the bill is wrong.",
+                    "SELECT sum(coalesce((l.charged_cost ->> ${currency:sqlstring})::numeric, 0) "
+                    "- coalesce((l.capacity_cost ->> ${currency:sqlstring})::numeric, 0)) / "
+                    f"{MICRO} AS difference "
+                    f"FROM conservation_check l WHERE {DAYS}",
+                    MONEY,
+                    width=6,
+                    decimals=6,
+                    steps=((None, VERMILION), (0, GREEN), (0.000001, VERMILION)),
+                ),
+                stat(
+                    "Days that do not hold",
+                    "Days whose proof of conservation fails.",
+                    f"SELECT count(*) FILTER (WHERE NOT l.holds) AS days FROM conservation_check l WHERE {DAYS}",
+                    "none",
+                    width=6,
+                    steps=((None, GREEN), (1, VERMILION)),
+                ),
+            ),
+        ),
+        (
+            "The bill",
+            (
+                bill(
+                    "By team",
+                    "`gpuledger chargeback --by team --format csv` for the same days.",
+                    ("team",),
+                    ("team",),
+                    12,
+                ),
+                bill(
+                    "By team and project",
+                    "`gpuledger chargeback --by team,project --format csv` for the same days.",
+                    ("team", "project"),
+                    ("team", "project"),
+                    14,
+                ),
+            ),
+        ),
+        (
+            "The proof",
+            (
+                table(
+                    "Day by day",
+                    "Where every GPU-hour of capacity went. until says how far the day is rated.",
+                    f"""
+                  SELECT {drawn(date("l.day_ms"))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
                       l.stranded_ns / {GPU_HOUR_NS} AS stranded,
                       l.imported_ns / {GPU_HOUR_NS} AS imported, to_timestamp(l.until_ms / 1000) AS "until"
-                  FROM day_proof l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
-                  """, HOURS, width=24, decimals=2, overrides=(
-                      column("day", unit="time:YYYY-MM-DD"), column("holds", unit="bool_yes_no"),
-                      column("until", unit="dateTimeAsIso"))),
-        )),
+                  FROM conservation_check l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
+                  """,
+                    HOURS,
+                    width=24,
+                    decimals=2,
+                    overrides=(
+                        column("day", unit="time:YYYY-MM-DD"),
+                        column("holds", unit="bool_yes_no"),
+                        column("until", unit="dateTimeAsIso"),
+                    ),
+                ),
+            ),
+        ),
     ),
-)  # fmt: skip
+)
 """The board that an accountant compares with the file."""

@@ -41,7 +41,7 @@ from dashboards.sql import (
 DAY_NS = "(max(p.until_ms - p.day_ms) * 1e6)"
 """The length of the day: 23 to 25 hours."""
 CHOSEN = f"{POOLS} AND {MODELS}"
-FULL = f"JOIN day_proof p ON p.day_ms = l.day_ms AND {whole('p')}"
+FULL = f"JOIN conservation_check p ON p.day_ms = l.day_ms AND {whole('p')}"
 HELD_NS = "sum(l.gpu_ns) FILTER (WHERE l.state = 'held')"
 LONGEST_MS = 4 * DAY_MS
 """Hours of a longer range are too many to add up while a person waits."""
@@ -67,24 +67,56 @@ BOARD = Board(
     "and back-tests, are `gpuledger forecast` and `gpuledger scale advise`.",
     (datasource(), pool(), model()),
     (
-        ("Now and the range", (
-            stat("Held now", "Accelerators that a workload holds, by the newest samples; all pools.",
-                 "SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held'", COUNT, width=6),
-            stat("Mean demand", "GPUs held on average over the full days of the range.",
-                 f"SELECT avg(gpus) AS gpus FROM (SELECT coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM ledger_day l "
-                 f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days", COUNT, width=6, decimals=1),
-            stat("Busiest day", "Highest daily mean of held GPUs in the range.",
-                 f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_NS} / {DAY_NS} AS gpus FROM ledger_day l {FULL} "
-                 f"WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days", COUNT, width=6, decimals=1),
-            stat("Headroom on the busiest day", "Part of the capacity that nobody held then.",
-                 f"SELECT 1 - max(part) AS part FROM (SELECT {HELD_NS} / nullif(sum(l.gpu_ns), 0) AS part "
-                 f"FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days", RATIO,
-                 width=6, decimals=1, limits=(0, 1), steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN))),
-        )),
-        ("Day by day, and ahead", (
-            series("Demand, capacity and baseline", "GPUs held and GPUs there (daily means), and for the coming days "
-                   "the same weekday of the last four weeks: mean, lowest and highest.",
-                   f"""
+        (
+            "Now and the range",
+            (
+                stat(
+                    "Held now",
+                    "Accelerators that a workload holds, by the newest samples; all pools.",
+                    "SELECT count(*) AS accelerators FROM gpu_latest l WHERE l.state = 'held'",
+                    COUNT,
+                    width=6,
+                ),
+                stat(
+                    "Mean demand",
+                    "GPUs held on average over the full days of the range.",
+                    f"SELECT avg(gpus) AS gpus FROM (SELECT coalesce({HELD_NS}, 0) / {DAY_NS} AS gpus FROM "
+                    f"ledger_day l "
+                    f"{FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
+                    COUNT,
+                    width=6,
+                    decimals=1,
+                ),
+                stat(
+                    "Busiest day",
+                    "Highest daily mean of held GPUs in the range.",
+                    f"SELECT max(gpus) AS gpus FROM (SELECT {HELD_NS} / {DAY_NS} AS gpus FROM ledger_day l {FULL} "
+                    f"WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
+                    COUNT,
+                    width=6,
+                    decimals=1,
+                ),
+                stat(
+                    "Headroom on the busiest day",
+                    "Part of the capacity that nobody held then.",
+                    f"SELECT 1 - max(part) AS part FROM (SELECT {HELD_NS} / nullif(sum(l.gpu_ns), 0) AS part "
+                    f"FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY l.day_ms) days",
+                    RATIO,
+                    width=6,
+                    decimals=1,
+                    limits=(0, 1),
+                    steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
+                ),
+            ),
+        ),
+        (
+            "Day by day, and ahead",
+            (
+                series(
+                    "Demand, capacity and baseline",
+                    "GPUs held and GPUs there (daily means), and for the coming days "
+                    "the same weekday of the last four weeks: mean, lowest and highest.",
+                    f"""
                    {WEEKS}
                    SELECT {DAY_TIME}, s.name AS metric, s.gpus FROM (
                        SELECT l.day_ms, {HELD_NS} / {DAY_NS} AS held, sum(l.gpu_ns) / {DAY_NS} AS capacity
@@ -96,11 +128,19 @@ BOARD = Board(
                        LATERAL (VALUES ('baseline', l.mean), ('baseline, low', l.low),
                            ('baseline, high', l.high)) s (name, gpus)
                    ORDER BY 1, 2
-                   """, COUNT, width=24, height=10, interval="1d", decimals=1, overrides=(
-                       color("baseline", SKY), color("baseline, low", GREY), color("baseline, high", GREY))),
-            series("Held and unallocated, hour by hour", "GPUs by what they did in each hour. For ranges up to four "
-                   "days; longer ones may be empty here, and stand above by day.",
-                   f"""
+                   """,
+                    COUNT,
+                    width=24,
+                    height=10,
+                    interval="1d",
+                    decimals=1,
+                    overrides=(color("baseline", SKY), color("baseline, low", GREY), color("baseline, high", GREY)),
+                ),
+                series(
+                    "Held and unallocated, hour by hour",
+                    "GPUs by what they did in each hour. For ranges up to four "
+                    "days; longer ones may be empty here, and stand above by day.",
+                    f"""
                    SELECT to_timestamp(u.hour_ms / 1000) AS "time", s.name AS metric,
                        sum(s.ms * (a.gpu_micro / 1e6)) / 3.6e6 AS gpus
                    FROM usage_hour u JOIN accelerator a ON a.id = u.accelerator_id,
@@ -109,22 +149,38 @@ BOARD = Board(
                            ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (name, ms)
                    WHERE {between("u.hour_ms")} AND {TO_MS} - {FROM_MS} <= {LONGEST_MS} AND s.ms > 0
                    GROUP BY 1, 2 ORDER BY 1, 2
-                   """, COUNT, stacked=True, interval="1h", decimals=1),
-            series("Waiting times of imported jobs", "From submission to start: half of the jobs waited less, and nine "
-                   "of ten did. May be empty where no scheduler's records are imported.",
-                   f"""
+                   """,
+                    COUNT,
+                    stacked=True,
+                    interval="1h",
+                    decimals=1,
+                ),
+                series(
+                    "Waiting times of imported jobs",
+                    "From submission to start: half of the jobs waited less, and nine "
+                    "of ten did. May be empty where no scheduler's records are imported.",
+                    f"""
                    SELECT $__unixEpochGroupAlias(l.start_ms / 1000, $__interval),
                        percentile_cont(0.5) WITHIN GROUP (ORDER BY (l.start_ms - l.submitted_ms) / 1000.0) AS "half",
                        percentile_cont(0.9) WITHIN GROUP (ORDER BY (l.start_ms - l.submitted_ms) / 1000.0)
                            AS "nine of ten"
                    FROM imported_usage l WHERE {between("l.start_ms")} AND l.submitted_ms IS NOT NULL AND {POOLS}
                        AND {MODELS} GROUP BY 1 ORDER BY 1
-                   """, "s", interval="1h", overrides=(color("half", BLUE), color("nine of ten", ORANGE))),
-        )),
-        ("Forecasts and what came", (
-            series("Forecast and what came", "Hour by hour: GPUs held, and low, middle and high of the forecast that "
-                   "was kept at the midnight before. Four hours of five should lie inside.",
-                   f"""
+                   """,
+                    "s",
+                    interval="1h",
+                    overrides=(color("half", BLUE), color("nine of ten", ORANGE)),
+                ),
+            ),
+        ),
+        (
+            "Forecasts and what came",
+            (
+                series(
+                    "Forecast and what came",
+                    "Hour by hour: GPUs held, and low, middle and high of the forecast that "
+                    "was kept at the midnight before. Four hours of five should lie inside.",
+                    f"""
                    SELECT * FROM (
                        SELECT to_timestamp((b.origin_ms + h.place * b.step_ms) / 1000) AS "time",
                            b.series || CASE q.quantile::float8 WHEN 0.1 THEN ', low' WHEN 0.5 THEN ', forecast'
@@ -140,40 +196,74 @@ BOARD = Board(
                        FROM owner_5min l WHERE {between("l.at_ms")} AND l.state = 'held' AND {POOLS} AND {MODELS}
                        GROUP BY 1, 2) hours
                    ORDER BY 1, 2
-                   """, COUNT, width=24, height=10, interval="1h", decimals=1),
-            table("How good the forecasts were", "Over the hours of the range that are known: the part inside the "
-                  "band, and how much smaller the loss was than that of the naive forecast.",
-                  f"""
+                   """,
+                    COUNT,
+                    width=24,
+                    height=10,
+                    interval="1h",
+                    decimals=1,
+                ),
+                table(
+                    "How good the forecasts were",
+                    "Over the hours of the range that are known: the part inside the "
+                    "band, and how much smaller the loss was than that of the naive forecast.",
+                    f"""
                   SELECT b.series AS pool, count(*) AS forecasts, sum(b.known) AS hours,
                       sum(b.inside)::float8 / nullif(sum(b.known), 0) AS "in band",
                       1 - sum(b.loss) / nullif(sum(b.naive_loss), 0) AS "better than naive"
                   FROM backtest b WHERE b.grouped = 'pool' AND {between("b.origin_ms")} AND {picked("b.series", "pool")}
                   GROUP BY 1 ORDER BY 1 LIMIT 100
-                  """, COUNT, width=12, overrides=(
-                      column("in band", unit=RATIO, cell="color-text",
-                             steps=((None, VERMILION), (0.65, ORANGE), (0.75, GREEN))),
-                      column("better than naive", unit=RATIO))),
-            series("GPUs that wait", "Asked for in the queue of each scheduler and not held yet; all pools. May be "
-                   "empty where no queue is read.",
-                   f"""
+                  """,
+                    COUNT,
+                    width=12,
+                    overrides=(
+                        column(
+                            "in band",
+                            unit=RATIO,
+                            cell="color-text",
+                            steps=((None, VERMILION), (0.65, ORANGE), (0.75, GREEN)),
+                        ),
+                        column("better than naive", unit=RATIO),
+                    ),
+                ),
+                series(
+                    "GPUs that wait",
+                    "Asked for in the queue of each scheduler and not held yet; all pools. May be "
+                    "empty where no queue is read.",
+                    f"""
                    SELECT $__unixEpochGroupAlias(l.at_ms / 1000, $__interval), l.source AS metric,
                        avg(l.gpu_micro) / 1e6 AS gpus
                    FROM queue_reading l WHERE {between("l.at_ms")} GROUP BY 1, 2 ORDER BY 1, 2
-                   """, COUNT, interval="5m", decimals=1),
-        )),
-        ("Capacity", (
-            series("Decided and wanted", "GPUs that each pool was to hold by its decisions, what the best reactive "
-                   "setting asked for, and the demand that they were made from.",
-                   f"""
+                   """,
+                    COUNT,
+                    interval="5m",
+                    decimals=1,
+                ),
+            ),
+        ),
+        (
+            "Capacity",
+            (
+                series(
+                    "Decided and wanted",
+                    "GPUs that each pool was to hold by its decisions, what the best reactive "
+                    "setting asked for, and the demand that they were made from.",
+                    f"""
                    SELECT $__unixEpochGroupAlias(d.made_ms / 1000, $__interval), d.pool || ', ' || s.name AS metric,
                        avg(s.gpus) AS gpus
                    FROM scaling_decision d, LATERAL (VALUES ('wanted', d.demand_gpus), ('reactive', d.reactive_gpus),
                        ('decided', d.desired_gpus)) s (name, gpus)
                    WHERE {between("d.made_ms")} AND {picked("d.pool", "pool")} GROUP BY 1, 2 ORDER BY 1, 2
-                   """, COUNT, interval="5m", decimals=1),
-            table("What came of the decisions", "Had each been followed: GPU-hours of wait (demand above what was "
-                  "decided) and waste (the other way round), beside the best reactive setting; waste in money.",
-                  f"""
+                   """,
+                    COUNT,
+                    interval="5m",
+                    decimals=1,
+                ),
+                table(
+                    "What came of the decisions",
+                    "Had each been followed: GPU-hours of wait (demand above what was "
+                    "decided) and waste (the other way round), beside the best reactive setting; waste in money.",
+                    f"""
                   SELECT d.pool, count(*) AS decisions, sum(o.wait_gpu_s) / 3600 AS wait,
                       sum(o.reactive_wait_gpu_s) / 3600 AS "reactive wait", sum(o.waste_gpu_s) / 3600 AS waste,
                       sum(o.reactive_waste_gpu_s) / 3600 AS "reactive waste",
@@ -181,31 +271,56 @@ BOARD = Board(
                   FROM scaling_outcome o JOIN scaling_decision d ON d.id = o.decision_id
                   WHERE {between("o.from_ms")} AND {picked("d.pool", "pool")} GROUP BY d.pool, o.currency
                   ORDER BY 1, 8 LIMIT 100
-                  """, COUNT, decimals=1, overrides=(
-                      column("decisions", decimals=0), column("waste cost", decimals=2))),
-        )),
-        ("Pools", (
-            table("Pools over the range", "Where GPUs are short and where they lie idle: daily means of full days.",
-                  f"""
+                  """,
+                    COUNT,
+                    decimals=1,
+                    overrides=(column("decisions", decimals=0), column("waste cost", decimals=2)),
+                ),
+            ),
+        ),
+        (
+            "Pools",
+            (
+                table(
+                    "Pools over the range",
+                    "Where GPUs are short and where they lie idle: daily means of full days.",
+                    f"""
                   SELECT pool, model, avg(held) AS "mean demand", max(held) AS "busiest day", avg(there) AS capacity,
                       1 - max(held) / nullif(max(there), 0) AS headroom
                   FROM (SELECT l.day_ms, l.pool, l.gpu_model AS model, coalesce({HELD_NS}, 0) / {DAY_NS} AS held,
                           sum(l.gpu_ns) / {DAY_NS} AS there
                       FROM ledger_day l {FULL} WHERE {DAYS} AND {CHOSEN} GROUP BY 1, 2, 3) days
                   GROUP BY 1, 2 ORDER BY 6, 1, 2 LIMIT 100
-                  """, COUNT, width=12, decimals=1, overrides=(
-                      column("headroom", unit=RATIO, cell="color-text",
-                             steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN))),)),
-            table("The coming days", "The baseline in numbers, with how many weeks it is made of.",
-                  f"""
+                  """,
+                    COUNT,
+                    width=12,
+                    decimals=1,
+                    overrides=(
+                        column(
+                            "headroom",
+                            unit=RATIO,
+                            cell="color-text",
+                            steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
+                        ),
+                    ),
+                ),
+                table(
+                    "The coming days",
+                    "The baseline in numbers, with how many weeks it is made of.",
+                    f"""
                   {WEEKS}
                   SELECT {drawn("day")} AS day, mean AS "baseline", low, high, weeks FROM repeated
                   ORDER BY 1
-                  """, COUNT, width=12, decimals=1, overrides=(
-                      column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0))),
-        )),
+                  """,
+                    COUNT,
+                    width=12,
+                    decimals=1,
+                    overrides=(column("day", unit="time:ddd YYYY-MM-DD"), column("weeks", decimals=0)),
+                ),
+            ),
+        ),
     ),
     since="now-28d/d",
     until="now+14d/d",
-)  # fmt: skip
+)
 """For those who buy, rent and scale."""

@@ -48,30 +48,62 @@ WASTE = "sum(CASE WHEN l.state = 'held' THEN l.idle_cost_micro ELSE l.cost_micro
 TO_TEAM = (link("Showback of this team", "gpuledger-team", "var-team=${__data.fields.team}"),)
 
 NUMBERS = (
-    stat("Spend ($currency)", "Capacity times rate over the days of the range: held or not, it is paid for.",
-         f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
-    stat("Waste ($currency)", "Cost of GPU time that was held and idle, or held by nobody.",
-         f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}", MONEY, decimals=2),
-    stat("Waste, part of spend", "Idle, unallocated, unavailable, unobserved and stranded cost over all cost.",
-         f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}", RATIO, decimals=1,
-         steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)), limits=(0, 1)),
-    stat("Held, part of capacity", "GPU-hours held by a workload over all GPU-hours.",
-         "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
-         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}", RATIO, decimals=1,
-         steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)), limits=(0, 1)),
-    stat("Cost of a busy GPU-hour ($currency)", "All cost over the hours in which GPUs did work: the true unit cost.",
-         f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
-         f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}", MONEY, decimals=2),
-    stat("GPU-hours without a price", "Usage that no rate covers: it is missing in every amount here.",
-         f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
-         f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}", HOURS, decimals=1,
-         steps=((None, GREEN), (0.1, ORANGE))),
-)  # fmt: skip
+    stat(
+        "Spend ($currency)",
+        "Capacity times rate over the days of the range: held or not, it is paid for.",
+        f"SELECT sum(l.cost_micro) / {MICRO} AS spend FROM {LEDGER} l WHERE {CHOSEN}",
+        MONEY,
+        decimals=2,
+    ),
+    stat(
+        "Waste ($currency)",
+        "Cost of GPU time that was held and idle, or held by nobody.",
+        f"SELECT {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}",
+        MONEY,
+        decimals=2,
+    ),
+    stat(
+        "Waste, part of spend",
+        "Idle, unallocated, unavailable, unobserved and stranded cost over all cost.",
+        f"SELECT {WASTE} / nullif(sum(l.cost_micro), 0) AS part FROM {LEDGER} l WHERE {CHOSEN}",
+        RATIO,
+        decimals=1,
+        steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
+        limits=(0, 1),
+    ),
+    stat(
+        "Held, part of capacity",
+        "GPU-hours held by a workload over all GPU-hours.",
+        "SELECT sum(l.gpu_ns) FILTER (WHERE l.state = 'held') / nullif(sum(l.gpu_ns), 0) AS part "
+        f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
+        RATIO,
+        decimals=1,
+        steps=((None, VERMILION), (0.4, ORANGE), (0.7, GREEN)),
+        limits=(0, 1),
+    ),
+    stat(
+        "Cost of a busy GPU-hour ($currency)",
+        "All cost over the hours in which GPUs did work: the true unit cost.",
+        f"SELECT sum(l.cost_micro) / {MICRO} / nullif(sum(l.busy_ns) / {GPU_HOUR_NS}, 0) AS unit_cost "
+        f"FROM {LEDGER} l WHERE {CHOSEN} AND {OWN}",
+        MONEY,
+        decimals=2,
+    ),
+    stat(
+        "GPU-hours without a price",
+        "Usage that no rate covers: it is missing in every amount here.",
+        f"SELECT coalesce(sum(l.gpu_ns), 0) / {GPU_HOUR_NS} AS hours FROM {LEDGER} l "
+        f"WHERE {DAYS} AND l.currency IS NULL AND {POOLS} AND {MODELS} AND {OWN}",
+        HOURS,
+        decimals=1,
+        steps=((None, GREEN), (0.1, ORANGE)),
+    ),
+)
 
 THIS_MONTH = f"date_trunc('month', {TODAY}::timestamp)"
 MONTH = f"""
     WITH day AS (
-        SELECT l.day_ms, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l JOIN day_proof p USING (day_ms)
+        SELECT l.day_ms, sum(l.cost_micro) / {MICRO} AS cost FROM {LEDGER} l JOIN conservation_check p USING (day_ms)
         WHERE {CURRENCY} AND {POOLS} AND {MODELS} AND {whole("p")}
             AND l.day_ms >= {local(f"({TODAY} - 28)::timestamp")}
         GROUP BY 1
@@ -79,7 +111,7 @@ MONTH = f"""
         SELECT avg(cost) AS mean, coalesce(stddev_samp(cost), 0) AS spread FROM day
     ), done AS (
         SELECT sum(l.cost_micro) / {MICRO} AS cost, max(p.until_ms) AS until_ms
-        FROM {LEDGER} l JOIN day_proof p USING (day_ms)
+        FROM {LEDGER} l JOIN conservation_check p USING (day_ms)
         WHERE {CURRENCY} AND {POOLS} AND {MODELS}
             AND l.day_ms >= {local(THIS_MONTH)}
     ), ahead AS (
@@ -93,8 +125,14 @@ MONTH = f"""
     FROM done, pace, ahead
 """
 
-LEVELS = (("org", "org"), ("team", "team"), ("project", "project"), ("experiment", "experiment"), ("run", "run"),
-          ("user", "user_name"))  # fmt: skip
+LEVELS = (
+    ("org", "org"),
+    ("team", "team"),
+    ("project", "project"),
+    ("experiment", "experiment"),
+    ("run", "run"),
+    ("user", "user_name"),
+)
 OF_BUDGET = " AND ".join(
     f"(b.owner ->> '{level}' IS NULL OR o.{name} = b.owner ->> '{level}')" for level, name in LEVELS
 )
@@ -140,67 +178,150 @@ BOARD = Board(
     (datasource(), currency(), pool(), model()),
     (
         ("The range", NUMBERS),
-        ("The month", (
-            stat("This month and its end ($currency)", "So far this month (of the billing zone), its end at the pace "
-                 "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, no model.",
-                 MONTH, MONEY, width=12, decimals=0),
-            stat("Days whose proof holds", "Days of the range for which charges and capacity times rate agree to the "
-                 "last micro-unit.",
-                 "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
-                 f"FROM day_proof l WHERE {DAYS}", RATIO,
-                 steps=((None, VERMILION), (1, GREEN)), width=6, limits=(0, 1)),
-            stat("Teams with charges", "Teams that bore a charge in the range; (unattributed) counts as one.",
-                 f"SELECT count(DISTINCT {TEAM}) AS teams FROM {LEDGER} l {OWNER} "
-                 f"WHERE {CHOSEN} AND l.state = 'held'", COUNT, width=6),
-        )),
-        ("Budgets and anomalies", (
-            table("Budgets ($currency)", "This period's spend against each budget. More spent than time has passed is "
-                  "the sign to look. May be empty until budgets are declared.",
-                  BUDGETS, MONEY, width=14, decimals=2, overrides=(
-                      column("budget", unit="string"), column("owner", unit="string"),
-                      column("thresholds", unit="string"), column("part of the time", unit=RATIO, decimals=0),
-                      column("part spent", unit=RATIO, decimals=1, cell="color-text",
-                             steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION))))),
-            table("Anomalies ($currency)", "Spending outside of what was expected, newest first. May be empty, and "
-                  "then that is good.", ANOMALIES, MONEY, width=10, decimals=2, overrides=(
-                      column("subject", unit="string"), column("since", unit="dateTimeAsIso"),
-                      column("ended", unit="dateTimeAsIso"), column("confidence", unit=RATIO, decimals=0))),
-        )),
-        ("Where it goes", (
-            series("Spend a day, by state ($currency)", "Held time is split into busy, idle and unknown activity.",
-                   f"""
+        (
+            "The month",
+            (
+                stat(
+                    "This month and its end ($currency)",
+                    "So far this month (of the billing zone), its end at the pace "
+                    "of the last 28 full days, with a band of 80 % as if days were independent. A run rate, no model.",
+                    MONTH,
+                    MONEY,
+                    width=12,
+                    decimals=0,
+                ),
+                stat(
+                    "Days whose proof holds",
+                    "Days of the range for which charges and capacity times rate agree to the last micro-unit.",
+                    "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
+                    f"FROM conservation_check l WHERE {DAYS}",
+                    RATIO,
+                    steps=((None, VERMILION), (1, GREEN)),
+                    width=6,
+                    limits=(0, 1),
+                ),
+                stat(
+                    "Teams with charges",
+                    "Teams that bore a charge in the range; (unattributed) counts as one.",
+                    f"SELECT count(DISTINCT {TEAM}) AS teams FROM {LEDGER} l {OWNER} "
+                    f"WHERE {CHOSEN} AND l.state = 'held'",
+                    COUNT,
+                    width=6,
+                ),
+            ),
+        ),
+        (
+            "Budgets and anomalies",
+            (
+                table(
+                    "Budgets ($currency)",
+                    "This period's spend against each budget. More spent than time has passed is "
+                    "the sign to look. May be empty until budgets are declared.",
+                    BUDGETS,
+                    MONEY,
+                    width=14,
+                    decimals=2,
+                    overrides=(
+                        column("budget", unit="string"),
+                        column("owner", unit="string"),
+                        column("thresholds", unit="string"),
+                        column("part of the time", unit=RATIO, decimals=0),
+                        column(
+                            "part spent",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
+                        ),
+                    ),
+                ),
+                table(
+                    "Anomalies ($currency)",
+                    "Spending outside of what was expected, newest first. May be empty, and then that is good.",
+                    ANOMALIES,
+                    MONEY,
+                    width=10,
+                    decimals=2,
+                    overrides=(
+                        column("subject", unit="string"),
+                        column("since", unit="dateTimeAsIso"),
+                        column("ended", unit="dateTimeAsIso"),
+                        column("confidence", unit=RATIO, decimals=0),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Where it goes",
+            (
+                series(
+                    "Spend a day, by state ($currency)",
+                    "Held time is split into busy, idle and unknown activity.",
+                    f"""
                    SELECT {DAY_TIME}, {apart("s.name")} AS metric, sum(s.cost) / {MICRO} AS cost
                    FROM {LEDGER} l, LATERAL (VALUES
                        (CASE WHEN l.state = 'held' THEN 'busy' ELSE l.state END,
                            l.cost_micro - CASE WHEN l.state = 'held' THEN coalesce(l.idle_cost_micro, 0) ELSE 0 END),
                        ('idle', CASE WHEN l.state = 'held' THEN l.idle_cost_micro END)) s (name, cost)
                    WHERE {CHOSEN} AND s.cost IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
-                   """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
-            series("Spend a day, by model ($currency)", "All cost, held or not.",
-                   f"""
+                   """,
+                    MONEY,
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    decimals=2,
+                ),
+                series(
+                    "Spend a day, by model ($currency)",
+                    "All cost, held or not.",
+                    f"""
                    SELECT {DAY_TIME}, {apart("l.gpu_model")} AS metric, sum(l.cost_micro) / {MICRO} AS cost
                    FROM {LEDGER} l WHERE {CHOSEN} GROUP BY 1, 2 ORDER BY 1, 2
-                   """, MONEY, bars=True, stacked=True, interval="1d", decimals=2),
-            table("Teams ($currency)", "What each team holds, and what of it is idle; dearest first. The team opens "
-                  "its showback.",
-                  f"""
+                   """,
+                    MONEY,
+                    bars=True,
+                    stacked=True,
+                    interval="1d",
+                    decimals=2,
+                ),
+                table(
+                    "Teams ($currency)",
+                    "What each team holds, and what of it is idle; dearest first. The team opens its showback.",
+                    f"""
                   SELECT {TEAM} AS team, sum(l.cost_micro) / {MICRO} AS cost,
                       sum(l.idle_cost_micro) / {MICRO} AS "idle cost",
                       sum(l.idle_ns) / nullif(sum(l.busy_ns + l.idle_ns), 0) AS "idle part",
                       sum(l.gpu_ns) / {GPU_HOUR_NS} AS "GPU-hours", {CORRECTION}
                   FROM {LEDGER} l {OWNER} WHERE {CHOSEN} AND l.state = 'held'
                   GROUP BY 1, l.correction_of ORDER BY 2 DESC NULLS LAST, 1 LIMIT 50
-                  """, MONEY, decimals=2, overrides=(
-                      column("team", links=list(TO_TEAM), unit="string"), column("correction of", unit="string"),
-                      column("idle part", unit=RATIO, decimals=1, cell="color-text",
-                             steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION))),
-                      column("GPU-hours", unit=HOURS, decimals=1))),
-            bars("Waste by pool ($currency)", "Idle and unheld cost of each pool.",
-                 f"""
+                  """,
+                    MONEY,
+                    decimals=2,
+                    overrides=(
+                        column("team", links=list(TO_TEAM), unit="string"),
+                        column("correction of", unit="string"),
+                        column(
+                            "idle part",
+                            unit=RATIO,
+                            decimals=1,
+                            cell="color-text",
+                            steps=((None, GREEN), (0.25, ORANGE), (0.5, VERMILION)),
+                        ),
+                        column("GPU-hours", unit=HOURS, decimals=1),
+                    ),
+                ),
+                bars(
+                    "Waste by pool ($currency)",
+                    "Idle and unheld cost of each pool.",
+                    f"""
                  SELECT l.pool, {WASTE} / {MICRO} AS waste FROM {LEDGER} l WHERE {CHOSEN}
                  GROUP BY 1 ORDER BY 2 DESC NULLS LAST, 1 LIMIT 25
-                 """, MONEY, decimals=2),
-        )),
+                 """,
+                    MONEY,
+                    decimals=2,
+                ),
+            ),
+        ),
     ),
-)  # fmt: skip
+)
 """The first board to open."""

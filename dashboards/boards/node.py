@@ -35,22 +35,38 @@ def newest(title: str, description: str, tiers: tuple[str, ...]) -> Panel:
             LATERAL (VALUES {values}) s (metric, unit, value)
         WHERE {CHOSEN} AND s.value IS NOT NULL ORDER BY 1, 2 LIMIT 1000
     """
-    return table(title, description, query, "none", width=8, height=12, overrides=(
-        column("read at", unit="dateTimeAsIso"), column("value", unit="short", decimals=3)))  # fmt: skip
+    return table(
+        title,
+        description,
+        query,
+        "none",
+        width=8,
+        height=12,
+        overrides=(column("read at", unit="dateTimeAsIso"), column("value", unit="short", decimals=3)),
+    )
 
 
 BOARD = Board(
     "gpuledger-node",
     "GPU Ledger / Node and GPU",
     "Everything that is known of the chosen GPUs. Choose a node first: lines are drawn per GPU.",
-    (datasource(), node(), chosen(
-        "accelerator", "GPU",
-        f"SELECT a.uuid FROM {THERE} WHERE {picked('a.node', 'node')} ORDER BY a.node, a.gpu_index, 1 LIMIT 1000")),
     (
-        ("Who held it", (
-            timeline("State by hour", "What took most of each hour: busy or idle while held, or held by nobody. At "
-                     "most 64 GPUs.",
-                     f"""
+        datasource(),
+        node(),
+        chosen(
+            "accelerator",
+            "GPU",
+            f"SELECT a.uuid FROM {THERE} WHERE {picked('a.node', 'node')} ORDER BY a.node, a.gpu_index, 1 LIMIT 1000",
+        ),
+    ),
+    (
+        (
+            "Who held it",
+            (
+                timeline(
+                    "State by hour",
+                    "What took most of each hour: busy or idle while held, or held by nobody. At most 64 GPUs.",
+                    f"""
                      WITH few AS (SELECT a.id, {LANE} AS lane FROM {THERE} WHERE {CHOSEN} ORDER BY 2 LIMIT 64)
                      SELECT DISTINCT ON (u.hour_ms, few.lane) to_timestamp(u.hour_ms / 1000) AS "time",
                          few.lane AS metric, s.state
@@ -59,51 +75,103 @@ BOARD = Board(
                                  CASE WHEN u.state = 'held' THEN u.busy_ms ELSE u.held_ms END),
                              ('idle', u.idle_ms), ('activity unknown', u.unknown_ms)) s (state, ms)
                      WHERE {between("u.hour_ms")} ORDER BY u.hour_ms, few.lane, s.ms DESC
-                     """, interval="1h"),
-            table("Holders", "Who held the chosen GPUs in the range, longest first.",
-                  f"""
+                     """,
+                    interval="1h",
+                ),
+                table(
+                    "Holders",
+                    "Who held the chosen GPUs in the range, longest first.",
+                    f"""
                   SELECT {LANE} AS "GPU", w.key AS workload, w.user_name AS "user", sum(u.held_ms) / 1000.0 AS held,
                       sum(u.busy_ms) / 1000.0 AS busy, sum(u.idle_ms) / 1000.0 AS idle
                   FROM {THERE} JOIN usage_hour u ON u.accelerator_id = a.id JOIN workload w ON w.id = u.workload_id
                   WHERE {CHOSEN} AND {between("u.hour_ms")} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2 LIMIT 200
-                  """, "s", width=16, overrides=(
-                      column("GPU", unit="string"), column("workload", unit="string", links=list(TO_WORKLOAD)))),
-            table("Chosen GPUs", "What the chosen GPUs are, and where.",
-                  f"""
+                  """,
+                    "s",
+                    width=16,
+                    overrides=(
+                        column("GPU", unit="string"),
+                        column("workload", unit="string", links=list(TO_WORKLOAD)),
+                    ),
+                ),
+                table(
+                    "Chosen GPUs",
+                    "What the chosen GPUs are, and where.",
+                    f"""
                   SELECT a.node, a.gpu_index AS "GPU", a.model, a.pool, a.health, a.memory_bytes AS memory, a.uuid
                   FROM {THERE} WHERE {CHOSEN} ORDER BY 1, 2, 7 LIMIT 200
-                  """, COUNT, width=8, overrides=(column("GPU", unit="none"), column("memory", unit="bytes"))),
-        )),
-        ("Activity, minute by minute", (
-            rolled("Utilisation", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
-            rolled("SM activity", "Part of the multiprocessors at work; profiling, Hopper and later by NVML. May be "
-                   "empty on older cards.", "sm_active_ratio", RATIO, top=1),
-            rolled("Tensor activity", "Part of the cycles in which tensor cores worked; may be empty on older cards.",
-                   "tensor_active_ratio", RATIO, top=1),
-            rolled("DRAM activity", "Part of the memory bandwidth in use; may be empty on older cards.",
-                   "dram_active_ratio", RATIO, top=1),
-            rolled("Memory in use", "Without what the driver reserves.", "memory_used_bytes", "bytes"),
-            rolled("Power", "Mean over the minute; a MIG instance reads its whole board.", "power_watts", "watt"),
-            rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=12),
-            stat("Energy", "By the GPUs' own counters, folded into hours.",
-                 f"SELECT sum(u.energy_mj) / 3.6e9 AS energy FROM {THERE} JOIN usage_hour u ON u.accelerator_id = a.id "
-                 f"WHERE {CHOSEN} AND {between('u.hour_ms')}", "kwatth", width=12, height=8, decimals=2),
-        )),
-        ("The newest reading of every metric", (
-            newest("Fast tier", "Read at every sample.", ("fast",)),
-            newest("Profiling tier", "Hopper and later by NVML; may be empty on older cards.", ("gpm",)),
-            table("Slow, static and event tiers", "Kept when they change; the newest value of each. May be empty until "
-                  "the first slow round.",
-                  f"""
+                  """,
+                    COUNT,
+                    width=8,
+                    overrides=(column("GPU", unit="none"), column("memory", unit="bytes")),
+                ),
+            ),
+        ),
+        (
+            "Activity, minute by minute",
+            (
+                rolled("Utilisation", "Part of the time in which a kernel ran.", "utilization_ratio", RATIO, top=1),
+                rolled(
+                    "SM activity",
+                    "Part of the multiprocessors at work; profiling, Hopper and later by NVML. May be "
+                    "empty on older cards.",
+                    "sm_active_ratio",
+                    RATIO,
+                    top=1,
+                ),
+                rolled(
+                    "Tensor activity",
+                    "Part of the cycles in which tensor cores worked; may be empty on older cards.",
+                    "tensor_active_ratio",
+                    RATIO,
+                    top=1,
+                ),
+                rolled(
+                    "DRAM activity",
+                    "Part of the memory bandwidth in use; may be empty on older cards.",
+                    "dram_active_ratio",
+                    RATIO,
+                    top=1,
+                ),
+                rolled("Memory in use", "Without what the driver reserves.", "memory_used_bytes", "bytes"),
+                rolled("Power", "Mean over the minute; a MIG instance reads its whole board.", "power_watts", "watt"),
+                rolled("Temperature", "Of the GPU's core.", "temperature_celsius", "celsius", width=12),
+                stat(
+                    "Energy",
+                    "By the GPUs' own counters, folded into hours.",
+                    f"SELECT sum(u.energy_mj) / 3.6e9 AS energy FROM {THERE} JOIN usage_hour u ON u.accelerator_id "
+                    f"= a.id "
+                    f"WHERE {CHOSEN} AND {between('u.hour_ms')}",
+                    "kwatth",
+                    width=12,
+                    height=8,
+                    decimals=2,
+                ),
+            ),
+        ),
+        (
+            "The newest reading of every metric",
+            (
+                newest("Fast tier", "Read at every sample.", ("fast",)),
+                newest("Profiling tier", "Hopper and later by NVML; may be empty on older cards.", ("gpm",)),
+                table(
+                    "Slow, static and event tiers",
+                    "Kept when they change; the newest value of each. May be empty until the first slow round.",
+                    f"""
                   SELECT {LANE} AS "GPU", s.metric, s.value, to_timestamp(s.at_ms / 1000) AS "since"
                   FROM {THERE} CROSS JOIN LATERAL (SELECT DISTINCT ON (metric) metric, value, at_ms FROM gpu_state
                       WHERE accelerator_id = a.id ORDER BY metric, at_ms DESC) s
                   WHERE {CHOSEN} ORDER BY 1, 2 LIMIT 1000
-                  """, "none", width=8, height=12, overrides=(
-                      column("since", unit="dateTimeAsIso"), column("value", unit="short", decimals=3))),
-        )),
+                  """,
+                    "none",
+                    width=8,
+                    height=12,
+                    overrides=(column("since", unit="dateTimeAsIso"), column("value", unit="short", decimals=3)),
+                ),
+            ),
+        ),
     ),
     since="now-6h",
     refresh="1m",
-)  # fmt: skip
+)
 """From the fleet to one card."""

@@ -7,8 +7,9 @@ from dashboards.sql import DAY_TIME, DAYS, GPU_HOUR_NS, datasource, date, drawn,
 
 NODES = picked("n.name", "node")
 BEAT = "coalesce((n.heartbeat ->> '{}')::bigint, 0)"
-PRODUCED, ACKED, PENDING, DROPPED, DEAD = (BEAT.format(name) for name in
-                                           ("produced", "acked", "pending", "dropped", "dead"))  # fmt: skip
+PRODUCED, ACKED, PENDING, DROPPED, DEAD = (
+    BEAT.format(name) for name in ("produced", "acked", "pending", "dropped", "dead")
+)
 TO_NODE = (link("This node", "gpuledger-node", "var-node=${__data.fields.node}"),)
 BATCHES = "$__timeFilter(b.received_at)"
 NONE_IS_GOOD = ((None, GREEN), (1, VERMILION))
@@ -19,45 +20,97 @@ BOARD = Board(
     "Lag, losses, conservation and proofs: from the agents' own counts to the bill.",
     (datasource(), node()),
     (
-        ("In one line", (
-            stat("Nodes heard of in 5 minutes", "Part of the known nodes whose agent gave a sign of life.",
-                 "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5 minutes')::float8 "
-                 f"/ nullif(count(*), 0) AS part FROM node n WHERE {NODES}", RATIO, limits=(0, 1),
-                 steps=((None, VERMILION), (0.9, ORANGE), (1, GREEN))),
-            stat("Longest silence", "Since the last sign of life of the most silent node.",
-                 f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {NODES}", "s",
-                 decimals=0, steps=((None, GREEN), (300, ORANGE), (3600, VERMILION))),
-            stat("Batches lost by agents", "Dropped from full spools or refused for good, by the agents' own counts.",
-                 f"SELECT coalesce(sum({DROPPED} + {DEAD}), 0) AS batches FROM node n WHERE {NODES}", COUNT,
-                 steps=NONE_IS_GOOD),
-            stat("Batches that wait in spools", "Made and not yet acknowledged, at each node's last sign of life.",
-                 f"SELECT coalesce(sum({PENDING}), 0) AS batches FROM node n WHERE {NODES}", COUNT),
-            stat("Hours to fold, days to rate", "Marks of hours and days with new evidence that jobs have not taken "
-                 "up yet.",
-                 "SELECT (SELECT count(*) FROM dirty_hour) AS hours, (SELECT count(*) FROM dirty_day) AS days", COUNT),
-            stat("Days whose proof holds", "Part of the rated days of the range, to the last micro-unit.",
-                 "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
-                 f"FROM day_proof l WHERE {DAYS}", RATIO, steps=((None, VERMILION), (1, GREEN)), limits=(0, 1)),
-        )),
-        ("What arrives", (
-            series("Batches and samples a minute", "What the collector committed.",
-                   f"""
+        (
+            "In one line",
+            (
+                stat(
+                    "Nodes heard of in 5 minutes",
+                    "Part of the known nodes whose agent gave a sign of life.",
+                    "SELECT count(*) FILTER (WHERE n.last_seen_at >= now() - interval '5 minutes')::float8 "
+                    f"/ nullif(count(*), 0) AS part FROM node n WHERE {NODES}",
+                    RATIO,
+                    limits=(0, 1),
+                    steps=((None, VERMILION), (0.9, ORANGE), (1, GREEN)),
+                ),
+                stat(
+                    "Longest silence",
+                    "Since the last sign of life of the most silent node.",
+                    f"SELECT extract(epoch FROM now() - min(n.last_seen_at)) AS seconds FROM node n WHERE {NODES}",
+                    "s",
+                    decimals=0,
+                    steps=((None, GREEN), (300, ORANGE), (3600, VERMILION)),
+                ),
+                stat(
+                    "Batches lost by agents",
+                    "Dropped from full spools or refused for good, by the agents' own counts.",
+                    f"SELECT coalesce(sum({DROPPED} + {DEAD}), 0) AS batches FROM node n WHERE {NODES}",
+                    COUNT,
+                    steps=NONE_IS_GOOD,
+                ),
+                stat(
+                    "Batches that wait in spools",
+                    "Made and not yet acknowledged, at each node's last sign of life.",
+                    f"SELECT coalesce(sum({PENDING}), 0) AS batches FROM node n WHERE {NODES}",
+                    COUNT,
+                ),
+                stat(
+                    "Hours to fold, days to rate",
+                    "Marks of hours and days with new evidence that jobs have not taken up yet.",
+                    "SELECT (SELECT count(*) FROM hour_recompute) AS hours, (SELECT count(*) FROM day_recompute) "
+                    "AS days",
+                    COUNT,
+                ),
+                stat(
+                    "Days whose proof holds",
+                    "Part of the rated days of the range, to the last micro-unit.",
+                    "SELECT count(*) FILTER (WHERE l.holds)::float8 / nullif(count(*), 0) AS part "
+                    f"FROM conservation_check l WHERE {DAYS}",
+                    RATIO,
+                    steps=((None, VERMILION), (1, GREEN)),
+                    limits=(0, 1),
+                ),
+            ),
+        ),
+        (
+            "What arrives",
+            (
+                series(
+                    "Batches and samples a minute",
+                    "What the collector committed.",
+                    f"""
                    SELECT date_bin('$__interval_ms milliseconds', b.received_at, '2000-01-01') AS "time",
                        count(*) * 60000.0 / $__interval_ms AS batches,
                        sum(b.samples) * 60000.0 / $__interval_ms AS samples
                    FROM ingest_batch b WHERE {BATCHES} GROUP BY 1 ORDER BY 1
-                   """, COUNT, interval="1m", decimals=1),
-            series("Capacity that nobody saw", "Unobserved time of each day, over its capacity.",
-                   f"""
+                   """,
+                    COUNT,
+                    interval="1m",
+                    decimals=1,
+                ),
+                series(
+                    "Capacity that nobody saw",
+                    "Unobserved time of each day, over its capacity.",
+                    f"""
                    SELECT {DAY_TIME}, l.unobserved_ns / nullif(l.capacity_ns, 0) AS "unobserved"
-                   FROM day_proof l WHERE {DAYS} ORDER BY 1
-                   """, RATIO, bars=True, interval="1d", decimals=2),
-        )),
-        ("Conservation, node by node", (
-            table("The agents' equation", "produced = acknowledged + pending + dropped + dead. An acknowledgement may "
-                  "be one heartbeat behind. newest sample is how far it lay behind (or, with a wrong clock, ahead of) "
-                  "the last sign of life.",
-                  f"""
+                   FROM conservation_check l WHERE {DAYS} ORDER BY 1
+                   """,
+                    RATIO,
+                    bars=True,
+                    interval="1d",
+                    decimals=2,
+                ),
+            ),
+        ),
+        (
+            "Conservation, node by node",
+            (
+                table(
+                    "The agents' equation",
+                    "produced = acknowledged + pending + dropped + dead. An acknowledgement may "
+                    "be one heartbeat behind. newest sample is how far it lay behind (or, with a wrong clock, "
+                    "ahead of) "
+                    "the last sign of life.",
+                    f"""
                   SELECT n.name AS node, {PRODUCED} AS produced, {ACKED} AS acknowledged, {PENDING} AS pending,
                       {DROPPED} AS dropped, {DEAD} AS dead,
                       {PRODUCED} - {ACKED} - {PENDING} - {DROPPED} - {DEAD} AS unaccounted,
@@ -68,63 +121,108 @@ BOARD = Board(
                       ON newest.node_id = n.id
                   WHERE {NODES} ORDER BY abs({PRODUCED} - {ACKED} - {PENDING} - {DROPPED} - {DEAD}) DESC,
                       {DROPPED} + {DEAD} DESC, 1 LIMIT 2000
-                  """, COUNT, width=14, decimals=0, overrides=(
-                      column("node", unit="string", links=list(TO_NODE)),
-                      column("unaccounted", cell="color-text", steps=NONE_IS_GOOD),
-                      column("dropped", cell="color-text", steps=NONE_IS_GOOD),
-                      column("dead", cell="color-text", steps=NONE_IS_GOOD),
-                      column("newest sample", unit="s"), column("last seen", unit="dateTimeAsIso"))),
-            table("Numbers that are missing", "Batches of the range by spool: numbers between the first and the last "
-                  "that never came. What was dropped leaves a hole; what waits does not.",
-                  f"""
+                  """,
+                    COUNT,
+                    width=14,
+                    decimals=0,
+                    overrides=(
+                        column("node", unit="string", links=list(TO_NODE)),
+                        column("unaccounted", cell="color-text", steps=NONE_IS_GOOD),
+                        column("dropped", cell="color-text", steps=NONE_IS_GOOD),
+                        column("dead", cell="color-text", steps=NONE_IS_GOOD),
+                        column("newest sample", unit="s"),
+                        column("last seen", unit="dateTimeAsIso"),
+                    ),
+                ),
+                table(
+                    "Numbers that are missing",
+                    "Batches of the range by spool: numbers between the first and the last "
+                    "that never came. What was dropped leaves a hole; what waits does not.",
+                    f"""
                   SELECT n.name AS node, found.epoch::text AS spool, found.batches, found.missing, found.samples,
-                      found.stretches, found.newest
+                      found.usage_intervals, found.newest
                   FROM (SELECT b.node_id, b.epoch, count(*) AS batches,
                           max(b.seq) - min(b.seq) + 1 - count(*) AS missing, sum(b.samples) AS samples,
-                          sum(b.stretches) AS stretches, max(b.received_at) AS newest
+                          sum(b.usage_intervals) AS usage_intervals, max(b.received_at) AS newest
                       FROM ingest_batch b WHERE {BATCHES} GROUP BY 1, 2) found
                   JOIN node n ON n.id = found.node_id WHERE {NODES} ORDER BY 4 DESC, 1, 2 LIMIT 500
-                  """, COUNT, width=10, decimals=0, overrides=(
-                      column("node", unit="string", links=list(TO_NODE)),
-                      column("missing", cell="color-text", steps=NONE_IS_GOOD),
-                      column("newest", unit="dateTimeAsIso"))),
-        )),
-        ("Jobs and conflicts", (
-            series("How long jobs run", "Longest run of each job.",
-                   """
+                  """,
+                    COUNT,
+                    width=10,
+                    decimals=0,
+                    overrides=(
+                        column("node", unit="string", links=list(TO_NODE)),
+                        column("missing", cell="color-text", steps=NONE_IS_GOOD),
+                        column("newest", unit="dateTimeAsIso"),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Jobs and conflicts",
+            (
+                series(
+                    "How long jobs run",
+                    "Longest run of each job.",
+                    """
                    SELECT $__timeGroupAlias(r.started_at, $__interval), r.job AS metric,
                        max(extract(epoch FROM r.ended_at - r.started_at)) AS seconds
                    FROM job_run r WHERE $__timeFilter(r.started_at) AND r.ended_at IS NOT NULL
                    GROUP BY 1, 2 ORDER BY 1, 2
-                   """, "s", width=8, interval="1m"),
-            table("Jobs that did not end well", "Failed and interrupted runs of the range; may be empty, and then that "
-                  "is good.",
-                  """
+                   """,
+                    "s",
+                    width=8,
+                    interval="1m",
+                ),
+                table(
+                    "Jobs that did not end well",
+                    "Failed and interrupted runs of the range; may be empty, and then that is good.",
+                    """
                   SELECT r.started_at AS started, r.job, coalesce(r.outcome, 'running') AS outcome, r.detail
                   FROM job_run r WHERE $__timeFilter(r.started_at) AND r.outcome <> 'done' ORDER BY 1 DESC LIMIT 100
-                  """, "string", width=8, overrides=(column("started", unit="dateTimeAsIso"),)),
-            table("Conflicts", "Other bytes under a known batch number: a copied spool or a clash of names. May be "
-                  "empty, and then that is good.",
-                  """
+                  """,
+                    "string",
+                    width=8,
+                    overrides=(column("started", unit="dateTimeAsIso"),),
+                ),
+                table(
+                    "Conflicts",
+                    "Other bytes under a known batch number: a copied spool or a clash of names. May be "
+                    "empty, and then that is good.",
+                    """
                   SELECT i.received_at AS received, i.node_name AS node, i.epoch::text AS spool, i.seq
                   FROM ingest_conflict i WHERE $__timeFilter(i.received_at) ORDER BY 1 DESC LIMIT 100
-                  """, "none", width=8, overrides=(column("received", unit="dateTimeAsIso"),)),
-            table("Where the capacity went", "Each day of the range, in GPU-hours, and whether its proof holds.",
-                  f"""
-                  SELECT {drawn(date('l.day_ms'))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
+                  """,
+                    "none",
+                    width=8,
+                    overrides=(column("received", unit="dateTimeAsIso"),),
+                ),
+                table(
+                    "Where the capacity went",
+                    "Each day of the range, in GPU-hours, and whether its proof holds.",
+                    f"""
+                  SELECT {drawn(date("l.day_ms"))} AS day, l.holds, l.capacity_ns / {GPU_HOUR_NS} AS capacity,
                       l.held_ns / {GPU_HOUR_NS} AS held, l.unallocated_ns / {GPU_HOUR_NS} AS unallocated,
                       l.unavailable_ns / {GPU_HOUR_NS} AS unavailable, l.unobserved_ns / {GPU_HOUR_NS} AS unobserved,
                       l.stranded_ns / {GPU_HOUR_NS} AS stranded,
                       (l.capacity_ns - l.held_ns - l.unallocated_ns - l.unavailable_ns - l.unobserved_ns
                           - l.stranded_ns)
                           / {GPU_HOUR_NS} AS difference
-                  FROM day_proof l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
-                  """, COUNT, width=24, decimals=2, overrides=(
-                      column("day", unit="time:YYYY-MM-DD"), column("holds", unit="bool_yes_no"),
-                      column("difference", decimals=6))),
-        )),
+                  FROM conservation_check l WHERE {DAYS} ORDER BY 1 DESC LIMIT 400
+                  """,
+                    COUNT,
+                    width=24,
+                    decimals=2,
+                    overrides=(
+                        column("day", unit="time:YYYY-MM-DD"),
+                        column("holds", unit="bool_yes_no"),
+                        column("difference", decimals=6),
+                    ),
+                ),
+            ),
+        ),
     ),
     since="now-24h",
     refresh="1m",
-)  # fmt: skip
+)
 """Open it before an argument about a bill."""

@@ -44,9 +44,16 @@ def test_a_placeholder_without_a_value_leaves_the_level_alone():
 
 @pytest.mark.parametrize(
     ("match", "hit"),
-    [({"account": "a*"}, True), ({"account": "A*"}, False), ({"missing": "*"}, False), ({"pool": "p"}, True),
-     ({"account": "a?c", "pool": "p"}, True), ({"account": "abc", "pool": "q"}, False), ({}, True)],
-)  # fmt: skip
+    [
+        ({"account": "a*"}, True),
+        ({"account": "A*"}, False),
+        ({"missing": "*"}, False),
+        ({"pool": "p"}, True),
+        ({"account": "a?c", "pool": "p"}, True),
+        ({"account": "abc", "pool": "q"}, False),
+        ({}, True),
+    ],
+)
 def test_every_pattern_of_a_rule_must_fit(match, hit):
     """Wildcards as in file names, upper and lower case differ, a missing tag fits nothing."""
     matched = Attribution([rule(1, match, {"team": "t"})]).owner_of(facts(account="abc", pool="p"), 0)

@@ -23,9 +23,9 @@ from gpuledger_collector.accounting.rating import (
     unused_charges,
 )
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import atoms, fold
+from gpuledger_collector.accounting.usage import fold, rating_intervals
 from gpuledger_collector.services.commitment_coverage import counted, cover_day
-from gpuledger_collector.services.placements import Stay
+from gpuledger_collector.services.placements import RatedPlacement
 
 LATE = 2**60
 H100 = "NVIDIA H100 80GB HBM3"
@@ -44,21 +44,22 @@ def price(rate, start=0, number=1, currency="USD", listed=None, model=""):
 
 def rated(gpus, facts, usages, commitments, book, day=DAY, until=LATE):
     """The charges of a day of some accelerators (their shares) and imported usage, and its proof."""
-    stays = {
-        number: [Stay(RatedAccelerator(number, share, "default", H100, "n1"), Period(0, 2**59))]
+    placements = {
+        number: [RatedPlacement(RatedAccelerator(number, share, "default", H100, "n1"), Period(0, 2**59))]
         for number, share in enumerate(gpus, 1)
     }
-    coverage = cover_day(commitments, day, until, stays, usages, book)
+    coverage = cover_day(commitments, day, until, placements, usages, book)
     charges, capacities = [], []
-    for number, mine in stays.items():
+    for number, mine in placements.items():
         inside = facts if number == 1 else [replace(fact, accelerator_id=number) for fact in facts[:number]]
-        pieces = fold(inside, atoms(day, book.cuts(day)), WHOLE)
+        pieces = fold(inside, rating_intervals(day, book.cuts(day)), WHOLE)
         where, covered = (mine[0].accelerator, day, [day]), coverage.of((0, number, 0))
         charges += rate_accelerator_day(*where, pieces, book, lambda workload, *_: TEAMS[workload], until, covered)
         capacities.append(capacity_cost(*where, book, until, covered))
     for usage in usages:
-        charges += rate_imported(usage, day, book, lambda workload, *_: TEAMS[workload], until,
-                                 coverage.of(counted(usage)))  # fmt: skip
+        charges += rate_imported(
+            usage, day, book, lambda workload, *_: TEAMS[workload], until, coverage.of(counted(usage))
+        )
     charges += unused_charges(coverage, day.start_ms)
     return charges, prove(day, until, capacities, charges, coverage.costs)
 
@@ -69,11 +70,18 @@ def commitments_of_a_day(draw):
     made = []
     for number in range(draw(st.integers(1, 3))):
         start = draw(st.integers(-5, 20))
-        made.append(commitment(
-            gpus=draw(st.integers(1, 5)), upfront=draw(st.integers(0, 10**10)), rate=str(draw(rates)),
-            name=f"c{number}", start=start, hours=draw(st.integers(1, 40)),
-            currency=draw(st.sampled_from(["USD", "EUR"])), pool=draw(st.sampled_from(["", "default", "other"])),
-        ))  # fmt: skip
+        made.append(
+            commitment(
+                gpus=draw(st.integers(1, 5)),
+                upfront=draw(st.integers(0, 10**10)),
+                rate=str(draw(rates)),
+                name=f"c{number}",
+                start=start,
+                hours=draw(st.integers(1, 40)),
+                currency=draw(st.sampled_from(["USD", "EUR"])),
+                pool=draw(st.sampled_from(["", "default", "other"])),
+            )
+        )
     return made
 
 
@@ -81,8 +89,11 @@ usages = st.builds(
     lambda workload, start, length, gpus: ImportedUsage(
         workload, DAY.start_ms + start, DAY.start_ms + start + length, gpus, "A100", "lab"
     ),
-    st.integers(1, 3), st.integers(0, DAY_MS - 1), st.integers(1, DAY_MS), st.integers(1, 4_000_000),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(0, DAY_MS - 1),
+    st.integers(1, DAY_MS),
+    st.integers(1, 4_000_000),
+)
 counts = st.lists(usages, max_size=3, unique_by=lambda one: (one.workload_id, one.start_ms))
 
 
@@ -109,9 +120,13 @@ def test_the_cost_of_a_term_does_not_depend_on_where_it_is_cut(upfront, rate, ho
 
 
 @given(
-    evidence(), commitments_of_a_day(), counts,
-    st.lists(st.integers(1, 1_000_000), min_size=1, max_size=4), rates, st.integers(1, DAY_MS - 1),
-)  # fmt: skip
+    evidence(),
+    commitments_of_a_day(),
+    counts,
+    st.lists(st.integers(1, 1_000_000), min_size=1, max_size=4),
+    rates,
+    st.integers(1, DAY_MS - 1),
+)
 def test_covered_and_unused_are_what_was_committed(facts, commitments, imported, gpus, rate, change):
     """In time and money, by commitment; the day's charges add up to capacity x rate and the commitments."""
     book = PriceBook([price(rate, model="H100"), price("3.333333333", DAY.start_ms + change, 2, model="H100")])
@@ -156,8 +171,10 @@ def test_adjoining_hours_add_up_with_commitments(facts, commitments, imported, h
 def test_the_order_of_what_is_covered_changes_nothing(facts, commitments, shuffled: random.Random):
     """Accelerators, imported usage and commitments in any order: the same charges."""
     book = PriceBook([price("2.49")])
-    usage = [ImportedUsage(1, DAY.start_ms, DAY.end_ms, 500_000, "A100", "lab"),
-             ImportedUsage(2, DAY.start_ms + 7, DAY.end_ms, 1_500_000, "A100", "lab")]  # fmt: skip
+    usage = [
+        ImportedUsage(1, DAY.start_ms, DAY.end_ms, 500_000, "A100", "lab"),
+        ImportedUsage(2, DAY.start_ms + 7, DAY.end_ms, 1_500_000, "A100", "lab"),
+    ]
     gpus = [1_000_000, 500_000, 250_000]
     first = rated(gpus, facts, usage, commitments, book)[0]
     other_usage, other = list(usage), list(commitments)
@@ -169,8 +186,13 @@ def test_the_order_of_what_is_covered_changes_nothing(facts, commitments, shuffl
 def test_a_day_of_three_gpus_of_which_two_are_committed_by_hand():
     """Two of three are committed at 24.00 upfront and 0.50 an hour: covered hours cost 1.00, the others 3.00."""
     facts = []
-    charges, proof = rated([1_000_000] * 3, facts, [], [commitment(2, 24_000_000, "0.50")],
-                           PriceBook([price("3.00", listed=Decimal("4.00"))]))  # fmt: skip
+    charges, proof = rated(
+        [1_000_000] * 3,
+        facts,
+        [],
+        [commitment(2, 24_000_000, "0.50")],
+        PriceBook([price("3.00", listed=Decimal("4.00"))]),
+    )
     covered = [charge for charge in charges if charge.commitment is not None]
     others = [charge for charge in charges if charge.commitment is None]
     # A day: 24.00 upfront + 2 x 24 x 0.50 = 48.00 for 48 GPU-hours; each GPU has 16 of them, and 8 at 3.00.
@@ -188,8 +210,9 @@ def test_what_nobody_used_is_a_line_of_its_own():
     """Three committed, one there: two thirds of the cost are unused, nobody's, and part of the proof."""
     charges, proof = rated([1_000_000], [], [], [commitment(3, 0, "1.00")], PriceBook([price("9.00")]))
     assert {(charge.state, charge.gpu_ns // HOUR_MS, charge.cost_micro) for charge in charges} == {
-        ("unobserved", 24_000_000, 24_000_000), (COMMITMENT_UNUSED, 48_000_000, 48_000_000),
-    }  # fmt: skip
+        ("unobserved", 24_000_000, 24_000_000),
+        (COMMITMENT_UNUSED, 48_000_000, 48_000_000),
+    }
     assert proof.holds
     assert proof.capacity_cost == proof.charged_cost == {"USD": 72_000_000}
     assert proof.capacity_ns == 24_000_000 * HOUR_MS
@@ -218,8 +241,9 @@ def test_the_most_specific_commitment_covers_first():
     wide, narrow = commitment(1, name="wide", rate="1"), commitment(1, name="narrow", rate="2", pool="default")
     charges, _ = rated([1_000_000], [], [], [wide, narrow], PriceBook([]))
     assert {(charge.commitment.name, charge.state) for charge in charges} == {
-        ("narrow", "unobserved"), ("wide", COMMITMENT_UNUSED),
-    }  # fmt: skip
+        ("narrow", "unobserved"),
+        ("wide", COMMITMENT_UNUSED),
+    }
 
 
 def test_another_currency_is_never_put_beside():

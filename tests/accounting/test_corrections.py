@@ -26,11 +26,25 @@ def charges(draw) -> Charge:
     money = [None] * 3 if price is None else draw(st.tuples(amounts, maybe, maybe))
     start = draw(st.integers(0, 86_399_999))
     return Charge(
-        0, start, 86_400_000, draw(st.sampled_from([None, 1, 2])), draw(st.sampled_from([None, 7, 8])),
+        0,
+        start,
+        86_400_000,
+        draw(st.sampled_from([None, 1, 2])),
+        draw(st.sampled_from([None, 7, 8])),
         draw(st.sampled_from([None, OwnerPath(team="vision"), OwnerPath(team="speech", project="asr")])),
-        draw(st.sampled_from(["held", "unobserved"])), "p", "H100", "n1", price, draw(amounts), draw(amounts),
-        draw(amounts), draw(amounts), None if price is None else "USD", *money, draw(maybe),
-    )  # fmt: skip
+        draw(st.sampled_from(["held", "unobserved"])),
+        "p",
+        "H100",
+        "n1",
+        price,
+        draw(amounts),
+        draw(amounts),
+        draw(amounts),
+        draw(amounts),
+        None if price is None else "USD",
+        *money,
+        draw(maybe),
+    )
 
 
 def sums(lines) -> dict[object, tuple[int, ...]]:
@@ -39,9 +53,15 @@ def sums(lines) -> dict[object, tuple[int, ...]]:
     for one in total(lines):
         key = (one.accelerator_id, one.workload_id, one.owner, one.state, one.price and one.price.rate)
         found[key] = (
-            one.gpu_ns, one.busy_ns, one.idle_ns, one.unknown_ns, one.cost_micro or 0, one.idle_cost_micro or 0,
-            one.list_cost_micro or 0, one.energy_mj or 0,
-        )  # fmt: skip
+            one.gpu_ns,
+            one.busy_ns,
+            one.idle_ns,
+            one.unknown_ns,
+            one.cost_micro or 0,
+            one.idle_cost_micro or 0,
+            one.list_cost_micro or 0,
+            one.energy_mj or 0,
+        )
     return found
 
 

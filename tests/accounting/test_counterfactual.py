@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import RatedAccelerator
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UsagePiece
+from gpuledger_collector.accounting.usage import HELD, HourlyUsage
 
 DAY = Period(0, DAY_MS)
 CARD = RatedAccelerator(1, 1_000_000, "train", "H100", "n1")
@@ -35,11 +35,11 @@ def book(purchase: str = "on_demand", rate: Decimal = RATE) -> PriceBook:
     return PriceBook([Price(1, "", "", purchase, rate, "USD", 0)])
 
 
-def piece(hour: int, held_ms: int) -> UsagePiece:
-    return UsagePiece(1, hour * HOUR_MS, (hour + 1) * HOUR_MS, HELD, 7, held_ms, held_ms, 0, 0, None)
+def piece(hour: int, held_ms: int) -> HourlyUsage:
+    return HourlyUsage(1, hour * HOUR_MS, (hour + 1) * HOUR_MS, HELD, 7, held_ms, held_ms, 0, 0, None)
 
 
-def saved(changes: list[Change], pieces: list[UsagePiece], prices: PriceBook) -> Saving:
+def saved(changes: list[Change], pieces: list[HourlyUsage], prices: PriceBook) -> Saving:
     sums: dict[str, Saving] = {}
     compare(sums, CARD, DAY, [DAY], pieces, merged(changes), prices, lambda *_: OwnerPath(team="a"), DAY_MS)
     return sums["USD"]
@@ -64,7 +64,7 @@ def advices(draw):
 
 @given(PIECES, advices(), st.sampled_from(["on_demand", "owned"]))
 def test_together_never_more_than_the_sum(held, advice, purchase):
-    """Cash and capacity: within a micro-unit for each part of each atom, whatever the advice."""
+    """Cash and capacity: within a micro-unit for each part of each rating interval, whatever the advice."""
     pieces = [piece(hour, ms) for hour, ms in enumerate(held)]
     prices = book(purchase)
     alone = [saved(changes, pieces, prices) for changes in advice]
@@ -118,8 +118,17 @@ def test_unpriced_or_mixed_is_no_amount():
     """Unpriced is never zero, and two currencies are never added."""
     sums: dict[str, Saving] = {}
     free = PriceBook([])
-    compare(sums, CARD, DAY, [DAY], [piece(0, HOUR_MS)], merged([Change(1, 7, 0, 1000)]), free,
-            lambda *_: OwnerPath(), DAY_MS)  # fmt: skip
+    compare(
+        sums,
+        CARD,
+        DAY,
+        [DAY],
+        [piece(0, HOUR_MS)],
+        merged([Change(1, 7, 0, 1000)]),
+        free,
+        lambda *_: OwnerPath(),
+        DAY_MS,
+    )
     assert amount(sums) == (None, None)
     assert amount({"USD": Saving(cash_micro=1), "EUR": Saving(cash_micro=1)}) == (None, None)
     assert amount({"USD": Saving(cash_micro=1), "EUR": Saving()})[0] == "USD"

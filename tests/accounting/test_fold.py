@@ -5,9 +5,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.evidence import DAY, WHOLE, evidence, stretch
+from fakes.evidence import DAY, WHOLE, evidence, usage_interval
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.accounting.usage import atoms, fold
+from gpuledger_collector.accounting.usage import fold, rating_intervals
 
 
 def covered(facts):
@@ -23,7 +23,9 @@ def covered(facts):
 
 @given(evidence())
 def test_an_hour_never_holds_more_than_an_hour_and_nothing_seen_is_lost(facts):
-    """Parts of an atom add up to at most the atom; over the day they add up to what the evidence covers."""
+    """Parts of an rating interval add up to at most the rating interval; over the day they add up to what the evidence
+    covers.
+    """
     pieces = fold(facts, DAY.hours(), WHOLE)
     by_hour = {}
     for piece in pieces:
@@ -51,16 +53,21 @@ def test_folding_is_additive_over_adjoining_hours(facts, hour):
 
 @given(st.integers(0, DAY_MS - 1), st.integers(1, DAY_MS), st.integers(0, 10**9), st.lists(st.integers(1, DAY_MS - 1)))
 def test_energy_is_split_over_time_without_loss(start, length, energy, cuts):
-    """Whatever the atoms, the energies of a stretch add up to its energy."""
+    """Whatever the rating intervals, the energies of a usage interval add up to its energy."""
     end = min(DAY_MS, start + length)
-    pieces = fold([stretch(start, end, mj=energy)], atoms(DAY, [DAY.start_ms + cut for cut in cuts]), WHOLE)
+    pieces = fold(
+        [usage_interval(start, end, mj=energy)], rating_intervals(DAY, [DAY.start_ms + cut for cut in cuts]), WHOLE
+    )
     assert sum(piece.energy_mj for piece in pieces) == energy
     assert sum(piece.held_ms for piece in pieces) == end - start
 
 
 def test_two_nodes_that_claim_the_same_gpu_share_no_second():
     """Where spans overlap, the one that began first keeps the time, whoever came first."""
-    facts = [stretch(0, HOUR_MS, workload=1, node=1), stretch(HOUR_MS // 2, 2 * HOUR_MS, workload=2, node=2)]
+    facts = [
+        usage_interval(0, HOUR_MS, workload=1, node=1),
+        usage_interval(HOUR_MS // 2, 2 * HOUR_MS, workload=2, node=2),
+    ]
     random.Random(1).shuffle(facts)
     pieces = fold(facts, DAY.hours(), WHOLE)
     assert [(piece.workload_id, piece.held_ms) for piece in pieces] == [(1, HOUR_MS), (2, HOUR_MS)]
@@ -69,8 +76,8 @@ def test_two_nodes_that_claim_the_same_gpu_share_no_second():
 def test_holders_of_one_span_share_it():
     """Two workloads at weights 2:1 hold an hour as 40 and 20 minutes, and each keeps its own activity."""
     facts = [
-        stretch(0, HOUR_MS, workload=1, held=2_400_000, busy=600_000, record=0),
-        stretch(0, HOUR_MS, workload=2, held=1_200_000, busy=1_200_000, record=1),
+        usage_interval(0, HOUR_MS, workload=1, held=2_400_000, busy=600_000, record=0),
+        usage_interval(0, HOUR_MS, workload=2, held=1_200_000, busy=1_200_000, record=1),
     ]
     first, second = fold(facts, DAY.hours(), WHOLE)
     assert (first.held_ms, first.busy_ms, first.idle_ms) == (2_400_000, 600_000, 1_800_000)
@@ -80,13 +87,13 @@ def test_holders_of_one_span_share_it():
 def test_time_outside_the_inventory_is_not_counted():
     """An accelerator that went out at half past is held for half an hour."""
     capacity = [Period(DAY.start_ms, DAY.start_ms + HOUR_MS // 2)]
-    (piece,) = fold([stretch(0, HOUR_MS)], DAY.hours(), capacity)
+    (piece,) = fold([usage_interval(0, HOUR_MS)], DAY.hours(), capacity)
     assert piece.held_ms == HOUR_MS // 2
 
 
-def test_atoms_are_hours_cut_where_a_price_changes():
-    """A price change at 09:30 makes 25 atoms of a day; a cut on the hour makes none."""
-    made = atoms(DAY, [DAY.start_ms + 9 * HOUR_MS + HOUR_MS // 2, DAY.start_ms + 3 * HOUR_MS, DAY.end_ms])
+def test_rating_intervals_are_hours_cut_where_a_price_changes():
+    """A price change at 09:30 makes 25 rating intervals of a day; a cut on the hour makes none."""
+    made = rating_intervals(DAY, [DAY.start_ms + 9 * HOUR_MS + HOUR_MS // 2, DAY.start_ms + 3 * HOUR_MS, DAY.end_ms])
     assert len(made) == 25
-    assert sum(atom.ms for atom in made) == DAY_MS
+    assert sum(rating_interval.ms for rating_interval in made) == DAY_MS
     assert Period(DAY.start_ms + 9 * HOUR_MS, DAY.start_ms + 9 * HOUR_MS + HOUR_MS // 2) in made

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.rating import RatedAccelerator, rate_accelerator_day
 from gpuledger_collector.accounting.reattribution import UNNUMBERED, Reattribution, Reattributions
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, atoms, fold
+from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, fold, rating_intervals
 
 GPU = RatedAccelerator(7, 1_000_000, "default", "NVIDIA H100 80GB HBM3", "n1")
 paths = st.builds(OwnerPath, team=st.sampled_from(["", "a", "b"]), project=st.sampled_from(["", "p"]))
@@ -51,7 +51,7 @@ def charged(facts, book, ruled, decided):
     def owner_of(workload_id, at_ms, _attributes_id=None):
         return decided.payer(workload_id, 7, at_ms, by_rules(workload_id, at_ms))
 
-    pieces = decided.applied(fold(facts, atoms(DAY, book.cuts(DAY)), WHOLE), by_rules)
+    pieces = decided.applied(fold(facts, rating_intervals(DAY, book.cuts(DAY)), WHOLE), by_rules)
     return rate_accelerator_day(GPU, DAY, WHOLE, pieces, book, owner_of, 2**60)
 
 

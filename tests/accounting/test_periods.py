@@ -37,10 +37,16 @@ def test_instants_are_rfc_3339_with_zone_or_unix_seconds(text, instant):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("2026-10-01T00:00:00", "has no zone"), ("yesterday", "is not an instant"), ("", "is not an instant"),
-     ("1e99", "1900 to 2200"), ("2026-13-01T00:00:00Z", "is not an instant"), ("NaN", "is not an instant"),
-     ("99999999999", "1900 to 2200")],
-)  # fmt: skip
+    [
+        ("2026-10-01T00:00:00", "has no zone"),
+        ("yesterday", "is not an instant"),
+        ("", "is not an instant"),
+        ("1e99", "1900 to 2200"),
+        ("2026-13-01T00:00:00Z", "is not an instant"),
+        ("NaN", "is not an instant"),
+        ("99999999999", "1900 to 2200"),
+    ],
+)
 def test_what_is_no_instant_is_refused_with_the_reason(text, words):
     """A missing zone, milliseconds taken for seconds, a word: each has its sentence."""
     with pytest.raises(ValueError, match=words):

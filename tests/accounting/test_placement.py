@@ -99,11 +99,16 @@ def bit_by_bit(seen, rows, days):
         known.append(one)
         start_ms = max(0, one.start_ms - RETURN_MS - DAY_MS)
         before = {number: [row for row in mine if row.in_ms < start_ms] for number, mine in placed.items()}
-        line = place(board(
-            [other for other in known if other.start_ms >= start_ms - RETURN_MS - DAY_MS], rows, days, start_ms,
-            [mine[-1] for mine in before.values() if mine and mine[-1].reaches(start_ms)],
-            {number: [row.pool for row in mine] for number, mine in before.items()},
-        ))  # fmt: skip
+        line = place(
+            board(
+                [other for other in known if other.start_ms >= start_ms - RETURN_MS - DAY_MS],
+                rows,
+                days,
+                start_ms,
+                [mine[-1] for mine in before.values() if mine and mine[-1].reaches(start_ms)],
+                {number: [row.pool for row in mine] for number, mine in before.items()},
+            )
+        )
         placed = {
             number: spliced(
                 before.get(number, []), [row for row in line.placements if row.accelerator_id == number], start_ms
@@ -172,6 +177,8 @@ def test_a_pool_with_imported_usage_is_claimed_in_vain():
     seen = [sighting(DEVICE, 0, HOUR, attributes=train), sighting(DEVICE, HOUR, 2 * HOUR, attributes=cloud)]
     line = place(board(seen, days={"cloud": [Period(0, DAY_MS)]}))
     assert [(row.pool, row.in_ms, row.out_ms) for row in line.placements] == [
-        ("train", 0, HOUR), ("train", HOUR, DAY_MS), ("cloud", DAY_MS, None)
-    ]  # fmt: skip
+        ("train", 0, HOUR),
+        ("train", HOUR, DAY_MS),
+        ("cloud", DAY_MS, None),
+    ]
     assert [(one.kind, one.subject) for one in line.claims] == [("pool", "cloud")]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.evidence import DAY, WHOLE, evidence, stretch
+from fakes.evidence import DAY, WHOLE, evidence, usage_interval
 from gpuledger_collector.accounting.ledger import prove, summarise
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range
@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.rating import (
     rate_imported,
 )
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import atoms, fold
+from gpuledger_collector.accounting.usage import fold, rating_intervals
 
 LATE = 2**60
 TEAMS = {1: OwnerPath(team="vision"), 2: OwnerPath(team="speech"), 3: OwnerPath()}
@@ -30,8 +30,19 @@ def owner_of(workload, _at_ms, _attributes_id=None):
 
 
 def price(rate, *, start=0, end=None, number=1, currency="USD", **place):
-    return Price(number, place.get("pool", ""), place.get("model", ""), place.get("purchase", "on_demand"),
-                 Decimal(rate), currency, start, end, None, "", place.get("node", ""))  # fmt: skip
+    return Price(
+        number,
+        place.get("pool", ""),
+        place.get("model", ""),
+        place.get("purchase", "on_demand"),
+        Decimal(rate),
+        currency,
+        start,
+        end,
+        None,
+        "",
+        place.get("node", ""),
+    )
 
 
 GPU = RatedAccelerator(7, 1_000_000, "default", "NVIDIA H100 80GB HBM3", "n1")
@@ -39,7 +50,7 @@ rates = st.decimals("0.000000001", 100, places=9).map(lambda rate: rate if rate 
 
 
 def rate_day(facts, book, gpu=GPU, capacity=WHOLE, until=LATE, day=DAY):
-    pieces = fold(facts, atoms(day, book.cuts(day)), capacity)
+    pieces = fold(facts, rating_intervals(day, book.cuts(day)), capacity)
     charges = rate_accelerator_day(gpu, day, capacity, pieces, book, owner_of, until)
     return charges, prove(day, until, [capacity_cost(gpu, day, capacity, book, until)], charges)
 
@@ -88,12 +99,17 @@ def test_what_no_rate_covers_has_hours_and_no_cost(facts):
 def test_an_hour_of_three_states_by_hand():
     """40 minutes held (30 busy), 15 unallocated, 5 unobserved at 6.00: 4.00, 1.50 and 0.50; idle is 1.00."""
     minute = 60_000
-    facts = [stretch(0, 40 * minute, busy=30 * minute), stretch(40 * minute, 55 * minute, state="unallocated", seq=2)]
+    facts = [
+        usage_interval(0, 40 * minute, busy=30 * minute),
+        usage_interval(40 * minute, 55 * minute, state="unallocated", seq=2),
+    ]
     book = PriceBook([price("6.00")])
     charges, proof = rate_day(facts, book, capacity=[Period(DAY.start_ms, DAY.start_ms + HOUR_MS)])
     assert {charge.state: charge.cost_micro for charge in charges} == {
-        "held": 4_000_000, "unallocated": 1_500_000, "unobserved": 500_000,
-    }  # fmt: skip
+        "held": 4_000_000,
+        "unallocated": 1_500_000,
+        "unobserved": 500_000,
+    }
     held = next(charge for charge in charges if charge.state == "held")
     assert held.idle_cost_micro == 1_000_000
     assert held.owner == OwnerPath(team="vision")
@@ -103,7 +119,7 @@ def test_an_hour_of_three_states_by_hand():
 def test_a_price_change_in_mid_hour_is_two_lines():
     """From 00:30 on the hour costs 5 instead of 7: 3.50 and 2.50, each with its own rate."""
     book = PriceBook([price("7"), price("5", start=DAY.start_ms + HOUR_MS // 2, number=2)])
-    charges, _ = rate_day([stretch(0, HOUR_MS)], book, capacity=[Period(DAY.start_ms, DAY.start_ms + HOUR_MS)])
+    charges, _ = rate_day([usage_interval(0, HOUR_MS)], book, capacity=[Period(DAY.start_ms, DAY.start_ms + HOUR_MS)])
     assert [(charge.price.rate, charge.cost_micro) for charge in charges] == [(7, 3_500_000), (5, 2_500_000)]
 
 
@@ -111,7 +127,7 @@ def test_a_day_that_is_not_over_is_rated_up_to_now():
     """At 06:00 a GPU has six hours of capacity; what comes later is not unobserved yet."""
     book = PriceBook([price("2")])
     until = DAY.start_ms + 6 * HOUR_MS
-    charges, proof = rate_day([stretch(0, 5 * HOUR_MS)], book, until=until)
+    charges, proof = rate_day([usage_interval(0, 5 * HOUR_MS)], book, until=until)
     assert {charge.state: charge.cost_micro for charge in charges} == {"held": 10_000_000, "unobserved": 2_000_000}
     assert proof.until_ms == until
     assert proof.holds
@@ -120,8 +136,10 @@ def test_a_day_that_is_not_over_is_rated_up_to_now():
 def test_the_golden_example():
     """64 A100 for three days at 3.00 per GPU-hour are 13,824.00."""
     book = PriceBook([price("3.00", model="A100")])
-    usage = [ImportedUsage(1, start, start + 3 * DAY_MS, 1_000_000, "NVIDIA A100-SXM4-80GB", "imported")
-             for start in [date_range("2026-10-01", "2026-10-04").start_ms] * 64]  # fmt: skip
+    usage = [
+        ImportedUsage(1, start, start + 3 * DAY_MS, 1_000_000, "NVIDIA A100-SXM4-80GB", "imported")
+        for start in [date_range("2026-10-01", "2026-10-04").start_ms] * 64
+    ]
     total = sum(
         charge.cost_micro
         for entry in usage

@@ -15,8 +15,19 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Cal
 from gpuledger_collector.accounting.shared_costs import AMOUNT, KEYS, SharedCost, month_part, share
 
 TEAMS = ("a", "b", "c", "")
-ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Cairo",
-         "America/Havana", "America/Santiago", "Pacific/Apia", "Asia/Beirut", "Europe/London")  # fmt: skip
+ZONES = (
+    "Europe/Berlin",
+    "America/New_York",
+    "Asia/Kolkata",
+    "Asia/Kathmandu",
+    "Australia/Lord_Howe",
+    "Africa/Cairo",
+    "America/Havana",
+    "America/Santiago",
+    "Pacific/Apia",
+    "Asia/Beirut",
+    "Europe/London",
+)
 
 
 @dataclass(frozen=True)

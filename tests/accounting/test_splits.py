@@ -104,8 +104,12 @@ def test_printed_hours_add_up(values):
 def test_money_is_written_as_people_write_it():
     """Two digits for dollars, none for yen, three for dinars."""
     assert [format_minor(*pair) for pair in ((123456, 2), (5, 2), (-5, 2), (123, 0), (1234, 3))] == [
-        "1234.56", "0.05", "-0.05", "123", "1.234",
-    ]  # fmt: skip
+        "1234.56",
+        "0.05",
+        "-0.05",
+        "123",
+        "1.234",
+    ]
     assert (minor_digits("USD"), minor_digits("JPY"), minor_digits("BHD")) == (2, 0, 3)
 
 

@@ -31,8 +31,8 @@ def counted(hour, units=60, covered=HOUR_MS, source="a", via="agent", counter="i
 )
 def test_hours_add_up_to_the_charges(shape, costs):
     """Whatever was held in which hour, corrections included; and the used part is never more than the whole."""
-    atoms = [held(hour, ms, ms * percent // 100) for hour, (ms, percent) in enumerate(shape)]
-    hours = hour_costs([charge(cost) for cost in costs], atoms)
+    rating_intervals = [held(hour, ms, ms * percent // 100) for hour, (ms, percent) in enumerate(shape)]
+    hours = hour_costs([charge(cost) for cost in costs], rating_intervals)
     assert sum(hour.cost["USD"] for hour in hours.values()) == sum(costs)
     if all(cost >= 0 for cost in costs):
         assert all(0 <= hour.used["USD"] <= hour.cost["USD"] for hour in hours.values())
@@ -70,7 +70,9 @@ def test_amounts_of_two_currencies_are_never_added():
     """A unit cost for each."""
     hours = hour_costs([charge(3_600_000), charge(1_000_000, currency="EUR")], [held(0)])
     assert {one.currency: one.cost_micro for one in unit_costs(hours, [counted(0)])} == {
-        "USD": 3_600_000, "EUR": 1_000_000}  # fmt: skip
+        "USD": 3_600_000,
+        "EUR": 1_000_000,
+    }
 
 
 def test_usage_that_nobody_saw_is_laid_evenly():

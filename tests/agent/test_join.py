@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_agent.counters import Counters
-from gpuledger_agent.join import Witnesses, ask
+from gpuledger_agent.join import HolderObservations, ask
 from gpuledger_common.readings import Accelerator, Holder, Workload
 
 CARD = Accelerator("GPU-a", "GPU-a", 0, "H100")
@@ -24,7 +24,7 @@ class Owner:
         return {"GPU-a": [Holder(workload) for workload in self.workloads]}
 
 
-def asked(*owners) -> Witnesses:
+def asked(*owners) -> HolderObservations:
     failed = []
     found = ask(owners, [CARD], [], lambda owner, error: failed.append(owner.name))
     assert found.told == (not failed)
@@ -119,5 +119,6 @@ def test_counters_are_each_card_s_own_and_gauges_may_fall():
     assert counters.risen("a", {"gpu_energy_joules_total": 5, "gpu_power_watts": 9.0})["gpu_power_watts"] == 9.0
     assert counters.risen("b", {"gpu_energy_joules_total": 3})["gpu_energy_joules_total"] == 3
     assert counters.risen("a", {"gpu_energy_joules_total": 1, "gpu_power_watts": 1.0}) == {
-        "gpu_energy_joules_total": 6, "gpu_power_watts": 1.0,
-    }  # fmt: skip
+        "gpu_energy_joules_total": 6,
+        "gpu_power_watts": 1.0,
+    }

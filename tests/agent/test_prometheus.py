@@ -59,16 +59,26 @@ class Prometheus:
         rules = [{"alert": name, "expr": expression} for name, (expression, _) in RULES.items()]
         (folder / "rules.yml").write_text(json.dumps({"groups": [{"name": "gpu", "interval": "1s", "rules": rules}]}))
         static = [{"targets": [f"127.0.0.1:{port}"], "labels": {"vintage": name}} for name, port in targets.items()]
-        (folder / "prometheus.yml").write_text(json.dumps({
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": ["rules.yml"],
-            "scrape_configs": [{"job_name": "gpus", "static_configs": static}],
-        }))  # fmt: skip
+        (folder / "prometheus.yml").write_text(
+            json.dumps(
+                {
+                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                    "rule_files": ["rules.yml"],
+                    "scrape_configs": [{"job_name": "gpus", "static_configs": static}],
+                }
+            )
+        )
         self.log = folder / "prometheus.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-                 f"--web.listen-address=127.0.0.1:{self.port}"], stderr=log)  # fmt: skip
+                [
+                    program,
+                    f"--config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                ],
+                stderr=log,
+            )
 
     def get(self, path: str, **parameters: str):
         address = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
@@ -106,8 +116,14 @@ def scraped(tmp_path_factory):
     with sink() as target:
         for vintage, port in ports.items():
             place = tmp_path_factory.mktemp(vintage)
-            made = Agent(place, target.url, source="nvml", metrics_listen=f"127.0.0.1:{port}", dcgm_names=vintage,
-                         slow_interval_s=1)  # fmt: skip
+            made = Agent(
+                place,
+                target.url,
+                source="nvml",
+                metrics_listen=f"127.0.0.1:{port}",
+                dcgm_names=vintage,
+                slow_interval_s=1,
+            )
             made.environment |= {name: environment[name] for name in ("LD_LIBRARY_PATH", "NVML_STUB_SCENARIO")}
             agents.append(made.start())
         server = Prometheus(program, folder, ports)
@@ -167,8 +183,12 @@ def test_newer_names_bear_newer_labels(scraped):
 def test_prometheus_knows_our_types_and_drops_nothing(scraped):
     """Counters are counters; every sample that was on the page is in the database."""
     kinds = scraped.get("metadata")
-    for name, kind in (("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter"), ("DCGM_FI_DEV_GPU_UTIL", "gauge"),
-                       ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge"), ("gpu_power_watts", "gauge")):  # fmt: skip
+    for name, kind in (
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter"),
+        ("DCGM_FI_DEV_GPU_UTIL", "gauge"),
+        ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge"),
+        ("gpu_power_watts", "gauge"),
+    ):
         assert {entry["type"] for entry in kinds[name]} == {kind}, name
     for port in scraped.ports.values():
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
@@ -193,10 +213,13 @@ def ours(line: str) -> str:
     label = dict(re.findall(r'(\w+)="([^"]*)"', line))
     profile, instance = label.get("GPU_I_PROFILE"), label.get("GPU_I_ID")
     accelerator = Accelerator(
-        uuid="MIG-x" if profile else label["UUID"], device_uuid=label["UUID"], index=int(label["gpu"]),
-        model=label["modelName"], pci_bus_id=label.get("pci_bus_id"),
+        uuid="MIG-x" if profile else label["UUID"],
+        device_uuid=label["UUID"],
+        index=int(label["gpu"]),
+        model=label["modelName"],
+        pci_bus_id=label.get("pci_bus_id"),
         mig_instance=f"{profile}/{instance}" if profile else None,
-    )  # fmt: skip
+    )
     tags = {name: label[name] for name in ("container", "namespace", "pod") if name in label}
     holders = [Holder(Workload(label["pod"], "kubernetes", tags=tags))] if label.get("pod") else []
     vintage = "new" if "hostname" in label else "old"

@@ -20,7 +20,7 @@ from gpuledger_collector.storage.telemetry import archive, partitions
 
 DAY = 20_000 * DAY_MS
 NOW = DAY + 10 * DAY_MS
-KEEP_ALL = Retention(pack_after_days=3, keep_archive_days=0, keep_stretch_days=0)
+KEEP_ALL = Retention(pack_after_days=3, keep_archive_days=0, keep_usage_interval_days=0)
 NAMES = list(archive.KINDS)
 
 
@@ -283,21 +283,23 @@ def close(dsn, start_ms, end_ms):
         )
 
 
-def test_stretches_go_only_with_closed_periods_and_their_hours_stay_as_they_are(dsn):
-    """Retention spares open months and the day that a closed month's last stretches reach into; marks fold nothing."""
+def test_usage_intervals_go_only_with_closed_periods_and_their_hours_placement_as_they_are(dsn):
+    """Retention spares open months and the day that a closed month's last usage intervals reach into; marks fold
+    nothing.
+    """
     days = [DAY + number * DAY_MS for number in range(6)]
     with open_connection(dsn) as connection:
-        partitions.ensure(connection, "stretch", days)
+        partitions.ensure(connection, "usage_interval", days)
     later, keep = DAY + 60 * DAY_MS, Retention(3, 0, 40)
     assert pack_samples(archive.Archive(dsn), keep, later).dropped == ()
     close(dsn, days[1], days[4])
     assert pack_samples(archive.Archive(dsn), KEEP_ALL, later).dropped == ()
     assert pack_samples(archive.Archive(dsn), keep, days[2] + 40 * DAY_MS).dropped == (days[1],)
     assert pack_samples(archive.Archive(dsn), keep, later).dropped == (days[2],)
-    assert archive.Archive(dsn).days("stretch") == [days[0], *days[3:]]
+    assert archive.Archive(dsn).days("usage_interval") == [days[0], *days[3:]]
     with open_connection(dsn) as connection:
         connection.execute(
-            "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT 1, unnest(%s::bigint[])",
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT 1, unnest(%s::bigint[])",
             ([days[0], days[1], days[2] + 5 * HOUR_MS, days[3] + 23 * HOUR_MS, days[4]],),
         )
         marks = usage.marks(connection, Period(DAY, later), None)
@@ -317,7 +319,7 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
     for _ in range(2):
         with open_connection(dsn) as connection:
             hours = usage.sampled_hours(connection, Period(DAY, DAY + DAY_MS))
-            usage.roll_minutes(connection, hours)
+            usage.roll_up_minutes(connection, hours)
             found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
         assert found == [(DAY, 3, 300.0)]
         archive.Archive(dsn).pack(DAY)
@@ -390,7 +392,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(dsn, given, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"keep_stretch_days": 38}, "keep_stretch_days: must be 0 .* or 39 and more"),
+        ({"keep_usage_interval_days": 38}, "keep_usage_interval_days: must be 0 .* or 39 and more"),
         ({"keep_archive_days": 3}, "keep_archive_days: must be 0 .* or over pack_after_days, 3"),
         ({"pack_after_days": 0}, "pack_after_days: must be 1 or more"),
     ],
@@ -399,4 +401,4 @@ def test_retention_below_what_is_safe_is_refused(given, sentence):
     """Evidence that an agent may still hold is never let go."""
     with pytest.raises(SettingsError, match=sentence):
         check(Settings(**given))
-    check(Settings(keep_stretch_days=39, keep_archive_days=4))
+    check(Settings(keep_usage_interval_days=39, keep_archive_days=4))

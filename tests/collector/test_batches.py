@@ -43,23 +43,25 @@ def rows(dsn: str, query: str) -> list[tuple]:
 
 
 def test_a_batch_is_committed_before_it_is_answered(collector):
-    """After a 200 every record is there: samples, stretches, dictionary rows, marks, capacity, latest, heartbeat."""
+    """After a 200 every record is there: samples, usage intervals, dictionary rows, marks, capacity, latest,
+    heartbeat.
+    """
     status, answer = collector.send(batch())
     assert (status, answer) == (200, {"status": "committed"})
-    assert rows(collector.dsn, "SELECT samples, stretches, rejected FROM ingest_batch") == [(12, 2, None)]
+    assert rows(collector.dsn, "SELECT samples, usage_intervals, rejected FROM ingest_batch") == [(12, 2, None)]
     assert rows(collector.dsn, "SELECT count(*), min(at_ms), max(at_ms) FROM gpu_sample") == [
         (12, NOON_MS, NOON_MS + 50_000)
     ]
     assert rows(
         collector.dsn,
-        "SELECT a.uuid, w.key, w.tags ->> 'team', s.held_ms, s.busy_ms, n.name, s.record FROM stretch s"
+        "SELECT a.uuid, w.key, w.tags ->> 'team', s.held_ms, s.busy_ms, n.name, s.record FROM usage_interval s"
         " JOIN accelerator a ON a.id = s.accelerator_id JOIN workload w ON w.id = s.workload_id"
         " JOIN node n ON n.id = s.node_id ORDER BY s.record",
     ) == [
         ("GPU-node-1-0", "slurm::job-1", "vision", 60_000, 60_000, "node-1", 0),
         ("GPU-node-1-1", "slurm::job-1", "vision", 60_000, 60_000, "node-1", 1),
     ]
-    assert rows(collector.dsn, "SELECT DISTINCT hour_ms FROM dirty_hour") == [(NOON_MS,)]
+    assert rows(collector.dsn, "SELECT DISTINCT hour_ms FROM hour_recompute") == [(NOON_MS,)]
     assert (
         rows(collector.dsn, "SELECT pool, in_ms, out_ms, source FROM capacity")
         == [("default", NOON_MS, None, "agent")] * 2
@@ -79,7 +81,9 @@ def test_the_same_batch_again_changes_nothing(collector):
     collector.send(sent)
     for _ in range(3):
         assert collector.send(sent) == (200, {"status": "duplicate"})
-    assert rows(collector.dsn, "SELECT (SELECT count(*) FROM stretch), (SELECT count(*) FROM gpu_sample)") == [(2, 12)]
+    assert rows(collector.dsn, "SELECT (SELECT count(*) FROM usage_interval), (SELECT count(*) FROM gpu_sample)") == [
+        (2, 12)
+    ]
     assert rows(collector.dsn, "SELECT count(*) FROM ingest_conflict") == [(0,)]
 
 
@@ -109,7 +113,7 @@ def test_other_bytes_under_a_known_key_are_refused_and_recorded(collector):
     assert status == 409
     assert answer["status"] == "refused"
     assert rows(collector.dsn, "SELECT node_name, epoch, seq FROM ingest_conflict") == [("node-1", uuid.UUID(EPOCH), 1)]
-    assert rows(collector.dsn, "SELECT DISTINCT start_ms FROM stretch") == [(NOON_MS,)]
+    assert rows(collector.dsn, "SELECT DISTINCT start_ms FROM usage_interval") == [(NOON_MS,)]
 
 
 def test_recompression_does_not_make_other_bytes(collector):
@@ -126,7 +130,7 @@ def test_json_is_the_same_envelope(collector):
     column = Column("f8", [0.5, None])
     made = batch(
         accelerators=1,
-        stretches=[held(0, NOON_MS, NOON_MS + 1000)],
+        usage_intervals=[held(0, NOON_MS, NOON_MS + 1000)],
         samples=Samples([0, 0], [NOON_MS, NOON_MS + 500], {"gpu_power_watts": column}),
     )
     assert collector.post(as_json(made), JSON) == (200, {"status": "committed"})
@@ -141,7 +145,7 @@ def test_good_records_are_kept_and_bad_ones_named(collector):
     minute = NOON_MS + 60_000
     made = batch(
         accelerators=3,
-        stretches=[
+        usage_intervals=[
             held(0, NOON_MS, minute),
             held(9, NOON_MS, minute),
             held(1, minute, NOON_MS),
@@ -155,11 +159,11 @@ def test_good_records_are_kept_and_bad_ones_named(collector):
     status, answer = collector.send(made)
     assert (status, answer["status"]) == (422, "partial")
     refused = {refusal["record"]: refusal["reason"] for refusal in answer["rejected"]}
-    assert set(refused) == {*[f"stretches[{place}]" for place in (1, 2, 3, 4, 5)], "samples[3]"}
-    assert "accelerators[9]" in refused["stretches[1]"]
-    assert "30000 of 60000" in refused["stretches[5]"]
+    assert set(refused) == {*[f"usage_intervals[{place}]" for place in (1, 2, 3, 4, 5)], "samples[3]"}
+    assert "accelerators[9]" in refused["usage_intervals[1]"]
+    assert "30000 of 60000" in refused["usage_intervals[5]"]
     assert collector.send(made) == (422, answer)
-    assert rows(collector.dsn, "SELECT record, state FROM stretch ORDER BY 1") == [
+    assert rows(collector.dsn, "SELECT record, state FROM usage_interval ORDER BY 1") == [
         (0, "held"),
         (1, "present"),  # of the second accelerator only samples are left
         (6, "unallocated"),
@@ -171,7 +175,7 @@ def test_a_record_of_the_wrong_type_does_not_take_the_batch_along(collector):
     """A text where a number belongs is refused alone, in JSON and in msgpack."""
     for seq, (pack, headers) in enumerate([(msgspec.json.encode, JSON), (msgspec.msgpack.encode, MSGPACK)]):
         made = msgspec.to_builtins(batch(seq=seq, start_ms=NOON_MS + seq * HOUR_MS), builtin_types=(bytes,))
-        made["stretches"][1]["start_ms"] = "noon"
+        made["usage_intervals"][1]["start_ms"] = "noon"
         made["accelerators"].append({"uuid": 5})
         made["samples"] = {
             "accelerator": [0],
@@ -187,13 +191,13 @@ def test_a_record_of_the_wrong_type_does_not_take_the_batch_along(collector):
         status, answer = collector.post(zstd.compress(body) if "zstd" in headers.values() else body, headers)
         assert status == 422
         assert {refusal["record"] for refusal in answer["rejected"]} == {
-            "stretches[1]",
+            "usage_intervals[1]",
             "accelerators[2]",
             "samples.columns[gpu_utilization_ratio]",
             "samples.columns['gpu_unheard_of']",
             "samples.columns['gpu_temperature_celsius']",
         }
-    assert rows(collector.dsn, "SELECT count(*) FROM stretch") == [(2,)]
+    assert rows(collector.dsn, "SELECT count(*) FROM usage_interval") == [(2,)]
     assert rows(collector.dsn, "SELECT DISTINCT gpu_power_watts FROM gpu_sample") == [(1.0,)]
 
 
@@ -203,7 +207,7 @@ def test_holders_that_share_an_accelerator_share_its_time(collector):
     made = batch(
         accelerators=1,
         workloads=[workload("a"), workload("b")],
-        stretches=[
+        usage_intervals=[
             held(0, NOON_MS, minute, 0, held_ms=20_000, busy_ms=20_000),
             held(0, NOON_MS, minute, 1, held_ms=40_000, busy_ms=0, idle_ms=40_000),
             held(0, minute, minute + 100, 0, held_ms=50, busy_ms=50),
@@ -212,13 +216,13 @@ def test_holders_that_share_an_accelerator_share_its_time(collector):
     )
     status, answer = collector.send(made)
     assert status == 422
-    assert [refusal["record"] for refusal in answer["rejected"]] == ["stretches[2]", "stretches[3]"]
-    assert rows(collector.dsn, "SELECT sum(held_ms) FROM stretch") == [(60_000,)]
+    assert [refusal["record"] for refusal in answer["rejected"]] == ["usage_intervals[2]", "usage_intervals[3]"]
+    assert rows(collector.dsn, "SELECT sum(held_ms) FROM usage_interval") == [(60_000,)]
 
 
 def test_a_node_without_a_gpu_is_kept_by_its_heartbeat(collector):
-    """No accelerator, no stretch, no sample: the node is known all the same."""
-    assert collector.send(batch(accelerators=0, workloads=[], stretches=[], samples=Samples()))[0] == 200
+    """No accelerator, no usage interval, no sample: the node is known all the same."""
+    assert collector.send(batch(accelerators=0, workloads=[], usage_intervals=[], samples=Samples()))[0] == 200
     assert rows(collector.dsn, "SELECT name FROM node") == [("node-1",)]
 
 
@@ -242,12 +246,12 @@ def test_late_evidence_moves_capacity_back_and_another_node_ends_it(collector):
     """An accelerator is there from its first evidence on, wherever it stands and in whatever order batches come."""
     gpu = [accelerator(0, pool="train")]
     later = NOON_MS + HOUR_MS
-    collector.send(batch(1, stretches=[free(0, later, later + 10)], samples=Samples(), accelerators=1))
-    before = batch(2, stretches=[free(0, NOON_MS, NOON_MS + 10)], samples=Samples(), accelerators=1)
+    collector.send(batch(1, usage_intervals=[free(0, later, later + 10)], samples=Samples(), accelerators=1))
+    before = batch(2, usage_intervals=[free(0, NOON_MS, NOON_MS + 10)], samples=Samples(), accelerators=1)
     collector.send(before)
     assert rows(collector.dsn, "SELECT pool, in_ms, out_ms FROM capacity") == [("default", NOON_MS, None)]
     moved = msgspec.structs.replace(
-        batch(3, node="node-2", stretches=[free(0, NOON_MS + 5 * HOUR_MS, NOON_MS + 5 * HOUR_MS + 10)]),
+        batch(3, node="node-2", usage_intervals=[free(0, NOON_MS + 5 * HOUR_MS, NOON_MS + 5 * HOUR_MS + 10)]),
         accelerators=gpu,
         samples=Samples(),
     )
@@ -261,7 +265,7 @@ def test_late_evidence_moves_capacity_back_and_another_node_ends_it(collector):
     ]
 
 
-def test_a_uuid_on_two_nodes_at_once_stays_where_it_was(collector):
+def test_a_uuid_on_two_nodes_at_once_placements_where_it_was(collector):
     """A copied UUID is counted as a contest; the inventory does not flap."""
     for seq in range(1, 4):
         start = NOON_MS + seq * 60_000
@@ -290,7 +294,7 @@ def test_the_latest_sample_is_never_replaced_by_an_older_one(collector):
     """Batches arrive in any order; pages about now show the newest."""
     late = NOON_MS + HOUR_MS
     collector.send(batch(2, accelerators=1, start_ms=late))
-    collector.send(batch(1, accelerators=1, start_ms=NOON_MS, stretches=[free(0, NOON_MS, NOON_MS + 60_000)]))
+    collector.send(batch(1, accelerators=1, start_ms=NOON_MS, usage_intervals=[free(0, NOON_MS, NOON_MS + 60_000)]))
     assert rows(collector.dsn, "SELECT at_ms, state FROM gpu_latest") == [(late + 50_000, "held")]
 
 
@@ -326,12 +330,12 @@ def test_many_at_once_are_committed_together_and_each_once(collector):
         thread.start()
     for thread in threads:
         thread.join()
-    assert rows(collector.dsn, "SELECT (SELECT count(*) FROM ingest_batch), (SELECT count(*) FROM stretch)") == [
+    assert rows(collector.dsn, "SELECT (SELECT count(*) FROM ingest_batch), (SELECT count(*) FROM usage_interval)") == [
         (60, 60)
     ]
 
 
-def test_a_body_that_never_ends_is_let_go(dsn):
+def test_a_body_that_never_ends_is_expired(dsn):
     """A sender that stalls is answered 408 and its place is free again."""
     with running(dsn) as collector:
         collector.parts.intake.body_seconds = 0.2
@@ -409,17 +413,17 @@ TWISTED = {
     "NUL in a tag": ("workloads", 0, {"tags": {"team": "a\0"}}),
     "no kind": ("workloads", 0, {"kind": ""}),
     "giant tag": ("workloads", 0, {"tags": {"team": "x" * 5000}}),
-    "ancient start": ("stretches", 0, {"start_ms": -(2**70)}),
-    "start in a year": ("stretches", 0, {"start_ms": 10**15, "end_ms": 10**15 + 60_000}),
-    "two days": ("stretches", 0, {"end_ms": NOON_MS + 48 * HOUR_MS}),
-    "negative energy": ("stretches", 0, {"energy_mj": -1}),
-    "giant energy": ("stretches", 0, {"energy_mj": 2**90}),
-    "negative idle": ("stretches", 0, {"idle_ms": -1, "busy_ms": 60_001}),
-    "held by nobody": ("stretches", 0, {"workload": None}),
-    "free and held": ("stretches", 0, {"state": "unallocated"}),
-    "unknown state": ("stretches", 0, {"state": "sleeping"}),
-    "negative accelerator": ("stretches", 0, {"accelerator": -1}),
-    "no object": ("stretches", 0, 5),
+    "ancient start": ("usage_intervals", 0, {"start_ms": -(2**70)}),
+    "start in a year": ("usage_intervals", 0, {"start_ms": 10**15, "end_ms": 10**15 + 60_000}),
+    "two days": ("usage_intervals", 0, {"end_ms": NOON_MS + 48 * HOUR_MS}),
+    "negative energy": ("usage_intervals", 0, {"energy_mj": -1}),
+    "giant energy": ("usage_intervals", 0, {"energy_mj": 2**90}),
+    "negative idle": ("usage_intervals", 0, {"idle_ms": -1, "busy_ms": 60_001}),
+    "held by nobody": ("usage_intervals", 0, {"workload": None}),
+    "free and held": ("usage_intervals", 0, {"state": "unallocated"}),
+    "unknown state": ("usage_intervals", 0, {"state": "sleeping"}),
+    "negative accelerator": ("usage_intervals", 0, {"accelerator": -1}),
+    "no object": ("usage_intervals", 0, 5),
 }
 
 
@@ -449,14 +453,14 @@ def test_days_without_end_are_not_made(collector):
     first = NOON_MS - 60 * day
     made = batch(
         accelerators=1,
-        stretches=[free(0, first + number * day, first + number * day + 10) for number in range(45)],
+        usage_intervals=[free(0, first + number * day, first + number * day + 10) for number in range(45)],
         samples=Samples([0] * 50, [first + number * day for number in range(50)], {}),
     )
     status, answer = collector.send(made)
     assert status == 422
     assert len(answer["rejected"]) == 5 + 10
-    assert rows(collector.dsn, "SELECT count(*) FROM stretch") == [(40,)]
-    made_of = "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('stretch'::regclass, 'gpu_sample'::regclass)"
+    assert rows(collector.dsn, "SELECT count(*) FROM usage_interval") == [(40,)]
+    made_of = "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
     assert rows(collector.dsn, made_of)[0][0] <= 80  # and fewer where a whole month is old
 
 
@@ -516,7 +520,7 @@ def test_what_was_remembered_of_a_replaced_database_is_forgotten(collector):
             name = partitions.holding(connection, table, partitions.day_of(NOON_MS)).name
             connection.execute(f"DROP TABLE {name}")
     assert collector.send(batch(2))[0] == 200
-    assert rows(collector.dsn, "SELECT count(*) FROM stretch JOIN node ON node.id = node_id") == [(2,)]
+    assert rows(collector.dsn, "SELECT count(*) FROM usage_interval JOIN node ON node.id = node_id") == [(2,)]
 
 
 def test_metrics_and_documentation_are_served(collector):
@@ -527,17 +531,17 @@ def test_metrics_and_documentation_are_served(collector):
     assert "gpuledger_ingest_samples_total 12.0" in text
     assert collector.request("GET", "/readyz")[0] == 200
     schema = collector.request("GET", "/openapi.json")[2]
-    assert {"Batch", "Stretch", "Answer"} <= set(schema["components"]["schemas"])
+    assert {"Batch", "WireUsageInterval", "Answer"} <= set(schema["components"]["schemas"])
     body = schema["paths"]["/v1/batches"]["post"]["requestBody"]["content"]
     assert body["application/json"]["schema"]["$ref"].endswith("/Batch")
 
 
-def test_a_stretch_names_its_workload_by_scope(collector):
+def test_a_usage_interval_names_its_workload_by_scope(collector):
     """Ids of processes are unique on one node only, those of a scheduler everywhere."""
     made = [workload("42", kind="process"), workload("42", kind="slurm")]
-    stretches = [held(0, NOON_MS, NOON_MS + 10), held(1, NOON_MS, NOON_MS + 10, 1)]
+    usage_intervals = [held(0, NOON_MS, NOON_MS + 10), held(1, NOON_MS, NOON_MS + 10, 1)]
     for node in ("node-1", "node-2"):
-        collector.send(batch(node=node, workloads=made, stretches=stretches))
+        collector.send(batch(node=node, workloads=made, usage_intervals=usage_intervals))
     assert rows(collector.dsn, "SELECT key FROM workload ORDER BY 1") == [
         ("process:node-1:42",),
         ("process:node-2:42",),

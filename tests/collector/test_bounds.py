@@ -35,16 +35,20 @@ def column_lists() -> bytes:
 
 
 BOMBS = {
-    "stretches": (msgpack_lists(30_000_000), 413),
-    "a first list hidden by a second": (b"\x82" + (text("stretches") + list_of(10_000_000)) * 1
-                                        + text("stretches") + b"\x90", 400),
+    "usage_intervals": (msgpack_lists(30_000_000), 413),
+    "a first list hidden by a second": (
+        b"\x82" + (text("usage_intervals") + list_of(10_000_000)) * 1 + text("usage_intervals") + b"\x90",
+        400,
+    ),
     "rows": (encode(batch(samples=samples(2, range(300_000), gpu_utilization_ratio=[0.0] * 600_000))), 413),
     "tags": (many_tags(), 413),
     "values of columns": (column_lists(), 413),
-    "columns": (encode(batch(samples=Samples([0], [1], {str(number): Column("f4", b"1" * 100)
-                                                        for number in range(2000)}))), 413),
-    "a name that is none, after a list": (b"\x82" + text("stretches") + list_of(10_000_000) + b"\xc0\xc0", 400),
-}  # fmt: skip
+    "columns": (
+        encode(batch(samples=Samples([0], [1], {str(number): Column("f4", b"1" * 100) for number in range(2000)}))),
+        413,
+    ),
+    "a name that is none, after a list": (b"\x82" + text("usage_intervals") + list_of(10_000_000) + b"\xc0\xc0", 400),
+}
 
 
 @pytest.mark.parametrize("name", sorted(BOMBS))
@@ -74,7 +78,7 @@ def test_json_is_bounded_by_its_commas():
 def json_with(**lists: bytes) -> bytes:
     """A batch in JSON whose lists are these bytes."""
     parts = b"".join(b',"' + name.encode() + b'":' + value for name, value in lists.items())
-    return as_json(batch(accelerators=0, workloads=[], stretches=[], samples=Samples()))[:-1] + parts + b"}"
+    return as_json(batch(accelerators=0, workloads=[], usage_intervals=[], samples=Samples()))[:-1] + parts + b"}"
 
 
 def repeated(entry: bytes, times: int) -> bytes:
@@ -88,7 +92,7 @@ COLUMNS = b",".join(b'"column-%060d":%s' % (number, COLUMN) for number in range(
 MANY_IN_JSON = {
     "workloads": json_with(workloads=repeated(WORKLOAD, bounds.MOST["workloads"] + 1)),
     "accelerators": json_with(accelerators=repeated(GPU, bounds.MOST["accelerators"] + 1)),
-    "stretches": json_with(stretches=repeated(b"{}", bounds.MOST["stretches"] + 1)),
+    "usage_intervals": json_with(usage_intervals=repeated(b"{}", bounds.MOST["usage_intervals"] + 1)),
     "workloads that are none": json_with(workloads=repeated(b"[     ]", bounds.MOST["workloads"] + 1)),
     "workloads of every kind": json_with(workloads=repeated(b'null,1,"a",true', bounds.MOST["workloads"] // 4 + 1)),
     "bytes of workloads": json_with(workloads=LONG_TEXT),
@@ -131,11 +135,13 @@ def test_what_a_busy_node_sends_is_far_below():
     """An hour of 112 MIG instances each second, with many holders, is taken."""
     made = batch(
         accelerators=112,
-        samples=samples(112, range(1_700_000_000_000, 1_700_000_000_000 + 1_000_000, 1000),
-                        gpu_utilization_ratio=[0.5] * 112_000),
-        workloads=[workload(f"job-{number}", tags={f"tag-{place}": "x" * 100 for place in range(30)})
-                   for number in range(300)],
-    )  # fmt: skip
+        samples=samples(
+            112, range(1_700_000_000_000, 1_700_000_000_000 + 1_000_000, 1000), gpu_utilization_ratio=[0.5] * 112_000
+        ),
+        workloads=[
+            workload(f"job-{number}", tags={f"tag-{place}": "x" * 100 for place in range(30)}) for number in range(300)
+        ],
+    )
     plain = encode(made)
     assert len(plain) > bounds.SMALL_BYTES
     assert len(decode(zstd.compress(plain), "application/msgpack", "zstd").samples.at_ms) == 112_000

@@ -56,8 +56,9 @@ def test_packed_rows_arrive_as_they_were(table, given_rows):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(singles=st.lists(floats32, min_size=1), doubles=st.lists(floats64, min_size=1),
-       whole=st.lists(integers, min_size=1))  # fmt: skip
+@given(
+    singles=st.lists(floats32, min_size=1), doubles=st.lists(floats64, min_size=1), whole=st.lists(integers, min_size=1)
+)
 def test_arrays_arrive_as_they_were(table, singles, doubles, whole):
     """Numbers of each kind as a parameter: Postgres has the same values at the same places, absent as NULL."""
     given_arrays = (
@@ -84,12 +85,22 @@ def test_columns_that_are_joined_are_read_as_each_alone(made):
     """Columns of several batches, as bytes, as lists, with infinities, of another kind or length: each batch's part of
     what is joined is what `to_array` makes of its column alone, and blank where it has none that can be kept."""
     batches = [
-        Decoded(version=1, node="n", epoch="00000000-0000-4000-8000-000000000000", seq=1,
-                heartbeat=Heartbeat("", "", "ok"), accelerators=Listed([WireAccelerator("G", "G", 0, "m")]),
-                workloads=Listed([]), stretches=[], rejected=[], sha256=b"", size=0,
-                samples=WireSamples([0] * rows, [NOW_MS] * rows, {n: column_of(*one) for n, one in columns.items()}))
+        Decoded(
+            version=1,
+            node="n",
+            epoch="00000000-0000-4000-8000-000000000000",
+            seq=1,
+            heartbeat=Heartbeat("", "", "ok"),
+            accelerators=Listed([WireAccelerator("G", "G", 0, "m")]),
+            workloads=Listed([]),
+            usage_intervals=[],
+            rejected=[],
+            sha256=b"",
+            size=0,
+            samples=WireSamples([0] * rows, [NOW_MS] * rows, {n: column_of(*one) for n, one in columns.items()}),
+        )
         for rows, columns in made
-    ]  # fmt: skip
+    ]
     accepted = [accept(batch, NOW_MS) for batch in batches]
     joined = join_samples([Numbered(batch, 7, {0: 5}, {}, {0: 9}, {}) for batch in accepted])
     assert joined is not None

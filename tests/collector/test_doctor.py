@@ -11,7 +11,7 @@ from fakes.collector import running
 from fakes.processes import BIN, environment
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
@@ -20,8 +20,12 @@ NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
 def doctor(dsn):
     answer = subprocess.run(
         [BIN / "gpuledger", "doctor", "--format", "json", "--dsn", dsn],
-        env=environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert "Traceback" not in answer.stderr
     return answer.returncode, {entry["topic"]: entry for entry in json.loads(answer.stdout)}
 
@@ -29,13 +33,25 @@ def doctor(dsn):
 def report(dsn, *, team="vision", status="ok", detail=""):
     start = (NOW_MS // HOUR_MS - 2) * HOUR_MS
     made = {
-        "version": 1, "node": "n1", "epoch": "0192aaaa-0000-7000-8000-000000000001", "seq": 1,
+        "version": 1,
+        "node": "n1",
+        "epoch": "0192aaaa-0000-7000-8000-000000000001",
+        "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "nvml", "status": status, "detail": detail},
         "accelerators": [{"uuid": "GPU-1", "device_uuid": "GPU-1", "index": 0, "model": "NVIDIA L4"}],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": team} if team else {}}],
-        "stretches": [{"accelerator": 0, "state": "held", "start_ms": start, "end_ms": start + HOUR_MS, "workload": 0,
-                       "held_ms": HOUR_MS, "busy_ms": HOUR_MS}],
-    }  # fmt: skip
+        "usage_intervals": [
+            {
+                "accelerator": 0,
+                "state": "held",
+                "start_ms": start,
+                "end_ms": start + HOUR_MS,
+                "workload": 0,
+                "held_ms": HOUR_MS,
+                "busy_ms": HOUR_MS,
+            }
+        ],
+    }
     with running(dsn) as collector:
         assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
 
@@ -62,7 +78,7 @@ def test_a_healthy_ledger_needs_no_cure(dsn):
     """Priced, attributed, reported and proven: exit 0."""
     price(dsn)
     report(dsn)
-    bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+    refresh(Ledger(dsn), ALWAYS, NOW_MS)
     code, found = doctor(dsn)
     assert code == 0, found
     assert {found[topic]["verdict"] for topic in ("prices", "agents", "attribution", "database")} == {"ok"}
@@ -75,18 +91,25 @@ def test_a_healthy_ledger_needs_no_cure(dsn):
         ("UPDATE node SET status = 'no_driver', status_detail = 'the driver is not loaded'", "agents", "not loaded"),
         ("UPDATE ledger_day SET currency = NULL", "prices", "have no price"),
         ("UPDATE ledger_day SET owner_id = NULL WHERE state = 'held'", "attribution", "100 % of the held time"),
-        ("UPDATE day_proof SET holds = false", "proof", "does not hold on"),
-        ("INSERT INTO job_run (job, started_at, outcome, detail) VALUES ('rate_usage', now(), 'failed', 'boom')",
-         "jobs", "rate_usage failed of late: boom"),
-        ("INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
-         "VALUES ('n1', '0192aaaa-0000-7000-8000-000000000001', 1, 'x', now())", "integrity", "other bytes"),
+        ("UPDATE conservation_check SET holds = false", "proof", "does not hold on"),
+        (
+            "INSERT INTO job_run (job, started_at, outcome, detail) VALUES ('rate_usage', now(), 'failed', 'boom')",
+            "jobs",
+            "rate_usage failed of late: boom",
+        ),
+        (
+            "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
+            "VALUES ('n1', '0192aaaa-0000-7000-8000-000000000001', 1, 'x', now())",
+            "integrity",
+            "other bytes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_found_with_its_cure(dsn, change, topic, words):
     """One thing is broken in a healthy ledger: it is named, with what to do, and the exit code is 1."""
     price(dsn)
     report(dsn)
-    bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+    refresh(Ledger(dsn), ALWAYS, NOW_MS)
     with psycopg.connect(dsn) as connection:
         connection.execute(change)
     code, found = doctor(dsn)

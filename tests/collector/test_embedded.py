@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import open_folder
 from gpuledger_collector.storage.access import readers
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.errors import EnvironmentLacks
 from gpuledger_collector.storage.server import binaries, embedded, embedded_roles, migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -346,7 +346,7 @@ def test_the_ledgers_role_is_no_superuser(server):
                 connection.execute(attack)
     migrate.upgrade(server.dsn)
     with psycopg.connect(server.dsn) as connection:
-        assert viewer_wall.stands(connection)
+        assert row_level_security.stands(connection)
         owners = connection.execute(
             "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
         ).fetchall()
@@ -360,7 +360,7 @@ def test_a_data_folder_of_before_gets_its_roles(folder):
     keep_rows(server.dsn)
     with psycopg.connect(server.dsn) as connection:
         assert connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = 'gpuledger'").fetchone() == (True,)
-        partitions.ensure(connection, "stretch", [30_000 * partitions.DAY_MS])
+        partitions.ensure(connection, "usage_interval", [30_000 * partitions.DAY_MS])
         readers.grant(connection, "dashboards", "a password", {"team": "vision"})
         connection.execute("DELETE FROM database_reader")  # the version before had none
     server._stop()
@@ -379,11 +379,11 @@ def test_a_data_folder_of_before_gets_its_roles(folder):
                 "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner <> %s::regrole"
             )
             assert connection.execute(routines, ("gpuledger",)).fetchall() == []
-            assert viewer_wall.stands(connection)
-            with viewer_wall.behind(connection, {"team": "vision"}):
-                assert connection.execute("SELECT current_user").fetchone() == (viewer_wall.ROLE,)
+            assert row_level_security.stands(connection)
+            with row_level_security.behind(connection, {"team": "vision"}):
+                assert connection.execute("SELECT current_user").fetchone() == (row_level_security.ROLE,)
             readers.grant(connection, "dashboards", None, {"team": "vision"})
-            partitions.ensure(connection, "stretch", [30_001 * partitions.DAY_MS])
+            partitions.ensure(connection, "usage_interval", [30_001 * partitions.DAY_MS])
             connection.execute("ALTER TABLE kept ADD IF NOT EXISTS more int")
         with psycopg.connect(make_conninfo(dsn, user="dashboards", password="a password")) as reader:
             assert reader.execute("SELECT count(*) FROM charge").fetchone() == (0,)

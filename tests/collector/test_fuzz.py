@@ -99,12 +99,12 @@ def test_after_all_of_it_the_ledger_is_sound(collector):
     """
     with psycopg.connect(collector.dsn) as connection:
         totals = connection.execute(
-            "SELECT (SELECT coalesce(sum(stretches), 0) FROM ingest_batch), (SELECT count(*) FROM stretch"
+            "SELECT (SELECT coalesce(sum(usage_intervals), 0) FROM ingest_batch), (SELECT count(*) FROM usage_interval"
             " WHERE state <> 'present'),"
             " (SELECT coalesce(sum(samples), 0) FROM ingest_batch), (SELECT count(*) FROM gpu_sample)"
         ).fetchone()
         wrong = connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM stretch WHERE state = 'held' GROUP BY node_id, epoch, seq,"
+            "SELECT count(*) FROM (SELECT 1 FROM usage_interval WHERE state = 'held' GROUP BY node_id, epoch, seq,"
             " accelerator_id, start_ms, end_ms HAVING sum(held_ms) <> end_ms - start_ms) AS s"
         ).fetchone()
     assert totals is not None

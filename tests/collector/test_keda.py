@@ -23,7 +23,7 @@ from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.keda import METRIC, Advised, Scaler, Secured, bind, wish_of
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.wiring import Database
 
@@ -87,8 +87,11 @@ class Keda:
 
     def call(self, name, request, answer, stream=False):
         kind = self.channel.unary_stream if stream else self.channel.unary_unary
-        made = kind(f"/externalscaler.ExternalScaler/{name}", request_serializer=type(request).SerializeToString,
-                    response_deserializer=C[answer].FromString)  # fmt: skip
+        made = kind(
+            f"/externalscaler.ExternalScaler/{name}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=C[answer].FromString,
+        )
         return made(request, timeout=60)
 
     def active(self):
@@ -133,24 +136,33 @@ def fill(dsn, shift_ms=0, gpus=3):
     """Twelve days of a pool whose GPUs are held by day; the last full hour is always held. `shift_ms` earlier."""
     end = NOW_MS // HOUR_MS * HOUR_MS - shift_ms
     hours = 24 * 12
-    stretches = [
+    usage_intervals = [
         {"accelerator": gpu, "start_ms": end - (back + 1) * HOUR_MS, "end_ms": end - back * HOUR_MS}
-        | ({"state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS, "idle_ms": 0}
-           if back % 24 < 10 else {"state": "unallocated"})
-        for back in range(hours) for gpu in range(gpus)
-    ]  # fmt: skip
+        | (
+            {"state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS, "idle_ms": 0}
+            if back % 24 < 10
+            else {"state": "unallocated"}
+        )
+        for back in range(hours)
+        for gpu in range(gpus)
+    ]
     made = {
-        "version": 1, "node": "n1", "epoch": "0192aaaa-0000-7000-8000-000000000001", "seq": 1,
+        "version": 1,
+        "node": "n1",
+        "epoch": "0192aaaa-0000-7000-8000-000000000001",
+        "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
-        "accelerators": [{"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4",
-                          "pool": "serve"} for gpu in range(gpus)],
+        "accelerators": [
+            {"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4", "pool": "serve"}
+            for gpu in range(gpus)
+        ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
-        "stretches": stretches,
-    }  # fmt: skip
+        "usage_intervals": usage_intervals,
+    }
     with running(dsn) as collector:
         status, answer = collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})
         assert status == 200, answer
-    bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+    refresh(Ledger(dsn), ALWAYS, NOW_MS)
 
 
 @pytest.fixture
@@ -273,8 +285,13 @@ def test_defaults_of_a_trigger():
 def test_the_command_serves_until_it_is_told_to_stop(dsn):
     """A process of its own answers on the port that it names, and ends with 0."""
     fill(dsn)
-    child = subprocess.Popen([GPULEDGER, "keda", "serve", "--listen", "127.0.0.1:0", "--dsn", dsn], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ))  # fmt: skip
+    child = subprocess.Popen(
+        [GPULEDGER, "keda", "serve", "--listen", "127.0.0.1:0", "--dsn", dsn],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(os.environ),
+    )
     try:
         said = child.stdout.readline()
         port = re.fullmatch(r".* listens on 127\.0\.0\.1:(\d+)\n", said)
@@ -296,8 +313,9 @@ def test_the_command_serves_until_it_is_told_to_stop(dsn):
 )
 def test_an_open_port_needs_certificates(options, words):
     """Exit 2 and one sentence."""
-    done = subprocess.run([GPULEDGER, "keda", "serve", *options], capture_output=True, text=True, timeout=60,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [GPULEDGER, "keda", "serve", *options], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
 
@@ -314,8 +332,24 @@ def test_with_certificates_only_clients_of_the_authority_may_call(tmp_path):
     for name in ("server", "client"):
         openssl(tmp_path, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         (tmp_path / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        openssl(tmp_path, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-days", "2", "-out", f"{name}.pem", "-extfile", "names")  # fmt: skip
+        openssl(
+            tmp_path,
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-out",
+            f"{name}.pem",
+            "-extfile",
+            "names",
+        )
     pem = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def ask(pool, delay):
@@ -340,8 +374,13 @@ def test_a_port_that_is_taken_and_certificates_that_are_none_are_refused(dsn, tm
             (["--listen", address], "runs there already\n"),
             (["--listen", "127.0.0.1:0", *pems], "PEM"),
         ):
-            done = subprocess.run([GPULEDGER, "keda", "serve", "--dsn", dsn, *options], capture_output=True, text=True,
-                                  timeout=60, check=False)  # fmt: skip
+            done = subprocess.run(
+                [GPULEDGER, "keda", "serve", "--dsn", dsn, *options],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
             assert done.returncode == 3, done.stderr
             assert words in done.stderr
             assert "Traceback" not in done.stderr
@@ -350,7 +389,13 @@ def test_a_port_that_is_taken_and_certificates_that_are_none_are_refused(dsn, tm
 def test_without_grpc_the_command_says_what_to_install(tmp_path):
     """Exit 3 and the name of the extra."""
     (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n")
-    done = subprocess.run([GPULEDGER, "keda", "serve"], capture_output=True, text=True, timeout=60, check=False,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+    done = subprocess.run(
+        [GPULEDGER, "keda", "serve"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     assert done.returncode == 3, done.stderr
     assert "gpuledger[collector,keda]" in done.stderr

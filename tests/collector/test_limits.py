@@ -129,14 +129,22 @@ SLOW = {
     "half a head": (b"POST /v1/batches HTTP/1.1\r\nHost: ", b"x"),
     "a head without end": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ", b"y"),
     "empty lines": (b"", b"\r\n"),
-    "a body": (b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
-               b"Content-Length: 1000000\r\n\r\n", b"z"),
-    "a body in chunks": (b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
-                         b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nz\r\n"),
-    "a body of remote write": (b"POST /api/v1/write HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
-                               b"Content-Encoding: snappy\r\nContent-Length: 1000000\r\n\r\n", b"z"),
+    "a body": (
+        b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: 1000000\r\n\r\n",
+        b"z",
+    ),
+    "a body in chunks": (
+        b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n",
+        b"1\r\nz\r\n",
+    ),
+    "a body of remote write": (
+        b"POST /api/v1/write HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+        b"Content-Encoding: snappy\r\nContent-Length: 1000000\r\n\r\n",
+        b"z",
+    ),
     "a body of another route": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", b"z"),
-}  # fmt: skip
+}
 
 
 def drip(port: int, first: bytes, again: bytes, seconds: float) -> float:
@@ -154,7 +162,7 @@ def drip(port: int, first: bytes, again: bytes, seconds: float) -> float:
     return time.monotonic() - begun
 
 
-def test_slow_senders_are_let_go(impatient):
+def test_slow_senders_are_expired(impatient):
     """Heads and bodies of a byte now and then, or of nothing: each connection is over in seconds."""
     lasted: dict[str, float] = {}
     threads = [

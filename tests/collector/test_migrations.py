@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fakes.postgres import administrator
 from gpuledger_collector import wiring
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.database import open_connection, parameters
 from gpuledger_collector.storage.errors import SchemaBehind, ServerUnavailable
 from gpuledger_collector.storage.schema import metadata
@@ -63,7 +63,7 @@ def test_migrations_build_the_declared_schema(database):
 def test_partitions_do_not_disturb_the_comparison(database):
     """The days made on demand are no part of the declared schema."""
     with open_connection(database.dsn) as connection:
-        partitions.ensure(connection, "stretch", [1_700_000_000_000 // partitions.DAY_MS * partitions.DAY_MS])
+        partitions.ensure(connection, "usage_interval", [1_700_000_000_000 // partitions.DAY_MS * partitions.DAY_MS])
     options = {"include_object": migrate.own_objects}
     with database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
@@ -103,7 +103,7 @@ def test_the_short_look_agrees_with_the_long_one(empty_dsn):
     migrate.upgrade(empty_dsn)
     assert schema_version.is_newest(empty_dsn, walled=True)
     with open_connection(empty_dsn) as connection:
-        viewer_wall.lower(connection)
+        row_level_security.lower(connection)
     assert schema_version.is_newest(empty_dsn)
     assert not schema_version.is_newest(empty_dsn, walled=True)
     for other in (None, "9999"):
@@ -118,10 +118,10 @@ def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
         pass
     migrate.upgrade(empty_dsn)
     with wiring.database(settings) as opened:
-        assert wiring.lacking(opened) is None
+        assert wiring.readiness_problems(opened) is None
         for other, said in ((None, "gpuledger db upgrade"), ("9999", "newer")):
             set_revision(empty_dsn, other)
-            assert said in (wiring.lacking(opened) or "")
+            assert said in (wiring.readiness_problems(opened) or "")
             with pytest.raises(SchemaBehind, match=said), wiring.database(settings):
                 pass
 
@@ -129,12 +129,12 @@ def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
 def test_a_ledger_from_before_the_first_release_is_refused(empty_dsn):
     """Its tables have other names, so a sentence says to start anew, and nothing is changed."""
     with open_connection(empty_dsn) as connection:
-        connection.execute("CREATE TABLE stretch ()")
+        connection.execute("CREATE TABLE usage_interval ()")
     with pytest.raises(SchemaBehind, match="before the first release"):
         migrate.upgrade(empty_dsn)
     with open_connection(empty_dsn) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-    assert rows == [("stretch",)]
+    assert rows == [("usage_interval",)]
 
 
 def test_partitions_are_made_once_and_listed(dsn):

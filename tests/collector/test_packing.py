@@ -36,7 +36,9 @@ def readings(draw):
 
 @st.composite
 def noise(draw):
-    """Columns as cards give them: noise in a narrow range, with stretches that stand still, outliers and absences."""
+    """Columns as cards give them: noise in a narrow range, with usage intervals that stand still, outliers and
+    absences.
+    """
     rows = draw(st.integers(1, 300))
     dice = np.random.default_rng(draw(st.integers(0, 2**32)))
     columns = {}

@@ -36,7 +36,7 @@ def run(dsn, *arguments):
 def test_what_may_be_read_is_declared():
     """Every readable table is one of the schema; evidence and mail are not readable."""
     assert set(readers.READABLE) <= set(metadata.tables)
-    assert not set(readers.READABLE) & {"gpu_sample", "stretch", "outbox"}
+    assert not set(readers.READABLE) & {"gpu_sample", "usage_interval", "outbox"}
     for table, columns in readers.READABLE_COLUMNS.items():
         assert set(columns) <= set(metadata.tables[table].columns.keys())
         assert not set(columns) & {"recipient", "subject", "text", "html", "error", "owner", "reason", "evidence"}
@@ -51,7 +51,7 @@ def test_the_role_logs_in_and_reads(dsn, admin, tmp_path):
     with psycopg.connect(make_conninfo(dsn, user=ROLE, password="quite' \\ secret"), autocommit=True) as reader:
         assert reader.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert reader.execute("SHOW statement_timeout").fetchone() == (readers.STATEMENT_TIMEOUT,)
-        for table in ("gpu_sample", "stretch", "outbox"):
+        for table in ("gpu_sample", "usage_interval", "outbox"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 reader.execute(f"SELECT * FROM {table}")
         assert reader.execute("SELECT count(*) FROM outbox WHERE state = 'dead'").fetchone() == (0,)
@@ -83,7 +83,7 @@ def test_an_owner_without_rights_is_told_what_to_ask_for(dsn, admin):
     assert code == 0
     assert "left to an administrator: ALTER ROLE" in text
     assert admin.execute("SELECT has_table_privilege(%s, 'charge', 'SELECT')", (ROLE,)).fetchone() == (True,)
-    assert admin.execute("SELECT has_table_privilege(%s, 'stretch', 'SELECT')", (ROLE,)).fetchone() == (False,)
+    assert admin.execute("SELECT has_table_privilege(%s, 'usage_interval', 'SELECT')", (ROLE,)).fetchone() == (False,)
 
 
 def owned_by_somebody(dsn, admin):

@@ -115,7 +115,7 @@ def test_too_many_partitions_are_noted_and_stop_nothing(collector, monkeypatch):
     """A collector that is sent no batches for them would help nobody."""
     with open_connection(collector.dsn) as connection:
         day = NOON_MS - NOON_MS % partitions.DAY_MS
-        partitions.ensure(connection, "stretch", [day, day + partitions.DAY_MS])
+        partitions.ensure(connection, "usage_interval", [day, day + partitions.DAY_MS])
     collector.parts.readiness.most_partitions = 1
     status, note = ready(collector)
     assert (status, note) == (200, "2 partitions of evidence, over 1 plans get slow: see gpuledger doctor")

@@ -8,7 +8,7 @@ import pytest
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 NOW = dt.datetime.now(dt.UTC)
@@ -23,24 +23,33 @@ def day(number):
 def batch(node="n1", seq=1, hours=24 * 12, epoch="0192aaaa-0000-7000-8000-000000000001"):
     """Twelve days of one GPU: held by day, free by night, up to the last full hour."""
     end = NOW_MS // HOUR_MS * HOUR_MS
-    stretches = []
+    usage_intervals = []
     for hour in range(hours):
         start = end - (hours - hour) * HOUR_MS
-        stretch = {"accelerator": 0, "start_ms": start, "end_ms": start + HOUR_MS}
+        usage_interval = {"accelerator": 0, "start_ms": start, "end_ms": start + HOUR_MS}
         if hour % 24 < 10:
-            stretch |= {"state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS // 2,
-                        "idle_ms": HOUR_MS // 2}  # fmt: skip
+            usage_interval |= {
+                "state": "held",
+                "workload": 0,
+                "held_ms": HOUR_MS,
+                "busy_ms": HOUR_MS // 2,
+                "idle_ms": HOUR_MS // 2,
+            }
         else:
-            stretch |= {"state": "unallocated"}
-        stretches.append(stretch)
+            usage_interval |= {"state": "unallocated"}
+        usage_intervals.append(usage_interval)
     return {
-        "version": 1, "node": node, "epoch": epoch, "seq": seq,
+        "version": 1,
+        "node": node,
+        "epoch": epoch,
+        "seq": seq,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
-        "accelerators": [{"uuid": f"GPU-{node}", "device_uuid": f"GPU-{node}", "index": 0, "model": "NVIDIA L4",
-                          "pool": "train"}],
+        "accelerators": [
+            {"uuid": f"GPU-{node}", "device_uuid": f"GPU-{node}", "index": 0, "model": "NVIDIA L4", "pool": "train"}
+        ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
-        "stretches": stretches,
-    }  # fmt: skip
+        "usage_intervals": usage_intervals,
+    }
 
 
 @pytest.fixture
@@ -48,7 +57,7 @@ def collector(dsn):
     with running(dsn) as made:
         status, answer = made.post(json.dumps(batch()).encode(), {"Content-Type": "application/json"})
         assert status == 200, answer
-        bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Ledger(dsn), ALWAYS, NOW_MS)
         yield made
 
 
@@ -122,12 +131,12 @@ def test_forecast_and_scaling_speak_of_pools(collector):
 def test_stale_demand_gives_no_number(dsn):
     """When evidence stopped days ago the answer is 503 with Retry-After, and the caller falls back to reacting."""
     made = batch(hours=48)
-    for stretch in made["stretches"]:
-        stretch["start_ms"] -= 5 * DAY_MS
-        stretch["end_ms"] -= 5 * DAY_MS
+    for usage_interval in made["usage_intervals"]:
+        usage_interval["start_ms"] -= 5 * DAY_MS
+        usage_interval["end_ms"] -= 5 * DAY_MS
     with running(dsn) as collector:
         assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
-        bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Ledger(dsn), ALWAYS, NOW_MS)
         status, answer, headers = get(collector, "/v1/scaling/train")
     assert status == 503
     assert "desired_gpus" not in answer

@@ -11,7 +11,7 @@ from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.scaling_gauge import AGAIN_SECONDS, DEAD_SECONDS, RETRY_SECONDS, ScalingGauge
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
@@ -21,15 +21,29 @@ def batch(pool, seq, age_ms=0):
     """Two days of one GPU that is always held, up to the last full hour less `age_ms`."""
     end = NOW_MS // HOUR_MS * HOUR_MS - age_ms
     return {
-        "version": 1, "node": pool, "epoch": "0192aaaa-0000-7000-8000-000000000001", "seq": seq,
+        "version": 1,
+        "node": pool,
+        "epoch": "0192aaaa-0000-7000-8000-000000000001",
+        "seq": seq,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
-        "accelerators": [{"uuid": f"GPU-{pool}", "device_uuid": f"GPU-{pool}", "index": 0, "model": "NVIDIA L4",
-                          "pool": pool}],
+        "accelerators": [
+            {"uuid": f"GPU-{pool}", "device_uuid": f"GPU-{pool}", "index": 0, "model": "NVIDIA L4", "pool": pool}
+        ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
-        "stretches": [{"accelerator": 0, "start_ms": end - (hour + 1) * HOUR_MS, "end_ms": end - hour * HOUR_MS,
-                       "state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS, "idle_ms": 0}
-                      for hour in range(48)],
-    }  # fmt: skip
+        "usage_intervals": [
+            {
+                "accelerator": 0,
+                "start_ms": end - (hour + 1) * HOUR_MS,
+                "end_ms": end - hour * HOUR_MS,
+                "state": "held",
+                "workload": 0,
+                "held_ms": HOUR_MS,
+                "busy_ms": HOUR_MS,
+                "idle_ms": 0,
+            }
+            for hour in range(48)
+        ],
+    }
 
 
 def test_a_scrape_shows_the_number_of_the_api_and_nothing_of_a_stale_pool(dsn):
@@ -37,7 +51,7 @@ def test_a_scrape_shows_the_number_of_the_api_and_nothing_of_a_stale_pool(dsn):
     with running(dsn) as collector:
         for made in (batch("fresh", 1), batch("old", 1, 5 * DAY_MS)):
             assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
-        bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Ledger(dsn), ALWAYS, NOW_MS)
         assert "gpuledger_scaling" not in collector.request("GET", "/metrics")[2]
     with running(dsn, scaling_gauge_delay_seconds=600) as collector:
         deadline = time.monotonic() + 60

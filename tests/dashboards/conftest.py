@@ -17,8 +17,8 @@ from gpuledger_agent.simulate import simulate
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.demo import PRICES
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.roll_up_series import roll_series
-from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
+from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import connect
@@ -109,8 +109,8 @@ def add_what_looks_ahead(dsn, queue):
     queue.write_text("\n".join(["at,workload_id,gpus,pool,source", *rows]) + "\n")
     command(dsn, "import", "queue", queue)
     engine = connect(dsn)
-    roll_series(SeriesStore(dsn), 0, now_ms)
-    keep_forecasts(ForecastStore(lambda: engine), now_ms)
+    roll_up_series(SeriesStore(dsn), 0, now_ms)
+    store_forecasts(ForecastStore(lambda: engine), now_ms)
     for hours in (6, 5, 4, 0):
         advise_scaling(ScalingStore(lambda: engine), now_ms - hours * hour)
     engine.dispose()
@@ -133,8 +133,12 @@ def add_what_the_simulation_lacks(dsn):
     """Slow metrics, a sick GPU, a conflict, runs of jobs, imported usage: what boards show beside the simulation."""
     now_ms = int(UNTIL.timestamp() * 1000)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        for metric, value in (("gpu_ecc_uncorrected_volatile_total", 0), ("gpu_remapped_rows_pending", 0),
-                              ("gpu_pcie_replays_total", 3), ("gpu_power_limit_watts", 700)):  # fmt: skip
+        for metric, value in (
+            ("gpu_ecc_uncorrected_volatile_total", 0),
+            ("gpu_remapped_rows_pending", 0),
+            ("gpu_pcie_replays_total", 3),
+            ("gpu_power_limit_watts", 700),
+        ):
             connection.execute(
                 "INSERT INTO gpu_state SELECT id, %s, %s, %s FROM accelerator", (metric, now_ms - 3_600_000, value)
             )
@@ -148,8 +152,9 @@ def add_what_the_simulation_lacks(dsn):
         connection.execute("UPDATE accelerator SET health = 'ok' WHERE health = 'unknown' AND id % 2 = 0")
         connection.execute(
             "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
-            "VALUES ('h100-01', gen_random_uuid(), 5, '\\x00', %s)", (UNTIL - dt.timedelta(hours=1),)
-        )  # fmt: skip
+            "VALUES ('h100-01', gen_random_uuid(), 5, '\\x00', %s)",
+            (UNTIL - dt.timedelta(hours=1),),
+        )
         for at, (job, outcome) in enumerate([("fold_usage", "done"), ("rate_usage", "done"), ("rate_usage", "failed")]):
             begun = UNTIL - dt.timedelta(hours=2, minutes=at)
             connection.execute(

@@ -15,9 +15,7 @@ from gpuledger_common.catalogue import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "alerts" / "prometheus.yml"
-ALERTS = {
-    rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
-}  # fmt: skip
+ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
 AGENT = 'instance="n1:9440", job="gpuledger-agent"'
 COLLECTOR = 'instance="c:8440", job="gpuledger-collector"'
 GPU = 'uuid="GPU-1", gpu="0", model="H100", node="n1", mig_instance="", ' + AGENT
@@ -76,16 +74,12 @@ FAULTS = {
     "GpuLedgerJobsStalled": {
         f'gpuledger_job_runs_total{{exported_job="fold_usage", outcome="done", {COLLECTOR}}}': "0+2x150 300x250"
     },
-    "GpuLedgerBatchesRefused": {
-        f'gpuledger_ingest_batches_total{{status="refused", {COLLECTOR}}}': "3x180 3+1x220"
-    },
-    "GpuLedgerIngestFull": {
-        f'gpuledger_ingest_batches_total{{status="unavailable", {COLLECTOR}}}': "0x185 0+1x215"
-    },
+    "GpuLedgerBatchesRefused": {f'gpuledger_ingest_batches_total{{status="refused", {COLLECTOR}}}': "3x180 3+1x220"},
+    "GpuLedgerIngestFull": {f'gpuledger_ingest_batches_total{{status="unavailable", {COLLECTOR}}}': "0x185 0+1x215"},
     "GpuLedgerIngestSlow": {f'gpuledger_ingest_answer_seconds_bucket{{le="0.05", {COLLECTOR}}}': "0x400"},
     "GpuLedgerScalingAdviceGone": {f'gpuledger_scaling_desired_gpus{{pool="train", {COLLECTOR}}}': "8x180 stale"},
     "GpuLedgerContestedGpu": {f"gpuledger_ingest_contested_accelerators_total{{{COLLECTOR}}}": "0x195 2x205"},
-}  # fmt: skip
+}
 """What goes wrong for each alert, in promtool's notation for series."""
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in Debian's prometheus")
 

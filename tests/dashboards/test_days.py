@@ -13,8 +13,17 @@ from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.server import migrate
 
 YEAR = 2024
-NAMES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Havana", "Africa/Cairo",
-         "America/Santiago", "Asia/Beirut", "Asia/Kathmandu")  # fmt: skip
+NAMES = (
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "America/Havana",
+    "Africa/Cairo",
+    "America/Santiago",
+    "Asia/Beirut",
+    "Asia/Kathmandu",
+)
 
 
 @pytest.fixture(scope="module")

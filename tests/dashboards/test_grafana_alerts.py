@@ -21,9 +21,11 @@ OUTBOX = (
 )
 """What was tried and is to be tried again in a minute; the rest of its row follows."""
 FAULTS = {
-    "GpuLedgerProofBroken": "UPDATE day_proof SET holds = false WHERE day_ms = (SELECT min(day_ms) FROM day_proof)",
+    "GpuLedgerProofBroken": (
+        "UPDATE conservation_check SET holds = false WHERE day_ms = (SELECT min(day_ms) FROM conservation_check)"
+    ),
     "GpuLedgerNodeSilent": "UPDATE node SET last_seen_at = now() - interval '1 hour' WHERE name = 'h100-01'",
-    "GpuLedgerUnobserved": "UPDATE day_proof SET unobserved_ns = capacity_ns / 10",
+    "GpuLedgerUnobserved": "UPDATE conservation_check SET unobserved_ns = capacity_ns / 10",
     "GpuLedgerUnpriced": "UPDATE ledger_day SET currency = NULL, cost_micro = NULL WHERE gpu_model LIKE '%L4'",
     "GpuLedgerBehind": "DELETE FROM usage_hour WHERE hour_ms > (SELECT max(hour_ms) - 5 * 3600000 FROM usage_hour)",
     "GpuLedgerConflict": "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
@@ -34,8 +36,8 @@ FAULTS = {
     "AND at_ms > extract(epoch FROM now()) * 1000 - 6000000",
     "GpuLedgerScalingStands": "UPDATE scaling_decision SET made_ms = made_ms - 21600000",
     "GpuLedgerForecastsOff": "UPDATE backtest SET known = 48, inside = 20",
-    "GpuLedgerMessagesStuck": f"{OUTBOX} ('a', 'letter', 'ann@example.org', 1, extract(epoch FROM now()) * 1000 - "
-    "4000000, 'waiting')) one",
+    "GpuLedgerMessagesStuck": f"{OUTBOX} ('a', 'notification', 'ann@example.org', 1, extract(epoch FROM now()) "
+    "* 1000 - 4000000, 'waiting')) one",
     "GpuLedgerWebhookFailing": f"{OUTBOX} ('b', 'scaling', 'webhook:capacity', 3, extract(epoch FROM now()) * 1000 - "
     "700000, 'waiting')) one",
 }
@@ -48,8 +50,8 @@ CLEAN = (
     "FROM (SELECT DISTINCT source FROM queue_reading) sources",
     "UPDATE backtest SET inside = known * 0.8",
     "INSERT INTO outbox (key, kind, recipient, made_ms, not_before_ms, state) VALUES "
-    "('young', 'letter', 'a', extract(epoch FROM now()) * 1000, 0, 'sent'), "
-    "('quiet', 'letter', 'a', 0, extract(epoch FROM now()) * 1000 + 3600000, 'waiting'), "
+    "('young', 'notification', 'a', extract(epoch FROM now()) * 1000, 0, 'sent'), "
+    "('quiet', 'notification', 'a', 0, extract(epoch FROM now()) * 1000 + 3600000, 'waiting'), "
     "('old', 'scaling', 'a', 0, 0, 'dead')",
 )
 """The seed has faults on purpose, for the boards' sake; these end them, and add what looks like one and is none."""

@@ -14,8 +14,10 @@ TEAM = {"team": {"multi": True, "includeAll": True, "allValue": "'*'"}}
     ("text", "wanted"),
     [
         ("select $__time(time_column)", 'select time_column AS "time"'),
-        ("WHERE $__timeFilter(time_column)",
-         "WHERE time_column BETWEEN '2018-04-12T18:00:00.000000Z' AND '2018-04-12T18:05:00.000000Z'"),
+        (
+            "WHERE $__timeFilter(time_column)",
+            "WHERE time_column BETWEEN '2018-04-12T18:00:00.000000Z' AND '2018-04-12T18:05:00.000000Z'",
+        ),
         ("select $__timeFrom()", "select '2018-04-12T18:00:00.000000Z'"),
         ("GROUP BY $__timeGroup(time_column , '5m')", "GROUP BY floor(extract(epoch from time_column)/300)*300"),
         ("SELECT $__timeGroup(t,'5m'), value", 'SELECT floor(extract(epoch from t)/300)*300 AS "time", value'),
@@ -28,7 +30,7 @@ TEAM = {"team": {"multi": True, "includeAll": True, "allValue": "'*'"}}
         ("$__unixEpochFrom()", "1523556000"),
         ("$__interval_ms", "60000"),
     ],
-)  # fmt: skip
+)
 def test_macros(text, wanted):
     """Each macro gives Grafana's text."""
     assert expanded(text, SPAN, 60) == wanted

@@ -15,7 +15,7 @@ from fakes.grafana import Range
 from gpuledger_collector.cli import build
 
 BY_POSTGRES = sorted(name for name, board in BOARDS.items() if reads_postgres(board))
-RAW = ("gpu_sample", "stretch")
+RAW = ("gpu_sample", "usage_interval")
 NUMERIC = {"int2", "int4", "int8", "float4", "float8", "numeric"}
 
 
@@ -69,15 +69,18 @@ def test_panels_answer_without_a_gpu(nothing, name):
 @pytest.mark.parametrize("name", BY_POSTGRES)
 def test_ranges_of_every_length(reader, name):
     """An hour, a year, and a range before everything."""
-    for since, until in ((UNTIL - dt.timedelta(hours=1), UNTIL), (UNTIL - dt.timedelta(days=365), UNTIL),
-                         (UNTIL - dt.timedelta(days=900), UNTIL - dt.timedelta(days=899))):  # fmt: skip
+    for since, until in (
+        (UNTIL - dt.timedelta(hours=1), UNTIL),
+        (UNTIL - dt.timedelta(days=365), UNTIL),
+        (UNTIL - dt.timedelta(days=900), UNTIL - dt.timedelta(days=899)),
+    ):
         for _ in answers(reader, name, "all", Range(since, until)):
             pass
 
 
 @pytest.mark.parametrize("name", BY_POSTGRES)
 def test_no_panel_touches_raw_evidence(reader, seeded, name):
-    """By plan, not by text: neither samples nor stretches are read, nor may the role read them."""
+    """By plan, not by text: neither samples nor usage intervals are read, nor may the role read them."""
     values = chosen(BOARDS[name], options(reader, BOARDS[name], SPAN), "all")
     for one in asked(name, values, SPAN):
         (plan,) = reader.execute(f"EXPLAIN (FORMAT JSON) {one.sql}".encode()).fetchone()
@@ -122,9 +125,18 @@ def panel(reader, name, title, span):
 
 def ledger(seeded, *arguments):
     result = CliRunner().invoke(
-        build(), ["chargeback", "--from", str(SINCE.date()), "--to", str((UNTIL + dt.timedelta(days=1)).date()),
-                  *arguments, "--dsn", seeded]
-    )  # fmt: skip
+        build(),
+        [
+            "chargeback",
+            "--from",
+            str(SINCE.date()),
+            "--to",
+            str((UNTIL + dt.timedelta(days=1)).date()),
+            *arguments,
+            "--dsn",
+            seeded,
+        ],
+    )
     return result.stdout
 
 

@@ -18,7 +18,7 @@ from fakes.collector import running
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import build
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 ROOT = Path(__file__).parents[2]
@@ -35,21 +35,34 @@ TOKEN = "one-of-the-readers"
 def evidence():
     """Two nodes' worth of GPUs of the pool `train`, all held for twelve days up to the last full hour."""
     end = NOW_MS // HOUR_MS * HOUR_MS
-    stretches = [
-        {"accelerator": gpu, "start_ms": end - (HOURS - hour) * HOUR_MS, "end_ms": end - (HOURS - hour - 1) * HOUR_MS,
-         "state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS, "idle_ms": 0}
-        for gpu in range(GPUS) for hour in range(HOURS)
-    ]  # fmt: skip
+    usage_intervals = [
+        {
+            "accelerator": gpu,
+            "start_ms": end - (HOURS - hour) * HOUR_MS,
+            "end_ms": end - (HOURS - hour - 1) * HOUR_MS,
+            "state": "held",
+            "workload": 0,
+            "held_ms": HOUR_MS,
+            "busy_ms": HOUR_MS,
+            "idle_ms": 0,
+        }
+        for gpu in range(GPUS)
+        for hour in range(HOURS)
+    ]
     cards = [
         {"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4", "pool": "train"}
         for gpu in range(GPUS)
     ]
     return {
-        "version": 1, "node": "n1", "epoch": "0192aaaa-0000-7000-8000-000000000001", "seq": 1,
+        "version": 1,
+        "node": "n1",
+        "epoch": "0192aaaa-0000-7000-8000-000000000001",
+        "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
-        "accelerators": cards, "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
-        "stretches": stretches,
-    }  # fmt: skip
+        "accelerators": cards,
+        "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
+        "usage_intervals": usage_intervals,
+    }
 
 
 @pytest.fixture
@@ -60,7 +73,7 @@ def collector(dsn, tmp_path):
     with running(dsn, reader_token_file=tokens) as made:
         status, answer = made.post(json.dumps(evidence()).encode(), {"Content-Type": "application/json"})
         assert status == 200, answer
-        bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Ledger(dsn), ALWAYS, NOW_MS)
         yield made
 
 

@@ -57,7 +57,7 @@ def test_other_shells_are_asked_in_their_way(shell, tmp_path):
     assert "reconcile" not in answer.stdout
 
 
-def test_help_stays_as_it_is():
+def test_help_placements_as_it_is():
     """No option of completion on the program itself; an unknown shell is refused in a sentence."""
     shown = subprocess.run([*SHOW[:-1], "--help"], check=True, capture_output=True, text=True).stdout
     assert "--install-completion" not in shown
@@ -113,7 +113,12 @@ def test_the_queues_unit_is_understood_and_runs_a_command_that_there_is():
     assert program == "/usr/bin/gpuledger-agent"
     assert parser().parse_args(words).slurm
     if shutil.which("systemd-analyze"):
-        told = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT],
-                              capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+        told = subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert "Overall exposure level" in told.stdout
         assert not told.stderr.strip()

@@ -18,8 +18,15 @@ from gpuledger_collector.config.declared import TABLES, read_declared
 from gpuledger_collector.settings import Settings, read_hooks
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md"),
-                *(ROOT / "docs" / "runbooks").glob("*.md"), *(ROOT / "deploy").rglob("*.md")])  # fmt: skip
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "guides").glob("*.md"),
+        *(ROOT / "docs" / "runbooks").glob("*.md"),
+        *(ROOT / "deploy").rglob("*.md"),
+    ]
+)
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.S | re.M)
 SPAN = re.compile(r"`((?:gpuledger|gpuledger-agent) [^`\n]+)`")
 PROGRAMS = ("gpuledger", "gpuledger-agent")
@@ -73,8 +80,13 @@ def own(words):
     """The command, when it is one of ours: what stands before the program and redirections are left out."""
     for at, word in enumerate(words):
         if Path(word).name in PROGRAMS and not word.startswith("-"):
-            if all("=" in one or one in {"sudo", "-u", "exec", "time", "docker", "compose", "kubectl"} or at == 0
-                   or words[0] in {"sudo", "docker", "kubectl", "runuser", "."} for one in words[:at]):  # fmt: skip
+            if all(
+                "=" in one
+                or one in {"sudo", "-u", "exec", "time", "docker", "compose", "kubectl"}
+                or at == 0
+                or words[0] in {"sudo", "docker", "kubectl", "runuser", "."}
+                for one in words[:at]
+            ):
                 rest = words[at + 1 :]
                 stop = next((n for n, one in enumerate(rest) if set(one) <= set("<>") and one), len(rest))
                 yield [Path(word).name, *rest[:stop]]

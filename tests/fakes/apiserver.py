@@ -49,8 +49,11 @@ class Server(ThreadingHTTPServer):
 
     @staticmethod
     def pod(namespace, name, uid, node="n1", **labels):
-        return {"metadata": {"namespace": namespace, "name": name, "uid": uid, "labels": labels},
-                "spec": {"nodeName": node}, "status": {"phase": "Running"}}  # fmt: skip
+        return {
+            "metadata": {"namespace": namespace, "name": name, "uid": uid, "labels": labels},
+            "spec": {"nodeName": node},
+            "status": {"phase": "Running"},
+        }
 
     def listed(self, path):
         if path == "/api/v1/pods":

@@ -13,8 +13,8 @@ from gpuledger_common.wire import (
     Column,
     Heartbeat,
     Samples,
-    Stretch,
     WireAccelerator,
+    WireUsageInterval,
     WireWorkload,
     encode,
 )
@@ -37,14 +37,16 @@ def workload(identity: str = "job-1", **changes) -> WireWorkload:
     return WireWorkload(**{"id": identity, "kind": "slurm", "user": "ada", "tags": {"team": "vision"}, **changes})
 
 
-def held(accelerator: int, start_ms: int, end_ms: int, workload: int = 0, **changes) -> Stretch:
+def held(accelerator: int, start_ms: int, end_ms: int, workload: int = 0, **changes) -> WireUsageInterval:
     span = end_ms - start_ms
     parts = {"held_ms": span, "busy_ms": span, **changes}
-    return Stretch(accelerator=accelerator, state="held", start_ms=start_ms, end_ms=end_ms, workload=workload, **parts)
+    return WireUsageInterval(
+        accelerator=accelerator, state="held", start_ms=start_ms, end_ms=end_ms, workload=workload, **parts
+    )
 
 
-def free(accelerator: int, start_ms: int, end_ms: int) -> Stretch:
-    return Stretch(accelerator=accelerator, state="unallocated", start_ms=start_ms, end_ms=end_ms)
+def free(accelerator: int, start_ms: int, end_ms: int) -> WireUsageInterval:
+    return WireUsageInterval(accelerator=accelerator, state="unallocated", start_ms=start_ms, end_ms=end_ms)
 
 
 def samples(accelerators: int, instants: Sequence[int], **columns: Sequence[float | None]) -> Samples:
@@ -72,7 +74,7 @@ def batch(seq: int = 1, node: str = "node-1", accelerators: int = 2, start_ms: i
         "heartbeat": HEARTBEAT,
         "accelerators": [accelerator(number, node) for number in range(accelerators)],
         "workloads": [workload()],
-        "stretches": [held(number, start_ms, end_ms) for number in range(accelerators)],
+        "usage_intervals": [held(number, start_ms, end_ms) for number in range(accelerators)],
         "samples": samples(accelerators, range(start_ms, end_ms, 10_000)),
     }
     return Batch(**{**whole, **changes})
@@ -80,14 +82,14 @@ def batch(seq: int = 1, node: str = "node-1", accelerators: int = 2, start_ms: i
 
 def worst(seq: int, node: str, start_ms: int = NOON_MS - 240 * HOUR_MS) -> Batch:
     """Each list of a batch at its bound, every name new: the heaviest that is taken."""
-    gpus, jobs, spans = (bounds.MOST[name] for name in ("accelerators", "workloads", "stretches"))
+    gpus, jobs, spans = (bounds.MOST[name] for name in ("accelerators", "workloads", "usage_intervals"))
     cards = [accelerator(number, f"{node}-{seq}") for number in range(gpus)]
     tags = {f"t{tag}": "x" * 20 for tag in range(8)}
     workloads = [workload(f"{node}-{seq}-{number}", tags=tags) for number in range(jobs)]
     hours = [start_ms + number // gpus * HOUR_MS for number in range(spans)]
-    stretches = [free(number % gpus, at_ms, at_ms + HOUR_MS) for number, at_ms in enumerate(hours)]
+    usage_intervals = [free(number % gpus, at_ms, at_ms + HOUR_MS) for number, at_ms in enumerate(hours)]
     readings = samples(1, range(start_ms, start_ms + 200_000_000, 1_000), gpu_utilization_ratio=[0.5] * 200_000)
-    whole = batch(seq, node, accelerators=0, workloads=workloads, stretches=stretches, samples=readings)
+    whole = batch(seq, node, accelerators=0, workloads=workloads, usage_intervals=usage_intervals, samples=readings)
     return msgspec.structs.replace(whole, accelerators=cards)
 
 

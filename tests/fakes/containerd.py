@@ -63,8 +63,11 @@ class Daemon:
         path = f"{os.environ['PATH']}:{self._folder}"
         return subprocess.run(
             ["ctr", "-a", self.path, *words],
-            capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": path},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PATH": path},
+        )
 
 
 @contextlib.contextmanager

@@ -25,13 +25,13 @@ from fakes.processes import BIN, MSGPACK, CollectorProcess, free_port
 from fakes.proxy import POINTS, ProxyProcess
 from fakes.truth import Node, Truth, Verdict, body_of, judge, small_disk
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 TABLES = {
     "ingest_batch": "the transaction has begun",
-    "stretch": "the key is written",
-    "dirty_hour": "the stretches are written",
+    "usage_interval": "the key is written",
+    "hour_recompute": "the usage intervals are written",
     "gpu_sample": "the hours are marked",
     "gpu_latest": "the samples are written",
 }
@@ -163,8 +163,9 @@ class FaultyFleet:
         assert old is not None
         environment = {**self.collector.environment, "GPULEDGER_LISTEN": f"127.0.0.1:{port}"}
         with (self.folder / "collector.log").open("ab") as log:
-            new = subprocess.Popen([BIN / "gpuledger", "serve"], env=environment, stdout=log, stderr=log,
-                                   cwd=self.folder)  # fmt: skip
+            new = subprocess.Popen(
+                [BIN / "gpuledger", "serve"], env=environment, stdout=log, stderr=log, cwd=self.folder
+            )
         self.collector.process, self.collector.port, self.collector.environment = new, port, environment
         self.collector.wait_ready()
         self.proxy.say(f"upstream {port}")
@@ -222,8 +223,10 @@ class FaultyFleet:
         for name in bodies:
             self.truth.acknowledged.add((name, EPOCH, self._herds))
         self.faults[f"stampede of {herd:,} agents"] += 1
-        self.stampede_said = (f"{herd:,} agents connected within a second and were all taken in "
-                              f"{seconds:.1f} s; answers: {dict(sorted(statuses.items()))}")  # fmt: skip
+        self.stampede_said = (
+            f"{herd:,} agents connected within a second and were all taken in "
+            f"{seconds:.1f} s; answers: {dict(sorted(statuses.items()))}"
+        )
         for status in set(statuses) - {"200", "503", "no answer"}:
             self.truth.refused[f"an agent of a stampede was answered {status}"] += 1
 
@@ -239,7 +242,7 @@ class FaultyFleet:
         for thread in self._threads:
             thread.join(max(0.1, deadline - time.monotonic()))
         dsn = self.collector.dsn()
-        bring_up_to_date(Ledger(dsn), ALWAYS, int(time.time() * 1000))
+        refresh(Ledger(dsn), ALWAYS, int(time.time() * 1000))
         verdict = judge(self.truth, self.nodes, dsn)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         verdict.unaccounted += [f"{name} was not done {seconds:.0f} s after the last fault" for name in alive]

@@ -7,8 +7,17 @@ import threading
 from http.server import BaseHTTPRequestHandler
 
 
-def container(digit, name, *, image="nvcr.io/nvidia/pytorch:25.03-py3", runtime="runc", requests=None, env=(),
-              devices=None, **labels):  # fmt: skip
+def container(
+    digit,
+    name,
+    *,
+    image="nvcr.io/nvidia/pytorch:25.03-py3",
+    runtime="runc",
+    requests=None,
+    env=(),
+    devices=None,
+    **labels,
+):
     """An answer of /containers/ID/json."""
     return {
         "Id": digit * 64,
@@ -17,19 +26,33 @@ def container(digit, name, *, image="nvcr.io/nvidia/pytorch:25.03-py3", runtime=
         "Image": "sha256:" + "ab" * 32,
         "Name": f"/{name}",
         "HostConfig": {
-            "NetworkMode": "bridge", "Runtime": runtime, "Devices": devices, "DeviceRequests": requests, "Memory": 0,
+            "NetworkMode": "bridge",
+            "Runtime": runtime,
+            "Devices": devices,
+            "DeviceRequests": requests,
+            "Memory": 0,
         },
         "Config": {
-            "Hostname": digit * 12, "Env": ["PATH=/usr/bin", *env], "Cmd": ["python"], "Image": image,
+            "Hostname": digit * 12,
+            "Env": ["PATH=/usr/bin", *env],
+            "Cmd": ["python"],
+            "Image": image,
             "Labels": {name.replace("__", "."): value for name, value in labels.items()},
         },
-    }  # fmt: skip
+    }
 
 
 def gpus(*ids, count=0, driver="", capabilities=("gpu",)):
     """What `--gpus` becomes: `device=...` gives ids, a number a count, `all` the count -1."""
-    return [{"Driver": driver, "Count": count, "DeviceIDs": list(ids) or None, "Capabilities": [list(capabilities)],
-             "Options": {}}]  # fmt: skip
+    return [
+        {
+            "Driver": driver,
+            "Count": count,
+            "DeviceIDs": list(ids) or None,
+            "Capabilities": [list(capabilities)],
+            "Options": {},
+        }
+    ]
 
 
 class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

@@ -32,13 +32,27 @@ class World:
         return out
 
     def hold(
-        self, start_ms: int, hours: int, *, job: str = "1", node: str = "n1", number: int = 0, team: str = "alpha",
-        owner_node: str | None = None, kind: str = "slurm", tags: dict | None = None, **changes: object,
-    ) -> dict:  # fmt: skip
+        self,
+        start_ms: int,
+        hours: int,
+        *,
+        job: str = "1",
+        node: str = "n1",
+        number: int = 0,
+        team: str = "alpha",
+        owner_node: str | None = None,
+        kind: str = "slurm",
+        tags: dict | None = None,
+        **changes: object,
+    ) -> dict:
         """One accelerator held by one job for whole hours, a batch an hour; the last answer."""
         for hour in range(hours):
-            answer = self.send(node, [accelerator(number, owner_node or node, **changes)], start_ms + hour * HOUR,
-                               workload(job, kind=kind, user=None, tags=tags or {"team": team}))  # fmt: skip
+            answer = self.send(
+                node,
+                [accelerator(number, owner_node or node, **changes)],
+                start_ms + hour * HOUR,
+                workload(job, kind=kind, user=None, tags=tags or {"team": team}),
+            )
         return answer
 
     def send(self, node: str, accelerators: list, start_ms: int, job: object) -> dict:
@@ -48,7 +62,7 @@ class World:
             batch(self._seq, node, 0, start_ms, samples=Samples()),
             accelerators=accelerators,
             workloads=[job],
-            stretches=[held(at, start_ms, start_ms + HOUR) for at in range(len(accelerators))],
+            usage_intervals=[held(at, start_ms, start_ms + HOUR) for at in range(len(accelerators))],
         )
         status, answer = self.collector.send(made)
         assert status in (200, 422), answer

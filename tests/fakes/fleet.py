@@ -1,4 +1,4 @@
-"""Evidence as ingest leaves it: accelerators, capacity, stretches and marks, written straight into the tables."""
+"""Evidence as ingest leaves it: accelerators, capacity, usage intervals and marks, written straight into the tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCH = "00000000-0000-4000-8000-000000000001"
 
 @dataclass(frozen=True)
 class Held:
-    """A stretch: accelerator number, holder (None with another state), start and end in ms after OCTOBER."""
+    """A usage interval: accelerator number, holder (None with another state), start and end in ms after OCTOBER."""
 
     accelerator: int
     workload: int | None
@@ -58,9 +58,15 @@ class Fleet:
         return self._one("SELECT id FROM accelerator WHERE uuid = %s", uuid)
 
     def capacity(
-        self, number: int, start: int, end: int | None = None, *, pool: str = "train", node: str = "n1",
+        self,
+        number: int,
+        start: int,
+        end: int | None = None,
+        *,
+        pool: str = "train",
+        node: str = "n1",
         source: str = "agent",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.connection.execute(
             "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
             "SELECT id, model, gpu_micro, %s, %s, %s, %s, %s FROM accelerator WHERE id = %s",
@@ -75,21 +81,35 @@ class Fleet:
         )
         return self._one("SELECT id FROM workload WHERE key = %s", f"slurm::{number}")
 
-    def evidence(self, stretches: Iterable[Held], *, node: str = "n1") -> None:
-        """One batch: stretches of one instant and accelerator are holders that share it."""
+    def evidence(self, usage_intervals: Iterable[Held], *, node: str = "n1") -> None:
+        """One batch: usage intervals of one instant and accelerator are holders that share it."""
         self._seq += 1
-        for record, one in enumerate(stretches):
+        for record, one in enumerate(usage_intervals):
             accelerator = self.accelerator(one.accelerator)
             workload = None if one.workload is None else self.workload(one.workload)
             start, end = OCTOBER + one.start, OCTOBER + one.end
-            partitions.ensure(self.connection, "stretch", [start - start % DAY])
+            partitions.ensure(self.connection, "usage_interval", [start - start % DAY])
             held = one.end - one.start if one.state == "held" else 0
-            row = (accelerator, workload, one.state, start, end, held, one.busy, one.idle, held - one.busy - one.idle,
-                   one.energy, self.node(node), EPOCH, self._seq, record)  # fmt: skip
-            self.connection.execute(f"INSERT INTO stretch VALUES ({', '.join(['%s'] * len(row))})", row)
+            row = (
+                accelerator,
+                workload,
+                one.state,
+                start,
+                end,
+                held,
+                one.busy,
+                one.idle,
+                held - one.busy - one.idle,
+                one.energy,
+                self.node(node),
+                EPOCH,
+                self._seq,
+                record,
+            )
+            self.connection.execute(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * len(row))})", row)
             for hour in range(start - start % HOUR, end, HOUR):
                 self.connection.execute(
-                    "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)", (accelerator, hour)
+                    "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", (accelerator, hour)
                 )
 
     def dump(self) -> list[tuple[object, ...]]:
@@ -100,7 +120,7 @@ class Fleet:
             "SELECT l.day_ms, o.team, l.state, l.pool, l.currency, l.gpu_ns, l.cost_micro, l.idle_cost_micro, "
             "l.energy_mj FROM ledger_day l LEFT JOIN owner o ON o.id = owner_id",
             "SELECT day_ms, capacity_ns, held_ns, unobserved_ns, capacity_cost::text, charged_cost::text, imported_ns, "
-            "until_ms, holds FROM day_proof",
+            "until_ms, holds FROM conservation_check",
             "SELECT * FROM usage_hour",
         ):
             rows += sorted(self.connection.execute(query).fetchall(), key=repr)

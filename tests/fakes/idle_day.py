@@ -15,9 +15,16 @@ def minutes(fleet: Fleet, number: int, start: int, end: int, utilization: float,
     fleet.connection.execute(
         "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, utilization_ratio, memory_used_bytes, processes, "
         "zero_ratio) SELECT %s, m, 4, %s, %s, %s, %s FROM generate_series(%s::bigint, %s::bigint - 1, 60000) AS m",
-        (fleet.accelerator(number), utilization, 60 * GIB if processes else GIB // 2, processes,
-         float(utilization == 0), OCTOBER + start, OCTOBER + end),
-    )  # fmt: skip
+        (
+            fleet.accelerator(number),
+            utilization,
+            60 * GIB if processes else GIB // 2,
+            processes,
+            float(utilization == 0),
+            OCTOBER + start,
+            OCTOBER + end,
+        ),
+    )
 
 
 def furnish(fleet: Fleet) -> None:

@@ -16,26 +16,37 @@ _SHAPES = {
     "ListPodResourcesRequest": [],
     "ListPodResourcesResponse": [(1, "pod_resources", "PodResources*")],
     "PodResources": [
-        (1, "name", "text"), (2, "namespace", "text"), (3, "containers", "ContainerResources*"),
-        (4, "cpu_ids", "int64*"), (5, "memory", "ContainerMemory*"),
+        (1, "name", "text"),
+        (2, "namespace", "text"),
+        (3, "containers", "ContainerResources*"),
+        (4, "cpu_ids", "int64*"),
+        (5, "memory", "ContainerMemory*"),
     ],
     "ContainerResources": [
-        (1, "name", "text"), (2, "devices", "ContainerDevices*"), (3, "cpu_ids", "int64*"),
-        (4, "memory", "ContainerMemory*"), (5, "dynamic_resources", "DynamicResource*"),
+        (1, "name", "text"),
+        (2, "devices", "ContainerDevices*"),
+        (3, "cpu_ids", "int64*"),
+        (4, "memory", "ContainerMemory*"),
+        (5, "dynamic_resources", "DynamicResource*"),
     ],
     "ContainerMemory": [(1, "memory_type", "text"), (2, "size", "uint64"), (3, "topology", "TopologyInfo")],
     "TopologyInfo": [(1, "nodes", "NUMANode*")],
     "NUMANode": [(1, "ID", "int64")],
     "ContainerDevices": [(1, "resource_name", "text"), (2, "device_ids", "text*"), (3, "topology", "TopologyInfo")],
     "DynamicResource": [
-        (2, "claim_name", "text"), (3, "claim_namespace", "text"), (4, "claim_resources", "ClaimResource*"),
+        (2, "claim_name", "text"),
+        (3, "claim_namespace", "text"),
+        (4, "claim_resources", "ClaimResource*"),
     ],
     "ClaimResource": [
-        (1, "cdi_devices", "CDIDevice*"), (2, "driver_name", "text"), (3, "pool_name", "text"),
-        (4, "device_name", "text"), (5, "share_id", "text"),
+        (1, "cdi_devices", "CDIDevice*"),
+        (2, "driver_name", "text"),
+        (3, "pool_name", "text"),
+        (4, "device_name", "text"),
+        (5, "share_id", "text"),
     ],
     "CDIDevice": [(1, "name", "text")],
-}  # fmt: skip
+}
 
 
 def _classes():

@@ -10,10 +10,26 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 BIG = {
-    "charge", "correction", "counter_hour", "counter_reading", "dirty_hour", "gpu_minute", "gpu_sample", "gpu_state",
-    "imported_usage", "ingest_batch", "ledger_day", "ledger_month", "node_heat", "owner_5min", "sample_archive",
-    "scrape_sample", "stretch", "usage_hour", "workload",
-}  # fmt: skip
+    "charge",
+    "correction",
+    "counter_hour",
+    "counter_reading",
+    "hour_recompute",
+    "gpu_minute",
+    "gpu_sample",
+    "gpu_state",
+    "imported_usage",
+    "ingest_batch",
+    "ledger_day",
+    "ledger_month",
+    "node_utilization",
+    "owner_5min",
+    "sample_archive",
+    "scrape_sample",
+    "usage_interval",
+    "usage_hour",
+    "workload",
+}
 """Tables that grow with the fleet: a lock that lasts as long as reading them stops every writer."""
 _MADE = re.compile(r"CREATE (?:TABLE|VIEW|FUNCTION)(?: IF NOT EXISTS)? (\w+)", re.I)
 _ON_TABLE = re.compile(r"(?:ALTER TABLE(?: ONLY)?(?: IF EXISTS)?|\bON)\s+(?:ONLY\s+)?(\w+)", re.I)

@@ -48,8 +48,15 @@ def pythons() -> list[str]:
 def delivers(command: list[str | Path], folder: Path) -> None:
     """Starts the agent on a simulated node until a collector has a batch of it, and stops it in order."""
     with sink() as target:
-        settings = {"SOURCE": "simulated", "NODE": "h100-03", "SPOOL_DIR": str(folder / "spool"), "METRICS_LISTEN": "",
-                    "COLLECTOR_URL": target.url, "SAMPLE_INTERVAL_S": "0.1", "PUSH_INTERVAL_S": "1"}  # fmt: skip
+        settings = {
+            "SOURCE": "simulated",
+            "NODE": "h100-03",
+            "SPOOL_DIR": str(folder / "spool"),
+            "METRICS_LISTEN": "",
+            "COLLECTOR_URL": target.url,
+            "SAMPLE_INTERVAL_S": "0.1",
+            "PUSH_INTERVAL_S": "1",
+        }
         environment = {**bare(), **{f"GPULEDGER_AGENT_{name}": value for name, value in settings.items()}}
         log = folder / "log"
         with log.open("wb") as file:

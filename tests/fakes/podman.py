@@ -45,16 +45,30 @@ class Podman:
         runtime.chmod(0o755)
         (folder / "rootfs/bin").mkdir(parents=True)
         self._words = [
-            "podman", "--root", folder / "root", "--runroot", folder / "run", "--tmpdir", folder / "tmp",
-            "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime,
-        ]  # fmt: skip
+            "podman",
+            "--root",
+            folder / "root",
+            "--runroot",
+            folder / "run",
+            "--tmpdir",
+            folder / "tmp",
+            "--storage-driver",
+            "vfs",
+            "--cgroup-manager",
+            "cgroupfs",
+            "--events-backend",
+            "file",
+            "--runtime",
+            runtime,
+        ]
         self._service = None
 
     def start(self):
         self._service = subprocess.Popen(
             [*self._words, "system", "service", "--time=0", f"unix://{self.path}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         until = time.monotonic() + 60
         while not self.path.exists():
             if self._service.poll() is not None or time.monotonic() > until:

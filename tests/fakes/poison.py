@@ -52,8 +52,9 @@ def columns(values: list[float], kind: str = "f4") -> dict[str, Column]:
 def odd_numbers(seq: int) -> bytes:
     """NaN, infinities, the largest and smallest floats as readings: stored as absent, or as what they are."""
     values = [math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45] * 2
-    return encode(batch(seq, "poison", samples=samples(2, range(NOON_MS, NOON_MS + 60_000, 10_000),
-                                                       gpu_utilization_ratio=values)))  # fmt: skip
+    return encode(
+        batch(seq, "poison", samples=samples(2, range(NOON_MS, NOON_MS + 60_000, 10_000), gpu_utilization_ratio=values))
+    )
 
 
 def poisons(seq: int) -> Iterator[Poison]:
@@ -69,20 +70,33 @@ def poisons(seq: int) -> Iterator[Poison]:
     yield of_batch("a NUL in a name", with_parts(changed, seq=seq + 2, workloads=[workload("a\0b")]), {422})
     twisted = good.replace(b"job-1", b"\xff\xfe\xc0\x80\xed")
     yield of_batch("bad UTF-8", twisted, no_text)
-    yield of_batch("time that runs backwards",
-                   with_parts(changed, seq=seq + 3, stretches=[held(0, NOON_MS, NOON_MS - 5_000)]), {422})  # fmt: skip
-    yield of_batch("more time than there is",
-                   with_parts(changed, seq=seq + 4, stretches=[held(0, NOON_MS, NOON_MS + 1000, held_ms=2**62,
-                                                                    busy_ms=2**62)]), {422})  # fmt: skip
-    yield of_batch("instants before 1970 and after 9999",
-                   with_parts(changed, seq=seq + 5, samples=Samples([0, 0], [-(2**62), 2**62], columns([1.0, 2.0]))),
-                   {422})  # fmt: skip
-    yield of_batch("columns of the wrong length",
-                   with_parts(changed, seq=seq + 6, samples=Samples([0], [NOON_MS], columns([1.0] * 9))),
-                   partial - {200})  # fmt: skip
-    yield of_batch("a metric that does not exist",
-                   with_parts(changed, seq=seq + 7, samples=Samples([0], [NOON_MS], {"none": Column("f4", b"1234")})),
-                   {422})  # fmt: skip
+    yield of_batch(
+        "time that runs backwards",
+        with_parts(changed, seq=seq + 3, usage_intervals=[held(0, NOON_MS, NOON_MS - 5_000)]),
+        {422},
+    )
+    yield of_batch(
+        "more time than there is",
+        with_parts(
+            changed, seq=seq + 4, usage_intervals=[held(0, NOON_MS, NOON_MS + 1000, held_ms=2**62, busy_ms=2**62)]
+        ),
+        {422},
+    )
+    yield of_batch(
+        "instants before 1970 and after 9999",
+        with_parts(changed, seq=seq + 5, samples=Samples([0, 0], [-(2**62), 2**62], columns([1.0, 2.0]))),
+        {422},
+    )
+    yield of_batch(
+        "columns of the wrong length",
+        with_parts(changed, seq=seq + 6, samples=Samples([0], [NOON_MS], columns([1.0] * 9))),
+        partial - {200},
+    )
+    yield of_batch(
+        "a metric that does not exist",
+        with_parts(changed, seq=seq + 7, samples=Samples([0], [NOON_MS], {"none": Column("f4", b"1234")})),
+        {422},
+    )
     yield from _wrongly_packed()
     yield from _of_prometheus()
 
@@ -105,18 +119,22 @@ def _packings(good: bytes) -> Iterator[Poison]:
     yield of_batch("a bomb of zstd", bytes(80 * MIB), {413})
     yield of_batch("a bomb of gzip", bytes(80 * MIB), {413}, "gzip")
     yield of_batch("lists without end", msgpack_lists(3_000_000), {400, 413})
-    yield of_batch("a list that claims 4,000,000,000 entries", b"\x81\xa9stretches\xdd\xee\x6b\x28\x00", {400, 413})
+    yield of_batch(
+        "a list that claims 4,000,000,000 entries", b"\x81\xa9usage intervals\xdd\xee\x6b\x28\x00", {400, 413}
+    )
     yield of_batch("JSON 100,000 deep", b'{"version":' + b"[" * 100_000, {400}, "gzip", "json")
     yield of_batch("JSON with NaN", json.dumps({"version": math.nan}).encode(), {400}, "gzip", "json")
     yield raw("nothing", b"", {400})
 
 
 def msgpack_lists(entries: int) -> bytes:
-    """A batch whose list of stretches holds nothing but nil: a byte on the wire, many in memory."""
+    """A batch whose list of usage intervals holds nothing but nil: a byte on the wire, many in memory."""
     whole = msgspec.msgpack.decode(encode(batch(1, "poison-3", epoch=EPOCH)))
-    whole["stretches"] = []
+    whole["usage_intervals"] = []
     head = msgspec.msgpack.encode(whole)
-    return head.replace(b"\xa9stretches\x90", b"\xa9stretches\xdd" + struct.pack(">I", entries) + b"\xc0" * entries)
+    return head.replace(
+        b"\xa9usage intervals\x90", b"\xa9usage intervals\xdd" + struct.pack(">I", entries) + b"\xc0" * entries
+    )
 
 
 def _of_prometheus() -> Iterator[Poison]:
@@ -126,14 +144,21 @@ def _of_prometheus() -> Iterator[Poison]:
     yield of_prometheus("remote write: no snappy", good, {400})
     yield of_prometheus("remote write: a bomb", b"\xff\xff\xff\xff\x07" + bytes(100), {413})
     yield of_prometheus("remote write: a length that lies", b"\x64" + snappy(good)[1:], {400})
-    yield of_prometheus("remote write: a label of 1 MiB",
-                        snappy(one([Point(labels(name, namespace="x" * MIB), 1.0, now)])), {400, 413})  # fmt: skip
-    yield of_prometheus("remote write: 5,000 labels",
-                        snappy(one([Point(labels(name, **{f"l{n}": "x" for n in range(5000)}), 1.0, now)])),
-                        {400, 413})  # fmt: skip
-    yield of_prometheus("remote write: bad UTF-8", snappy(good.replace(b"nvidia0", b"\xff\xfe\xc0\x80\xed\xa0\x80")),
-                        {400})  # fmt: skip
-    yield of_prometheus("remote write: NaN and infinity",
-                        snappy(one([Point(labels(name, gpu), value, now)
-                                    for gpu, value in enumerate((math.nan, math.inf, -math.inf))])),
-                        {204, 400})  # fmt: skip
+    yield of_prometheus(
+        "remote write: a label of 1 MiB", snappy(one([Point(labels(name, namespace="x" * MIB), 1.0, now)])), {400, 413}
+    )
+    yield of_prometheus(
+        "remote write: 5,000 labels",
+        snappy(one([Point(labels(name, **{f"l{n}": "x" for n in range(5000)}), 1.0, now)])),
+        {400, 413},
+    )
+    yield of_prometheus(
+        "remote write: bad UTF-8", snappy(good.replace(b"nvidia0", b"\xff\xfe\xc0\x80\xed\xa0\x80")), {400}
+    )
+    yield of_prometheus(
+        "remote write: NaN and infinity",
+        snappy(
+            one([Point(labels(name, gpu), value, now) for gpu, value in enumerate((math.nan, math.inf, -math.inf))])
+        ),
+        {204, 400},
+    )

@@ -48,8 +48,14 @@ KINDS = [*REQUEST_FAULTS, *ANSWER_FAULTS]
 POINTS = ("half a request", "request delivered", "answer on its way")
 """Where a request can be held, so that a process can be killed just then."""
 PORTAL = b"<html><body>Please log in to the guest network.</body></html>"
-GATEWAY = ("500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout",
-           "408 Request Timeout", "429 Too Many Requests")  # fmt: skip
+GATEWAY = (
+    "500 Internal Server Error",
+    "502 Bad Gateway",
+    "503 Service Unavailable",
+    "504 Gateway Timeout",
+    "408 Request Timeout",
+    "429 Too Many Requests",
+)
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d+)")
 CLOSED = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 
@@ -302,10 +308,21 @@ class ProxyProcess:
 
     def __init__(self, upstream: int, seed: int, rate: float = 0.6) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--seed", str(seed), "--upstream", str(upstream),
-             "--rate", str(rate)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
+            [
+                sys.executable,
+                str(Path(__file__).resolve()),
+                "--seed",
+                str(seed),
+                "--upstream",
+                str(upstream),
+                "--rate",
+                str(rate),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
         self._events: dict[str, dict] = {}
         self._came = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()

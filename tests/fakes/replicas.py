@@ -66,8 +66,11 @@ class Patched(Replica):
         with (self.folder / "collector.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [BIN / "python", "-c", self._code, "serve"],
-                env=self.environment, stdout=log, stderr=log, cwd=self.folder,
-            )  # fmt: skip
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+            )
 
 
 @contextlib.contextmanager

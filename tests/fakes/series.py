@@ -1,16 +1,16 @@
 """Evidence by chance, drawn as series: what tests of series start from."""
 
 from fakes.fleet import DAY, HOUR, NOW_MS, Held
-from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 MINUTE = 60_000
 
 
 def at_random(dice, days=2, accelerators=4):
-    """Stretches in all states, with gaps, of odd lengths, some over the hour and over midnight."""
+    """Usage intervals in all states, with gaps, of odd lengths, some over the hour and over midnight."""
     found = []
     for accelerator in range(accelerators):
         at = dice.randrange(HOUR)
@@ -39,5 +39,5 @@ def filled(fleet, run, dice):
 
 def rolled(dsn, ledger, now_ms=NOW_MS, keep_days=0):
     """Everything folded, rated and drawn; how many days were drawn."""
-    bring_up_to_date(ledger, ALWAYS, now_ms)
-    return roll_series(SeriesStore(dsn), keep_days, now_ms)
+    refresh(ledger, ALWAYS, now_ms)
+    return roll_up_series(SeriesStore(dsn), keep_days, now_ms)

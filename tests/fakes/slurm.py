@@ -86,9 +86,9 @@ StorageLoc=slurm_acct
 
 def why_not() -> str | None:
     """Why no Slurm can be started on this machine; None when one can."""
-    lacking = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
-    if lacking:
-        return f"{', '.join(lacking)} not installed: apt-get install {PACKAGES}"
+    readiness_problems = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
+    if readiness_problems:
+        return f"{', '.join(readiness_problems)} not installed: apt-get install {PACKAGES}"
     if os.geteuid() != 0:
         return "slurmd starts jobs as their users and has to run as root"
     with tempfile.TemporaryDirectory() as folder:
@@ -115,32 +115,67 @@ class Cluster:
         self.jobs, self.devices = home / "jobs", home / "dev"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
-            "PATH": PATH, "SLURM_CONF": str(home / "slurm.conf"), "TZ": "UTC", "SLURM_TIME_FORMAT": "%s",
-        }  # fmt: skip
+            "PATH": PATH,
+            "SLURM_CONF": str(home / "slurm.conf"),
+            "TZ": "UTC",
+            "SLURM_TIME_FORMAT": "%s",
+        }
         self._values = {
-            "node": NODE, "home": str(home), "ctld": free_port(), "slurmd": free_port(), "dbd": free_port(),
-            "mysql": free_port(), "password": secrets.token_hex(12), "cpus": cpus, "gpus": GPUS,
+            "node": NODE,
+            "home": str(home),
+            "ctld": free_port(),
+            "slurmd": free_port(),
+            "dbd": free_port(),
+            "mysql": free_port(),
+            "password": secrets.token_hex(12),
+            "cpus": cpus,
+            "gpus": GPUS,
             "shards": GPUS * SHARDS_PER_GPU,
-        }  # fmt: skip
+        }
         self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """All daemons and the accounts. Raises AssertionError with the log of the one that failed."""
         self._write_configuration()
         home, values = self.home, self._values
-        self._spawn("munged", "--foreground", "--force", f"--socket={home}/munge.sock", f"--key-file={home}/munge.key",
-                    f"--pid-file={home}/munge.pid", f"--seed-file={home}/munge.seed", "--log-file", home / "munge.log",
-                    "--num-threads=1")  # fmt: skip
-        self.run("mariadb-install-db", "--no-defaults", f"--datadir={home}/mysql", "--skip-test-db", "--user=root",
-                 "--auth-root-authentication-method=normal", "--skip-name-resolve")  # fmt: skip
+        self._spawn(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={home}/munge.sock",
+            f"--key-file={home}/munge.key",
+            f"--pid-file={home}/munge.pid",
+            f"--seed-file={home}/munge.seed",
+            "--log-file",
+            home / "munge.log",
+            "--num-threads=1",
+        )
+        self.run(
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={home}/mysql",
+            "--skip-test-db",
+            "--user=root",
+            "--auth-root-authentication-method=normal",
+            "--skip-name-resolve",
+        )
         setup = home / "setup.sql"
         setup.write_text(
             f"CREATE DATABASE slurm_acct;\nCREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{values['password']}';\n"
             "GRANT ALL ON slurm_acct.* TO slurm@'127.0.0.1';\n"
         )
-        self._spawn("mariadbd", "--no-defaults", f"--datadir={home}/mysql", f"--socket={home}/mysql.sock",
-                    f"--port={values['mysql']}", "--bind-address=127.0.0.1", "--user=root", "--skip-name-resolve",
-                    "--innodb-flush-log-at-trx-commit=0", f"--init-file={setup}")  # fmt: skip
+        self._spawn(
+            "mariadbd",
+            "--no-defaults",
+            f"--datadir={home}/mysql",
+            f"--socket={home}/mysql.sock",
+            f"--port={values['mysql']}",
+            "--bind-address=127.0.0.1",
+            "--user=root",
+            "--skip-name-resolve",
+            "--innodb-flush-log-at-trx-commit=0",
+            f"--init-file={setup}",
+        )
         self._wait(lambda: answers(values["mysql"]), "mariadbd")
         self._spawn("slurmdbd", "-D")
         self._wait(lambda: answers(values["dbd"]), "slurmdbd")
@@ -187,9 +222,14 @@ class Cluster:
     def run(self, *command: object) -> str:
         """What a command of this cluster prints. Raises AssertionError with what it complains about."""
         done = subprocess.run(
-            [str(part) for part in command], env=self.environment, cwd=self.home, capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+            [str(part) for part in command],
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
         return done.stdout
 
@@ -210,10 +250,24 @@ class Cluster:
         """A batch job that sleeps; its id."""
         script = f"#!/bin/sh\nsleep {seconds}\n"
         done = subprocess.run(
-            ["sbatch", "--parsable", f"--account={account}", f"--gres={gres}", "--ntasks=1", "--chdir=/tmp",
-             "--output=/dev/null", f"--uid={user}", *options],
-            env=self.environment, input=script, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [
+                "sbatch",
+                "--parsable",
+                f"--account={account}",
+                f"--gres={gres}",
+                "--ntasks=1",
+                "--chdir=/tmp",
+                "--output=/dev/null",
+                f"--uid={user}",
+                *options,
+            ],
+            env=self.environment,
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

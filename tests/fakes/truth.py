@@ -44,22 +44,27 @@ def held_of(k: int, gpu: int) -> int:
 def body_of(node: str, epoch: str, seq: int, k: int) -> bytes:
     """Batch `k` of a node: alone held, shared by two, or free."""
     start, end = NOON_MS + k * SPAN_MS, NOON_MS + (k + 1) * SPAN_MS
-    stretches = []
+    usage_intervals = []
     for gpu in range(GPUS):
         if not held_of(k, gpu):
-            stretches.append(free(gpu, start, end))
+            usage_intervals.append(free(gpu, start, end))
         elif k % 3:
-            stretches.append(held(gpu, start, end))
+            usage_intervals.append(held(gpu, start, end))
         else:
-            stretches += [held(gpu, start, end, who, held_ms=ms, busy_ms=ms) for who, ms in ((0, 3_333), (1, 6_667))]
+            usage_intervals += [
+                held(gpu, start, end, who, held_ms=ms, busy_ms=ms) for who, ms in ((0, 3_333), (1, 6_667))
+            ]
     instants = [start + offset for offset in OFFSETS_MS]
     values = [value_of(k, gpu, place) for place in range(len(instants)) for gpu in range(GPUS)]
     made = batch(
-        seq, node, epoch=epoch,
+        seq,
+        node,
+        epoch=epoch,
         accelerators=GPUS,
         workloads=[workload(f"job-{k // 50}"), workload(f"job-{k // 50}-b", tags={"team": "speech"})],
-        stretches=stretches, samples=samples(GPUS, instants, gpu_utilization_ratio=values),
-    )  # fmt: skip
+        usage_intervals=usage_intervals,
+        samples=samples(GPUS, instants, gpu_utilization_ratio=values),
+    )
     return pack(made)
 
 
@@ -199,9 +204,12 @@ def ends_of(node: Node, verdict: Verdict) -> set[Key]:
     """Batches of a node that are not acknowledged and for which its spool has another end; others are unaccounted."""
     epoch, counts = node.spool.epoch, node.spool.counts()
     verdict.batches.update(
-        made=counts.produced, acknowledged=counts.acked, dropped=counts.dropped, dead=counts.dead,
+        made=counts.produced,
+        acknowledged=counts.acked,
+        dropped=counts.dropped,
+        dead=counts.dead,
         waiting=counts.pending,
-    )  # fmt: skip
+    )
     if not counts.conserved:
         verdict.unaccounted.append(f"{node.name}: {counts}")
     mine = {key for key in node.truth.made if key[0] == node.name}
@@ -212,15 +220,15 @@ def ends_of(node: Node, verdict: Verdict) -> set[Key]:
     open_ended = mine - acknowledged
     ranges = [(first, last) for first, last, _, _ in node.spool.losses()]
     dropped = {key for key in open_ended if any(first <= key[2] <= last for first, last in ranges)}
-    buried = {key for key in open_ended if key[2] in {seq for seq, record, _ in node.spool.dead_letters()}}
-    for key in sorted(open_ended - dropped - buried):
+    dead_lettered = {key for key in open_ended if key[2] in {seq for seq, record, _ in node.spool.dead_letters()}}
+    for key in sorted(open_ended - dropped - dead_lettered):
         verdict.unaccounted.append(f"{key} has no end")
-    told = (len(acknowledged), len(dropped), len(buried))
+    told = (len(acknowledged), len(dropped), len(dead_lettered))
     if told != (counts.acked, counts.dropped, counts.dead):
         verdict.unaccounted.append(f"{node.name}: {told} batches, counted as {counts}")
     if epoch not in {key[1] for key in mine}:
         verdict.unaccounted.append(f"{node.name}: its spool was replaced")
-    return dropped | buried
+    return dropped | dead_lettered
 
 
 def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
@@ -230,11 +238,13 @@ def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
         ends_of(node, verdict)
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
-            "SELECT n.name, b.epoch::text, b.seq, b.stretches, b.samples FROM ingest_batch b JOIN node n ON n.id ="
+            "SELECT n.name, b.epoch::text, b.seq, b.usage_intervals, b.samples FROM ingest_batch b JOIN node n ON "
+            "n.id ="
             " b.node_id"
         ).fetchall()
-        stretches = connection.execute(
-            "SELECT n.name, s.epoch::text, s.seq, count(*), count(DISTINCT s.record), sum(s.held_ms) FROM stretch s"
+        usage_intervals = connection.execute(
+            "SELECT n.name, s.epoch::text, s.seq, count(*), count(DISTINCT s.record), sum(s.held_ms) FROM "
+            "usage_interval s"
             " JOIN node n ON n.id = s.node_id GROUP BY 1, 2, 3"
         ).fetchall()
         found = _samples(connection, max(truth.made.values(), default=0))
@@ -248,7 +258,7 @@ def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
     verdict.batches["committed"] = len(committed)
     verdict.twice += [f"batch {key} is in the ledger {times} times" for key, times in committed.items() if times > 1]
     verdict.lost += [f"batch {key}" for key in sorted(truth.acknowledged - set(committed))]
-    _judge_stretches(truth, stretches, set(committed), verdict)
+    _judge_usage_intervals(truth, usage_intervals, set(committed), verdict)
     _judge_samples(truth, found, set(committed), verdict)
     _judge_bill(truth, billed, set(committed), verdict)
     verdict.unaccounted += [f"{times} x {what}" for what, times in truth.refused.items()]
@@ -266,13 +276,16 @@ def _samples(connection: psycopg.Connection, last: int) -> list[tuple[str, int, 
     return [
         (names[number], at_ms, value if present else None)
         for number, at_ms, value, present in zip(
-            found.accelerator_id.tolist(), found.at_ms.tolist(), column.values.tolist(), column.present.tolist(),
+            found.accelerator_id.tolist(),
+            found.at_ms.tolist(),
+            column.values.tolist(),
+            column.present.tolist(),
             strict=True,
         )
-    ]  # fmt: skip
+    ]
 
 
-def _judge_stretches(truth: Truth, rows: list, committed: set[Key], verdict: Verdict) -> None:
+def _judge_usage_intervals(truth: Truth, rows: list, committed: set[Key], verdict: Verdict) -> None:
     seen = {}
     for name, epoch, seq, count, distinct, held_ms in rows:
         key = (name, epoch, seq)
@@ -280,7 +293,7 @@ def _judge_stretches(truth: Truth, rows: list, committed: set[Key], verdict: Ver
             continue
         seen[key] = int(held_ms)
         if count != distinct:
-            verdict.twice.append(f"{count - distinct} stretches of {key}")
+            verdict.twice.append(f"{count - distinct} usage intervals of {key}")
     for key in committed:
         wanted = sum(held_of(truth.made[key], gpu) for gpu in range(GPUS))
         if key not in seen or seen[key] < wanted:

@@ -14,7 +14,7 @@ from gpuledger_collector.api.auth.keys import NEW_SECONDS
 from gpuledger_collector.cli import build
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
 from gpuledger_collector.storage.findings import findings
@@ -35,15 +35,43 @@ def six_days(team: str, number: int) -> bytes:
     end = NOW_MS // HOUR_MS * HOUR_MS
     spans = [(at, at + HOUR_MS) for at in range(end - 6 * DAY_MS, end, HOUR_MS)]
     made = {
-        "version": 1, "node": f"{team}-node", "epoch": f"0192aaaa-0000-7000-8000-00000000000{number}", "seq": 1,
+        "version": 1,
+        "node": f"{team}-node",
+        "epoch": f"0192aaaa-0000-7000-8000-00000000000{number}",
+        "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
-        "accelerators": [{"uuid": f"GPU-{team}", "device_uuid": f"GPU-{team}", "index": 0, "model": "NVIDIA L4",
-                          "pool": f"{team}-pool"}],
-        "workloads": [{"id": f"{team}-1", "kind": "slurm", "user": f"{team}-user", "name": f"{team}-job",
-                       "tags": {"team": team, "project": f"{team}-project"}}],
-        "stretches": [{"accelerator": 0, "state": "held", "workload": 0, "start_ms": start, "end_ms": stop,
-                       "held_ms": HOUR_MS, "busy_ms": HOUR_MS // 2, "idle_ms": HOUR_MS // 2} for start, stop in spans],
-    }  # fmt: skip
+        "accelerators": [
+            {
+                "uuid": f"GPU-{team}",
+                "device_uuid": f"GPU-{team}",
+                "index": 0,
+                "model": "NVIDIA L4",
+                "pool": f"{team}-pool",
+            }
+        ],
+        "workloads": [
+            {
+                "id": f"{team}-1",
+                "kind": "slurm",
+                "user": f"{team}-user",
+                "name": f"{team}-job",
+                "tags": {"team": team, "project": f"{team}-project"},
+            }
+        ],
+        "usage_intervals": [
+            {
+                "accelerator": 0,
+                "state": "held",
+                "workload": 0,
+                "start_ms": start,
+                "end_ms": stop,
+                "held_ms": HOUR_MS,
+                "busy_ms": HOUR_MS // 2,
+                "idle_ms": HOUR_MS // 2,
+            }
+            for start, stop in spans
+        ],
+    }
     return json.dumps(made).encode()
 
 
@@ -58,12 +86,24 @@ def declared() -> str:
 
 def _finding(team: str, kind: str) -> Finding:
     return Finding(
-        key=f"{kind}-{team}", kind=kind, state="zombie" if kind == "idle" else "usage",
-        subject=f"GPU-{team}" if kind == "idle" else team, accelerator_id=None, workload_id=None, team=team,
-        owner={"team": team, "project": f"{team}-project"}, since_ms=NOW_MS - HOUR_MS, opened_ms=NOW_MS - HOUR_MS,
-        until_ms=NOW_MS, resolved_ms=None, confidence=0.9, currency="USD", cost_micro=1_000_000,
-        per_day_micro=24_000_000, evidence={},
-    )  # fmt: skip
+        key=f"{kind}-{team}",
+        kind=kind,
+        state="zombie" if kind == "idle" else "usage",
+        subject=f"GPU-{team}" if kind == "idle" else team,
+        accelerator_id=None,
+        workload_id=None,
+        team=team,
+        owner={"team": team, "project": f"{team}-project"},
+        since_ms=NOW_MS - HOUR_MS,
+        opened_ms=NOW_MS - HOUR_MS,
+        until_ms=NOW_MS,
+        resolved_ms=None,
+        confidence=0.9,
+        currency="USD",
+        cost_micro=1_000_000,
+        per_day_micro=24_000_000,
+        evidence={},
+    )
 
 
 def token(dsn: str, role: str, name: str | None = None, **reach) -> str:
@@ -91,7 +131,7 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
         assert applied.exit_code == 0, applied.output
         with psycopg.connect(dsn) as connection:
             findings.put(connection, [_finding(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")])
-        bring_up_to_date(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Ledger(dsn), ALWAYS, NOW_MS)
         yield (
             collector,
             {

@@ -24,12 +24,12 @@ START = 1_790_812_800_000
 
 
 def abutting(batches):
-    """Stretches by accelerator as (start, end); those of an accelerator must abut."""
+    """Usage intervals by accelerator as (start, end); those of an accelerator must abut."""
     spans = {}
     for batch in batches:
-        for stretch in batch.stretches:
-            uuid = batch.accelerators[stretch.accelerator].uuid
-            spans.setdefault(uuid, set()).add((stretch.start_ms, stretch.end_ms))
+        for usage_interval in batch.usage_intervals:
+            uuid = batch.accelerators[usage_interval.accelerator].uuid
+            spans.setdefault(uuid, set()).add((usage_interval.start_ms, usage_interval.end_ms))
     for ranges in spans.values():
         assert all(before[1] == after[0] for before, after in pairwise(sorted(ranges)))
     return spans
@@ -38,7 +38,9 @@ def abutting(batches):
 @pytest.mark.parametrize(("code", "word"), [(5, "disk I/O error"), (28, "full")], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_a_disk_that_fails_stops_no_sampling_and_loses_no_second(agent, tmp_path, monkeypatch, code, word, rounds):
-    """A real agent whose writes fail for seconds: no gap in its stretches, every number used once, exit code 0."""
+    """A real agent whose writes fail for seconds: no gap in its usage intervals, every number used once, exit code
+    0.
+    """
     order = tmp_path / "order"
     monkeypatch.setenv("LD_PRELOAD", str(library(tmp_path, "fault_disk.c", "fault_disk.so")))
     monkeypatch.setenv("FAULT_DISK", str(order))
@@ -117,7 +119,7 @@ def test_a_small_disk_that_others_fill_and_empty(small_disk, seed):
     counts, lost = spool.counts(), spool.lost()
     spool.close()
     once = {(batch.epoch, batch.seq): batch for batch in delivered}.values()
-    assert lost.stretches_dropped == 0, lost
+    assert lost.usage_intervals_dropped == 0, lost
     spans = abutting(once)
     assert refused + counts.dropped > 0
     assert counts.conserved

@@ -37,14 +37,14 @@ def timelines(batches):
     """By index of the GPU: (start, end, state), in order, each once."""
     lines = {}
     for batch in batches:
-        for stretch in batch.stretches:
-            gpu = batch.accelerators[stretch.accelerator].index
-            lines.setdefault(gpu, set()).add((stretch.start_ms, stretch.end_ms, stretch.state))
+        for usage_interval in batch.usage_intervals:
+            gpu = batch.accelerators[usage_interval.accelerator].index
+            lines.setdefault(gpu, set()).add((usage_interval.start_ms, usage_interval.end_ms, usage_interval.state))
     return {gpu: sorted(line) for gpu, line in lines.items()}
 
 
 def gaps_ms(line):
-    """Time between stretches that is in none; stretches that overlap are an error."""
+    """Time between usage intervals that is in none; usage intervals that overlap are an error."""
     gaps = [two[0] - one[1] for one, two in pairwise(line)]
     assert all(gap >= 0 for gap in gaps)
     return sum(gaps)

@@ -107,10 +107,10 @@ def test_killed_agents_and_collectors_leave_no_hole(folder, rounds):
             ).fetchall()
             overlapping = connection.execute(
                 "SELECT count(*) FROM (SELECT start_ms, lag(end_ms) OVER (PARTITION BY accelerator_id, workload_id"
-                " ORDER BY start_ms, end_ms) AS before FROM stretch) AS s WHERE start_ms < before"
+                " ORDER BY start_ms, end_ms) AS before FROM usage_interval) AS s WHERE start_ms < before"
             ).fetchone()
             twice = connection.execute(
-                "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM stretch"
+                "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM usage_interval"
             ).fetchone()
     assert all(count == distinct == last - first + 1 for count, distinct, first, last in numbered), numbered
     assert [first for _, _, first, _ in numbered] == [1] * len(numbered)

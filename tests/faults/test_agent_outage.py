@@ -83,11 +83,16 @@ def test_72_hours_without_a_collector_cost_no_second(tmp_path, spool_bytes, step
     assert counts.pending <= 2
     assert counts.dead == 0
     assert node.largest <= spool_bytes
-    first = [max((stretch.end_ms for stretch in batch.stretches), default=max(batch.samples.at_ms, default=0))
-             for _, batch in node.arrived[before : before + 6]]  # fmt: skip
+    first = [
+        max(
+            (usage_interval.end_ms for usage_interval in batch.usage_intervals),
+            default=max(batch.samples.at_ms, default=0),
+        )
+        for _, batch in node.arrived[before : before + 6]
+    ]
     assert max(first[:2]) > back_ms - 11 * 60_000, "the newest lane shows the present with the first two requests"
     assert min(first[:2]) < START + 2 * HOUR_MS, "the oldest lane begins where it broke off"
-    assert lost.stretches_dropped == 0
+    assert lost.usage_intervals_dropped == 0
     assert (lost.readings_dropped + lost.readings_thinned > 0) == (spool_bytes == MIB)
     delivered_ms = node.next_flush_ms - 10 * 60_000
     held = whole(node, delivered_ms)
@@ -102,9 +107,9 @@ def whole(node, delivered_ms):
     assert len(numbers) == len(set(numbers))
     spans = {}
     for _, batch in node.arrived:
-        for stretch in batch.stretches:
-            uuid = batch.accelerators[stretch.accelerator].uuid
-            spans.setdefault(uuid, set()).add((stretch.start_ms, stretch.end_ms))
+        for usage_interval in batch.usage_intervals:
+            uuid = batch.accelerators[usage_interval.accelerator].uuid
+            spans.setdefault(uuid, set()).add((usage_interval.start_ms, usage_interval.end_ms))
     for ranges in spans.values():
         ordered = sorted(ranges)
         assert all(one[1] == two[0] for one, two in pairwise(ordered))

@@ -30,7 +30,7 @@ def test_hundreds_of_faults_lose_and_double_nothing():
 
 
 def test_the_verdict_sees_what_it_looks_for():
-    """A batch that vanishes, a stretch that doubles and an acknowledgement that nobody gave are each found."""
+    """A batch that vanishes, a usage interval that doubles and an acknowledgement that nobody gave are each found."""
     import psycopg
 
     with FaultyFleet(seed=8, nodes=1, rate=0) as fleet:
@@ -41,14 +41,14 @@ def test_the_verdict_sees_what_it_looks_for():
         assert clean.clean
         assert clean.batches["made"] == clean.batches["acknowledged"] == clean.batches["committed"]
         with psycopg.connect(fleet.collector.dsn()) as connection:
-            connection.execute("INSERT INTO stretch SELECT * FROM stretch WHERE seq = 2")
+            connection.execute("INSERT INTO usage_interval SELECT * FROM usage_interval WHERE seq = 2")
             connection.execute("DELETE FROM ingest_batch WHERE seq = 3")
             connection.execute("DELETE FROM gpu_sample WHERE at_ms = (SELECT max(at_ms) FROM gpu_sample)")
         fleet.truth.made["node-0", fleet.nodes[0].spool.epoch, 999] = 999
         found = fleet.settle(180)
     assert any("batch ('node-0'" in one for one in found.lost)
     assert any("sample" in one for one in found.lost) or any("no committed batch has" in one for one in found.twice)
-    assert any("stretches of" in one for one in found.twice)
+    assert any("usage intervals of" in one for one in found.twice)
     assert any("has no end" in one for one in found.unaccounted)
 
 
@@ -57,8 +57,16 @@ def test_the_verdict_sees_what_it_looks_for():
 def test_thousands_of_faults_of_every_kind():
     """Each disaster, poison, a rolling upgrade and a stampede of 2,000 agents in one run."""
     with FaultyFleet(seed=9, rate=0.8) as fleet:
-        for disaster in ("kill_in_transaction", "end_postgres", "roll_over", "poison", "stampede", "trouble_nodes",
-                         "kill_at_random", "kill_at_point"):  # fmt: skip
+        for disaster in (
+            "kill_in_transaction",
+            "end_postgres",
+            "roll_over",
+            "poison",
+            "stampede",
+            "trouble_nodes",
+            "kill_at_random",
+            "kill_at_point",
+        ):
             time.sleep(2)
             getattr(fleet, disaster)()
         while fleet.injected().total() < 10_000:

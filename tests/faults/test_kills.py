@@ -82,10 +82,10 @@ def assert_conserved(collector: CollectorProcess, senders: list[Sender]) -> None
     with psycopg.connect(collector.dsn()) as connection:
         ledger = connection.execute("SELECT n.name, seq FROM ingest_batch JOIN node n ON n.id = node_id").fetchall()
         twice = connection.execute(
-            "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM stretch"
+            "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM usage_interval"
         ).fetchone()
         totals = connection.execute(
-            "SELECT (SELECT sum(stretches) FROM ingest_batch), (SELECT count(*) FROM stretch),"
+            "SELECT (SELECT sum(usage_intervals) FROM ingest_batch), (SELECT count(*) FROM usage_interval),"
             " (SELECT sum(samples) FROM ingest_batch), (SELECT count(*) FROM gpu_sample),"
             " (SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample),"
             " (SELECT coalesce(sum(rows), 0) FROM sample_archive)"

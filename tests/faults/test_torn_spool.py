@@ -29,7 +29,7 @@ def files():
         spool.add(body_of, NOW, Holds(1, 4))
     for _ in range(2):
         spool.acknowledge(spool.next("oldest").seq)
-    spool.bury(3, "no")
+    spool.dead_notification(3, "no")
     spool.close()
     stopped = (folder / "spool.sqlite").read_bytes()
     spool = Spool(folder, 2**20, NOW, free_floor=0)
@@ -73,9 +73,9 @@ def started(main, log=b"", stalled=False):
                 assert bodies(spool.quarantined.read_bytes()) >= bodies(main) - 1
                 assert (waited, delivered) == (0, 1)
                 return "quarantined"
-            buried = waited + 1 - delivered
-            assert counts.dead - (1 if waited else 0) == buried or not waited
-            return "healthy" if not buried else "buried"
+            dead_lettered = waited + 1 - delivered
+            assert counts.dead - (1 if waited else 0) == dead_lettered or not waited
+            return "healthy" if not dead_lettered else "dead_lettered"
         finally:
             spool.close()
     finally:
@@ -101,9 +101,9 @@ def test_a_file_cut_off_at_every_offset(files, step):
     filled = {length for length, fate in fates.items() if fate == "healthy"}
     assert 0 in filled
     assert filled <= {0, 1, *range(len(stopped) - 128, len(stopped))}  # empty to SQLite, or only zeros are missing
-    buried = {length for length, fate in fates.items() if fate == "buried"}
-    assert buried
-    assert min(buried) > len(stopped) - 4096
+    dead_lettered = {length for length, fate in fates.items() if fate == "dead_lettered"}
+    assert dead_lettered
+    assert min(dead_lettered) > len(stopped) - 4096
 
 
 @pytest.mark.parametrize("step", EVERY)
@@ -115,8 +115,8 @@ def test_bytes_flipped_at_every_offset(files, step):
         torn = bytearray(stopped)
         torn[at] ^= 0xFF
         fates.append(started(bytes(torn)))
-    assert set(fates) == {"healthy", "buried", "quarantined"}
-    assert fates.count("buried") > len(fates) // 20
+    assert set(fates) == {"healthy", "dead_lettered", "quarantined"}
+    assert fates.count("dead_lettered") > len(fates) // 20
 
 
 @pytest.mark.parametrize("step", EVERY)

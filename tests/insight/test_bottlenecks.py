@@ -9,16 +9,29 @@ from gpuledger_collector.insight.bottlenecks import KINDS, LEAST_MINUTES, Gpu, d
 H100 = "NVIDIA H100 80GB HBM3"
 GIB80 = 80 * 2**30
 SOUND = {
-    "utilization_ratio": 0.98, "zero_ratio": 0.0, "sm_active_ratio": 0.85, "tensor_active_ratio": 0.5,
-    "dram_active_ratio": 0.4, "memory_used_bytes": 60 * 2.0**30, "power_watts": 620.0, "temperature_celsius": 62.0,
-    "sm_clock_hertz": 1.9e9, "slowed_ratio": 0.0, "nvlink_bytes_per_second": 60e9, "thermal_ratio": 0.0,
+    "utilization_ratio": 0.98,
+    "zero_ratio": 0.0,
+    "sm_active_ratio": 0.85,
+    "tensor_active_ratio": 0.5,
+    "dram_active_ratio": 0.4,
+    "memory_used_bytes": 60 * 2.0**30,
+    "power_watts": 620.0,
+    "temperature_celsius": 62.0,
+    "sm_clock_hertz": 1.9e9,
+    "slowed_ratio": 0.0,
+    "nvlink_bytes_per_second": 60e9,
+    "thermal_ratio": 0.0,
     "power_cap_ratio": 0.0,
-}  # fmt: skip
+}
 STARVED = {"utilization_ratio": 0.4, "zero_ratio": 0.5, "sm_active_ratio": 0.3, "dram_active_ratio": 0.05}
 TALKING = {"sm_active_ratio": 0.3, "dram_active_ratio": 0.2, "nvlink_bytes_per_second": 400e9}
 BOUND = {"dram_active_ratio": 0.72, "sm_active_ratio": 0.7}
-SMALL = {"sm_active_ratio": 0.2, "dram_active_ratio": 0.1, "memory_used_bytes": 12 * 2.0**30,
-         "nvlink_bytes_per_second": 5e9}  # fmt: skip
+SMALL = {
+    "sm_active_ratio": 0.2,
+    "dram_active_ratio": 0.1,
+    "memory_used_bytes": 12 * 2.0**30,
+    "nvlink_bytes_per_second": 5e9,
+}
 
 
 def gpu(number, minutes=120, seed=7, without=(), clock=None, **changes):
@@ -107,12 +120,12 @@ def test_too_little_is_known_of_a_short_run():
     assert "29 minutes" in found.cannot_say[0].missing
 
 
-def test_heat_and_power_are_told_apart_only_by_their_bits():
+def test_node_utilization_and_power_are_told_apart_only_by_their_bits():
     """Without raw samples the verdict names both."""
-    heat = judge(LABELLED["throttling"]).verdicts[0]
+    node_utilization = judge(LABELLED["throttling"]).verdicts[0]
     power = judge(run(slowed_ratio=0.9, power_cap_ratio=0.9, clock=slowed)).verdicts[0]
     either = judge(run(slowed_ratio=0.9, clock=slowed, without=("thermal_ratio", "power_cap_ratio"))).verdicts[0]
-    assert heat.says.startswith("heat slows")
+    assert node_utilization.says.startswith("heat slows")
     assert power.says.startswith("its power limit slows")
     assert either.says.startswith("heat or power slows")
 

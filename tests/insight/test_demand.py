@@ -75,8 +75,9 @@ def queued(readings, hours=8, now=None):
 
 def test_what_waits_is_added_from_its_first_reading_on():
     """Mean of the readings in an hour; a reading is kept for an hour; an empty queue is zero and no gap."""
-    np.testing.assert_array_equal(queued([(2.0, 4), (2.5, 6), (3.2, 0), (4.1, 2), (5.1, 2), (6.1, 2), (7.1, 2)]),
-                                  [10, 10, 15, 10, 12, 12, 12, 12])  # fmt: skip
+    np.testing.assert_array_equal(
+        queued([(2.0, 4), (2.5, 6), (3.2, 0), (4.1, 2), (5.1, 2), (6.1, 2), (7.1, 2)]), [10, 10, 15, 10, 12, 12, 12, 12]
+    )
 
 
 def test_a_queue_that_is_not_read_makes_demand_unknown():
@@ -104,8 +105,9 @@ def plainly(series, readings, now_ms):
         begin = series.start_ms + place * series.step_ms
         end = begin + series.step_ms
         for source in sorted({one for one, at_ms, gpus in readings if at_ms < now_ms and series.name in gpus}):
-            mine = sorted((at_ms, gpus.get(series.name, 0)) for one, at_ms, gpus in readings
-                          if one == source and at_ms < now_ms)  # fmt: skip
+            mine = sorted(
+                (at_ms, gpus.get(series.name, 0)) for one, at_ms, gpus in readings if one == source and at_ms < now_ms
+            )
             inside = [gpus for at_ms, gpus in mine if begin <= at_ms < end]
             before = [one for one in mine if one[0] < begin]
             if end <= mine[0][0] or (now_ms - mine[-1][0] > QUEUE_GONE_MS and begin > mine[-1][0]):

@@ -60,9 +60,11 @@ def test_the_band_holds_as_often_as_it_says(noise: float, walk: float, ahead: in
 
 
 @given(
-    st.lists(st.integers(0, 10**15), min_size=FEWEST_DAYS, max_size=60), st.integers(0, 10**15), st.floats(0, 1),
+    st.lists(st.integers(0, 10**15), min_size=FEWEST_DAYS, max_size=60),
+    st.integers(0, 10**15),
+    st.floats(0, 1),
     st.integers(0, 60),
-)  # fmt: skip
+)
 def test_paths_are_ordered_and_never_fall(history, spent, left, days) -> None:
     """Whatever was charged: low, likely, middle, high in this order on each day, none below what is spent already."""
     found = outlook(history, spent, left, days)

@@ -50,9 +50,21 @@ def test_it_ends_well_and_tells_its_story(demo):
     """Exit 0, a bill with every special row that the fleet's story has, the proof, and the look ahead."""
     answer, _ = demo
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
-    for words in ("foundation", "(unallocated)", "(unattributed)", f"It holds on each of {DAYS} days", "idlest",
-                  "gpuledger forecast", "gpuledger scale advise", "focus.csv", "never_used", "gpuledger anomalies",
-                  "gpuledger budgets", ".eml files", "index.html: who held"):  # fmt: skip
+    for words in (
+        "foundation",
+        "(unallocated)",
+        "(unattributed)",
+        f"It holds on each of {DAYS} days",
+        "idlest",
+        "gpuledger forecast",
+        "gpuledger scale advise",
+        "focus.csv",
+        "never_used",
+        "gpuledger anomalies",
+        "gpuledger budgets",
+        ".eml files",
+        "index.html: who held",
+    ):
         assert words in answer.stdout, words
     assert "Traceback" not in answer.stdout + answer.stderr
 

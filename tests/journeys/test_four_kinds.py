@@ -71,8 +71,15 @@ def running_agent(home, environ, **settings):
 
 
 def gpuledger(home, dsn, *arguments):
-    done = subprocess.run([BIN / "gpuledger", *map(str, arguments)], env=environment(GPULEDGER_DSN=dsn), cwd=home,
-                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    done = subprocess.run(
+        [BIN / "gpuledger", *map(str, arguments)],
+        env=environment(GPULEDGER_DSN=dsn),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -89,12 +96,18 @@ def prolog(home, script):
     subprocess.run(
         ["/bin/sh", ROOT / "deploy" / "slurm" / script],
         env={
-            "SLURM_JOB_ID": "4242", "SLURM_JOB_USER": "amina", "SLURM_JOB_ACCOUNT": "vision", "SLURM_JOB_GPUS": "0,4",
-            "SLURM_JOB_PARTITION": "gpu", "SLURM_JOB_NAME": "train", "GPULEDGER_SLURM_JOBS_DIR": str(home / "jobs"),
+            "SLURM_JOB_ID": "4242",
+            "SLURM_JOB_USER": "amina",
+            "SLURM_JOB_ACCOUNT": "vision",
+            "SLURM_JOB_GPUS": "0,4",
+            "SLURM_JOB_PARTITION": "gpu",
+            "SLURM_JOB_NAME": "train",
+            "GPULEDGER_SLURM_JOBS_DIR": str(home / "jobs"),
             "GPULEDGER_NVIDIA_PROC": str(home / "none"),
         },
-        check=True, timeout=30,
-    )  # fmt: skip
+        check=True,
+        timeout=30,
+    )
 
 
 def test_a_job_a_pod_a_container_and_a_process_each_land_on_their_team(home):
@@ -116,11 +129,20 @@ def test_a_job_a_pod_a_container_and_a_process_each_land_on_their_team(home):
         docker.containers = [engine.container("d", "notebook", requests=engine.gpus("2"), team="analytics")]
         prolog(home, "prolog.sh")
         with running_agent(
-            home, environ, collector_url=collector.url, spool_dir=home / "spool", pool="mixed",
-            metrics_listen=f"127.0.0.1:{port}", sample_interval_s=INTERVAL_S, push_interval_s=1,
-            slurm_jobs_dir=home / "jobs", kubelet_socket=home / "kubelet.sock", kubernetes_api_url="off",
-            container_socket=home / "docker.sock", owners="slurm,kubernetes,containers,processes",
-        ):  # fmt: skip
+            home,
+            environ,
+            collector_url=collector.url,
+            spool_dir=home / "spool",
+            pool="mixed",
+            metrics_listen=f"127.0.0.1:{port}",
+            sample_interval_s=INTERVAL_S,
+            push_interval_s=1,
+            slurm_jobs_dir=home / "jobs",
+            kubelet_socket=home / "kubelet.sock",
+            kubernetes_api_url="off",
+            container_socket=home / "docker.sock",
+            owners="slurm,kubernetes,containers,processes",
+        ):
             deadline = time.monotonic() + 90
             held = {}
             while len(held) < 5:
@@ -149,8 +171,11 @@ def test_a_job_a_pod_a_container_and_a_process_each_land_on_their_team(home):
     for team, gpus in (("vision", 2), ("analytics", 1), ("research", 1)):
         assert seconds[team] == pytest.approx(one * gpus, abs=3 * INTERVAL_S * gpus), (seconds, log)
     assert {row["workload"].split(":")[0] for row in devices["rows"] if row["team"] != "(unallocated)"} >= {
-        "slurm", "kubernetes", "container", "process",
-    }, devices  # fmt: skip
+        "slurm",
+        "kubernetes",
+        "container",
+        "process",
+    }, devices
     told = {index: (empty[uuid], strange[uuid]) for index, uuid in enumerate(UUIDS)}
     assert told == {0: (1, 0), 1: (1, 0), 2: (1, 0), 3: (0, 1), 4: (0, 1), 5: (0, 0)}, log
     prolog(home, "epilog.sh")

@@ -70,8 +70,9 @@ def test_jobs_hold_their_gpus_from_prolog_to_epilog(slurm):
     """Whole GPUs go to one job each, shards of one GPU to the jobs on it; what users write breaks nothing."""
     owners = SlurmOwners(slurm.jobs)
     assert held(owners) == {}
-    whole = slurm.submit("vision", "gpu:h100:2", 120, "--comment=team=seg;project=x y\nuser=root\nplaces=3",
-                         "--job-name=we|ird\n;näme")  # fmt: skip
+    whole = slurm.submit(
+        "vision", "gpu:h100:2", 120, "--comment=team=seg;project=x y\nuser=root\nplaces=3", "--job-name=we|ird\n;näme"
+    )
     shards = [slurm.submit(account, "shard:2", 120, user="nobody") for account in ("nlp", "vision")]
     wait_for(lambda: len(list(slurm.jobs.glob("[0-9]*"))) == 3)
     by_index = held(owners)
@@ -132,14 +133,19 @@ def test_the_bill_is_what_sacct_says(slurm, home):
         agent = subprocess.Popen(
             [BIN / "gpuledger-agent", "run", "--source", "nvml", "--node", "n1"],
             env=environment(
-                LD_LIBRARY_PATH=str(home), NVML_STUB_SCENARIO=str(home / "scenario"),
-                GPULEDGER_AGENT_COLLECTOR_URL=collector.url, GPULEDGER_AGENT_SPOOL_DIR=str(home / "spool"),
-                GPULEDGER_AGENT_METRICS_LISTEN="", GPULEDGER_AGENT_SAMPLE_INTERVAL_S=str(INTERVAL_S),
-                GPULEDGER_AGENT_PUSH_INTERVAL_S="1", GPULEDGER_AGENT_SLURM_JOBS_DIR=str(slurm.jobs),
-                GPULEDGER_AGENT_POOL="slurm", GPULEDGER_AGENT_OWNERS="slurm",
+                LD_LIBRARY_PATH=str(home),
+                NVML_STUB_SCENARIO=str(home / "scenario"),
+                GPULEDGER_AGENT_COLLECTOR_URL=collector.url,
+                GPULEDGER_AGENT_SPOOL_DIR=str(home / "spool"),
+                GPULEDGER_AGENT_METRICS_LISTEN="",
+                GPULEDGER_AGENT_SAMPLE_INTERVAL_S=str(INTERVAL_S),
+                GPULEDGER_AGENT_PUSH_INTERVAL_S="1",
+                GPULEDGER_AGENT_SLURM_JOBS_DIR=str(slurm.jobs),
+                GPULEDGER_AGENT_POOL="slurm",
+                GPULEDGER_AGENT_OWNERS="slurm",
             ),
             stderr=(home / "agent.log").open("wb"),
-        )  # fmt: skip
+        )
         try:
             wait_for(lambda: longest_ms(collector.dsn()))
             jobs = [
@@ -189,8 +195,15 @@ def longest_ms(dsn):
 
 def gpuledger(home, dsn, *arguments):
     """What the command prints."""
-    done = subprocess.run([BIN / "gpuledger", *map(str, arguments)], env=environment(GPULEDGER_DSN=dsn), cwd=home,
-                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    done = subprocess.run(
+        [BIN / "gpuledger", *map(str, arguments)],
+        env=environment(GPULEDGER_DSN=dsn),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -199,6 +212,7 @@ def charged(home, dsn):
     """GPU-nanoseconds and micro-units of money by pool and team."""
     today = dt.datetime.now(dt.UTC).date()
     start, end = today - dt.timedelta(days=1), today + dt.timedelta(days=1)
-    report = json.loads(gpuledger(home, dsn, "chargeback", "--from", start, "--to", end, "--by", "pool,team",
-                                  "--format", "json"))  # fmt: skip
+    report = json.loads(
+        gpuledger(home, dsn, "chargeback", "--from", start, "--to", end, "--by", "pool,team", "--format", "json")
+    )
     return {(row["pool"], row["team"]): (row["gpu_ns"], row["cost_micro"]) for row in report["rows"]}

@@ -21,7 +21,7 @@ from fakes.postgres import database, dsn, open_folder, postgres
 from fakes.slurm import DEPLOY, NODE, PATH, Cluster, answers, why_not
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 __all__ = ["database", "dsn", "postgres"]
@@ -77,21 +77,36 @@ class Powered(Cluster):
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         (self.home / "slurm.conf").write_text(CONF.format(**self._values))
-        self._script("hook", f"""
+        self._script(
+            "hook",
+            f"""
             echo "$1 $2" >> {self.home}/hook.calls
             [ "$1 $2" = "resume {NODE}" ] || exit 7
             SLURM_CONF={self.home}/slurm.conf {shutil.which("slurmd", path=PATH)} -b
-            """)  # fmt: skip
+            """,
+        )
         for action in ("resume", "suspend"):
-            self._script(action, f"""
+            self._script(
+                action,
+                f"""
                 GPULEDGER_POWER_CONF=/nonexistent GPULEDGER_POWER_LOG={self.home}/power.log
                 GPULEDGER_POWER_HOOK={self.home}/hook
                 export GPULEDGER_POWER_CONF GPULEDGER_POWER_LOG GPULEDGER_POWER_HOOK
                 exec {DEPLOY}/gpuledger-{action} "$@"
-                """)  # fmt: skip
-        self._spawn("munged", "--foreground", "--force", f"--socket={self.home}/munge.sock", f"--key-file={key}",
-                    f"--pid-file={self.home}/munge.pid", f"--seed-file={self.home}/munge.seed",
-                    "--log-file", self.home / "munge.log", "--num-threads=1")  # fmt: skip
+                """,
+            )
+        self._spawn(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={self.home}/munge.sock",
+            f"--key-file={key}",
+            f"--pid-file={self.home}/munge.pid",
+            f"--seed-file={self.home}/munge.seed",
+            "--log-file",
+            self.home / "munge.log",
+            "--num-threads=1",
+        )
         self._wait(lambda: (self.home / "munge.sock").exists(), "munged")
         self._spawn("slurmctld", "-D")
         self._wait(lambda: answers(self._values["ctld"]) and self.states(), "slurmctld")
@@ -167,9 +182,13 @@ def scale(url, *arguments, environment=None, **settings):
     """Exit code and what gpuledger-scale says."""
     given = {"URL": url, "POOL": "gpu", "NODES": f"{NODE},cloud[2-4]", "NODE_GPUS": "4", "CEILING": "3"} | settings
     done = subprocess.run(
-        [DEPLOY / "gpuledger-scale", *arguments], capture_output=True, text=True, timeout=60, check=False,
+        [DEPLOY / "gpuledger-scale", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={**(environment or os.environ), **{f"GPULEDGER_SCALE_{name}": value for name, value in given.items()}},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -278,8 +297,14 @@ def test_drained_and_down_nodes_are_left_alone_and_busy_ones_never_go(advisor, s
     """Only powered-down nodes go up, only idle ones down; the token travels as a header; money caps the ceiling."""
     environment, show, orders = scontrol
     (tmp_path / "token").write_text("secret\n")
-    show("IDLE+CLOUD+POWERED_DOWN+DRAIN", "DOWN*+CLOUD", "IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN",
-         "IDLE+CLOUD+POWERED_DOWN", "MIXED+CLOUD")  # fmt: skip
+    show(
+        "IDLE+CLOUD+POWERED_DOWN+DRAIN",
+        "DOWN*+CLOUD",
+        "IDLE+CLOUD+POWERED_DOWN",
+        "IDLE+CLOUD+POWERING_DOWN",
+        "IDLE+CLOUD+POWERED_DOWN",
+        "MIXED+CLOUD",
+    )
     advisor.says(24.0)
     code, said = scale(advisor.url, "--apply", environment=environment, CEILING="6", TOKEN_FILE=str(tmp_path / "token"))
     assert code == 0, said
@@ -303,18 +328,34 @@ def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
     now_ms = time.time_ns() // 1_000_000
     end = now_ms // HOUR_MS * HOUR_MS
     made = {
-        "version": 1, "node": "n1", "epoch": "0192aaaa-0000-7000-8000-000000000001", "seq": 1,
+        "version": 1,
+        "node": "n1",
+        "epoch": "0192aaaa-0000-7000-8000-000000000001",
+        "seq": 1,
         "heartbeat": {"agent_version": "0", "source": "simulated", "status": "ok"},
-        "accelerators": [{"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4",
-                          "pool": "gpu"} for gpu in range(3)],
+        "accelerators": [
+            {"uuid": f"GPU-{gpu}", "device_uuid": f"GPU-{gpu}", "index": gpu, "model": "NVIDIA L4", "pool": "gpu"}
+            for gpu in range(3)
+        ],
         "workloads": [{"id": "1", "kind": "slurm", "tags": {"team": "vision"}}],
-        "stretches": [{"accelerator": gpu, "start_ms": end - (hour + 1) * HOUR_MS, "end_ms": end - hour * HOUR_MS,
-                       "state": "held", "workload": 0, "held_ms": HOUR_MS, "busy_ms": HOUR_MS, "idle_ms": 0}
-                      for hour in range(48) for gpu in range(3)],
-    }  # fmt: skip
+        "usage_intervals": [
+            {
+                "accelerator": gpu,
+                "start_ms": end - (hour + 1) * HOUR_MS,
+                "end_ms": end - hour * HOUR_MS,
+                "state": "held",
+                "workload": 0,
+                "held_ms": HOUR_MS,
+                "busy_ms": HOUR_MS,
+                "idle_ms": 0,
+            }
+            for hour in range(48)
+            for gpu in range(3)
+        ],
+    }
     with running(dsn) as collector:
         assert collector.post(json.dumps(made).encode(), JSON)[0] == 200
-        bring_up_to_date(Ledger(dsn), ALWAYS, now_ms)
+        refresh(Ledger(dsn), ALWAYS, now_ms)
         gpus = collector.request("GET", "/v1/scaling/gpu")[2]["desired_gpus"]
         code, said = scale(f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, NODE_GPUS="2")
         assert (code, gpus >= 3) == (0, True), said
@@ -326,17 +367,23 @@ def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
 
 @pytest.mark.parametrize(
     "answer",
-    [(503, {"desired_gpus": 9.0}), (200, {"detail": "odd"}), (200, {"desired_gpus": None}),
-     (200, {"desired_gpus": -4.0}), (200, {"reason": "desired_gpus"})],
-)  # fmt: skip
+    [
+        (503, {"desired_gpus": 9.0}),
+        (200, {"detail": "odd"}),
+        (200, {"desired_gpus": None}),
+        (200, {"desired_gpus": -4.0}),
+        (200, {"reason": "desired_gpus"}),
+    ],
+)
 def test_what_is_no_number_touches_nothing(advisor, scontrol, answer):
     """Stale, odd or negative: Slurm reacts as it does without us."""
     environment, show, orders = scontrol
     show("IDLE+CLOUD+POWERED_DOWN")
     advisor.answer = answer
     assert scale(advisor.url, "--apply", environment=environment) == (
-        0, "gpuledger-scale: gpu: no advice, nothing is touched\n",
-    )  # fmt: skip
+        0,
+        "gpuledger-scale: gpu: no advice, nothing is touched\n",
+    )
     advisor.says(4.0)
     code, said = scale(f"http://127.0.0.1:{free_port()}", "--apply", environment=environment)
     assert "no advice" in said
@@ -350,13 +397,21 @@ def test_the_glue_ends_with_0_whatever_the_hook_does(tmp_path):
     for name in ("scontrol", "hook"):
         (tmp_path / name).chmod(0o755)
     environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPULEDGER_POWER_CONF": "/nonexistent",
-        "GPULEDGER_POWER_HOOK": str(tmp_path / "hook"), "GPULEDGER_POWER_SECONDS": "1",
-    }  # fmt: skip
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GPULEDGER_POWER_CONF": "/nonexistent",
+        "GPULEDGER_POWER_HOOK": str(tmp_path / "hook"),
+        "GPULEDGER_POWER_SECONDS": "1",
+    }
 
     def call(program, *arguments, **more):
-        done = subprocess.run([DEPLOY / program, *arguments], env=environment | more, capture_output=True, text=True,
-                              timeout=20, check=False)  # fmt: skip
+        done = subprocess.run(
+            [DEPLOY / program, *arguments],
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
         assert done.returncode == 0
         return done.stderr
 

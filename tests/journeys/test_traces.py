@@ -33,13 +33,40 @@ dlrm,,on_demand,2.49,USD,2025-01-01
 dlrm,,on_demand,1.999,USD,2025-10-17T12:30:00Z
 openb,,on_demand,1.237,EUR,2025-01-01
 """
-DLRM = ["--pool", "dlrm", "--empty-start", "2025-10-01T00:00:00Z", "--map", "workload_id=job_id",
-        "--map", "start=start_s+@2025-10-01T00:00:00Z", "--map", "end=end_s+@2025-10-01T00:00:00Z",
-        "--map", "submitted=submit_s+@2025-10-01T00:00:00Z", "--map", "tag:team=team"]  # fmt: skip
-OPENB = ["--pool", "openb", "--empty-start", "skip", "--map", "workload_id=name",
-         "--map", "gpus=gpu_milli/1000*num_gpu", "--map", "start=scheduled_time+@2025-06-01T00:00:00Z",
-         "--map", "end=deletion_time+@2025-06-01T00:00:00Z", "--map", "tag:team=qos-{qos}",
-         "--map", "state=pod_phase"]  # fmt: skip
+DLRM = [
+    "--pool",
+    "dlrm",
+    "--empty-start",
+    "2025-10-01T00:00:00Z",
+    "--map",
+    "workload_id=job_id",
+    "--map",
+    "start=start_s+@2025-10-01T00:00:00Z",
+    "--map",
+    "end=end_s+@2025-10-01T00:00:00Z",
+    "--map",
+    "submitted=submit_s+@2025-10-01T00:00:00Z",
+    "--map",
+    "tag:team=team",
+]
+OPENB = [
+    "--pool",
+    "openb",
+    "--empty-start",
+    "skip",
+    "--map",
+    "workload_id=name",
+    "--map",
+    "gpus=gpu_milli/1000*num_gpu",
+    "--map",
+    "start=scheduled_time+@2025-06-01T00:00:00Z",
+    "--map",
+    "end=deletion_time+@2025-06-01T00:00:00Z",
+    "--map",
+    "tag:team=qos-{qos}",
+    "--map",
+    "state=pod_phase",
+]
 Command = Callable[..., str]
 
 
@@ -51,9 +78,14 @@ def gpuledger(dsn: str, tmp_path: Path) -> Command:
 
     def command(*arguments: str | Path) -> str:
         done = subprocess.run(
-            [str(program), *map(str, arguments)], env=environment | {"GPULEDGER_DSN": dsn}, cwd=tmp_path,
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            [str(program), *map(str, arguments)],
+            env=environment | {"GPULEDGER_DSN": dsn},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -22,7 +22,7 @@ from fakes.collector import Running, running
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_common.wire import Batch as WireBatch
-from gpuledger_common.wire import Stretch, WireAccelerator, WireWorkload
+from gpuledger_common.wire import WireAccelerator, WireUsageInterval, WireWorkload
 from oracle.model import LEVELS, WHOLE, Bill, Dispute, Import, Job, Key, Price, Row, Rule, Sighting, bill_of, midnight
 from oracle.worlds import MINUTE, Batch, World
 
@@ -331,7 +331,9 @@ def wire_of(batch: Batch) -> WireBatch:
         heartbeat=HEARTBEAT,
         accelerators=[wire_accelerator(at, faces[one]) for at, one in enumerate(uuids)],
         workloads=[wire_workload(job) for job in jobs],
-        stretches=[stretch for one in batch.sightings for stretch in stretches_of(one, uuids, jobs)],
+        usage_intervals=[
+            usage_interval for one in batch.sightings for usage_interval in usage_intervals_of(one, uuids, jobs)
+        ],
         samples=rows,
     )
 
@@ -359,12 +361,12 @@ def wire_workload(job: Job) -> WireWorkload:
     )
 
 
-def stretches_of(one: Sighting, uuids: Sequence[str], jobs: Sequence[Job]) -> Iterator[Stretch]:
+def usage_intervals_of(one: Sighting, uuids: Sequence[str], jobs: Sequence[Job]) -> Iterator[WireUsageInterval]:
     place = uuids.index(one.uuid)
     if one.state == "held":
         for job, ms in one.holders:
-            yield Stretch(
+            yield WireUsageInterval(
                 place, "held", one.start, one.end, jobs.index(job), ms, ms // 2, ms // 3, ms - ms // 2 - ms // 3
             )
     elif one.state != "present":
-        yield Stretch(place, one.state, one.start, one.end)
+        yield WireUsageInterval(place, one.state, one.start, one.end)

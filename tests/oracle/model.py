@@ -376,7 +376,7 @@ class Rating:
         self.edges = sorted({*self.days, *(at for at in dated if at is not None)})
         self.bill: dict[Key, list[int]] = defaultdict(lambda: [0, 0])
 
-    def atoms(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def rating_intervals(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """A time's part of each rating interval, with its beginning: UTC hours, cut by prices, rules and days."""
         start, end = max(start, self.days[0]), min(end, self.days[-1])
         while start < end:
@@ -407,12 +407,12 @@ class Rating:
         """
         found: dict[tuple[int, Place], dict[Holder, int]] = defaultdict(lambda: defaultdict(int))
         for one in places:
-            for atom, start, end in self.atoms(one.start, one.end):
+            for rating_interval, start, end in self.rating_intervals(one.start, one.end):
                 parts = shares_of(start, end, spans.get(one.uuid, []))
                 for holder, ms in [*parts, (rest, end - start - sum(ms for _, ms in parts))]:
-                    found[atom, one._replace(start=0, end=0)][holder] += ms
-        for (atom, place), held in found.items():
-            self.add(atom, place, sorted(held.items(), key=lambda part: (part[0] == rest, part[0][:3])))
+                    found[rating_interval, one._replace(start=0, end=0)][holder] += ms
+        for (rating_interval, place), held in found.items():
+            self.add(rating_interval, place, sorted(held.items(), key=lambda part: (part[0] == rest, part[0][:3])))
 
     def add(self, start: int, one: Place, parts: Sequence[tuple[Holder, int]]) -> None:
         """Rate one interval; `round` takes a half to the even micro-unit."""

@@ -45,8 +45,8 @@ def pool_by_claim(patch: Patch) -> None:
     """Whoever names a pool is in it, and usage imported for it gives way to its accelerators altogether."""
     patch.setattr(placements, "_imported_days", lambda *_: {})
 
-    def beside(unit, day, stays, until_ms):
-        taken = {stay.accelerator.pool for mine in stays.values() for stay in mine}
+    def beside(unit, day, placements, until_ms):
+        taken = {placement.accelerator.pool for mine in placements.values() for placement in mine}
         return [one for one in unit.imported(day) if one.pool not in taken]
 
     patch.setattr(rating, "imported_beside", beside)

@@ -24,9 +24,18 @@ __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 
 HOSTILE = """"><script>alert('x')</script><img src=x onerror=alert(1)>&amp;{{ 7*7 }}/../=1+1"""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-         "--allow-file-access-from-files")  # fmt: skip
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--allow-file-access-from-files",
+)
 OCTOBER_NIGHT = dt.datetime(2025, 10, 31, 12, tzinfo=dt.UTC)
 
 
@@ -47,14 +56,16 @@ def furnished(fleet, run):
         fleet.capacity(number, -30 * DAY, 31 * DAY, pool=pool)
     for day in (*range(-30, -26), *range(4), 30):
         at = day * DAY
-        fleet.evidence([
-            Held(1, 4, at, at + HOUR - 7 + day * 1000, busy=HOUR // 3, idle=HOUR // 7, energy=123_456_789),
-            Held(1, 5, at + 3 * HOUR, at + (5 + day % 3) * HOUR + 1, idle=HOUR),
-            Held(2, 4, at + HOUR, at + 2 * HOUR, idle=HOUR),
-            Held(3, 9, at + 5 * HOUR, at + 6 * HOUR),
-            Held(3, 6, at + 6 * HOUR, at + 6 * HOUR + 777, busy=777),
-            Held(3, None, at + 7 * HOUR, at + 8 * HOUR, "unallocated"),
-        ])  # fmt: skip
+        fleet.evidence(
+            [
+                Held(1, 4, at, at + HOUR - 7 + day * 1000, busy=HOUR // 3, idle=HOUR // 7, energy=123_456_789),
+                Held(1, 5, at + 3 * HOUR, at + (5 + day % 3) * HOUR + 1, idle=HOUR),
+                Held(2, 4, at + HOUR, at + 2 * HOUR, idle=HOUR),
+                Held(3, 9, at + 5 * HOUR, at + 6 * HOUR),
+                Held(3, 6, at + 6 * HOUR, at + 6 * HOUR + 777, busy=777),
+                Held(3, None, at + 7 * HOUR, at + 8 * HOUR, "unallocated"),
+            ]
+        )
     return fleet
 
 
@@ -101,8 +112,13 @@ def pictured(tmp_path):
             common = (CHROMIUM, *FLAGS, *shade, size, f"--user-data-dir={profile}")
             address = (tmp_path / "frame.html").as_uri()
             subprocess.run([*common, f"--screenshot={target}", address], capture_output=True, timeout=90, check=True)
-            dom = subprocess.run([*common, "--virtual-time-budget=3000", "--dump-dom", address], capture_output=True,
-                                 text=True, timeout=90, check=True).stdout  # fmt: skip
+            dom = subprocess.run(
+                [*common, "--virtual-time-budget=3000", "--dump-dom", address],
+                capture_output=True,
+                text=True,
+                timeout=90,
+                check=True,
+            ).stdout
         return target, int(dom.partition("<title>")[2].partition("</title>")[0])
 
     return take

@@ -68,7 +68,7 @@ def test_the_guide_is_true(example, tmp_path):
     page = said["disputes show 1 --evidence dispute-1.json"]
     assert hashlib.sha256((tmp_path / "dispute-1.json").read_bytes()).hexdigest() in page
     content = json.loads((tmp_path / "dispute-1.json").read_text())
-    assert {row["workload"] for row in content["stretches"]["rows"]} == {"slurm::2"}
+    assert {row["workload"] for row in content["usage_intervals"]["rows"]} == {"slurm::2"}
     october = said["chargeback --from 2025-10-01 --to 2025-11-01"]
     assert re.search(r"vision +48\.000000 .*96\.00", october)
     assert re.search(r"speech +24\.000000 .*48\.00", october)

@@ -47,9 +47,14 @@ def test_the_guide_is_true(example, run, tmp_path, monkeypatch):
         assert code == 0, (arguments, out, err)
     page = Page((tmp_path / "vision.html").read_text())
     assert page.faults == []
-    for words in ("You pay 224.00 USD", "2025-09-01 to 2025-09-30 200.00 USD", "Change +24.00 USD +12.0 %",
-                  "of it by price -10.00", "by volume (GPU-hours) +80.00",
-                  "by mix (dearer or cheaper GPUs) -46.00"):  # fmt: skip
+    for words in (
+        "You pay 224.00 USD",
+        "2025-09-01 to 2025-09-30 200.00 USD",
+        "Change +24.00 USD +12.0 %",
+        "of it by price -10.00",
+        "by volume (GPU-hours) +80.00",
+        "by mix (dearer or cheaper GPUs) -46.00",
+    ):
         assert words in page.text, page.text[:1500]
     (table,) = [one for one in page.tables if one.rows[0][-1] == "change, USD"]
     assert [(row[0].split()[0], row[-1]) for row in table.rows[1:]] == [("eval", "+34.00"), ("train", "-10.00")]

@@ -11,9 +11,9 @@ import pytest
 COLLECTOR = Path(__file__).parents[1] / "collector"
 MAILS = {
     "budget": COLLECTOR / "budgets" / "golden" / "forecast-100.eml",
-    "idle-owner": COLLECTOR / "letters" / "golden" / "idle-owner.eml",
-    "week": COLLECTOR / "letters" / "golden" / "summary.eml",
-    "digest": COLLECTOR / "letters" / "golden" / "digest.eml",
+    "idle-owner": COLLECTOR / "notifications" / "golden" / "idle-owner.eml",
+    "week": COLLECTOR / "notifications" / "golden" / "summary.eml",
+    "digest": COLLECTOR / "notifications" / "golden" / "digest.eml",
 }
 
 

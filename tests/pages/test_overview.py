@@ -39,8 +39,9 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
     for currency in ("USD", "EUR"):
         (table,) = [one for one in page.tables if one.rows[0][-1] == f"cost, {currency}"]
         shown = {line[0]: line[-1] for line in table.rows[1:]}
-        mine = {row["team"].removeprefix("'"): f"{Decimal(row['cost']):,.2f}" for row in rows
-                if row["currency"] == currency}  # fmt: skip
+        mine = {
+            row["team"].removeprefix("'"): f"{Decimal(row['cost']):,.2f}" for row in rows if row["currency"] == currency
+        }
         assert shown == {
             **mine,
             "total": f"{sum(Decimal(row['cost']) for row in rows if row['currency'] == currency):,.2f}",

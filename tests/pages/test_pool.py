@@ -15,7 +15,7 @@ from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.export.plots import dates
 from gpuledger_collector.export.pool_plots import Hour
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
-from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
 
@@ -29,8 +29,11 @@ def usage(pool, now_ms, days=DAYS):
     """A base of 16 GPUs that goes on, and 8 more every afternoon."""
     start = now_ms - days * 24 * HOUR_MS
     rows = [f"base,{format_instant(start)},,16,{pool}"]
-    rows += [f"rise-{day},{format_instant(start + (24 * day + 12) * HOUR_MS)},"
-             f"{format_instant(start + (24 * day + 18) * HOUR_MS)},8,{pool}" for day in range(days)]  # fmt: skip
+    rows += [
+        f"rise-{day},{format_instant(start + (24 * day + 12) * HOUR_MS)},"
+        f"{format_instant(start + (24 * day + 18) * HOUR_MS)},8,{pool}"
+        for day in range(days)
+    ]
     return "\n".join(["workload_id,start,end,gpus,pool", *rows]) + "\n"
 
 
@@ -40,7 +43,7 @@ def pool(run, written, reads):
     assert run("import", "usage", written("usage.csv", usage("train", NOW_MS)))[0] == 0
     assert run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")[0] == 0
     assert run("apply", written("pools.toml", '[[pool]]\nname = "train"\nlead_time_s = 1800\nmin_gpus = 20\n'))[0] == 0
-    assert keep_forecasts(ForecastStore(reads.engine), NOW_MS) > 0
+    assert store_forecasts(ForecastStore(reads.engine), NOW_MS) > 0
     for hours in (30, 29, 26, 2, 1, 0):
         advise_scaling(ScalingStore(reads.engine), NOW_MS - hours * HOUR_MS)
     return "train"

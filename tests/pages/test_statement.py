@@ -55,10 +55,14 @@ def test_its_numbers_are_those_of_the_chargeback(furnished, run, tmp_path, owner
     for row in rows:
         shown = f"{Decimal(row['cost']):,.2f} {row['currency']}"
         assert f"You pay {shown}" in page.text
-        assert (f"cost {number(row['cost_idle']):,.2f} {row['currency']}" if row["cost_idle"] else
-                "its cost is not known") in page.text  # fmt: skip
-        tables = [one for one in page.tables if one.rows[0][-1] == f"cost, {row['currency']}"
-                  and one.rows[0][0] in {"job", "project", "model"}]  # fmt: skip
+        assert (
+            f"cost {number(row['cost_idle']):,.2f} {row['currency']}" if row["cost_idle"] else "its cost is not known"
+        ) in page.text
+        tables = [
+            one
+            for one in page.tables
+            if one.rows[0][-1] == f"cost, {row['currency']}" and one.rows[0][0] in {"job", "project", "model"}
+        ]
         assert len(tables) == 3
         for table in tables:
             assert sum(number(line[-1]) for line in table.rows[1:]) == Decimal(row["cost"])
@@ -80,8 +84,10 @@ def test_drivers_add_up_to_the_change(furnished, run, ledger):
             rows = furnished.rows(
                 "SELECT sum(cost_micro) FROM charge c JOIN owner o ON o.id = owner_id WHERE team = 'vision' "
                 "AND state = 'held' AND currency = %s AND day_ms >= %s AND day_ms < %s",
-                currency, window.start_ms, window.end_ms,
-            )  # fmt: skip
+                currency,
+                window.start_ms,
+                window.end_ms,
+            )
             assert rows == [(micro,)]
     usd = made.changes["USD"]
     assert usd.parts[0] < 0, "the price fell in October"
@@ -176,8 +182,11 @@ def test_an_empty_ledger_and_usage_without_a_price(fleet, run, tmp_path):
     assert "You pay" not in page.text
 
 
-@given(st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=30), st.sampled_from((1, 10_000, 1000)),
-       st.integers(0, 1))  # fmt: skip
+@given(
+    st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=30),
+    st.sampled_from((1, 10_000, 1000)),
+    st.integers(0, 1),
+)
 def test_minor_units_are_split_without_rest(micros, unit, up):
     """Whichever way the whole was rounded, the parts add up to it and each is within one of its own."""
     total = sum(micros) // unit + (up if sum(micros) % unit else 0)
@@ -195,8 +204,9 @@ def test_which_days_are_compared():
     start = october.start_ms
     assert windows(october, october.end_ms, whole) == (september, october)
     assert windows(october, start + 5 * DAY + HOUR, whole) == (
-        Period(september.start_ms, september.start_ms + 5 * DAY), Period(start, start + 5 * DAY)
-    )  # fmt: skip
+        Period(september.start_ms, september.start_ms + 5 * DAY),
+        Period(start, start + 5 * DAY),
+    )
     young = frozenset({start - DAY, start - 2 * DAY})
     assert windows(october, start + 5 * DAY, young) == (Period(start - 2 * DAY, start), Period(start, start + 2 * DAY))
     assert windows(october, start + 5 * DAY, frozenset()) is None
@@ -247,7 +257,8 @@ def test_a_big_team_does_not_wait(dsn, ledger):
             "GROUP BY 1, 2, 3, 4, 5, 6"
         )
         connection.execute(
-            "INSERT INTO day_proof SELECT DISTINCT day_ms, 0, 0, 0, 0, 0, '{}'::jsonb, '{}'::jsonb, 0, day_ms + %s, "
+            "INSERT INTO conservation_check SELECT DISTINCT day_ms, 0, 0, 0, 0, 0, '{}'::jsonb, '{}'::jsonb, 0, "
+            "day_ms + %s, "
             "true, now() FROM charge",
             (DAY,),
         )

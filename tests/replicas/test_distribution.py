@@ -87,7 +87,7 @@ def test_the_products_statements_keep_the_rules():
 @pytest.mark.parametrize(
     "statement",
     [
-        "SELECT * FROM stretch WHERE seq = 1 FOR UPDATE",
+        "SELECT * FROM usage_interval WHERE seq = 1 FOR UPDATE",
         "INSERT INTO gpu_minute (minute_ms) VALUES (1) ON CONFLICT (minute_ms) DO NOTHING",
         "UPDATE usage_hour SET accelerator_id = 2",
         "SELECT 1 FROM usage_hour u JOIN gpu_minute m ON m.minute_ms = u.hour_ms",
@@ -120,8 +120,8 @@ def test_the_schema_keeps_the_rules(dsn):
     [
         ("CREATE UNIQUE INDEX odd ON gpu_minute (minute_ms, samples)", "gpu_minute: the unique index odd lacks"),
         (
-            "ALTER TABLE stretch ADD CONSTRAINT odd FOREIGN KEY (node_id) REFERENCES job_run (id)",
-            "stretch: the foreign",
+            "ALTER TABLE usage_interval ADD CONSTRAINT odd FOREIGN KEY (node_id) REFERENCES job_run (id)",
+            "usage interval: the foreign",
         ),
         (
             "ALTER TABLE finding ADD CONSTRAINT odd FOREIGN KEY (accelerator_id) REFERENCES gpu_latest",

@@ -80,7 +80,7 @@ def test_jobs_run_on_one_of_them(pair, shared):
         "SELECT count(*) FROM job_run a JOIN job_run b ON a.id < b.id"
         " AND a.started_at < b.ended_at AND b.started_at < a.ended_at"
         " AND (a.job = b.job OR NOT (a.job = ANY(%(apart)s) OR b.job = ANY(%(apart)s)))",
-        {"apart": ["let_go", "merge_partitions", "pack_samples", "roll_heat", "roll_series"]},
+        {"apart": ["expired", "merge_partitions", "pack_samples", "roll_up_node_utilization", "roll_up_series"]},
     )
     assert overlaps == [(0,)]
 
@@ -105,10 +105,10 @@ def test_the_same_batch_to_both_at_once_is_stored_once(pair, shared):
         thread.join(120)
     assert statuses == [200] * (2 * NODES * BATCHES)
     whole = NODES * BATCHES
-    assert rows(shared, "SELECT count(*), sum(stretches), sum(samples) FROM ingest_batch") == [
+    assert rows(shared, "SELECT count(*), sum(usage_intervals), sum(samples) FROM ingest_batch") == [
         (whole, 2 * whole, 12 * whole)
     ]
-    assert rows(shared, "SELECT count(*), count(DISTINCT (accelerator_id, start_ms)) FROM stretch") == [
+    assert rows(shared, "SELECT count(*), count(DISTINCT (accelerator_id, start_ms)) FROM usage_interval") == [
         (2 * whole, 2 * whole)
     ]
     assert rows(shared, "SELECT count(*), count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample") == [

@@ -13,7 +13,7 @@ from fakes.batches import NOON_MS, batch
 from fakes.replicas import Balancer, Replica, replicas, until
 from fakes.truth import Node, Truth, judge
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 
@@ -70,7 +70,7 @@ def test_rolling_restarts_lose_nothing_and_double_nothing(folder, dsn, rounds):
                 before = len(truth.acknowledged)
                 until(lambda before=before: len(truth.acknowledged) >= before + 10)
                 restart(one)
-        bring_up_to_date(Ledger(dsn), ALWAYS, int(time.time() * 1000))
+        refresh(Ledger(dsn), ALWAYS, int(time.time() * 1000))
         verdict = judge(truth, nodes, dsn)
     assert (verdict.lost, verdict.twice, verdict.unaccounted) == ([], [], [])
     assert verdict.batches["made"] == verdict.batches["acknowledged"] == verdict.batches["committed"] >= 20 * rounds
@@ -83,7 +83,7 @@ def test_a_request_under_way_is_answered_before_the_end(folder, dsn):
         assert one.send(batch(1)) == 200
         answers = []
         with psycopg.connect(dsn) as blocker:
-            blocker.execute("LOCK TABLE stretch IN SHARE MODE")
+            blocker.execute("LOCK TABLE usage_interval IN SHARE MODE")
             made = batch(2, start_ms=NOON_MS + 60_000)
             sender = threading.Thread(target=lambda: answers.append(one.send(made)))
             sender.start()
@@ -98,7 +98,7 @@ def test_a_request_under_way_is_answered_before_the_end(folder, dsn):
         assert one.process.wait(60) == 0
         assert answers == [200]
     with psycopg.connect(dsn) as connection:
-        assert connection.execute("SELECT count(*), sum(stretches) FROM ingest_batch").fetchone() == (2, 4)
+        assert connection.execute("SELECT count(*), sum(usage_intervals) FROM ingest_batch").fetchone() == (2, 4)
 
 
 def accepts(one: Replica) -> bool:

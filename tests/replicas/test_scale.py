@@ -52,7 +52,7 @@ def test_the_figures_are_those_that_were_measured():
 
 def test_the_table_follows_from_them():
     """Every cell of every fleet, to the digit that is shown."""
-    hot, packed, per_core, hour_s, month_s, minute, usage, stretch, change, readings, moved = bold()
+    hot, packed, per_core, hour_s, month_s, minute, usage, usage_interval, change, readings, moved = bold()
     keep = Settings()
     days, minute_days, state_days = keep.pack_after_days, keep.keep_minute_days, keep.keep_state_days
     wanted = {
@@ -72,7 +72,7 @@ def test_the_table_follows_from_them():
             lambda n: n * 1_440 * moved * change * state_days / 1e9,
             1,
         ),
-        "stretches, GB a day": (lambda n: n * 1_440 * stretch / 1e9, 1),
+        "usage intervals, GB a day": (lambda n: n * 1_440 * usage_interval / 1e9, 1),
         "usage hours, thousand rows a day": (lambda n: n * 24 / 1e3, 0),
         "usage hours, GB a year": (lambda n: n * 24 * 365 * usage / 1e9, 1),
         "cores for ingest by remote write": (lambda n: n / EVERY_S * readings / per_core, 2),
@@ -111,8 +111,8 @@ def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
             143,
         ),
         (
-            "stretch",
-            "INSERT INTO stretch SELECT a, a, 'held', at, at + 60000, 60000, 30000, 30000, 0, 1000, 1,"
+            "usage_interval",
+            "INSERT INTO usage_interval SELECT a, a, 'held', at, at + 60000, 60000, 30000, 30000, 0, 1000, 1,"
             " '00000000-0000-4000-8000-000000000001', at, a, a, a"
             " FROM generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at, generate_series(1, 20) a",
             204,

@@ -15,11 +15,11 @@ from fakes.ledger import findings
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import Writers, write_letters
-from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
+from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 from gpuledger_collector.wiring import Database
 
 __all__ = ["findings"]
@@ -67,16 +67,16 @@ def rows(dsn, statement):
         return connection.execute(statement).fetchall()
 
 
-def test_letters_are_written_once(fleet, findings, run, dsn, tmp_path):
+def test_notifications_are_written_once(fleet, findings, run, dsn, tmp_path):
     """Three leaders look at the same idle day: as many letters as one of them writes."""
     furnish(fleet)
     fleet.connection.execute("UPDATE workload SET name = 'train', user_name = 'ada' WHERE external_id = '1'")
     find_idle(findings, OCTOBER + DAY)
     (tmp_path / "ledger.toml").write_text(CONTACT)
     assert run("apply", tmp_path / "ledger.toml")[0] == 0
-    writers = Writers(letter_mail.idle, letter_mail.anomaly, letter_mail.summary)
-    books = [LetterBook(lambda: open_connection(dsn, autocommit=True)) for _ in range(LEADERS)]
-    at_once(lambda number: write_letters(books[number], OCTOBER + DAY + number, writers))
+    writers = Writers(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
+    books = [NotificationStore(lambda: open_connection(dsn, autocommit=True)) for _ in range(LEADERS)]
+    at_once(lambda number: notify_findings(books[number], OCTOBER + DAY + number, writers))
     told = rows(dsn, "SELECT recipient, key, count(*) FROM outbox GROUP BY 1, 2")
     assert len(told) >= 1
     assert all(count == 1 for *_, count in told)

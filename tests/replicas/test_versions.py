@@ -46,8 +46,11 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Undo it."""
 '''
-ADDS = ("CREATE TABLE novelty (id BIGINT PRIMARY KEY)", "ALTER TABLE stretch ADD COLUMN novelty TEXT",
-        "ALTER TABLE workload ADD COLUMN novelty TEXT DEFAULT '' NOT NULL")  # fmt: skip
+ADDS = (
+    "CREATE TABLE novelty (id BIGINT PRIMARY KEY)",
+    "ALTER TABLE usage_interval ADD COLUMN novelty TEXT",
+    "ALTER TABLE workload ADD COLUMN novelty TEXT DEFAULT '' NOT NULL",
+)
 TAKES = ("ALTER TABLE ingest_batch RENAME COLUMN rejected TO refused",)
 MAKES = "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {}; RETURN NULL; END $$"
 BINDS = "CREATE TRIGGER t AFTER INSERT ON price FOR EACH STATEMENT EXECUTE FUNCTION f()"
@@ -88,7 +91,7 @@ def test_a_pre_migration_does_nothing_that_older_collectors_do_not_survive(revis
         "ALTER TABLE price ADD CONSTRAINT uq_price UNIQUE (node)",
         "ALTER TABLE price ADD CONSTRAINT ck_price CHECK (node <> '')",
         "CREATE UNIQUE INDEX uq_price ON price (node)",
-        "CREATE INDEX ix_stretch_seq ON stretch (seq)",
+        "CREATE INDEX ix_usage_interval_seq ON usage_interval (seq)",
         "UPDATE charge SET cost_micro = 0",
         "TRUNCATE price",
         "CREATE TRIGGER t BEFORE INSERT ON price FOR EACH ROW EXECUTE FUNCTION f()",
@@ -110,7 +113,7 @@ def test_what_only_adds_is_allowed():
     assert (
         forbidden("CREATE TABLE a (b TEXT NOT NULL); CREATE UNIQUE INDEX c ON a (b); ALTER TABLE a DROP COLUMN b") == []
     )
-    assert forbidden("CREATE INDEX CONCURRENTLY ix_stretch_seq ON stretch (seq)") == []
+    assert forbidden("CREATE INDEX CONCURRENTLY ix_usage_interval_seq ON usage_interval (seq)") == []
     assert forbidden("ALTER TABLE price ADD CONSTRAINT ck CHECK (node <> 'x') NOT VALID") == []
     assert forbidden("COMMENT ON COLUMN price.node IS 'DROP TABLE; RENAME'") == []
     assert forbidden(f"CREATE TABLE a (b TEXT); {MAKES.format('DELETE FROM a')}; {BINDS}") == []
@@ -204,13 +207,13 @@ def test_a_locked_table_is_waited_for_without_stopping_its_writers(dsn, newer, m
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0.2)
     done = []
     with psycopg.connect(dsn) as reader:
-        reader.execute("SELECT count(*) FROM stretch")
+        reader.execute("SELECT count(*) FROM usage_interval")
         thread = threading.Thread(target=lambda: done.append(migrate.upgrade(dsn)))
         thread.start()
         with psycopg.connect(dsn, autocommit=True) as writer:
             until(lambda: waits(writer))
             begun = time.monotonic()
-            writer.execute("DELETE FROM stretch WHERE seq = -1")
+            writer.execute("DELETE FROM usage_interval WHERE seq = -1")
             assert time.monotonic() - begun < 20
         assert not done
         reader.rollback()
@@ -218,7 +221,7 @@ def test_a_locked_table_is_waited_for_without_stopping_its_writers(dsn, newer, m
     assert [step.revision for step in done[0].done] == [PRE, POST]
 
 
-def test_a_table_that_stays_locked_is_told_in_one_sentence(dsn, newer, monkeypatch):
+def test_a_table_that_placements_locked_is_told_in_one_sentence(dsn, newer, monkeypatch):
     """After the last try; what was migrated before stays, the rest can be run again."""
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0)
     monkeypatch.setattr(migrate, "LOCK_TRIES", 1)

@@ -25,7 +25,7 @@ from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import declared
 from gpuledger_collector.storage.billing import commitments, disputes, prices
 from gpuledger_collector.storage.billing.allocation import beside
@@ -45,7 +45,7 @@ _WORKLOAD = (
     "%s, %s::jsonb, now()) ON CONFLICT (key) DO UPDATE SET key = excluded.key RETURNING id"
 )
 _OUT = "UPDATE capacity SET out_ms = %s WHERE accelerator_id = %s AND out_ms IS NULL"
-_DIRTY_HOUR = "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)"
+_DIRTY_HOUR = "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)"
 _DATE = r"\d{4}-\d\d-\d\d"
 _WHO = r"(?P<id>\S+)(?P<tags>(?: \S+=\S+)*)"
 _DONE = r"(?: busy (?P<busy>[\d.]+)%)?(?: idle (?P<idle>[\d.]+)%)?(?: drawing (?P<watts>\d+) W)?"
@@ -85,8 +85,11 @@ class Story:
             name = f"{given['node']}/{index}"
             known = self.accelerators.get(name) or self._one(
                 "INSERT INTO accelerator (uuid, device_uuid, model, gpu_micro) VALUES (%s, %s, %s, %s) RETURNING id",
-                name, name, f"NVIDIA {given['model']}", int(Decimal(given["share"] or 1) * 1_000_000),
-            )  # fmt: skip
+                name,
+                name,
+                f"NVIDIA {given['model']}",
+                int(Decimal(given["share"] or 1) * 1_000_000),
+            )
             self.accelerators[name] = known
             self.connection.execute(
                 "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
@@ -124,13 +127,20 @@ class Story:
             rf"(?P<model>\S+) (?P<rate>[\d.]+) (?P<currency>[A-Z]{{3}}) {_SPAN}(?: pool (?P<pool>\S+))?"
             r"(?: node (?P<node>\S+))?(?: (?P<purchase>spot|reserved|owned|on_demand))?(?: list (?P<list>[\d.]+))?",
             text,
-        )  # fmt: skip
+        )
         price = Price(
-            None, given["pool"] or "", "" if given["model"] == "any" else given["model"],
-            given["purchase"] or "on_demand", Decimal(given["rate"]), given["currency"],
-            instant(given["start"]), maybe(given["end"]),
-            Decimal(given["list"]) if given["list"] else None, "", given["node"] or "",
-        )  # fmt: skip
+            None,
+            given["pool"] or "",
+            "" if given["model"] == "any" else given["model"],
+            given["purchase"] or "on_demand",
+            Decimal(given["rate"]),
+            given["currency"],
+            instant(given["start"]),
+            maybe(given["end"]),
+            Decimal(given["list"]) if given["list"] else None,
+            "",
+            given["node"] or "",
+        )
         prices.add(self.connection, [price], self._now())
 
     def do_commitment(self, text: str) -> None:
@@ -140,10 +150,17 @@ class Story:
             text,
         )
         one = Commitment(
-            None, given["name"], int(given["gpus"]), int(Decimal(given["upfront"] or 0) * 1_000_000),
-            Decimal(given["rate"] or 0), given["currency"], instant(given["start"]), instant(given["end"]),
-            given["pool"] or "", "" if given["model"] == "any" else given["model"],
-        )  # fmt: skip
+            None,
+            given["name"],
+            int(given["gpus"]),
+            int(Decimal(given["upfront"] or 0) * 1_000_000),
+            Decimal(given["rate"] or 0),
+            given["currency"],
+            instant(given["start"]),
+            instant(given["end"]),
+            given["pool"] or "",
+            "" if given["model"] == "any" else given["model"],
+        )
         kept = [other for other in commitments.current(self.connection) if other.name != one.name]
         commitments.replace(self.connection, [*kept, one], self._now())
 
@@ -160,11 +177,19 @@ class Story:
         )
         amount = {name: Decimal(given[name] or 0) for name in ("capex", "salvage", "watts", "kwh", "opex")}
         one = Owned(
-            name=given["model"], capex=amount["capex"], months=int(given["months"]), currency=given["currency"],
-            starts_ms=instant(given["start"]), salvage=amount["salvage"], opex_per_month=amount["opex"],
-            watts=amount["watts"], pue=Decimal(given["pue"] or 1), price_per_kwh=amount["kwh"],
-            energy="measured" if given["measured"] else "rated", gpu_model=given["model"],
-        )  # fmt: skip
+            name=given["model"],
+            capex=amount["capex"],
+            months=int(given["months"]),
+            currency=given["currency"],
+            starts_ms=instant(given["start"]),
+            salvage=amount["salvage"],
+            opex_per_month=amount["opex"],
+            watts=amount["watts"],
+            pue=Decimal(given["pue"] or 1),
+            price_per_kwh=amount["kwh"],
+            energy="measured" if given["measured"] else "rated",
+            gpu_model=given["model"],
+        )
         prices.add_derived(self.connection, one.prices(), self._now())
 
     def do_buy(self, text: str) -> None:
@@ -174,9 +199,17 @@ class Story:
             text,
         )
         one = PurchaseChoice(
-            None, text, len(self.choices), given["purchase"], given["pool"] or "", "", given["node"] or "",
-            pairs(given["tags"] or ""), maybe(given["start"]), maybe(given["end"]),
-        )  # fmt: skip
+            None,
+            text,
+            len(self.choices),
+            given["purchase"],
+            given["pool"] or "",
+            "",
+            given["node"] or "",
+            pairs(given["tags"] or ""),
+            maybe(given["start"]),
+            maybe(given["end"]),
+        )
         self.choices.append(one)
         commitments.replace_choices(self.connection, self.choices, self._now())
 
@@ -207,9 +240,17 @@ class Story:
         amount = None if given["amount"] is None else int(Decimal(given["amount"]) * 1_000_000)
         weights = {owner: int(weight) for owner, weight in pairs(given["weights"] or "").items()}
         cost = SharedCost(
-            given["name"], given["state"] or AMOUNT, amount, given["currency"], given["pool"] or "",
-            given["key"].partition(" ")[0], given["level"] or "team", weights, pairs(given["scope"] or ""), *days,
-        )  # fmt: skip
+            given["name"],
+            given["state"] or AMOUNT,
+            amount,
+            given["currency"],
+            given["pool"] or "",
+            given["key"].partition(" ")[0],
+            given["level"] or "team",
+            weights,
+            pairs(given["scope"] or ""),
+            *days,
+        )
         declared.replace_shared_costs(self.connection, [*declared.shared_costs(self.connection), cost], self._now())
 
     def do_carbon(self, text: str) -> None:
@@ -231,7 +272,7 @@ class Story:
                 length = stop - begin
                 busy, idle = (int(length * Decimal(given[name] or 0) / 100) for name in ("busy", "idle"))
                 energy = int(given["watts"]) * length if given["watts"] else None
-                self._stretch(accelerator, workload, "held", begin, stop, length, busy, idle, energy=energy)
+                self._usage_interval(accelerator, workload, "held", begin, stop, length, busy, idle, energy=energy)
 
     def do_share(self, text: str) -> None:
         given = match(rf"(?P<what>\S+) {_SPAN}: (?P<holders>.+)", text)
@@ -241,7 +282,9 @@ class Story:
             parts = split(stop - begin, [int(holder["weight"]) for holder in holders])
             self.batches += 1
             for record, (holder, part) in enumerate(zip(holders, parts, strict=True)):
-                self._stretch(accelerator, self._workload(holder["id"], {}), "held", begin, stop, part, 0, 0, record)
+                self._usage_interval(
+                    accelerator, self._workload(holder["id"], {}), "held", begin, stop, part, 0, 0, record
+                )
 
     def do_free(self, text: str) -> None:
         self._state("unallocated", text)
@@ -253,7 +296,7 @@ class Story:
         given = match(rf"(?P<what>\S+) {_SPAN}", text)
         for accelerator in self._named(given["what"]):
             for begin, stop in hours(instant(given["start"]), instant(given["end"])):
-                self._stretch(accelerator, None, state, begin, stop, 0, 0, 0)
+                self._usage_interval(accelerator, None, state, begin, stop, 0, 0, 0)
 
     def do_usage(self, text: str) -> None:
         given = match(
@@ -276,9 +319,10 @@ class Story:
             (json.dumps(pairs(given["tags"])), given["id"]),
         )
         self.connection.execute(
-            "INSERT INTO dirty_day (day_ms) SELECT DISTINCT c.day_ms FROM charge c "
-            "JOIN workload w ON w.id = c.workload_id WHERE w.external_id = %s", (given["id"],)
-        )  # fmt: skip
+            "INSERT INTO day_recompute (day_ms) SELECT DISTINCT c.day_ms FROM charge c "
+            "JOIN workload w ON w.id = c.workload_id WHERE w.external_id = %s",
+            (given["id"],),
+        )
 
     def do_contest(self, text: str) -> None:
         """The owner opens a dispute; of one workload if that is named."""
@@ -306,7 +350,7 @@ class Story:
             raise Wrong(str(error)) from error
 
     def do_rate(self, _: str) -> None:
-        bring_up_to_date(Ledger(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)
+        refresh(Ledger(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)
 
     def do_close(self, text: str) -> None:
         self.do_rate("")
@@ -364,9 +408,10 @@ class Story:
         given = match(rf"(?:invoice (?P<owner>\S+)|invoices) in (?P<month>\S+): {money}", text)
         found = self._invoices(given["month"])
         mine = [
-            amounts for (currency, owner), amounts in found.items()
+            amounts
+            for (currency, owner), amounts in found.items()
             if currency == given["currency"] and given["owner"] in (None, owner)
-        ]  # fmt: skip
+        ]
         check(bool(mine), f"invoices are {found}")
         digits = minor_digits(given["currency"])
         for at, name in enumerate(("amount", "shared")):
@@ -399,10 +444,12 @@ class Story:
         currency = next((one["unit"] for one in amounts if one["unit"] not in {"h", "kWh", "g"}), None)
         rows = made.totals if given["owner"] == "total" else made.rows
         mine = [
-            row for row in rows
-            if (given["owner"] == "total" or row.keys[0] == given["owner"]) and currency in (None, row.currency)
+            row
+            for row in rows
+            if (given["owner"] == "total" or row.keys[0] == given["owner"])
+            and currency in (None, row.currency)
             and given["rate"] in (None, row.exchange)
-        ]  # fmt: skip
+        ]
         check(
             len(mine) == 1,
             f"{len(mine)} rows of {given['owner']!r}; rows are {[(row.keys, row.currency) for row in made.rows]}",
@@ -415,9 +462,13 @@ class Story:
                 actual = {"h": hours, "kWh": row.energy_kwh, "g": row.co2e_grams}[one["unit"]]
             else:
                 minor = {
-                    None: row.cost_minor, "idle": row.cost_idle_minor, "shared": row.shared_minor,
-                    "all": row.total_minor, "list": row.list_minor, "contracted": row.contracted_minor,
-                }[one["kind"]]  # fmt: skip
+                    None: row.cost_minor,
+                    "idle": row.cost_idle_minor,
+                    "shared": row.shared_minor,
+                    "all": row.total_minor,
+                    "list": row.list_minor,
+                    "contracted": row.contracted_minor,
+                }[one["kind"]]
                 actual = None if minor is None else Decimal(format_minor(minor, digits))
             wanted = None if one["value"] == "no" else Decimal(one["value"])
             said = f"{one['kind']} {one['unit']}" if one["kind"] else one["unit"]
@@ -431,10 +482,13 @@ class Story:
     def _seen_in(self, currency: str, period: Period, level: str):
         exchange = Exchange(commitments.exchange(self.connection), currency)
         parts = [
-            (span, reports.charged_lines(self.connection, span, (level,)),
-             beside(self.connection, span, (level,), self.now_ms))
+            (
+                span,
+                reports.charged_lines(self.connection, span, (level,)),
+                beside(self.connection, span, (level,), self.now_ms),
+            )
             for span in exchange.spans(period)
-        ]  # fmt: skip
+        ]
         return view(parts, (level,), exchange)
 
     # how it is done
@@ -452,18 +506,43 @@ class Story:
         account, user = tags.pop("account", None), tags.pop("user", None)
         return self._one(
             _WORKLOAD,
-            f"{kind}::{name}", kind, name, account, user, json.dumps(tags),
-        )  # fmt: skip
+            f"{kind}::{name}",
+            kind,
+            name,
+            account,
+            user,
+            json.dumps(tags),
+        )
 
-    def _stretch(self, accelerator, workload, state, start, end, held, busy, idle, record=None, energy=None) -> None:
+    def _usage_interval(
+        self, accelerator, workload, state, start, end, held, busy, idle, record=None, energy=None
+    ) -> None:
         if record is None:
             self.batches += 1
-        partitions.ensure(self.connection, "stretch", [start - start % DAY])
-        node = self._one("SELECT node_id FROM capacity WHERE accelerator_id = %s AND (out_ms IS NULL OR out_ms > %s) "
-                         "ORDER BY in_ms LIMIT 1", accelerator, start)  # fmt: skip
-        row = (accelerator, workload, state, start, end, held, busy, idle, held - busy - idle, energy, node, EPOCH,
-               self.batches, record or 0)  # fmt: skip
-        self.connection.execute(f"INSERT INTO stretch VALUES ({', '.join(['%s'] * len(row))})", row)
+        partitions.ensure(self.connection, "usage_interval", [start - start % DAY])
+        node = self._one(
+            "SELECT node_id FROM capacity WHERE accelerator_id = %s AND (out_ms IS NULL OR out_ms > %s) "
+            "ORDER BY in_ms LIMIT 1",
+            accelerator,
+            start,
+        )
+        row = (
+            accelerator,
+            workload,
+            state,
+            start,
+            end,
+            held,
+            busy,
+            idle,
+            held - busy - idle,
+            energy,
+            node,
+            EPOCH,
+            self.batches,
+            record or 0,
+        )
+        self.connection.execute(f"INSERT INTO usage_interval VALUES ({', '.join(['%s'] * len(row))})", row)
         self.connection.execute(_DIRTY_HOUR, (accelerator, start - start % HOUR))
 
     def _named(self, text: str) -> list[int]:
@@ -480,9 +559,10 @@ class Story:
     def _mark_days(self, start_ms: int, end_ms: int | None) -> None:
         stop = min(self.now_ms, end_ms or self.now_ms)
         self.connection.execute(
-            "INSERT INTO dirty_day (day_ms) SELECT d FROM generate_series(%s::bigint, %s::bigint, %s) d "
-            "WHERE d IN (SELECT day_ms FROM day_proof)", (start_ms - start_ms % DAY, stop, DAY)
-        )  # fmt: skip
+            "INSERT INTO day_recompute (day_ms) SELECT d FROM generate_series(%s::bigint, %s::bigint, %s) d "
+            "WHERE d IN (SELECT day_ms FROM conservation_check)",
+            (start_ms - start_ms % DAY, stop, DAY),
+        )
 
     def _now(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self.now_ms / 1000, dt.UTC)

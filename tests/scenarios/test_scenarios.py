@@ -26,14 +26,17 @@ def test_there_are_at_least_forty():
     ("text", "words"),
     [
         ("expect vision in 2026-10: 1 h", "0 rows of 'vision'"),
-        ("node n1: 1 x H100 from 2026-10-01\nprice any 1.00 USD from 2026-01-01\nnow 2026-10-02\nrate\n"
-         "expect (unobserved) in 2026-10: 23 h", "h is 24.000000, not 23"),
+        (
+            "node n1: 1 x H100 from 2026-10-01\nprice any 1.00 USD from 2026-01-01\nnow 2026-10-02\nrate\n"
+            "expect (unobserved) in 2026-10: 23 h",
+            "h is 24.000000, not 23",
+        ),
         ("sing a song", "'sing' is no word that a line begins with"),
         ("price any one USD from 2026-01-01", "is not of the form"),
         ("node n1: 1 x H100 from 2026-10-01\njob 1 on n1/3 from 2026-10-01 to 2026-10-02", "n1/3 is not there"),
         ('now 2026-10-02\nexpect refused "never": close 2026-10', "refused, but because 2026-10 is not over"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_come_true_fails_with_its_line(text, words, dsn, tmp_path):
     """A wrong expectation, an unknown word, a line that cannot be read: each names file and line."""
     path = tmp_path / "wrong.scenario"
@@ -46,5 +49,6 @@ def test_what_does_not_come_true_fails_with_its_line(text, words, dsn, tmp_path)
 def test_comments_and_continued_lines_are_one_statement():
     """The number is that of the line on which a statement begins."""
     assert statements("# a\nnow 2026-10-01 # b\n\njob 1 on n1/0\n  from 2026 to 2027\n") == [
-        (2, "now 2026-10-01"), (4, "job 1 on n1/0 from 2026 to 2027"),
-    ]  # fmt: skip
+        (2, "now 2026-10-01"),
+        (4, "job 1 on n1/0 from 2026 to 2027"),
+    ]

@@ -183,8 +183,11 @@ class KubernetesOwners:
                 self._unresolved.add(device.id)
                 log.warning(
                     "owners kubernetes: %s %s of pod %s/%s is none of this node's accelerators that can be told",
-                    device.resource, device.id, pod.namespace, pod.name,
-                )  # fmt: skip
+                    device.resource,
+                    device.id,
+                    pod.namespace,
+                    pod.name,
+                )
         return given
 
 

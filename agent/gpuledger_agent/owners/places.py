@@ -10,8 +10,10 @@ KUBERNETES_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POD_LOGS = Path("/var/log/pods")
 SLURM_JOBS = Path("/run/gpuledger/slurm")
 ENGINE_SOCKETS = (
-    Path("/var/run/docker.sock"), Path("/run/podman/podman.sock"), Path("/run/containerd/containerd.sock"),
-)  # fmt: skip
+    Path("/var/run/docker.sock"),
+    Path("/run/podman/podman.sock"),
+    Path("/run/containerd/containerd.sock"),
+)
 STALE_S = 120.0
 
 

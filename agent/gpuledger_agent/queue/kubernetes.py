@@ -106,9 +106,9 @@ def waits(pod: Pod) -> bool:
 
 def gpus_of(spec: Spec) -> float:
     """GPUs that a pod needs at once: its containers together, or the largest init container where that is more."""
-    stays = [one for one in spec.init or () if one.restart == "Always"]
+    placements = [one for one in spec.init or () if one.restart == "Always"]
     passing = [_asked(one.resources) for one in spec.init or () if one.restart != "Always"]
-    return max([sum(_asked(one.resources) for one in [*(spec.containers or ()), *stays]), *passing])
+    return max([sum(_asked(one.resources) for one in [*(spec.containers or ()), *placements]), *passing])
 
 
 def model_of(spec: Spec) -> str:

@@ -16,17 +16,47 @@ from collections.abc import Mapping, Sequence
 from gpuledger_agent.owners.slurm import tags_of
 from gpuledger_agent.queue import QueueUnread, Waiting
 
-FIELDS = (("JobArrayID", 40), ("Partition", 200), ("Account", 200), ("UserName", 200), ("Reason", 80),
-          ("SubmitTime", 40), ("NumNodes", 20), ("NumTasks", 20), ("tres-alloc", 1000), ("tres-per-job", 400),
-          ("tres-per-node", 400), ("tres-per-task", 400), ("Comment", 500))  # fmt: skip
-COMMAND = ("squeue", "--noheader", "--all", "--array", "--states=PENDING",
-           "--Format=" + ",".join(f"{name}:{width}|" for name, width in FIELDS))  # fmt: skip
+FIELDS = (
+    ("JobArrayID", 40),
+    ("Partition", 200),
+    ("Account", 200),
+    ("UserName", 200),
+    ("Reason", 80),
+    ("SubmitTime", 40),
+    ("NumNodes", 20),
+    ("NumTasks", 20),
+    ("tres-alloc", 1000),
+    ("tres-per-job", 400),
+    ("tres-per-node", 400),
+    ("tres-per-task", 400),
+    ("Comment", 500),
+)
+COMMAND = (
+    "squeue",
+    "--noheader",
+    "--all",
+    "--array",
+    "--states=PENDING",
+    "--Format=" + ",".join(f"{name}:{width}|" for name, width in FIELDS),
+)
 TIMEOUT_S = 60
 MOST_BYTES = 256 * 1024 * 1024
-NOT_FOR_GPUS = frozenset({
-    "JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobArrayTaskLimit",
-    "InvalidAccount", "InvalidQOS", "BadConstraints", "PartitionDown", "PartitionInactive", "Licenses",
-})  # fmt: skip
+NOT_FOR_GPUS = frozenset(
+    {
+        "JobHeldUser",
+        "JobHeldAdmin",
+        "Dependency",
+        "DependencyNeverSatisfied",
+        "BeginTime",
+        "JobArrayTaskLimit",
+        "InvalidAccount",
+        "InvalidQOS",
+        "BadConstraints",
+        "PartitionDown",
+        "PartitionInactive",
+        "Licenses",
+    }
+)
 """Reasons that no further GPU cures; limits of accounts and QOS begin with these words besides."""
 LIMITS = ("Assoc", "QOS", "MaxJobs", "PartitionNodeLimit", "PartitionTimeLimit", "NodeDown")
 _TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")

@@ -77,28 +77,62 @@ _RESEARCH = (("vision", "segmentation-v3"), ("speech", "asr-large"), ("nlp", "re
 _LAYOUT: tuple[tuple[str, str, int, tuple[tuple[Shape, tuple[int, ...], tuple[tuple[str, str], ...]], ...]], ...] = (
     ("h100-01", "h100", 8, (("training", tuple(range(8)), _FOUNDATION),)),
     ("h100-02", "h100", 8, (("training", (0, 1, 2, 3), _VISION), ("training", (4, 5, 6, 7), _FOUNDATION))),
-    ("h100-03", "h100", 8, (
-        *[("serving", (slot,), (("inference", "chat-api"),)) for slot in range(4)],
-        ("research", (4,), _RESEARCH), ("research", (5,), _RESEARCH),
-        ("reserved", (6, 7), (("robotics", "sim2real"),)),
-    )),
-    ("a100-01", "a100", 7, (
-        *[("research", (slot,), _RESEARCH) for slot in range(5)],
-        ("notebook", (5,), (("nlp", "retrieval"),)), ("notebook", (6,), (("speech", "asr-large"),)),
-        *[("notebook", (slot,), (("vision", "segmentation-v3"), ("", ""))) for slot in (7, 8, 9)],
-    )),
-    ("a100-02", "a100", 8, (
-        ("research", (0, 1), _RESEARCH), ("research", (2, 3), _RESEARCH), ("starved", (4, 5), (("data", "etl-embed"),)),
-        ("nightly", (6,), (("data", "nightly-index"),)), ("nightly", (7,), (("speech", "asr-batch"),)),
-    )),
-    ("l40s-01", "l40s", 4, (
-        ("nightly", (0, 1), (("data", "nightly-index"),)), ("research", (2,), _RESEARCH), ("research", (3,), _RESEARCH),
-    )),
-    ("l4-01", "l4", 4, (
-        ("serving", (0,), (("inference", "rerank"),)), ("serving", (1,), (("inference", "embed"),)),
-        ("notebook", (2,), (("robotics", "sim2real"),)), ("serving", (3,), (("inference", "moderation"),)),
-    )),
-)  # fmt: skip
+    (
+        "h100-03",
+        "h100",
+        8,
+        (
+            *[("serving", (slot,), (("inference", "chat-api"),)) for slot in range(4)],
+            ("research", (4,), _RESEARCH),
+            ("research", (5,), _RESEARCH),
+            ("reserved", (6, 7), (("robotics", "sim2real"),)),
+        ),
+    ),
+    (
+        "a100-01",
+        "a100",
+        7,
+        (
+            *[("research", (slot,), _RESEARCH) for slot in range(5)],
+            ("notebook", (5,), (("nlp", "retrieval"),)),
+            ("notebook", (6,), (("speech", "asr-large"),)),
+            *[("notebook", (slot,), (("vision", "segmentation-v3"), ("", ""))) for slot in (7, 8, 9)],
+        ),
+    ),
+    (
+        "a100-02",
+        "a100",
+        8,
+        (
+            ("research", (0, 1), _RESEARCH),
+            ("research", (2, 3), _RESEARCH),
+            ("starved", (4, 5), (("data", "etl-embed"),)),
+            ("nightly", (6,), (("data", "nightly-index"),)),
+            ("nightly", (7,), (("speech", "asr-batch"),)),
+        ),
+    ),
+    (
+        "l40s-01",
+        "l40s",
+        4,
+        (
+            ("nightly", (0, 1), (("data", "nightly-index"),)),
+            ("research", (2,), _RESEARCH),
+            ("research", (3,), _RESEARCH),
+        ),
+    ),
+    (
+        "l4-01",
+        "l4",
+        4,
+        (
+            ("serving", (0,), (("inference", "rerank"),)),
+            ("serving", (1,), (("inference", "embed"),)),
+            ("notebook", (2,), (("robotics", "sim2real"),)),
+            ("serving", (3,), (("inference", "moderation"),)),
+        ),
+    ),
+)
 _MIG = (("3g.40gb/1", 500_000, 40), ("2g.20gb/5", 285_714, 20), ("1g.10gb/9", 142_857, 10))
 """Instances of the sliced A100: profile and id, dominant share max(compute/7, memory/8) in micro-GPUs, GiB."""
 _USERS = ("amina", "bjorn", "chen", "divya", "emeka", "farah", "goran", "hana", "ines", "jonas", "kofi", "lena")
@@ -133,25 +167,54 @@ class Story:
 
 
 RUNAWAY = Story(
-    (("a100-02", 6), ("a100-02", 7), ("l40s-01", 0)), 18 * DAY_MS, 6 * DAY_MS + 13 * HOUR_MS, 44 * HOUR_MS,
-    "research", "goran", "data", "nightly-index", "reindex-all-retry",
+    (("a100-02", 6), ("a100-02", 7), ("l40s-01", 0)),
+    18 * DAY_MS,
+    6 * DAY_MS + 13 * HOUR_MS,
+    44 * HOUR_MS,
+    "research",
+    "goran",
+    "data",
+    "nightly-index",
+    "reindex-all-retry",
     "a runaway: reindex-all-retry of data goes on for two days on every card it gets",
-)  # fmt: skip
+)
 FORGOTTEN = Story(
-    (("a100-01", 5),), 9 * DAY_MS, 4 * DAY_MS + 14 * HOUR_MS, 70 * HOUR_MS,
-    "notebook", "lena", "nlp", "retrieval", "retrieval-notebook",
+    (("a100-01", 5),),
+    9 * DAY_MS,
+    4 * DAY_MS + 14 * HOUR_MS,
+    70 * HOUR_MS,
+    "notebook",
+    "lena",
+    "nlp",
+    "retrieval",
+    "retrieval-notebook",
     "a forgotten notebook: retrieval-notebook of nlp stays open",
-)  # fmt: skip
+)
 WEEKEND = Story(
-    (("a100-02", 2),), 14 * DAY_MS, 8 * DAY_MS + 18 * HOUR_MS, 62 * HOUR_MS,
-    "reserved", "farah", "nlp", "retrieval", "weekend-hold",
+    (("a100-02", 2),),
+    14 * DAY_MS,
+    8 * DAY_MS + 18 * HOUR_MS,
+    62 * HOUR_MS,
+    "reserved",
+    "farah",
+    "nlp",
+    "retrieval",
+    "weekend-hold",
     "a weekend: weekend-hold of nlp holds two cards and uses none",
-)  # fmt: skip
+)
 STORM = Story(
-    (("l40s-01", 2),), 19 * DAY_MS, 11 * DAY_MS + 7 * HOUR_MS, 9 * HOUR_MS,
-    "crashing", "kofi", "speech", "asr-large", "asr-eval",
-    "a retry storm: asr-eval of speech fails after minutes and is started again, 54 times", 10 * 60_000,
-)  # fmt: skip
+    (("l40s-01", 2),),
+    19 * DAY_MS,
+    11 * DAY_MS + 7 * HOUR_MS,
+    9 * HOUR_MS,
+    "crashing",
+    "kofi",
+    "speech",
+    "asr-large",
+    "asr-eval",
+    "a retry storm: asr-eval of speech fails after minutes and is started again, 54 times",
+    10 * 60_000,
+)
 STORIES = (RUNAWAY, FORGOTTEN, WEEKEND, STORM)
 """A job that goes on for two days on every card it gets, a notebook that somebody left open, two cards that are held
 from Friday 18:00 to Monday 08:00 UTC and not used, and a job that fails after minutes and is started again and again.
@@ -205,17 +268,33 @@ class Fleet:
     def _node(self, name: str, model: str, gpus: int, lanes: tuple[tuple[Shape, tuple[int, ...], object], ...]) -> Node:
         title, memory, _, _ = MODELS[model]
         accelerators = [
-            Accelerator(f"GPU-{hash_uuid(self.seed, name, slot)}", f"GPU-{hash_uuid(self.seed, name, slot)}", slot,
-                        title, None, WHOLE_GPU, memory, f"00000000:{0x10 + slot:02X}:00.0")
+            Accelerator(
+                f"GPU-{hash_uuid(self.seed, name, slot)}",
+                f"GPU-{hash_uuid(self.seed, name, slot)}",
+                slot,
+                title,
+                None,
+                WHOLE_GPU,
+                memory,
+                f"00000000:{0x10 + slot:02X}:00.0",
+            )
             for slot in range(gpus)
-        ]  # fmt: skip
+        ]
         if name == "a100-01":
             parent = f"GPU-{hash_uuid(self.seed, name, gpus)}"
             accelerators += [
-                Accelerator(f"MIG-{hash_uuid(self.seed, name, profile)}", parent, gpus, title, profile, share,
-                            size * GIB, f"00000000:{0x10 + gpus:02X}:00.0")
+                Accelerator(
+                    f"MIG-{hash_uuid(self.seed, name, profile)}",
+                    parent,
+                    gpus,
+                    title,
+                    profile,
+                    share,
+                    size * GIB,
+                    f"00000000:{0x10 + gpus:02X}:00.0",
+                )
                 for profile, share, size in _MIG
-            ]  # fmt: skip
+            ]
         made = tuple(
             Lane(f"{name}/{position}", shape, slots, teams, 2 if (name, slots[0]) == SHARED_LANE else 1)  # type: ignore[arg-type]
             for position, (shape, slots, teams) in enumerate(lanes)
@@ -230,8 +309,10 @@ class Fleet:
             for begin in _recurring(story.cycle_ms, story.start_ms, start_ms, end_ms)
         ]
         for from_ms, until_ms, sentence in FAULTS:
-            found += [(begin, begin + until_ms - from_ms, sentence)
-                      for begin in _recurring(CYCLE_MS, from_ms, start_ms, end_ms)]  # fmt: skip
+            found += [
+                (begin, begin + until_ms - from_ms, sentence)
+                for begin in _recurring(CYCLE_MS, from_ms, start_ms, end_ms)
+            ]
         if start_ms < self.given_back_ms < end_ms:
             found.append((self.given_back_ms, end_ms, "the reservation sim2real of robotics is given back"))
         return sorted((max(begin, start_ms), min(end, end_ms), said) for begin, end, said in found if end > start_ms)

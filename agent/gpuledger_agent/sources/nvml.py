@@ -227,8 +227,9 @@ class NvmlSource:
             shares = fitted(member.accelerator for member in found)
             instances = tuple(replace(member, accelerator=one) for member, one in zip(found, shares, strict=True))
             return Board(index, uuid, handle, pci, instances, DeviceReader(nvml, handle))
-        return Board(index, uuid, handle, pci, (Member(device, DeviceReader(nvml, handle)),),
-                     mig_capable=mode is not None)  # fmt: skip
+        return Board(
+            index, uuid, handle, pci, (Member(device, DeviceReader(nvml, handle)),), mig_capable=mode is not None
+        )
 
     def read(self, tiers: Iterable[str]) -> Sequence[Sample]:
         """A sample of every accelerator; one that does not answer in time is `unknown`, one that is gone `failed`.
@@ -312,8 +313,17 @@ class NvmlSource:
                 ]
             if "slow" in tiers and board.guard is None and board.mig_capable:
                 seen.values["gpu_mig_instances"] = 0
-            samples.append(Sample(member.accelerator.uuid, self._monotonic_ns(), seen.values, seen.absent,
-                                  seen.processes, worse(seen.health, fate), seen.series))  # fmt: skip
+            samples.append(
+                Sample(
+                    member.accelerator.uuid,
+                    self._monotonic_ns(),
+                    seen.values,
+                    seen.absent,
+                    seen.processes,
+                    worse(seen.health, fate),
+                    seen.series,
+                )
+            )
         return samples
 
     def _check(self, board: Board, tiers: frozenset[str]) -> None:
@@ -384,15 +394,19 @@ def instance(nvml: Any, parent: Any, handle: Any, device: Accelerator) -> Member
     attributes = quietly(nvml, nvml.nvmlDeviceGetAttributes, handle)
     profile = text(quietly(nvml, nvml.nvmlDeviceGetName, handle)).rpartition(" ")[2]
     memory = None if attributes is None else int(attributes.memorySizeMB) * 1024**2
-    compute, slices = (7, 7) if attributes is None else (
-        int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1)
-    )  # fmt: skip
+    compute, slices = (
+        (7, 7)
+        if attributes is None
+        else (int(attributes.computeInstanceSliceCount or 1), int(attributes.gpuInstanceSliceCount or 1))
+    )
     share = measured_share(compute, slices, memory or 0, device.model, device.memory_bytes if memory else None)
     accelerator = replace(
-        device, uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        device,
+        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
         mig_instance=f"{profile or 'mig'}/{'' if gpu_instance is None else gpu_instance}",
-        gpu_micro=share, memory_bytes=memory,
-    )  # fmt: skip
+        gpu_micro=share,
+        memory_bytes=memory,
+    )
     return Member(accelerator, DeviceReader(nvml, handle, parent=parent, gpu_instance=gpu_instance))
 
 

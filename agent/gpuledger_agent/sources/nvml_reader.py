@@ -85,9 +85,9 @@ class DeviceReader:
         if seen.failed is not None:
             seen.values.clear()
         else:
-            series, lacking = self._series.read(tiers, seen.values, seen.processes)
+            series, readiness_problems = self._series.read(tiers, seen.values, seen.processes)
             seen.series |= series
-            seen.absent |= lacking
+            seen.absent |= readiness_problems
         seen.absent |= self._never
         self._derive(seen)
         seen.health = self._verdict(seen)
@@ -330,7 +330,7 @@ _PROCESS_CALLS: tuple[tuple[Literal["compute", "graphics"], tuple[str, ...]], ..
     ("compute", ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")),
     ("compute", ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")),
     ("graphics", ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")),
-)  # fmt: skip
+)
 
 
 def engines(nvml: Any, metric: Metric) -> list[tuple[int | None, int]]:

@@ -67,7 +67,7 @@ class SeriesReader:
     ) -> tuple[Series, dict[str, str]]:
         """The series of the tiers asked for, and reasons for those that this card does not give."""
         series: Series = {}
-        lacking: dict[str, str] = {}
+        readiness_problems: dict[str, str] = {}
         if "fast" in tiers:
             mask = values.get("gpu_clocks_event_reasons_bitmask")
             if mask is not None:
@@ -81,16 +81,16 @@ class SeriesReader:
             ]
             if memory:
                 series["gpu_process_memory_used_bytes"] = memory
-            self._read_utilisation(series, lacking)
+            self._read_utilisation(series, readiness_problems)
         if not self._instance and "slow" in tiers:
-            self._read_links(series, lacking, speeds="static" in tiers)
+            self._read_links(series, readiness_problems, speeds="static" in tiers)
         if "static" in tiers:
             series["gpu_info"] = self._read_info()
         if "opt-in" in tiers and not self._instance:
-            self._read_accounting(series, lacking)
-        return series, lacking
+            self._read_accounting(series, readiness_problems)
+        return series, readiness_problems
 
-    def _read_utilisation(self, series: Series, lacking: dict[str, str]) -> None:
+    def _read_utilisation(self, series: Series, readiness_problems: dict[str, str]) -> None:
         if not self._utilisation:
             return
         since = self._utilised_at or int((self._wall() - LOOK_BACK_S) * 1e6)
@@ -98,7 +98,7 @@ class SeriesReader:
         if isinstance(answer, Refusal):
             if answer.code not in {0, NOT_FOUND, 7}:  # nothing ran since, or the list grew while it was read
                 self._utilisation = False
-                lacking |= {name: "the driver does not tell it for each process" for name, _ in _UTILISATION}
+                readiness_problems |= {name: "the driver does not tell it for each process" for name, _ in _UTILISATION}
             return
         newest: dict[int, Any] = {}
         for entry in answer:
@@ -114,7 +114,7 @@ class SeriesReader:
             if made:
                 series[name] = made
 
-    def _read_links(self, series: Series, lacking: dict[str, str], *, speeds: bool) -> None:
+    def _read_links(self, series: Series, readiness_problems: dict[str, str], *, speeds: bool) -> None:
         nvml = self._nvml
         if self._links is None:
             answers = [
@@ -123,7 +123,7 @@ class SeriesReader:
             ]
             self._links = tuple(link for link, answer in answers if not isinstance(answer, Refusal))
         if not self._links:
-            lacking |= dict.fromkeys(
+            readiness_problems |= dict.fromkeys(
                 ("gpu_nvlink_link_up", "gpu_nvlink_speed_bits_per_second"), "this card has no NVLink"
             )
             return
@@ -167,13 +167,13 @@ class SeriesReader:
             return ""
         return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
 
-    def _read_accounting(self, series: Series, lacking: dict[str, str]) -> None:
+    def _read_accounting(self, series: Series, readiness_problems: dict[str, str]) -> None:
         """GPU time of processes that may have ended since, where accounting mode is on (an administrator's choice)."""
         nvml = self._nvml
         names = ("gpu_process_accounting_gpu_seconds", "gpu_process_accounting_max_memory_bytes")
         mode = self._guarded(lambda: nvml.nvmlDeviceGetAccountingMode(self._handle))
         if isinstance(mode, Refusal) or not mode:
-            lacking |= dict.fromkeys(names, "accounting mode is off (nvidia-smi --accounting-mode=1)")
+            readiness_problems |= dict.fromkeys(names, "accounting mode is off (nvidia-smi --accounting-mode=1)")
             return
         pids = self._guarded(lambda: nvml.nvmlDeviceGetAccountingPids(self._handle))
         seconds: list[Labelled] = []

@@ -50,8 +50,15 @@ def open_text(path: Path, mode: str) -> IO[str]:
 def header_line(node: str, inventory: Inventory) -> str:
     """The first line of a recording."""
     accelerators = [dataclasses.asdict(entry) for entry in inventory.accelerators]
-    return json.dumps({"format": FORMAT, "node": node, "driver": inventory.driver, "accelerators": accelerators,
-                       "problems": list(inventory.problems)})  # fmt: skip
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "node": node,
+            "driver": inventory.driver,
+            "accelerators": accelerators,
+            "problems": list(inventory.problems),
+        }
+    )
 
 
 def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, Sequence[Holder]]) -> str:
@@ -66,8 +73,9 @@ def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, S
         if sample.health != Health():
             row["health"] = [sample.health.status, sample.health.cause]
         if sample.series:
-            row["series"] = {name: [[dict(one.labels), one.value] for one in several]
-                             for name, several in sample.series.items()}  # fmt: skip
+            row["series"] = {
+                name: [[dict(one.labels), one.value] for one in several] for name, several in sample.series.items()
+            }
         if holders.get(sample.uuid):
             row["holders"] = [_holder_row(holder) for holder in holders[sample.uuid]]
         rows.append(row)
@@ -76,8 +84,14 @@ def tick_line(offset_ms: int, samples: Sequence[Sample], holders: Mapping[str, S
 
 def _holder_row(holder: Holder) -> dict[str, Any]:
     workload = holder.workload
-    told = {"id": workload.id, "kind": workload.kind, "user": workload.user, "account": workload.account,
-            "name": workload.name, "tags": dict(workload.tags)}  # fmt: skip
+    told = {
+        "id": workload.id,
+        "kind": workload.kind,
+        "user": workload.user,
+        "account": workload.account,
+        "name": workload.name,
+        "tags": dict(workload.tags),
+    }
     return {"weight": holder.weight} | {name: value for name, value in told.items() if value}
 
 
@@ -182,8 +196,9 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     health = Health(_one_of(status, frozenset(get_args(HealthStatus))), _typed(cause, str))
     values = {name: _number(name, value) for name, value in row["values"].items()}
     absent = {name: _typed(reason, str) for name, reason in row.get("absent", {}).items()}
-    series = {_metric(name): [_labelled(name, *one) for one in several]
-              for name, several in row.get("series", {}).items()}  # fmt: skip
+    series = {
+        _metric(name): [_labelled(name, *one) for one in several] for name, several in row.get("series", {}).items()
+    }
     return Sample(_typed(row["uuid"], str), offset_ms * 1_000_000, values, absent, processes, health, series)
 
 

@@ -80,8 +80,14 @@ def shared(lane: Lane, hold: Hold) -> tuple[Holder, ...]:
     first = Holder(hold.workload)
     if lane.sharers == 1:
         return (first,)
-    neighbour = Workload(f"{hold.workload.id}-b", "simulated", "ines", "nlp", "retrieval-serving",
-                         {"team": "nlp", "project": "retrieval"})  # fmt: skip
+    neighbour = Workload(
+        f"{hold.workload.id}-b",
+        "simulated",
+        "ines",
+        "nlp",
+        "retrieval-serving",
+        {"team": "nlp", "project": "retrieval"},
+    )
     return (first, Holder(neighbour))
 
 

@@ -49,8 +49,17 @@ KINDS: Mapping[str, str] = {
 EXPLAINED = frozenset(("credit", "tax", "refund", "adjustment", "other period", "left out", "rounding", "commitment"))
 """Kinds that are no question to anybody: a bill has them, and a ledger of usage does not."""
 _CATEGORIES = {"Purchase": "commitment", "Credit": "credit", "Tax": "tax", "Adjustment": "adjustment"}
-_UNIT_MS = {"hour": HOUR_MS, "hr": HOUR_MS, "h": HOUR_MS, "minute": 60_000, "min": 60_000, "second": 1000, "sec": 1000,
-            "s": 1000, "day": 24 * HOUR_MS}  # fmt: skip
+_UNIT_MS = {
+    "hour": HOUR_MS,
+    "hr": HOUR_MS,
+    "h": HOUR_MS,
+    "minute": 60_000,
+    "min": 60_000,
+    "second": 1000,
+    "sec": 1000,
+    "s": 1000,
+    "day": 24 * HOUR_MS,
+}
 _UNIT = re.compile(r"(?:1 )?(?:(?P<what>.*?)[-\s])?(?P<time>hour|hr|h|minute|min|second|sec|s|day)s?", re.IGNORECASE)
 SMALLEST_HOURS = Decimal("0.0005")
 """Hours that a line's own digits may be off by at most, whatever few it is written with."""
@@ -95,8 +104,12 @@ class BillMatch:
 
     def fits(self, provider: str, line: BillLine) -> bool:
         """Whether it is about this line."""
-        given = ((self.provider.casefold(), provider.casefold()), (self.sku, line.sku), (self.region, line.region),
-                 (self.service, line.service))  # fmt: skip
+        given = (
+            (self.provider.casefold(), provider.casefold()),
+            (self.sku, line.sku),
+            (self.region, line.region),
+            (self.service, line.service),
+        )
         resources = (line.resource, line.resource.rpartition("/")[2], line.resource_name)
         return all(not pattern or fnmatchcase(value, pattern) for pattern, value in given) and (
             not self.resource or any(fnmatchcase(one, self.resource) for one in resources)
@@ -398,9 +411,16 @@ class _Comparing:
         order = list(KINDS)
         return sorted(
             made,
-            key=lambda one: (one.currency, order.index(one.kind), one.day_ms or 0, one.pool, one.node, one.sku,
-                             one.region),
-        )  # fmt: skip
+            key=lambda one: (
+                one.currency,
+                order.index(one.kind),
+                one.day_ms or 0,
+                one.pool,
+                one.node,
+                one.sku,
+                one.region,
+            ),
+        )
 
 
 def _kind(line: BillLine) -> str | None:

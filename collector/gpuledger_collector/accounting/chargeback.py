@@ -114,7 +114,9 @@ class SharedOut:
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """What one row bears of a shared cost for a stretch of a month, in micro-units; negative: what was moved away."""
+    """What one row bears of a shared cost for a usage interval of a month, in micro-units; negative: what was moved
+    away.
+    """
 
     cost: SharedCost
     period: Period
@@ -124,7 +126,7 @@ class SharedPart:
 
 
 @dataclass(slots=True)
-class Beside:
+class Allocations:
     """What stands beside the direct cost, by currency and cells of a row: shares in micro-units, CO2e in micrograms.
 
     `parts` are the shares again, cost by cost: they add up to `shared`.
@@ -170,7 +172,7 @@ class _Sum:
     contracted_micro: int | None = 0
 
 
-def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = None) -> Report:
+def report(lines: Iterable[Line], by: Sequence[str], beside: Allocations | None = None) -> Report:
     """The report over lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
 
     Lines that say what they correct have rows of their own, beside the row of the same cells: the two together are
@@ -192,7 +194,7 @@ def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = Non
         entry.energy_mj = add_known(entry.energy_mj, line.energy_mj)
         entry.list_micro = _add_all(entry.list_micro, line.list_cost_micro)
         entry.contracted_micro = _add_all(entry.contracted_micro, line.contracted_cost_micro)
-    _add_beside(sums, beside or Beside())
+    _add_beside(sums, beside or Allocations())
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[Row] = []
     totals: list[Row] = []
@@ -204,7 +206,7 @@ def report(lines: Iterable[Line], by: Sequence[str], beside: Beside | None = Non
     return Report(tuple(by), tuple(rows), tuple(totals), tuple(beside.costs) if beside is not None else ())
 
 
-def _add_beside(sums: dict[tuple[str | None, _Key], _Sum], beside: Beside) -> None:
+def _add_beside(sums: dict[tuple[str | None, _Key], _Sum], beside: Allocations) -> None:
     """Shares and grams stand in the row of the period's own time; grams in a correction's where there is no other."""
     for (currency, keys), micro in beside.shared.items():
         sums.setdefault((currency, (keys, "")), _Sum()).shared_micro = micro

@@ -77,14 +77,27 @@ def receipt(
         "holds": proof.holds,
         "unpriced_gpu_ns": proof.unpriced_ns,
         "invoices": [
-            {"owner": one.owner, "currency": one.currency, "amount": _amount(one.minor, one.currency),
-             "micro": one.micro, "shared": _amount(one.shared_minor, one.currency), "shared_micro": one.shared_micro}
+            {
+                "owner": one.owner,
+                "currency": one.currency,
+                "amount": _amount(one.minor, one.currency),
+                "micro": one.micro,
+                "shared": _amount(one.shared_minor, one.currency),
+                "shared_micro": one.shared_micro,
+            }
             for one in billed
         ],
         "shares": [
-            {"name": part.cost.name, "source": part.cost.source, "key": part.cost.key, "from":
-             format_instant(part.period.start_ms), "to": format_instant(part.period.end_ms), "owner": part.keys[0],
-             "currency": part.currency, "micro": part.micro}
+            {
+                "name": part.cost.name,
+                "source": part.cost.source,
+                "key": part.cost.key,
+                "from": format_instant(part.period.start_ms),
+                "to": format_instant(part.period.end_ms),
+                "owner": part.keys[0],
+                "currency": part.currency,
+                "micro": part.micro,
+            }
             for part in shares
         ],
         "totals": {
@@ -92,7 +105,7 @@ def receipt(
             for currency in sorted({one.currency for one in billed})
         },
         "corrections": {"lines": len(corrections), "micro": dict(sorted(corrected.items()))},
-    }  # fmt: skip
+    }
 
 
 def _amount(minor: int, currency: str) -> str:

@@ -100,7 +100,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a commitment covers of one atom: GPU-nanoseconds, and what they cost in micro-units."""
+    """What a commitment covers of one rating interval: GPU-nanoseconds, and what they cost in micro-units."""
 
     commitment: Commitment
     gpu_ns: int
@@ -109,7 +109,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Time that can be covered: GPU-nanoseconds by the start of their atom, in one place."""
+    """Time that can be covered: GPU-nanoseconds by the start of their rating interval, in one place."""
 
     key: Key
     pool: str
@@ -132,7 +132,8 @@ class CommitmentCost:
 
 @dataclass(slots=True)
 class Coverage:
-    """Of a day: `shares` by who is covered and atom, `unused` by commitment and atom, and the commitments' whole cost.
+    """Of a day: `shares` by who is covered and rating interval, `unused` by commitment and rating interval, and the
+    commitments' whole cost.
 
     Where no commitment is in force everything is empty.
     """
@@ -142,20 +143,24 @@ class Coverage:
     costs: list[CommitmentCost] = field(default_factory=list)
 
     def of(self, key: Key) -> Mapping[int, Sequence[Share]] | None:
-        """The shares of one place by atom, None where nothing covers it."""
+        """The shares of one place by rating interval, None where nothing covers it."""
         return self.shares.get(key)
 
 
 def cover(
-    commitments: Iterable[Commitment], demands: Sequence[Demand], atoms: Sequence[Period], until_ms: int
+    commitments: Iterable[Commitment], demands: Sequence[Demand], rating_intervals: Sequence[Period], until_ms: int
 ) -> Coverage:
-    """Whose time the commitments cover, atom by atom, up to `until_ms`.
+    """Whose time the commitments cover, rating interval by rating interval, up to `until_ms`.
 
     Each commitment, in order of precedence, is split over the time in its places that no other covers yet, by largest
     remainder; so is its cost over what it covers and what is left unused.
     """
     coverage = Coverage()
-    parts = [Period(atom.start_ms, min(atom.end_ms, until_ms)) for atom in atoms if atom.start_ms < until_ms]
+    parts = [
+        Period(rating_interval.start_ms, min(rating_interval.end_ms, until_ms))
+        for rating_interval in rating_intervals
+        if rating_interval.start_ms < until_ms
+    ]
     ordered = sorted(demands, key=lambda demand: (demand.name, demand.key))
     left = {(demand.key, at): quantity for demand in ordered for at, quantity in demand.ns.items()}
     for commitment in sorted(commitments, key=lambda one: one.precedence):
@@ -165,13 +170,13 @@ def cover(
             quantity = commitment.committed_ns(part)
             if quantity:
                 committed_ns += quantity
-                cost += _cover_atom(coverage, commitment, quantity, mine, left, part)
+                cost += _cover_rating_interval(coverage, commitment, quantity, mine, left, part)
         if committed_ns:
             coverage.costs.append(CommitmentCost(commitment, committed_ns, cost))
     return coverage
 
 
-def _cover_atom(
+def _cover_rating_interval(
     coverage: Coverage,
     commitment: Commitment,
     quantity: int,
@@ -179,7 +184,7 @@ def _cover_atom(
     left: dict[tuple[Key, int], int],
     part: Period,
 ) -> int:
-    """Covers one atom; what the commitment costs in it."""
+    """Covers one rating interval; what the commitment costs in it."""
     at = part.start_ms
     asking = [(one.key, open_ns) for one in demands if (open_ns := left.get((one.key, at), 0))]
     wanted = sum(open_ns for _, open_ns in asking)

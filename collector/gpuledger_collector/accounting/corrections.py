@@ -16,9 +16,16 @@ from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
 
 _AMOUNTS = (
-    "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "list_cost_micro", "energy_mj",
+    "gpu_ns",
+    "busy_ns",
+    "idle_ns",
+    "unknown_ns",
+    "cost_micro",
+    "idle_cost_micro",
+    "list_cost_micro",
+    "energy_mj",
     "contracted_cost_micro",
-)  # fmt: skip
+)
 
 
 def difference(before: Iterable[Charge], after: Iterable[Charge]) -> list[Charge]:
@@ -55,9 +62,18 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
     found: dict[object, Charge] = {}
     for charge in charges:
         key = (
-            charge.day_ms, charge.accelerator_id, charge.workload_id, charge.owner, charge.state, charge.pool,
-            charge.gpu_model, charge.node, _terms(charge.price), charge.currency, _committed(charge.commitment),
-        )  # fmt: skip
+            charge.day_ms,
+            charge.accelerator_id,
+            charge.workload_id,
+            charge.owner,
+            charge.state,
+            charge.pool,
+            charge.gpu_model,
+            charge.node,
+            _terms(charge.price),
+            charge.currency,
+            _committed(charge.commitment),
+        )
         known = found.get(key)
         found[key] = charge if known is None else _sum(known, charge)
     return found
@@ -73,9 +89,7 @@ def _committed(commitment: Commitment | None) -> object:
 
 def _sum(one: Charge, other: Charge) -> Charge:
     amounts: dict[str, Any] = {name: add_known(getattr(one, name), getattr(other, name)) for name in _AMOUNTS}
-    return replace(
-        one, start_ms=min(one.start_ms, other.start_ms), end_ms=max(one.end_ms, other.end_ms), **amounts
-    )  # fmt: skip
+    return replace(one, start_ms=min(one.start_ms, other.start_ms), end_ms=max(one.end_ms, other.end_ms), **amounts)
 
 
 def _less(now: int | None, was: int | None) -> int | None:
@@ -91,7 +105,15 @@ def _says_something(charge: Charge) -> bool:
 def _order(charge: Charge) -> tuple[object, ...]:
     price = charge.price
     return (
-        charge.day_ms, charge.accelerator_id or 0, charge.workload_id or 0, charge.state, charge.pool, charge.gpu_model,
-        charge.node, charge.start_ms, price.id if price is not None and price.id is not None else 0,
-        str(charge.owner), "" if charge.commitment is None else charge.commitment.name,
-    )  # fmt: skip
+        charge.day_ms,
+        charge.accelerator_id or 0,
+        charge.workload_id or 0,
+        charge.state,
+        charge.pool,
+        charge.gpu_model,
+        charge.node,
+        charge.start_ms,
+        price.id if price is not None and price.id is not None else 0,
+        str(charge.owner),
+        "" if charge.commitment is None else charge.commitment.name,
+    )

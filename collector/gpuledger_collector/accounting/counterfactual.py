@@ -1,11 +1,11 @@
 """The other ledger: the same usage with some of its time given back, set free, or held at another rate.
 
 A saving is the difference of two ledgers over the same usage. Every advice says what it would have done to the time of
-single accelerator-atoms (a `Change`); the changes of several advices are merged before anything is priced, so time
-that two of them give back is given back once. Both ledgers are priced by the same rating.
+single accelerator-rating intervals (a `Change`); the changes of several advices are merged before anything is priced,
+so time that two of them give back is given back once. Both ledgers are priced by the same rating.
 
 Law: what several advices save together never exceeds the sum of what each saves alone, but for the rounding of an
-atom's parts (a micro-unit each).
+rating interval's parts (a micro-unit each).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns, split
 from gpuledger_collector.accounting.rating import Charge, RatedAccelerator, rate_accelerator_day
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UsagePiece
+from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 
 GIVEN_BACK, SPARE, MOVED = "given_back", "spare", "moved"
 """States of the other ledger: returned to whom it was rented from, free for others, held at another rate."""
@@ -31,7 +31,8 @@ PERMILLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an advice does to the time that one holder (None: nobody) has of an accelerator from an atom's begin on.
+    """What an advice does to the time that one holder (None: nobody) has of an accelerator from an rating interval's
+    begin on.
 
     `back_permille` and `spare_permille` are thousandths of that time; what remains may be `moved_to` another rate.
     """
@@ -74,7 +75,7 @@ _Place = tuple[int, int | None, int]
 
 
 def merged(changes: Iterable[Change]) -> dict[_Place, Change]:
-    """One change for each accelerator, holder and atom: of several the largest part, and the lowest rate."""
+    """One change for each accelerator, holder and rating interval: of several the largest part, and the lowest rate."""
     found: dict[_Place, Change] = {}
     for change in changes:
         key = (change.accelerator_id, change.workload_id, change.at_ms)
@@ -92,11 +93,11 @@ def _both(one: Change, other: Change) -> Change:
 
 
 def changed(
-    pieces: Iterable[UsagePiece], changes: Mapping[_Place, Change]
-) -> tuple[list[UsagePiece], dict[Price, list[UsagePiece]]]:
+    pieces: Iterable[HourlyUsage], changes: Mapping[_Place, Change]
+) -> tuple[list[HourlyUsage], dict[Price, list[HourlyUsage]]]:
     """The pieces after the changes; what moves stays among them as MOVED, and is given again under its new rate."""
-    kept: list[UsagePiece] = []
-    moved: dict[Price, list[UsagePiece]] = {}
+    kept: list[HourlyUsage] = []
+    moved: dict[Price, list[HourlyUsage]] = {}
     for piece in pieces:
         change = None
         if piece.state in {HELD, UNALLOCATED}:
@@ -116,11 +117,19 @@ def changed(
     return kept, moved
 
 
-def _part(piece: UsagePiece, state: str, held_ms: int) -> UsagePiece:
+def _part(piece: HourlyUsage, state: str, held_ms: int) -> HourlyUsage:
     """A part of a piece; its activity is not asked for here, and not claimed."""
     holder = piece.workload_id if state == piece.state else None
-    return replace(piece, state=state, workload_id=holder, held_ms=held_ms, busy_ms=0, idle_ms=0,
-                   unknown_ms=held_ms if state == HELD else 0, energy_mj=None)  # fmt: skip
+    return replace(
+        piece,
+        state=state,
+        workload_id=holder,
+        held_ms=held_ms,
+        busy_ms=0,
+        idle_ms=0,
+        unknown_ms=held_ms if state == HELD else 0,
+        energy_mj=None,
+    )
 
 
 def compare(
@@ -128,7 +137,7 @@ def compare(
     accelerator: RatedAccelerator,
     day: Period,
     capacity: Sequence[Period],
-    pieces: Sequence[UsagePiece],
+    pieces: Sequence[HourlyUsage],
     changes: Mapping[_Place, Change],
     book: PriceBook,
     owner_of: OwnerOf,
@@ -176,7 +185,7 @@ def _count(saving: Saving, charge: Charge) -> None:
         saving.capacity_micro += charge.cost_micro or 0
 
 
-def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: UsagePiece, book: PriceBook) -> None:
+def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: HourlyUsage, book: PriceBook) -> None:
     price = book.price_at(accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, piece.start_ms)
     if price is None or price.purchase != "on_demand":
         return

@@ -2,8 +2,8 @@
 
 A counter begins at zero with its process. An increase is counted only between two neighbouring readings of the same
 life: a value that fell, or another start of the process, ends a life, and a longer pause than `most_gap_ms` proves
-nothing. What happened in such a stretch of time is not known: it adds no units and covers no time, and is never zero.
-A pair that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it.
+nothing. What happened in such a usage interval of time is not known: it adds no units and covers no time, and is never
+zero. A pair that crosses an hour is split over its hours by time (largest remainder), so that the hours add up to it.
 Readings may come late, doubled and in any order: the same set of readings gives the same hours.
 """
 
@@ -77,8 +77,10 @@ def hourly(readings: Iterable[CounterReading], gap_ms: int) -> list[HourCount]:
             for at_ms, part, ms in _parts(before, after):
                 units[at_ms] = units.get(at_ms, 0) + part
                 covered[at_ms] = covered.get(at_ms, 0) + ms
-    return [HourCount(at_ms, units.get(at_ms, 0), covered.get(at_ms, 0), restarts.get(at_ms, 0))
-            for at_ms in sorted(units.keys() | restarts.keys())]  # fmt: skip
+    return [
+        HourCount(at_ms, units.get(at_ms, 0), covered.get(at_ms, 0), restarts.get(at_ms, 0))
+        for at_ms in sorted(units.keys() | restarts.keys())
+    ]
 
 
 def _parts(before: CounterReading, after: CounterReading) -> Iterator[tuple[int, int, int]]:

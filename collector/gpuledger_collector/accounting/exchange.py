@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 
-from gpuledger_collector.accounting.chargeback import Beside, Report, Row, report
+from gpuledger_collector.accounting.chargeback import Allocations, Report, Row, report
 from gpuledger_collector.accounting.money import RATE_DIGITS, rate_nano
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date
 from gpuledger_collector.accounting.ports import ChargedLine
@@ -71,11 +71,11 @@ class _Group:
     """What is converted at one rate (None: not converted), and so may be added."""
 
     lines: list[ChargedLine] = field(default_factory=list)
-    beside: Beside = field(default_factory=Beside)
+    beside: Allocations = field(default_factory=Allocations)
 
 
 def view(
-    parts: Iterable[tuple[Period, Sequence[ChargedLine], Beside]], by: Sequence[str], exchange: Exchange
+    parts: Iterable[tuple[Period, Sequence[ChargedLine], Allocations]], by: Sequence[str], exchange: Exchange
 ) -> Report:
     """The report in another currency. `parts` are those of `Exchange.spans`, each with its lines and what is beside.
 
@@ -111,7 +111,7 @@ def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
     )
 
 
-def _add_beside(groups: dict[ExchangeRate | None, _Group], beside: Beside, exchange: Exchange, at_ms: int) -> None:
+def _add_beside(groups: dict[ExchangeRate | None, _Group], beside: Allocations, exchange: Exchange, at_ms: int) -> None:
     for (currency, keys), micro in beside.shared.items():
         rate = None if currency is None else exchange.rate_at(currency, at_ms)
         shared = groups.setdefault(rate, _Group()).beside.shared

@@ -80,10 +80,16 @@ def summarise(charges: Iterable[Charge]) -> list[DayLine]:
         key = (charge.day_ms, charge.owner, charge.state, charge.pool, charge.gpu_model, charge.currency)
         amounts = sums.setdefault(key, [0, 0, 0, 0, None, None, None, None, None])
         values = (
-            charge.gpu_ns, charge.busy_ns, charge.idle_ns, charge.unknown_ns,
-            charge.cost_micro, charge.idle_cost_micro, charge.energy_mj, listed_micro(charge),
+            charge.gpu_ns,
+            charge.busy_ns,
+            charge.idle_ns,
+            charge.unknown_ns,
+            charge.cost_micro,
+            charge.idle_cost_micro,
+            charge.energy_mj,
+            listed_micro(charge),
             charge.contracted_cost_micro,
-        )  # fmt: skip
+        )
         for at, value in enumerate(values):
             amounts[at] = add_known(amounts[at], value)
         if charge.commitment is not None and charge.contracted_cost_micro is None:
@@ -173,9 +179,15 @@ def paid_for(commitments: Iterable[CommitmentCost], charges: Iterable[Charge]) -
 
 
 _PAID = (
-    "committed_ns", "cost_micro", "covered_ns", "covered_micro", "imported_ns", "imported_micro", "unused_ns",
+    "committed_ns",
+    "cost_micro",
+    "covered_ns",
+    "covered_micro",
+    "imported_ns",
+    "imported_micro",
+    "unused_ns",
     "unused_micro",
-)  # fmt: skip
+)
 
 
 def _adds_up(paid: Paid) -> bool:

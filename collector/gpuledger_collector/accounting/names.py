@@ -25,7 +25,7 @@ def is_reserved(name: str) -> bool:
     if name.isascii():
         plain = name.strip()
     else:
-        visible = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+        visible = "".join(notification for notification in name if unicodedata.category(notification) != "Cf")
         plain = unicodedata.normalize("NFKC", _INVISIBLE.sub("", visible)).strip()
     return plain.startswith("(") and plain.endswith(")")
 

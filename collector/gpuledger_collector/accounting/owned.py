@@ -104,9 +104,13 @@ class Owned:
 
     def _facts(self) -> Mapping[str, str]:
         facts = {
-            "capex": self.capex, "salvage": self.salvage, "opex_per_month": self.opex_per_month, "watts": self.watts,
-            "pue": self.pue, "price_per_kwh": self.price_per_kwh,
-        }  # fmt: skip
+            "capex": self.capex,
+            "salvage": self.salvage,
+            "opex_per_month": self.opex_per_month,
+            "watts": self.watts,
+            "pue": self.pue,
+            "price_per_kwh": self.price_per_kwh,
+        }
         return {
             "per": self.per,
             "gpus": str(self.gpus),

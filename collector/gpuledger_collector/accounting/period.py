@@ -1,4 +1,4 @@
-"""Periods: half-open stretches of time between two integer instants (UTC unix milliseconds)."""
+"""Periods: half-open usage intervals of time between two integer instants (UTC unix milliseconds)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import Contradiction, StretchFact, UsagePiece
+from gpuledger_collector.accounting.usage import Contradiction, HourlyUsage, UsageInterval
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class ImportOutcome:
-    """How many rows of a file did what; `dirty_days` is the number of UTC days to be rated again."""
+    """How many rows of a file did what; `days_to_recompute` is the number of UTC days to be rated again."""
 
     added: int = 0
     updated: int = 0
     unchanged: int = 0
-    dirty_days: int = 0
+    days_to_recompute: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,16 +236,16 @@ class Unit(Protocol):
     def capacity(self, period: Period) -> Sequence[CapacityRow]:
         """Capacity that overlaps the period, as recorded, with an open `out_ms` as None."""
 
-    def stretches(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[StretchFact]:
+    def usage_intervals(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[UsageInterval]:
         """Evidence of these accelerators that overlaps the period, in any order."""
 
     def latest_evidence_ms(self, since_ms: int) -> int | None:
         """Where the newest evidence that begins at or after an instant ends; None when there is none."""
 
-    def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[UsagePiece]) -> None:
+    def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[HourlyUsage]) -> None:
         """The hourly ledger of these (accelerator, hour) pairs becomes these pieces."""
 
-    def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
+    def roll_up_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
         """The minute rollup of these (accelerator, hour) pairs is made again from the samples."""
 
     def sampled_hours(self, period: Period) -> Sequence[tuple[int, int]]:
@@ -257,8 +257,10 @@ class Unit(Protocol):
     def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
         """Days of the period with a mark, or with capacity or imported usage and no proof up to their end or now."""
 
-    def pieces(self, day: Period) -> Sequence[UsagePiece]:
-        """The hourly ledger of a day; a piece begins where its atom does and is said to end with its hour."""
+    def pieces(self, day: Period) -> Sequence[HourlyUsage]:
+        """The hourly ledger of a day; a piece begins where its rating interval does and is said to end with its
+        hour.
+        """
 
     def imported(self, day: Period) -> Sequence[ImportedUsage]:
         """Imported usage that overlaps the day."""

@@ -1,10 +1,10 @@
 """Rating: usage x price book x attribution gives charges, exactly.
 
-The atom is the accelerator-hour, cut where a price changes: its capacity times the rate is rounded once, and that
-amount is split downwards over what happened in it (each holder, unallocated, unavailable, and the remainder that nobody
-observed) by largest remainder. What a commitment covers of it costs the commitment's share instead. So the charges of
-any whole hours add up to capacity x rate to the micro-unit, and rating is additive over adjoining hours. Charge lines
-sum the atoms of a UTC day.
+The rating interval is the accelerator-hour, cut where a price changes: its capacity times the rate is rounded once, and
+that amount is split downwards over what happened in it (each holder, unallocated, unavailable, and the remainder that
+nobody observed) by largest remainder. What a commitment covers of it costs the commitment's share instead. So the
+charges of any whole hours add up to capacity x rate to the micro-unit, and rating is additive over adjoining hours.
+Charge lines sum the rating intervals of a UTC day.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns, split
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, UsagePiece, atoms
+from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, HourlyUsage, rating_intervals
 
 OwnerOf = Callable[[int, int, int | None], OwnerPath]
 """Who pays for a workload (its id) at an instant (unix ms), by what was reported of it then (the report's id)."""
@@ -122,15 +122,15 @@ def _cost(quantity_ns: int, rate: Decimal) -> int:
     return cost_micro(quantity_ns, rate)
 
 
-def present_ms(capacity: Sequence[Period], atom: Period, until_ms: int) -> int:
-    """Milliseconds of an atom in which the accelerator was there, up to `until_ms`."""
-    if atom.end_ms > until_ms:
-        if atom.start_ms >= until_ms:
+def present_ms(capacity: Sequence[Period], rating_interval: Period, until_ms: int) -> int:
+    """Milliseconds of an rating interval in which the accelerator was there, up to `until_ms`."""
+    if rating_interval.end_ms > until_ms:
+        if rating_interval.start_ms >= until_ms:
             return 0
-        atom = Period(atom.start_ms, until_ms)
+        rating_interval = Period(rating_interval.start_ms, until_ms)
     total = 0
     for period in capacity:
-        total += max(0, min(period.end_ms, atom.end_ms) - max(period.start_ms, atom.start_ms))
+        total += max(0, min(period.end_ms, rating_interval.end_ms) - max(period.start_ms, rating_interval.start_ms))
     return total
 
 
@@ -138,7 +138,7 @@ def rate_accelerator_day(
     accelerator: RatedAccelerator,
     day: Period,
     capacity: Sequence[Period],
-    pieces: Sequence[UsagePiece],
+    pieces: Sequence[HourlyUsage],
     book: PriceBook,
     owner_of: OwnerOf,
     until_ms: int,
@@ -146,35 +146,47 @@ def rate_accelerator_day(
 ) -> list[Charge]:
     """The charges of one accelerator and day. `capacity` holds disjoint periods; `pieces` came from `fold`.
 
-    `covered` is what commitments cover of it, by atom. What is left of an atom's capacity after its pieces is
-    *unobserved*. Evidence beyond the capacity is rated as well (it was held), and shows as a proof that does not hold.
+    `covered` is what commitments cover of it, by rating interval. What is left of an rating interval's capacity after
+    its pieces is *unobserved*. Evidence beyond the capacity is rated as well (it was held), and shows as a proof that
+    does not hold.
     """
-    by_atom: dict[int, list[UsagePiece]] = {}
+    by_rating_interval: dict[int, list[HourlyUsage]] = {}
     for piece in pieces:
-        by_atom.setdefault(piece.start_ms, []).append(piece)
+        by_rating_interval.setdefault(piece.start_ms, []).append(piece)
     sums: dict[_Key, _Sums] = {}
-    for atom in atoms(day, book.cuts(day)):
-        inside = by_atom.get(atom.start_ms, [])
+    for rating_interval in rating_intervals(day, book.cuts(day)):
+        inside = by_rating_interval.get(rating_interval.start_ms, [])
         seen_ms = sum(piece.held_ms for piece in inside)
-        there_ms = max(present_ms(capacity, atom, until_ms), seen_ms)
+        there_ms = max(present_ms(capacity, rating_interval, until_ms), seen_ms)
         if there_ms == 0:
             continue
         price = book.price_at(
-            accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, atom.start_ms
+            accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, rating_interval.start_ms
         )
         missing_ms = there_ms - seen_ms
-        if covered is not None and atom.start_ms in covered:
-            _add_covered(sums, accelerator, atom, price, inside, missing_ms, covered[atom.start_ms], owner_of)
+        if covered is not None and rating_interval.start_ms in covered:
+            _add_covered(
+                sums,
+                accelerator,
+                rating_interval,
+                price,
+                inside,
+                missing_ms,
+                covered[rating_interval.start_ms],
+                owner_of,
+            )
             continue
         weights = [piece.held_ms for piece in inside] + ([missing_ms] if missing_ms else [])
         total = 0 if price is None else _cost(gpu_ns(accelerator.gpu_micro, there_ms), price.rate)
         costs = [total] if len(weights) == 1 else split(total, weights)
         for piece, cost in zip(inside, costs, strict=False):
-            _add_piece(sums, accelerator.gpu_micro, atom, price, piece, cost, owner_of)
+            _add_piece(sums, accelerator.gpu_micro, rating_interval, price, piece, cost, owner_of)
         if missing_ms:
             state = STRANDED if accelerator.stranded else UNOBSERVED
-            entry = sums.setdefault((price, state, None, None, None), _Sums(atom.start_ms, atom.end_ms))
-            entry.end_ms = atom.end_ms
+            entry = sums.setdefault(
+                (price, state, None, None, None), _Sums(rating_interval.start_ms, rating_interval.end_ms)
+            )
+            entry.end_ms = rating_interval.end_ms
             entry.gpu_ns += gpu_ns(accelerator.gpu_micro, missing_ms)
             entry.cost_micro += costs[-1]
     place = (accelerator.pool, accelerator.gpu_model, accelerator.node)
@@ -184,15 +196,17 @@ def rate_accelerator_day(
 def _add_piece(
     sums: dict[_Key, _Sums],
     gpu_micro: int,
-    atom: Period,
+    rating_interval: Period,
     price: Price | None,
-    piece: UsagePiece,
+    piece: HourlyUsage,
     cost: int,
     owner_of: OwnerOf,
 ) -> None:
-    owner = _owner(piece, atom, owner_of)
-    entry = sums.setdefault((price, piece.state, piece.workload_id, owner, None), _Sums(atom.start_ms, atom.end_ms))
-    entry.end_ms = atom.end_ms
+    owner = _owner(piece, rating_interval, owner_of)
+    entry = sums.setdefault(
+        (price, piece.state, piece.workload_id, owner, None), _Sums(rating_interval.start_ms, rating_interval.end_ms)
+    )
+    entry.end_ms = rating_interval.end_ms
     entry.gpu_ns += gpu_ns(gpu_micro, piece.held_ms)
     entry.cost_micro += cost
     if piece.state == HELD:
@@ -205,12 +219,12 @@ def _add_piece(
         entry.energy_mj = (entry.energy_mj or 0) + piece.energy_mj
 
 
-def _owner(piece: UsagePiece, atom: Period, owner_of: OwnerOf) -> OwnerPath | None:
+def _owner(piece: HourlyUsage, rating_interval: Period, owner_of: OwnerOf) -> OwnerPath | None:
     if piece.state != HELD:
         return None
     if piece.workload_id is None:
         return OwnerPath()
-    return owner_of(piece.workload_id, atom.start_ms, piece.attributes_id)
+    return owner_of(piece.workload_id, rating_interval.start_ms, piece.attributes_id)
 
 
 @dataclass(slots=True)
@@ -239,34 +253,44 @@ class _Open:
 def _add_covered(
     sums: dict[_Key, _Sums],
     accelerator: RatedAccelerator,
-    atom: Period,
+    rating_interval: Period,
     price: Price | None,
-    pieces: Sequence[UsagePiece],
+    pieces: Sequence[HourlyUsage],
     missing_ms: int,
     shares: Sequence[Share],
     owner_of: OwnerOf,
 ) -> None:
-    """Adds an atom of which commitments cover a part: each share over all of its pieces, then the rest at its rate."""
+    """Adds an rating interval of which commitments cover a part: each share over all of its pieces, then the rest at
+    its rate.
+    """
     gpu_micro = accelerator.gpu_micro
     parts = [
-        _Open(one.state, one.workload_id, _owner(one, atom, owner_of), gpu_ns(gpu_micro, one.held_ms),
-              [gpu_ns(gpu_micro, ms) for ms in (one.busy_ms, one.idle_ms, one.unknown_ms)], one.energy_mj)
+        _Open(
+            one.state,
+            one.workload_id,
+            _owner(one, rating_interval, owner_of),
+            gpu_ns(gpu_micro, one.held_ms),
+            [gpu_ns(gpu_micro, ms) for ms in (one.busy_ms, one.idle_ms, one.unknown_ms)],
+            one.energy_mj,
+        )
         for one in pieces
         if one.held_ms
-    ]  # fmt: skip
+    ]
     if missing_ms:
         state = STRANDED if accelerator.stranded else UNOBSERVED
         parts.append(_Open(state, None, None, gpu_ns(gpu_micro, missing_ms), [0, 0, 0], None))
     for share in shares:
-        _add_share(sums, atom, price, share.commitment, parts, share.gpu_ns, share.cost_micro)
+        _add_share(sums, rating_interval, price, share.commitment, parts, share.gpu_ns, share.cost_micro)
     rest_ns = sum(part.gpu_ns for part in parts)
     if rest_ns:
-        _add_share(sums, atom, price, None, parts, rest_ns, 0 if price is None else _cost(rest_ns, price.rate))
+        _add_share(
+            sums, rating_interval, price, None, parts, rest_ns, 0 if price is None else _cost(rest_ns, price.rate)
+        )
 
 
 def _add_share(
     sums: dict[_Key, _Sums],
-    atom: Period,
+    rating_interval: Period,
     price: Price | None,
     commitment: Commitment | None,
     parts: Sequence[_Open],
@@ -280,8 +304,8 @@ def _add_share(
             continue
         activity, energy = part.take(part_ns)
         key = (price, part.state, part.workload_id, part.owner, commitment)
-        entry = sums.setdefault(key, _Sums(atom.start_ms, atom.end_ms))
-        entry.end_ms = atom.end_ms
+        entry = sums.setdefault(key, _Sums(rating_interval.start_ms, rating_interval.end_ms))
+        entry.end_ms = rating_interval.end_ms
         entry.gpu_ns += part_ns
         entry.cost_micro += part_cost
         entry.busy_ns += activity[0]
@@ -341,11 +365,31 @@ def unused_charges(coverage: Coverage, day_ms: int) -> list[Charge]:
         entry.cost_micro += share.cost_micro
     return [
         Charge(
-            day_ms, entry.start_ms, entry.end_ms, None, None, None, COMMITMENT_UNUSED, one.pool, one.gpu_model,
-            one.node, None, entry.gpu_ns, 0, 0, 0, one.currency, entry.cost_micro, None, 0, None, one, 0,
+            day_ms,
+            entry.start_ms,
+            entry.end_ms,
+            None,
+            None,
+            None,
+            COMMITMENT_UNUSED,
+            one.pool,
+            one.gpu_model,
+            one.node,
+            None,
+            entry.gpu_ns,
+            0,
+            0,
+            0,
+            one.currency,
+            entry.cost_micro,
+            None,
+            0,
+            None,
+            one,
+            0,
         )
         for one, entry in sums.items()
-    ]  # fmt: skip
+    ]
 
 
 def capacity_cost(
@@ -356,22 +400,23 @@ def capacity_cost(
     until_ms: int,
     covered: Mapping[int, Sequence[Share]] | None = None,
 ) -> CapacityCost:
-    """Capacity x rate of one accelerator and day, atom by atom, without a look at what happened in it.
+    """Capacity x rate of one accelerator and day, rating interval by rating interval, without a look at what happened
+    in it.
 
     What commitments cover of it is not in its cost: it is in theirs.
     """
     total_ns = 0
     cost: dict[str, int] = {}
-    for atom in atoms(day, book.cuts(day)):
-        quantity = gpu_ns(accelerator.gpu_micro, present_ms(capacity, atom, until_ms))
+    for rating_interval in rating_intervals(day, book.cuts(day)):
+        quantity = gpu_ns(accelerator.gpu_micro, present_ms(capacity, rating_interval, until_ms))
         if not quantity:
             continue
         total_ns += quantity
         price = book.price_at(
-            accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, atom.start_ms
+            accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, rating_interval.start_ms
         )
         if covered is not None:
-            quantity -= sum(share.gpu_ns for share in covered.get(atom.start_ms, ()))
+            quantity -= sum(share.gpu_ns for share in covered.get(rating_interval.start_ms, ()))
         if price is not None and quantity:
             cost[price.currency] = cost.get(price.currency, 0) + cost_micro(quantity, price.rate)
     return CapacityCost(total_ns, cost)
@@ -391,31 +436,36 @@ def rate_imported(
     `tags` are the workload's: a choice of purchase may go by them. `covered` is as in `rate_accelerator_day`.
     """
     sums: dict[_Key, _Sums] = {}
-    for atom in imported_atoms(usage, day, book, until_ms):
-        price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", atom.start_ms, tags=tags)
-        quantity = gpu_ns(usage.gpu_micro, atom.ms)
-        owner = owner_of(usage.workload_id, atom.start_ms, usage.attributes_id)
-        for share in () if covered is None else covered.get(atom.start_ms, ()):
-            _add_count(sums, (price, HELD, usage.workload_id, owner, share.commitment), atom, share.gpu_ns,
-                       share.cost_micro)  # fmt: skip
+    for rating_interval in imported_rating_intervals(usage, day, book, until_ms):
+        price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", rating_interval.start_ms, tags=tags)
+        quantity = gpu_ns(usage.gpu_micro, rating_interval.ms)
+        owner = owner_of(usage.workload_id, rating_interval.start_ms, usage.attributes_id)
+        for share in () if covered is None else covered.get(rating_interval.start_ms, ()):
+            _add_count(
+                sums,
+                (price, HELD, usage.workload_id, owner, share.commitment),
+                rating_interval,
+                share.gpu_ns,
+                share.cost_micro,
+            )
             quantity -= share.gpu_ns
         if quantity:
             cost = 0 if price is None else _cost(quantity, price.rate)
-            _add_count(sums, (price, HELD, usage.workload_id, owner, None), atom, quantity, cost)
+            _add_count(sums, (price, HELD, usage.workload_id, owner, None), rating_interval, quantity, cost)
     place = (usage.pool, usage.gpu_model, usage.node)
     return [_charge(day.start_ms, None, place, key, entry) for key, entry in sums.items()]
 
 
-def imported_atoms(usage: ImportedUsage, day: Period, book: PriceBook, until_ms: int) -> list[Period]:
+def imported_rating_intervals(usage: ImportedUsage, day: Period, book: PriceBook, until_ms: int) -> list[Period]:
     """The parts of imported usage that are rated one by one: its hours within a day, cut where a price changes."""
     end_ms = until_ms if usage.end_ms is None else min(usage.end_ms, until_ms)
     span = day.clip(Period(usage.start_ms, end_ms)) if end_ms > usage.start_ms else None
-    return [] if span is None else atoms(span, book.cuts(span))
+    return [] if span is None else rating_intervals(span, book.cuts(span))
 
 
-def _add_count(sums: dict[_Key, _Sums], key: _Key, atom: Period, quantity_ns: int, cost: int) -> None:
-    entry = sums.setdefault(key, _Sums(atom.start_ms, atom.end_ms))
-    entry.end_ms = atom.end_ms
+def _add_count(sums: dict[_Key, _Sums], key: _Key, rating_interval: Period, quantity_ns: int, cost: int) -> None:
+    entry = sums.setdefault(key, _Sums(rating_interval.start_ms, rating_interval.end_ms))
+    entry.end_ms = rating_interval.end_ms
     entry.gpu_ns += quantity_ns
     entry.unknown_ns += quantity_ns
     entry.cost_micro += cost

@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.money import MICRO, RATE_DIGITS, rate_nano
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
-from gpuledger_collector.accounting.usage import atoms
+from gpuledger_collector.accounting.usage import rating_intervals
 
 IDLE_TIME, SAME_WORK, TIME = (
     f"cost of {what}, at the rates since" for what in ("idle time, a day", "the same busy time", "the time, a day")
@@ -139,7 +139,7 @@ def _rate(place: Place, day: Period, currency: str, book: PriceBook) -> Fraction
     covering, tags = place.commitment, dict(place.tags)
     total = Fraction(0)
     nano_ms = 0
-    for part in atoms(day, book.cuts(day)):
+    for part in rating_intervals(day, book.cuts(day)):
         if covering is not None and part.clip(covering.term) is not None:
             if covering.currency != currency:
                 return None

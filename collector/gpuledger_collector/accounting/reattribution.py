@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, UsagePiece
+from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, HourlyUsage
 
 Key = tuple[int, int | None]
 """Workload and accelerator; None: usage imported as counts."""
@@ -68,7 +68,7 @@ class Reattributions:
                     payer = decision.owner
         return payer
 
-    def applied(self, pieces: Sequence[UsagePiece], owner_of: OwnerOf) -> list[UsagePiece]:
+    def applied(self, pieces: Sequence[HourlyUsage], owner_of: OwnerOf) -> list[HourlyUsage]:
         """The pieces, those that were decided to be unavailable as such; their lengths stay as they are.
 
         `owner_of` says whom tags and rules charge.
@@ -77,7 +77,7 @@ class Reattributions:
             return list(pieces)
         return [self._applied(piece, owner_of) for piece in pieces]
 
-    def _applied(self, piece: UsagePiece, owner_of: OwnerOf) -> UsagePiece:
+    def _applied(self, piece: HourlyUsage, owner_of: OwnerOf) -> HourlyUsage:
         if piece.state != HELD or piece.workload_id is None:
             return piece
         key = (piece.workload_id, piece.accelerator_id)

@@ -67,16 +67,29 @@ def line_of(exported: ExportedCharge) -> bytes:
     price = charge.price
     owner = None if charge.owner is None else {name: charge.owner.level(name) for name in LEVELS}
     content = {
-        "day_ms": charge.day_ms, "start_ms": charge.start_ms, "end_ms": charge.end_ms,
+        "day_ms": charge.day_ms,
+        "start_ms": charge.start_ms,
+        "end_ms": charge.end_ms,
         "booked_day_ms": exported.booked_day_ms,
-        "accelerator": exported.accelerator_uuid, "workload": exported.workload_key, "owner": owner,
-        "state": charge.state, "pool": charge.pool, "gpu_model": charge.gpu_model, "node": charge.node,
+        "accelerator": exported.accelerator_uuid,
+        "workload": exported.workload_key,
+        "owner": owner,
+        "state": charge.state,
+        "pool": charge.pool,
+        "gpu_model": charge.gpu_model,
+        "node": charge.node,
         "rate": None if price is None else format(price.rate.normalize(), "f"),
-        "purchase": None if price is None else price.purchase, "currency": charge.currency,
-        "gpu_ns": charge.gpu_ns, "busy_ns": charge.busy_ns, "idle_ns": charge.idle_ns, "unknown_ns": charge.unknown_ns,
-        "cost_micro": charge.cost_micro, "idle_cost_micro": charge.idle_cost_micro,
-        "list_cost_micro": charge.list_cost_micro, "energy_mj": charge.energy_mj,
-    }  # fmt: skip
+        "purchase": None if price is None else price.purchase,
+        "currency": charge.currency,
+        "gpu_ns": charge.gpu_ns,
+        "busy_ns": charge.busy_ns,
+        "idle_ns": charge.idle_ns,
+        "unknown_ns": charge.unknown_ns,
+        "cost_micro": charge.cost_micro,
+        "idle_cost_micro": charge.idle_cost_micro,
+        "list_cost_micro": charge.list_cost_micro,
+        "energy_mj": charge.energy_mj,
+    }
     if charge.commitment is not None:
         # Only then, so that the seal of a month that was closed before there were commitments stays what it was.
         content |= {"commitment": charge.commitment.name, "contracted_cost_micro": charge.contracted_cost_micro}

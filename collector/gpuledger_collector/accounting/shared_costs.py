@@ -85,7 +85,8 @@ def month_part(amount_micro: int, month_ms: int, start_ms: int, end_ms: int) -> 
 
 
 def share(cost: SharedCost, lines: Sequence[Line], amount_micro: int = 0) -> list[Share]:
-    """Splits one cost over the lines of one stretch of time; `amount_micro` is the amount for it, of source amount.
+    """Splits one cost over the lines of one usage interval of time; `amount_micro` is the amount for it, of source
+    amount.
 
     The cost of a state is shared within its currency, and stays where it is when nobody of the scope held anything.
     """

@@ -110,7 +110,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Two stretches of days compared: the drivers add up to `after` less `before` to the micro-unit."""
+    """Two usage intervals of days compared: the drivers add up to `after` less `before` to the micro-unit."""
 
     before: Period
     after: Period

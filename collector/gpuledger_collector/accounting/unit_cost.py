@@ -24,8 +24,16 @@ from gpuledger_collector.accounting.rating import Charge
 WAYS = ("agent", "remote_write", "reported")
 """Ways in which counters come, the one that is taken first among equals."""
 TOTAL_TOKENS = "total_tokens"
-PER = {"inferences": 1_000, "requests": 1_000, "prompt_tokens": 1_000_000, "generated_tokens": 1_000_000,
-       TOTAL_TOKENS: 1_000_000, "tokens": 1_000_000, "samples": 1_000, "steps": 1}  # fmt: skip
+PER = {
+    "inferences": 1_000,
+    "requests": 1_000,
+    "prompt_tokens": 1_000_000,
+    "generated_tokens": 1_000_000,
+    TOTAL_TOKENS: 1_000_000,
+    "tokens": 1_000_000,
+    "samples": 1_000,
+    "steps": 1,
+}
 """So many units people name a price for."""
 DIGITS = 6
 """Decimal places of a unit cost."""
@@ -71,7 +79,7 @@ class HourCost:
 
 @dataclass(frozen=True, slots=True)
 class UnitCost:
-    """What units of one counter cost in one currency, in a stretch of time.
+    """What units of one counter cost in one currency, in a usage interval of time.
 
     `cost_micro` and `used_micro` are of the covered time alone, `charged_micro` of all of it. `held_ms` is the charged
     time of the workload, `covered_ms` the part of it that the counters cover.
@@ -128,16 +136,19 @@ def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int,
     for charge in charges:
         if charge.cost_micro is None or charge.currency is None:
             continue
-        atoms = [one for one in by_card.get(charge.accelerator_id or 0, ())
-                 if charge.start_ms <= one.at_ms < charge.end_ms and one.held_ms]  # fmt: skip
-        _lay(hours, charge, atoms or _even(charge))
+        rating_intervals = [
+            one
+            for one in by_card.get(charge.accelerator_id or 0, ())
+            if charge.start_ms <= one.at_ms < charge.end_ms and one.held_ms
+        ]
+        _lay(hours, charge, rating_intervals or _even(charge))
     return dict(hours)
 
 
-def _hold(hours: dict[int, HourCost], atoms: Sequence[HeldHour]) -> None:
+def _hold(hours: dict[int, HourCost], rating_intervals: Sequence[HeldHour]) -> None:
     """The time for which the workload held this accelerator, hour by hour; of several the longest counts."""
     wall: dict[int, int] = defaultdict(int)
-    for one in atoms:
+    for one in rating_intervals:
         hour_ms = one.at_ms - one.at_ms % HOUR_MS
         wall[hour_ms] += hour_ms + HOUR_MS - one.at_ms if one.shared else one.held_ms
     for hour_ms, ms in wall.items():
@@ -146,14 +157,16 @@ def _hold(hours: dict[int, HourCost], atoms: Sequence[HeldHour]) -> None:
 
 def _even(charge: Charge) -> list[HeldHour]:
     """The hours of a charge of which nobody saw more than its begin and end, as of imported usage."""
-    return [HeldHour(0, part.start_ms, part.ms, 0, 0, part.ms)
-            for part in Period(charge.start_ms, max(charge.end_ms, charge.start_ms + 1)).hours()]  # fmt: skip
+    return [
+        HeldHour(0, part.start_ms, part.ms, 0, 0, part.ms)
+        for part in Period(charge.start_ms, max(charge.end_ms, charge.start_ms + 1)).hours()
+    ]
 
 
-def _lay(hours: dict[int, HourCost], charge: Charge, atoms: Sequence[HeldHour]) -> None:
+def _lay(hours: dict[int, HourCost], charge: Charge, rating_intervals: Sequence[HeldHour]) -> None:
     cost, currency = charge.cost_micro or 0, charge.currency or ""
     sign = -1 if cost < 0 else 1
-    for one, part in zip(atoms, split(abs(cost), [one.held_ms for one in atoms]), strict=True):
+    for one, part in zip(rating_intervals, split(abs(cost), [one.held_ms for one in rating_intervals]), strict=True):
         entry = hours[one.at_ms - one.at_ms % HOUR_MS]
         if charge.accelerator_id is None:
             entry.held_ms = max(entry.held_ms, one.held_ms)
@@ -178,9 +191,16 @@ def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
             prompt, generated = parts["prompt_tokens"], parts["generated_tokens"]
             same = prompt.covered_ms == generated.covered_ms
             totals.append(
-                CountedHour(via, source, TOTAL_TOKENS, hour_ms, prompt.units + generated.units if same else 0,
-                            prompt.covered_ms if same else 0, max(prompt.restarts, generated.restarts))
-            )  # fmt: skip
+                CountedHour(
+                    via,
+                    source,
+                    TOTAL_TOKENS,
+                    hour_ms,
+                    prompt.units + generated.units if same else 0,
+                    prompt.covered_ms if same else 0,
+                    max(prompt.restarts, generated.restarts),
+                )
+            )
     return [*counted, *totals]
 
 
@@ -213,10 +233,20 @@ def unit_costs(
             for currency, cost in hour.cost.items():
                 _add(sums[bucket(hour_ms), currency], hour, currency, cost, chosen.get(hour_ms))
         found += [
-            UnitCost(counter, at_ms, currency, one.units, one.cost, one.used, one.charged, one.held_ms, one.covered_ms,
-                     one.restarts)
+            UnitCost(
+                counter,
+                at_ms,
+                currency,
+                one.units,
+                one.cost,
+                one.used,
+                one.charged,
+                one.held_ms,
+                one.covered_ms,
+                one.restarts,
+            )
             for (at_ms, currency), one in sorted(sums.items())
-        ]  # fmt: skip
+        ]
     return found
 
 

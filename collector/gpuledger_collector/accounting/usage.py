@@ -1,8 +1,8 @@
-"""From evidence to hours: what agents saw of one accelerator becomes who held it, atom by atom.
+"""From evidence to hours: what agents saw of one accelerator becomes who held it, rating interval by rating interval.
 
-Problem: stretches arrive late, twice, out of order, and from an accelerator that two nodes claim. Idea: sort them by a
-key that does not depend on arrival and let each claim only the time that no earlier one has. Law: the parts of an atom
-never exceed it, and the result does not depend on the order or the duplication of the input.
+Problem: usage intervals arrive late, twice, out of order, and from an accelerator that two nodes claim. Idea: sort them
+by a key that does not depend on arrival and let each claim only the time that no earlier one has. Law: the parts of an
+rating interval never exceed it, and the result does not depend on the order or the duplication of the input.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ STATES = (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED)
 
 
 @dataclass(frozen=True, slots=True)
-class StretchFact:
+class UsageInterval:
     """Evidence: one accelerator, one state, one holder, from start to end, as an agent integrated it (milliseconds).
 
-    Holders that share the accelerator have one stretch each with the same bounds and batch; their `held_ms` are their
-    parts. `energy_mj` is None where nothing measured it. `attributes_id` is what was reported of the workload then.
+    Holders that share the accelerator have one usage interval each with the same bounds and batch; their `held_ms` are
+    their parts. `energy_mj` is None where nothing measured it. `attributes_id` is what was reported of the workload
+    then.
     """
 
     accelerator_id: int
@@ -47,8 +48,10 @@ class StretchFact:
 
 
 @dataclass(frozen=True, slots=True)
-class UsagePiece:
-    """What one state (and holder) had of an atom. `held_ms` is its time for every state, activity only for `held`."""
+class HourlyUsage:
+    """What one state (and holder) had of an rating interval. `held_ms` is its time for every state, activity only for
+    `held`.
+    """
 
     accelerator_id: int
     start_ms: int
@@ -63,8 +66,10 @@ class UsagePiece:
     attributes_id: int | None = None
 
 
-def atoms(day: Period, cuts: Sequence[int]) -> list[Period]:
-    """The UTC hours of a period, cut further at the given instants: within one atom one price is in force."""
+def rating_intervals(day: Period, cuts: Sequence[int]) -> list[Period]:
+    """The UTC hours of a period, cut further at the given instants: within one rating interval one price is in
+    force.
+    """
     inside = sorted({cut for cut in cuts if day.start_ms < cut < day.end_ms})
     if not inside:
         return day.hours()
@@ -72,12 +77,12 @@ def atoms(day: Period, cuts: Sequence[int]) -> list[Period]:
     return [Period(start, end) for start, end in pairwise(edges)]
 
 
-def merged(pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
+def merged(pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
     """Add up the pieces that one holder, by one report of it, has of a rating interval; the first one's order stays.
 
     An accelerator that leaves and comes back within an interval is rated as one, so its remainders are shared once.
     """
-    by_holder: dict[tuple[int, str, int | None, int | None], UsagePiece] = {}
+    by_holder: dict[tuple[int, str, int | None, int | None], HourlyUsage] = {}
     for piece in pieces:
         key = (piece.start_ms, piece.state, piece.workload_id, piece.attributes_id)
         first = by_holder.get(key)
@@ -85,7 +90,7 @@ def merged(pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
     return list(by_holder.values())
 
 
-def _added(first: UsagePiece, other: UsagePiece) -> UsagePiece:
+def _added(first: HourlyUsage, other: HourlyUsage) -> HourlyUsage:
     measured = [piece.energy_mj for piece in (first, other) if piece.energy_mj is not None]
     return replace(
         first,
@@ -99,11 +104,14 @@ def _added(first: UsagePiece, other: UsagePiece) -> UsagePiece:
 
 
 _Part = tuple[int, int, str, int | None, int | None]
-"""Start and end of the atom, state, workload and what was reported of it."""
+"""Start and end of the rating interval, state, workload and what was reported of it."""
 
 
-def fold(stretches: Iterable[StretchFact], atoms: Sequence[Period], capacity: Sequence[Period]) -> list[UsagePiece]:
-    """The usage of one accelerator in the given atoms (ascending, disjoint), from all evidence that touches them.
+def fold(
+    usage_intervals: Iterable[UsageInterval], rating_intervals: Sequence[Period], capacity: Sequence[Period]
+) -> list[HourlyUsage]:
+    """The usage of one accelerator in the given rating intervals (ascending, disjoint), from all evidence that touches
+    them.
 
     Time outside `capacity` is not counted. Where spans overlap, the one that sorts first by (start, end, node, epoch,
     seq) keeps the time.
@@ -112,7 +120,7 @@ def fold(stretches: Iterable[StretchFact], atoms: Sequence[Period], capacity: Se
     parts: dict[_Part, list[int | None]] = {}
     accelerator_id = 0
     cursor: int | None = None
-    for span in _spans(stretches):
+    for span in _spans(usage_intervals):
         first = span[0]
         accelerator_id = first.accelerator_id
         start = first.start_ms if cursor is None else max(first.start_ms, cursor)
@@ -120,23 +128,23 @@ def fold(stretches: Iterable[StretchFact], atoms: Sequence[Period], capacity: Se
             continue
         cursor = first.end_ms
         free = Period(start, first.end_ms)
-        for atom in atoms:
-            if atom.start_ms >= free.end_ms:
+        for rating_interval in rating_intervals:
+            if rating_interval.start_ms >= free.end_ms:
                 break
-            common = atom.clip(free)
+            common = rating_interval.clip(free)
             if common is not None:
                 for window in _within(common, present):
-                    _add_window(parts, span, atom, window)
+                    _add_window(parts, span, rating_interval, window)
     return [_piece(accelerator_id, key, amounts) for key, amounts in sorted(parts.items(), key=_order)]
 
 
-def _spans(stretches: Iterable[StretchFact]) -> list[list[StretchFact]]:
+def _spans(usage_intervals: Iterable[UsageInterval]) -> list[list[UsageInterval]]:
     """Holders that share a span together, spans in their fixed order, exact repetitions dropped."""
-    ordered = sorted(set(stretches), key=lambda fact: (*_span_key(fact), fact.record))
+    ordered = sorted(set(usage_intervals), key=lambda fact: (*_span_key(fact), fact.record))
     return [list(group) for _, group in groupby(ordered, key=_span_key)]
 
 
-def _span_key(fact: StretchFact) -> tuple[int, int, str, str, int]:
+def _span_key(fact: UsageInterval) -> tuple[int, int, str, str, int]:
     return fact.start_ms, fact.end_ms, fact.node, fact.epoch, fact.seq
 
 
@@ -151,18 +159,18 @@ class Contradiction:
     end_ms: int
 
 
-def contradictions(stretches: Iterable[StretchFact]) -> list[Contradiction]:
+def contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradiction]:
     """Held time of one accelerator that a node reported for other holders as well; the reports come in any order."""
-    by_node: dict[int, list[StretchFact]] = defaultdict(list)
-    for fact in stretches:
+    by_node: dict[int, list[UsageInterval]] = defaultdict(list)
+    for fact in usage_intervals:
         by_node[fact.node_id].append(fact)
     return [one for facts in by_node.values() for one in _contradictions(facts)]
 
 
-def _contradictions(stretches: Iterable[StretchFact]) -> list[Contradiction]:
+def _contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradiction]:
     found: list[Contradiction] = []
     until_ms, holders = 0, frozenset[int | None]()
-    for span in _spans(stretches):
+    for span in _spans(usage_intervals):
         first = span[0]
         mine = frozenset(fact.workload_id for fact in span)
         if first.state == HELD and first.start_ms < until_ms and not mine <= holders:
@@ -193,8 +201,8 @@ def _within(common: Period, present: Sequence[Period]) -> list[Period]:
 
 def _add_window(
     parts: dict[_Part, list[int | None]],
-    span: Sequence[StretchFact],
-    atom: Period,
+    span: Sequence[UsageInterval],
+    rating_interval: Period,
     window: Period,
 ) -> None:
     """Adds what the span says of one window: time over holders, then each holder's over its activity."""
@@ -202,7 +210,7 @@ def _add_window(
     if not any(weights):
         weights = [1] * len(span)
     for fact, held_ms in zip(span, split(window.ms, weights), strict=True):
-        key = (atom.start_ms, atom.end_ms, fact.state, fact.workload_id, fact.attributes_id)
+        key = (rating_interval.start_ms, rating_interval.end_ms, fact.state, fact.workload_id, fact.attributes_id)
         amounts = parts.setdefault(key, [0, 0, 0, 0, None])
         activity = _activity(fact, held_ms)
         for at, value in enumerate((held_ms, *activity)):
@@ -211,14 +219,14 @@ def _add_window(
             amounts[4] = (amounts[4] or 0) + _energy(fact, fact.energy_mj, window)
 
 
-def _activity(fact: StretchFact, held_ms: int) -> list[int]:
+def _activity(fact: UsageInterval, held_ms: int) -> list[int]:
     if fact.state != HELD:
         return [0, 0, 0]
     weights = [fact.busy_ms, fact.idle_ms, fact.unknown_ms]
     return split(held_ms, weights) if any(weights) else [0, 0, held_ms]
 
 
-def _energy(fact: StretchFact, energy_mj: int, window: Period) -> int:
+def _energy(fact: UsageInterval, energy_mj: int, window: Period) -> int:
     """Energy up to the window's end less that up to its start: whatever the windows, their energies add up."""
     length = fact.end_ms - fact.start_ms
     until_end = energy_mj * (window.end_ms - fact.start_ms) // length
@@ -230,9 +238,9 @@ def _order(item: tuple[_Part, object]) -> tuple[int, int, int, int]:
     return start_ms, STATES.index(state), workload_id or -1, attributes_id or -1
 
 
-def _piece(accelerator_id: int, key: _Part, amounts: Sequence[int | None]) -> UsagePiece:
+def _piece(accelerator_id: int, key: _Part, amounts: Sequence[int | None]) -> HourlyUsage:
     start_ms, end_ms, state, workload_id, attributes_id = key
     held, busy, idle, unknown = (value or 0 for value in amounts[:4])
-    return UsagePiece(
+    return HourlyUsage(
         accelerator_id, start_ms, end_ms, state, workload_id, held, busy, idle, unknown, amounts[4], attributes_id
     )

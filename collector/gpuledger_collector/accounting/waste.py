@@ -1,7 +1,8 @@
 """What wasted time cost: GPU-nanoseconds x the rate that was in force, exactly.
 
 An estimate decides *which* minutes were wasted; what they cost is accounting. Quantities are kept under the instant at
-which their atom begins (a clock hour, cut where a rate begins or ends), so that each is priced by one rate, once.
+which their rating interval begins (a clock hour, cut where a rate begins or ends), so that each is priced by one rate,
+once.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Waste:
     gpu_ns: int
 
 
-def atoms(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: Iterable[int] = ()) -> dict[int, int]:
-    """Wasted GPU-nanoseconds by atom, from minutes (unix ms of their start, wasted thousandths).
+def rating_intervals(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: Iterable[int] = ()) -> dict[int, int]:
+    """Wasted GPU-nanoseconds by rating interval, from minutes (unix ms of their start, wasted thousandths).
 
     A minute is cut where a rate begins or ends inside it.
     """
@@ -58,7 +59,7 @@ def atoms(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: Iterable[int
             found[at_ms - at_ms % HOUR_MS] += whole * permille // PERMILLE
             continue
         for piece in _pieces(Period(at_ms, at_ms + MINUTE_MS), edges):
-            found[_atom(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
+            found[_rating_interval(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
     return dict(found)
 
 
@@ -68,8 +69,8 @@ def _pieces(minute: Period, edges: list[int]) -> list[Period]:
     return [Period(start, end) for start, end in pairwise(borders)]
 
 
-def _atom(at_ms: int, edges: list[int]) -> int:
-    """Start of the atom of an instant: its clock hour, or the last edge within that hour."""
+def _rating_interval(at_ms: int, edges: list[int]) -> int:
+    """Start of the rating interval of an instant: its clock hour, or the last edge within that hour."""
     hour = at_ms - at_ms % HOUR_MS
     before = bisect_right(edges, at_ms)
     return max(hour, edges[before - 1]) if before else hour
@@ -78,8 +79,9 @@ def _atom(at_ms: int, edges: list[int]) -> int:
 def price_waste(place: Place, wasted: Mapping[int, int], book: PriceBook, now_ms: int) -> Waste:
     """What the wasted quantities cost, and what a whole day more of it would, at the rate in force at `now_ms`.
 
-    Each atom is rounded once, as a charge is. Without a rate for any part of it the whole has no cost: unpriced is
-    never zero. Atoms of several currencies have none either, since amounts of two currencies are never added.
+    Each rating interval is rounded once, as a charge is. Without a rate for any part of it the whole has no cost:
+    unpriced is never zero. Rating intervals of several currencies have none either, since amounts of two currencies are
+    never added.
     """
     total = sum(wasted.values())
     amount, currencies = 0, set[str]()

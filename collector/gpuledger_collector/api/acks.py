@@ -1,6 +1,6 @@
-"""GET and POST /v1/budgets/ack and /v1/letters/ack: the pages behind the links of mails. Their signature is all that is
-asked for. A link changes something once: after that it says when it was used. A letter's link expires as well, and so
-does what is said by it: after some days its people are told anew.
+"""GET and POST /v1/budgets/ack and /v1/notifications/ack: the pages behind the links of mails. Their signature is all
+that is asked for. A link changes something once: after that it says when it was used. A letter's link expires as well,
+and so does what is said by it: after some days its people are told anew.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpuledger_collector.api.reads import guarded
 from gpuledger_collector.notifications.links import LETTER_PATH, PATH, AckLinks
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.ledger.ledgers import Ledger
-from gpuledger_collector.storage.notifications import finding_notifications as letters
+from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import links as used
-from gpuledger_collector.storage.notifications.finding_rules import IDLE, MOST_MUTE_DAYS, Letter
+from gpuledger_collector.storage.notifications.finding_rules import IDLE, MOST_MUTE_DAYS, Notification
 from gpuledger_common.escapes import escape_text
 
 PAGE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -102,62 +102,62 @@ def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) ->
         said = f"<p>{count} alerts are acknowledged.</p>" if count else "<p>No alert waits any more.</p>"
         return page(f"Budget {name}", said)
 
-    _letters(made, links, ledger, clock)
+    _notifications(made, links, ledger, clock)
     return made
 
 
-def question(letter: Letter, query: str) -> str:
+def question(notification: Notification, query: str) -> str:
     """What the page of a letter asks, with a button for each answer."""
     action = html.escape(query)
     buttons = "".join(
         MEANT_SO.format(action=action, days=days, said="a day" if days == 1 else f"{days} days") for days in MUTES
     )
     said = "<p>It is meant so: nobody is told of it, and nothing is done about it,</p>"
-    if letter.acked_by:
-        said = f"<p>{html.escape(escape_text(letter.acked_by))} has said so before.</p>{said}"
+    if notification.acked_by:
+        said = f"<p>{html.escape(escape_text(notification.acked_by))} has said so before.</p>{said}"
     return said + buttons
 
 
-def acknowledge_letter(ledger: Ledger, letter: Letter, mac: str, days: int, at_ms: int) -> bool:
+def acknowledge_notification(ledger: Ledger, notification: Notification, mac: str, days: int, at_ms: int) -> bool:
     """It is meant so for some days; False where the link of this signature was used before."""
     with ledger.connect() as connection:
         first = used.use(connection, mac, at_ms)
         if first:
             who = "by the link of its letter"
-            letters.acknowledge(connection, letter.id, who, at_ms + days * DAY_MS, "", at_ms)
+            notifications.acknowledge(connection, notification.id, who, at_ms + days * DAY_MS, "", at_ms)
         return first
 
 
-def _letters(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> None:
+def _notifications(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> None:
     """The two routes of letters."""
 
-    def known(letter: int, expires: int, mac: str) -> tuple[Letter, str, int | None]:
-        if not links.holds_letter(letter, expires, mac):
+    def known(notification: int, expires: int, mac: str) -> tuple[Notification, str, int | None]:
+        if not links.holds_notification(notification, expires, mac):
             raise HTTPException(403, "this link is not one that we sent")
         if clock().timestamp() * 1000 >= expires:
-            raise HTTPException(410, "this link has expired; gpuledger letters ack says the same")
+            raise HTTPException(410, "this link has expired; gpuledger notifications ack says the same")
         with ledger.connect() as connection:
-            found = letters.by_id(connection, letter)
+            found = notifications.by_id(connection, notification)
             if found is None:
                 raise HTTPException(404, "this letter is no longer kept")
-            return found, letters.subject_of(connection, found), used.used_ms(connection, mac)
+            return found, notifications.subject_of(connection, found), used.used_ms(connection, mac)
 
     @made.get(LETTER_PATH, response_class=HTMLResponse)
-    def ask_letter(letter: Number, expires: Number, mac: Mac) -> HTMLResponse:
+    def ask_notification(notification: Number, expires: Number, mac: Mac) -> HTMLResponse:
         """A page with buttons; opening it changes nothing."""
-        found, name, used_ms = guarded(lambda: known(letter, expires, mac))
+        found, name, used_ms = guarded(lambda: known(notification, expires, mac))
         if used_ms is not None:
             return used_page(name, used_ms)
-        return page(name, question(found, f"?letter={letter}&expires={expires}&mac={mac}"))
+        return page(name, question(found, f"?letter={notification}&expires={expires}&mac={mac}"))
 
     @made.post(LETTER_PATH, response_class=HTMLResponse)
-    def meant_so(
-        letter: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MOST_MUTE_DAYS)] = 7
+    def acknowledged(
+        notification: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MOST_MUTE_DAYS)] = 7
     ) -> HTMLResponse:
         """It is meant so for some days, said once by this link; it stands in the audit log."""
-        found, name, used_ms = guarded(lambda: known(letter, expires, mac))
+        found, name, used_ms = guarded(lambda: known(notification, expires, mac))
         at_ms = round(clock().timestamp() * 1000)
-        if not guarded(lambda: acknowledge_letter(ledger, found, mac, days, at_ms)):
+        if not guarded(lambda: acknowledge_notification(ledger, found, mac, days, at_ms)):
             return used_page(name, used_ms or at_ms)
         later = "After that you are told anew." if found.kind == IDLE else "A later episode is told all the same."
         said = f"<p>Noted until {html.escape(format_instant(at_ms + days * DAY_MS))}. {later}</p>"

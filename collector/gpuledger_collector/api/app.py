@@ -37,12 +37,12 @@ def create(
     intake: batches.Intake,
     remote: remote_write.RemoteIntake,
     metrics: Metrics,
-    lacking: Callable[[], str | None],
+    readiness_problems: Callable[[], str | None],
     ledger: reads.Reads,
     leaving: Callable[[], bool] = lambda: False,
     note: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
-    """The app. `lacking` says in a sentence what keeps this collector from serving, or None; it may block.
+    """The app. `readiness_problems` says in a sentence what keeps this collector from serving, or None; it may block.
 
     `note`: what does not, and needs a cure all the same.
 
@@ -71,7 +71,7 @@ def create(
     app.include_router(pool_page.router(ledger))
     app.include_router(handbook.router(lambda: describe(app)))
 
-    _operation(app, metrics, lacking, leaving, note)
+    _operation(app, metrics, readiness_problems, leaving, note)
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(_request: Request, error: RequestValidationError) -> Response:
@@ -86,7 +86,7 @@ def create(
 def _operation(
     app: FastAPI,
     metrics: Metrics,
-    lacking: Callable[[], str | None],
+    readiness_problems: Callable[[], str | None],
     leaving: Callable[[], bool],
     note: Callable[[], str | None],
 ) -> None:
@@ -102,7 +102,7 @@ def _operation(
         """Batches can be committed: the database is reachable and migrated, takes writes and has room, and this
         collector stays. `note` tells what needs a cure before that changes.
         """
-        reason = "this collector is stopping" if leaving() else lacking()
+        reason = "this collector is stopping" if leaving() else readiness_problems()
         if not leaving():
             metrics.database_up.set(reason is None)
         if reason is None:

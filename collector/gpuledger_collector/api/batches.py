@@ -198,8 +198,7 @@ class Passed(Response):
 
 def endpoint_of(intake: Intake) -> ASGIApp:
     """What answers a request with a batch, bound to its intake."""
-    answered = {told: intake.metrics.batches.labels(status=told)
-                for told in (*STATUS, "throttled", "unavailable")}  # fmt: skip
+    answered = {told: intake.metrics.batches.labels(status=told) for told in (*STATUS, "throttled", "unavailable")}
 
     async def batches(scope: Scope, receive: Receive, send: Send) -> None:
         begun, wait_s = time.perf_counter(), RETRY_AFTER_SECONDS
@@ -338,7 +337,7 @@ def load_of(accepted: Accepted, size: int, news: News) -> Load:
     return Load(
         # An interval is an entry for each hour that it reaches into; agents cut theirs at every hour.
         samples=accepted.samples
-        + sum(1 + (one.end_ms - one.start_ms - 1) // HOUR_MS for one in accepted.stretches.values())
+        + sum(1 + (one.end_ms - one.start_ms - 1) // HOUR_MS for one in accepted.usage_intervals.values())
         + len(accepted.counts),
         bytes=size,
         inflated_bytes=accepted.size,
@@ -352,7 +351,7 @@ def count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:
     """Count what was committed; a repeated answer counts nothing anew."""
     if answer.status == "committed" or (answer.status == "partial" and answer.rejected is accepted.rejected):
         metrics.samples.inc(accepted.samples)
-        metrics.stretches.inc(len(accepted.stretches))
+        metrics.usage_intervals.inc(len(accepted.usage_intervals))
         metrics.rejected.inc(len(accepted.rejected))
 
 

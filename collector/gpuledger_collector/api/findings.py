@@ -15,8 +15,22 @@ from gpuledger_collector.storage.findings.findings import mark, named
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back, from now.")]
 Open = Annotated[bool, Query(description="Only what goes on now.")]
 INSTANTS = ("since_ms", "opened_ms", "until_ms", "resolved_ms")
-KEPT = ("key", "state", "subject", "team", "owner", "model", "gpu_index", "workload", "workload_name", "user_name",
-        "confidence", "currency", "cost_micro", "per_day_micro")  # fmt: skip
+KEPT = (
+    "key",
+    "state",
+    "subject",
+    "team",
+    "owner",
+    "model",
+    "gpu_index",
+    "workload",
+    "workload_name",
+    "user_name",
+    "confidence",
+    "currency",
+    "cost_micro",
+    "per_day_micro",
+)
 
 
 def router(reads: Reads) -> APIRouter:

@@ -48,12 +48,14 @@ def operations(schema: Mapping[str, Any]) -> Iterator[tuple[str, Operation]]:
             yield (
                 next(iter(told.get("tags", ())), "other"),
                 Operation(
-                    method.upper(), path, told.get("description") or told.get("summary", ""),
+                    method.upper(),
+                    path,
+                    told.get("description") or told.get("summary", ""),
                     tuple((one["name"], placed(one), one.get("description", "")) for one in told.get("parameters", ())),
                     ", ".join(told.get("requestBody", {}).get("content", ())),
                     tuple((code, answer["description"]) for code, answer in told.get("responses", {}).items()),
                 ),
-            )  # fmt: skip
+            )
 
 
 def placed(parameter: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ class Metrics:
         for status in ("committed", "duplicate", "partial", "refused", "throttled", "unavailable"):
             self.batches.labels(status=status)
         self.samples = self._counter("gpuledger_ingest_samples_total", "Samples committed.")
-        self.stretches = self._counter("gpuledger_ingest_stretches_total", "Stretches committed.")
+        self.usage_intervals = self._counter("gpuledger_ingest_usage_intervals_total", "Usage intervals committed.")
         self.rejected = self._counter("gpuledger_ingest_rejected_records_total", "Records refused in accepted batches.")
         self.bytes = self._counter("gpuledger_ingest_body_bytes_total", "Bytes of batch bodies as received.")
         self.contested = self._counter(

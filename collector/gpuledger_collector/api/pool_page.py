@@ -38,9 +38,13 @@ MOST_DECISIONS = 30
 OUTCOME_DAYS = 28
 MOST_POOLS = 64
 NAMES = {
-    "static-peak": "the peak, always", "hpa-default": "Kubernetes HPA", "reactive-plain": "demand now",
-    "reactive-tuned": "best reactive", "gpuledger": "gpuledger", "oracle": "perfect knowledge",
-}  # fmt: skip
+    "static-peak": "the peak, always",
+    "hpa-default": "Kubernetes HPA",
+    "reactive-plain": "demand now",
+    "reactive-tuned": "best reactive",
+    "gpuledger": "gpuledger",
+    "oracle": "perfect knowledge",
+}
 log = logging.getLogger(__name__)
 
 
@@ -141,8 +145,11 @@ def pool_of(reads: Reads, look: Look | None, pool: str, who: Principal) -> str:
     with reads.engine().connect() as connection:
         past = scaling.history(connection, pool, now_ms - OUTCOME_DAYS * DAY_MS, MOST_DECISIONS)
         records = backtests.records(connection, "pool", pool)
-        came = {kind: gpu_s for (name, kind), gpu_s in scaling.sums(connection, now_ms - OUTCOME_DAYS * DAY_MS).items()
-                if name == pool}  # fmt: skip
+        came = {
+            kind: gpu_s
+            for (name, kind), gpu_s in scaling.sums(connection, now_ms - OUTCOME_DAYS * DAY_MS).items()
+            if name == pool
+        }
         terms = scaling.terms(connection).get(pool)
         unknown = scaling.silence(connection, pool, now_ms)
     decisions = [row(one.facts) for one in past]
@@ -173,8 +180,10 @@ def hours_of(look: Look) -> tuple[list[pool_plots.Hour], int]:
     for one in sorted(look.kept, key=lambda kept: kept.origin_ms):
         if {0.1, 0.5, 0.9} <= set(one.quantiles):
             low, middle, high = (one.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
-            bands |= {one.origin_ms + (at + 1) * HOUR_MS: (values[low], values[middle], values[high])
-                      for at, values in enumerate(one.values)}  # fmt: skip
+            bands |= {
+                one.origin_ms + (at + 1) * HOUR_MS: (values[low], values[middle], values[high])
+                for at, values in enumerate(one.values)
+            }
     values = look.hours.values[-PAST_HOURS:]
     first_ms = look.hours.end_ms - (len(values) - 1) * HOUR_MS
     past = [
@@ -190,8 +199,11 @@ def _demand(look: Look) -> dict[str, Any]:
     judged = [one for one in hours[:now] if one.actual is not None and one.band is not None]
     inside = sum(not one.missed for one in judged)
     said = f"Of the last {plural(now, 'hour')} "
-    said += f"{inside} of {len(judged)} that had been forecast came inside their band." if judged else (
-        "none was forecast yet.")  # fmt: skip
+    said += (
+        f"{inside} of {len(judged)} that had been forecast came inside their band."
+        if judged
+        else ("none was forecast yet.")
+    )
     if look.ahead:
         peak = max(range(len(look.ahead)), key=lambda at: look.ahead[at][2])
         low, _, high = look.ahead[peak]
@@ -218,10 +230,15 @@ def _money(made: Month) -> dict[str, Any]:
     limits = made.terms.limits
     facts: dict[str, Any] = {
         "switch": ("[[pool]]", f"name = {json.dumps(made.terms.pool)}", f"predict = {str(not limits.predict).lower()}"),
-        "predict": limits.predict, "acts": made.terms.mode == "act", "short": made.short, "rows": [], "plot": None,
-        "lead": f"{made.terms.lead_ms / 60_000:g} min", "cap": f"{limits.cost_cap:g}",
+        "predict": limits.predict,
+        "acts": made.terms.mode == "act",
+        "short": made.short,
+        "rows": [],
+        "plot": None,
+        "lead": f"{made.terms.lead_ms / 60_000:g} min",
+        "cap": f"{limits.cost_cap:g}",
         "currency": made.rate.currency if made.rate else None,
-    }  # fmt: skip
+    }
     if made.done is None:
         return facts
     rows = [one for one in made.rows() if str(one["policy"]) in NAMES]
@@ -251,10 +268,15 @@ def _policy(one: dict[str, object]) -> dict[str, Any]:
         return html.UNKNOWN if not isinstance(value, float) else f"{value:,.0f}"
 
     return {
-        "name": NAMES[str(one["policy"])], "ours": one["policy"] == "gpuledger", "wait": f"{one['wait']:,.1f}",
-        "p95": f"{float(str(one['wait_p95_s'])) / 60:,.0f} min", "actions": one["actions"], "cost": amount("cost"),
-        "over": amount("over_demand"), "capacity": f"{one['capacity']:,.0f}",
-    }  # fmt: skip
+        "name": NAMES[str(one["policy"])],
+        "ours": one["policy"] == "gpuledger",
+        "wait": f"{one['wait']:,.1f}",
+        "p95": f"{float(str(one['wait_p95_s'])) / 60:,.0f} min",
+        "actions": one["actions"],
+        "cost": amount("cost"),
+        "over": amount("over_demand"),
+        "capacity": f"{one['capacity']:,.0f}",
+    }
 
 
 def _verdict(rows: Sequence[dict[str, object]], currency: str | None) -> str:
@@ -276,8 +298,12 @@ def _decision(one: dict[str, object]) -> dict[str, Any]:
 
     waste = f"{one['waste_cost']} {one['currency']}" if one["waste_cost"] is not None else ""
     return {
-        "made": str(one["made_at"])[:16].replace("T", " "), "demand": f"{one['demand_gpus']:.1f}",
-        "desired": f"{one['desired_gpus']:g}", "wait": hours("wait_gpu_s"), "waste": hours("waste_gpu_s"),
-        "waste_cost": waste, "reason": one["reason"],
+        "made": str(one["made_at"])[:16].replace("T", " "),
+        "demand": f"{one['demand_gpus']:.1f}",
+        "desired": f"{one['desired_gpus']:g}",
+        "wait": hours("wait_gpu_s"),
+        "waste": hours("waste_gpu_s"),
+        "waste_cost": waste,
+        "reason": one["reason"],
         "told": f"{one['told']}: {one['told_state'] or 'put out'}" if one["told"] else "",
-    }  # fmt: skip
+    }

@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from sqlalchemy.engine import Engine
 
-from gpuledger_collector.accounting.chargeback import DIMENSIONS, Beside, report, shown_keys
+from gpuledger_collector.accounting.chargeback import DIMENSIONS, Allocations, report, shown_keys
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.billing.allocation import beside
 from gpuledger_collector.storage.database import snapshot
 from gpuledger_collector.storage.errors import StorageError
@@ -62,7 +62,7 @@ class Reads:
 
         def opened() -> psycopg.Connection[tuple[Any, ...]]:
             connection = self.ledger.connect()
-            viewer_wall.enter(connection, owner)
+            row_level_security.enter(connection, owner)
             connection.commit()
             return connection
 
@@ -221,7 +221,7 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     with reads.ledger.connect() as connection:
         snapshot(connection)
         period = zones.in_zone(connection, period)
-        with viewer_wall.behind(connection, who.owner):
+        with row_level_security.behind(connection, who.owner):
             lines = lines_of(connection, period, names, who, apart=True)
         aside = beside(connection, period, names, reads.now_ms, who.owner)
         made = report(lines, names, aside if who.owner is None else borne(aside, lines, names))
@@ -234,11 +234,11 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     return as_json(made, period, notes + shared_notes(made.shared))
 
 
-def borne(aside: Beside, lines: Sequence[ChargedLine], names: Sequence[str]) -> Beside:
+def borne(aside: Allocations, lines: Sequence[ChargedLine], names: Sequence[str]) -> Allocations:
     """What stands beside these lines alone: shares are worked out of the whole, and lines come from behind the wall."""
     seen = {shown_keys(line, names) for line in lines}
     shared = {key: value for key, value in aside.shared.items() if key[1] in seen}
-    return Beside(shared, {key: value for key, value in aside.emitted.items() if key[1] in seen})
+    return Allocations(shared, {key: value for key, value in aside.emitted.items() if key[1] in seen})
 
 
 def lines_of(
@@ -283,7 +283,7 @@ def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     from gpuledger_collector.services.budgets import statuses
     from gpuledger_collector.storage.billing.budgets import Rehearsal
 
-    with reads.ledger.connect() as connection, viewer_wall.behind(connection, who.owner):
+    with reads.ledger.connect() as connection, row_level_security.behind(connection, who.owner):
         found = statuses(Rehearsal(connection), reads.now_ms)
     return {"budgets": rows([one for one in found if who.sees(one.budget.owner)])}
 

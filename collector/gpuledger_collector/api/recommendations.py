@@ -14,8 +14,24 @@ from gpuledger_collector.storage.findings.recommendations import last_run, liste
 
 STATES = ("open", "accepted", "rejected", "done", "expired")
 State = Annotated[str, Query(description=f"Which, separated by commas: {', '.join(STATES)}.")]
-KEPT = ("id", "key", "kind", "subject", "team", "owner", "advice", "state", "currency", "freed_gpu_ns", "price_ids",
-        "evidence", "decided_by", "reason", "realised_micro", "realised")  # fmt: skip
+KEPT = (
+    "id",
+    "key",
+    "kind",
+    "subject",
+    "team",
+    "owner",
+    "advice",
+    "state",
+    "currency",
+    "freed_gpu_ns",
+    "price_ids",
+    "evidence",
+    "decided_by",
+    "reason",
+    "realised_micro",
+    "realised",
+)
 INSTANTS = ("start_ms", "end_ms", "made_ms", "expires_ms", "decided_ms", "realised_until_ms")
 
 
@@ -58,6 +74,8 @@ def recommendations_of(reads: Reads, state: str, limit: int, after: str, who: Pr
 def item_of(row: dict[str, Any]) -> dict[str, Any]:
     """A recommendation as JSON: instants in RFC 3339, money as integers of micro-units, null where it is unknown."""
     instants = {name.removesuffix("_ms"): None if row[name] is None else format_instant(row[name]) for name in INSTANTS}
-    amounts = {f"{what}_micro": {which: row[f"{what}_{which}_micro"] for which in ("low", "expected", "high")}
-               for what in ("cash", "capacity", "energy")}  # fmt: skip
+    amounts = {
+        f"{what}_micro": {which: row[f"{what}_{which}_micro"] for which in ("low", "expected", "high")}
+        for what in ("cash", "capacity", "energy")
+    }
     return {**{name: row[name] for name in KEPT}, **instants, **amounts}

@@ -115,32 +115,55 @@ def _listed(reads: Reads, start: str, end: str, limit: int, who: Principal) -> d
             rows = runs.listed(connection, period, who.owner or {})
         rows.sort(key=lambda row: (-(row.cost_micro or 0), row.key))
         units = units_of(connection, rows[:limit], period)
-    return {"items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],
-            "left_out": max(len(rows) - limit, 0)}  # fmt: skip
+    return {
+        "items": [run_json(row, units.get((row.workload_id, row.currency))) for row in rows[:limit]],
+        "left_out": max(len(rows) - limit, 0),
+    }
 
 
 def run_json(row: runs.RunRow, unit: UnitCost | None) -> dict[str, Any]:
     """A run of a list: integers of micro-units, instants in RFC 3339."""
     return {
-        "key": row.key, "kind": row.kind, "id": row.external_id, "name": row.name, "user": row.user, "team": row.team,
-        "gpu_model": row.gpu_model, "accelerators": row.accelerators, "from": format_instant(row.start_ms),
-        "to": format_instant(row.end_ms), "gpu_ns": row.gpu_ns, "busy_ns": row.busy_ns, "idle_ns": row.idle_ns,
-        "unknown_ns": row.unknown_ns, "currency": row.currency, "cost_micro": row.cost_micro,
-        "idle_cost_micro": row.idle_cost_micro, "energy_mj": row.energy_mj,
+        "key": row.key,
+        "kind": row.kind,
+        "id": row.external_id,
+        "name": row.name,
+        "user": row.user,
+        "team": row.team,
+        "gpu_model": row.gpu_model,
+        "accelerators": row.accelerators,
+        "from": format_instant(row.start_ms),
+        "to": format_instant(row.end_ms),
+        "gpu_ns": row.gpu_ns,
+        "busy_ns": row.busy_ns,
+        "idle_ns": row.idle_ns,
+        "unknown_ns": row.unknown_ns,
+        "currency": row.currency,
+        "cost_micro": row.cost_micro,
+        "idle_cost_micro": row.idle_cost_micro,
+        "energy_mj": row.energy_mj,
         "unit_cost": None if unit is None else unit_json(unit),
-    }  # fmt: skip
+    }
 
 
 def unit_json(one: UnitCost) -> dict[str, Any]:
     """A unit cost: the decimal that people read, and the integers that it is made of."""
     return {
-        "counter": one.counter, "from": format_instant(one.bucket_ms) if one.bucket_ms else None,
-        "currency": one.currency, "per": one.per, "cost": None if one.cost is None else str(one.cost),
-        "used_cost": None if one.used_cost is None else str(one.used_cost), "units": one.units,
-        "cost_micro": one.cost_micro, "used_micro": one.used_micro, "charged_micro": one.charged_micro,
-        "held_ms": one.held_ms, "covered_ms": one.covered_ms, "coverage": f"{one.coverage:.6f}",
+        "counter": one.counter,
+        "from": format_instant(one.bucket_ms) if one.bucket_ms else None,
+        "currency": one.currency,
+        "per": one.per,
+        "cost": None if one.cost is None else str(one.cost),
+        "used_cost": None if one.used_cost is None else str(one.used_cost),
+        "units": one.units,
+        "cost_micro": one.cost_micro,
+        "used_micro": one.used_micro,
+        "charged_micro": one.charged_micro,
+        "held_ms": one.held_ms,
+        "covered_ms": one.covered_ms,
+        "coverage": f"{one.coverage:.6f}",
         "restarts": one.restarts,
-    }  # fmt: skip
+    }
 
 
 def _written(
@@ -167,9 +190,13 @@ def _written(
 
 
 def report(
-    connection: psycopg.Connection[tuple[Any, ...]], workload_id: int, values: Mapping[str, int], at_ms: int | None,
-    started_ms: int | None, now_ms: int,
-) -> None:  # fmt: skip
+    connection: psycopg.Connection[tuple[Any, ...]],
+    workload_id: int,
+    values: Mapping[str, int],
+    at_ms: int | None,
+    started_ms: int | None,
+    now_ms: int,
+) -> None:
     """Keep what a run says of itself. Raises ValueError with a sentence."""
     at_ms = now_ms if at_ms is None else at_ms
     if not values:
@@ -179,9 +206,14 @@ def report(
     with connection.transaction():
         counters.keep(
             connection,
-            [(counters.Series(workload_id, "reported", "run", "", counter, "run"),
-              CounterReading(at_ms, value, started_ms)) for counter, value in values.items()],
-        )  # fmt: skip
+            [
+                (
+                    counters.Series(workload_id, "reported", "run", "", counter, "run"),
+                    CounterReading(at_ms, value, started_ms),
+                )
+                for counter, value in values.items()
+            ],
+        )
 
 
 def units_of(
@@ -191,8 +223,11 @@ def units_of(
     counted = runs.counted(connection, [row.workload_id for row in rows], period)
     found: dict[tuple[int, str | None], UnitCost] = {}
     for workload_id, counts in counted.items():
-        charges = [one for one in recommendations.charged_to(connection, workload_id)
-                   if period.start_ms <= one.day_ms < period.end_ms]  # fmt: skip
+        charges = [
+            one
+            for one in recommendations.charged_to(connection, workload_id)
+            if period.start_ms <= one.day_ms < period.end_ms
+        ]
         held = _held(connection, workload_id, charges, period)
         units = unit_costs(hour_costs(charges, held), counts)
         for currency in {one.currency for one in units}:
@@ -210,15 +245,21 @@ def _held(
 
 
 def report_of(
-    connection: psycopg.Connection[tuple[Any, ...]], workload_id: int, bucket: str | None, now_ms: int,
+    connection: psycopg.Connection[tuple[Any, ...]],
+    workload_id: int,
+    bucket: str | None,
+    now_ms: int,
     period: Period | None = None,
-) -> made_of.RunReport | None:  # fmt: skip
+) -> made_of.RunReport | None:
     """The report of a run over all of its charges, or those of a period; None where it was charged nothing.
 
     `bucket`: what a unit cost by hour, day or month; None: over the whole run only.
     """
-    charges = [one for one in recommendations.charged_to(connection, workload_id)
-               if period is None or period.start_ms <= one.day_ms < period.end_ms]  # fmt: skip
+    charges = [
+        one
+        for one in recommendations.charged_to(connection, workload_id)
+        if period is None or period.start_ms <= one.day_ms < period.end_ms
+    ]
     if not charges:
         return None
     calendar = zones.calendar(connection)
@@ -231,8 +272,11 @@ def report_of(
     units = unit_costs(hours, counts)
     gpus = _gpus(connection, held)
     peers = _peers(connection, calendar, row, now_ms)
-    findings = [one for one in recommendations.findings_of(connection, workload_id)
-                if one.since_ms < span.end_ms and one.until_ms > span.start_ms]  # fmt: skip
+    findings = [
+        one
+        for one in recommendations.findings_of(connection, workload_id)
+        if one.since_ms < span.end_ms and one.until_ms > span.start_ms
+    ]
     return made_of.RunReport(
         key=row.key,
         name=row.called,
@@ -270,8 +314,10 @@ def _peers(
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
     like = [] if row.name is None else runs.listed(connection, period, owner, row.name)
-    others = sorted((one for one in like if one.workload_id != row.workload_id and one.currency == row.currency),
-                    key=lambda one: -one.start_ms)[:MOST_PEERS]  # fmt: skip
+    others = sorted(
+        (one for one in like if one.workload_id != row.workload_id and one.currency == row.currency),
+        key=lambda one: -one.start_ms,
+    )[:MOST_PEERS]
     chosen = [row, *others]
     ended = runs.outcomes(connection, [one.workload_id for one in chosen])
     found = []
@@ -283,9 +329,21 @@ def _peers(
             charges = recommendations.charged_to(connection, one.workload_id)
             rate = made_of.per_gpu_hour(unit, charges, _held(connection, one.workload_id, charges, days))
         found.append(
-            made_of.Peer(one.key, one.start_ms, one.end_ms, one.accelerators, one.gpu_ns, one.busy_ns, one.idle_ns,
-                         one.currency, one.cost_micro, unit, rate, ended.get(one.workload_id, ""))
-        )  # fmt: skip
+            made_of.Peer(
+                one.key,
+                one.start_ms,
+                one.end_ms,
+                one.accelerators,
+                one.gpu_ns,
+                one.busy_ns,
+                one.idle_ns,
+                one.currency,
+                one.cost_micro,
+                unit,
+                rate,
+                ended.get(one.workload_id, ""),
+            )
+        )
     return found
 
 
@@ -298,8 +356,11 @@ def _notes(counts: list[Any], units: list[UnitCost]) -> list[str]:
         )
     elif not units:
         notes.append("what it produced is counted, but its time has no price yet")
-    notes += [f"{one.counter}: counted in {one.coverage:.1%} of the charged time; the rest is left out, not estimated"
-              for one in units if one.covered_ms < one.held_ms]  # fmt: skip
+    notes += [
+        f"{one.counter}: counted in {one.coverage:.1%} of the charged time; the rest is left out, not estimated"
+        for one in units
+        if one.covered_ms < one.held_ms
+    ]
     if any(one.counter == "inferences" and one.units for one in units) and len({one.source for one in counts}) > 1:
         notes.append("several endpoints count for it; each stands for an equal part of it")
     return notes

@@ -41,9 +41,16 @@ def router(reads: Reads) -> APIRouter:
 
     @made.get("/samples")
     def samples(
-        start: First, end: Last, gpu: Gpus = "", node: Node = "", metrics: Metrics = "", step: Step = 0,
-        limit: Limit = 1000, after: After = 0, who: Principal = fleet,
-    ) -> dict[str, Any]:  # fmt: skip
+        start: First,
+        end: Last,
+        gpu: Gpus = "",
+        node: Node = "",
+        metrics: Metrics = "",
+        step: Step = 0,
+        limit: Limit = 1000,
+        after: After = 0,
+        who: Principal = fleet,
+    ) -> dict[str, Any]:
         """Instants and readings by metric, an accelerator after the other; null is an absent reading."""
         return guarded(lambda: samples_of(reads, start, end, gpu, node, metrics, step, limit, after, who))
 

@@ -36,9 +36,15 @@ def router(reads: Reads) -> APIRouter:
 
     @made.get("/series")
     def series_over_time(
-        start: First, end: Last, by: By = "team", step: Step = "1h", state: State = "held",
-        limit: Limit = 100, after: After = 0, who: Principal = reader,
-    ) -> dict[str, Any]:  # fmt: skip
+        start: First,
+        end: Last,
+        by: By = "team",
+        step: Step = "1h",
+        state: State = "held",
+        limit: Limit = 100,
+        after: After = 0,
+        who: Principal = reader,
+    ) -> dict[str, Any]:
         """GPUs, GPU-seconds, energy and cost of each series by step; a viewer sees its owner's held time alone."""
         return guarded(lambda: series_of(reads, start, end, by, step, state, limit, after, who))
 

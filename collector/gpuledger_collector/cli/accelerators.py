@@ -14,8 +14,22 @@ from gpuledger_collector.cli.terminal import print_table
 if TYPE_CHECKING:
     from gpuledger_collector.storage.telemetry.activity import Activity
 
-COLUMNS = ("node", "index", "uuid", "model", "mig_instance", "pool", "held_h", "busy_h", "idle_h", "unknown_h",
-           "unallocated_h", "unavailable_h", "busy_percent", "energy_kwh")  # fmt: skip
+COLUMNS = (
+    "node",
+    "index",
+    "uuid",
+    "model",
+    "mig_instance",
+    "pool",
+    "held_h",
+    "busy_h",
+    "idle_h",
+    "unknown_h",
+    "unallocated_h",
+    "unavailable_h",
+    "busy_percent",
+    "energy_kwh",
+)
 
 
 class Order(enum.StrEnum):
@@ -80,8 +94,17 @@ def cells(entry: Activity) -> list[str]:
     energy = "" if entry.energy_mj is None else str((Decimal(entry.energy_mj) / 3_600_000_000).quantize(Decimal("0.1")))
     index = "" if entry.gpu_index is None else str(entry.gpu_index)
     spans = (entry.held_ms, entry.busy_ms, entry.idle_ms, entry.unknown_ms, entry.unallocated_ms, entry.unavailable_ms)
-    return [entry.node, index, entry.uuid, entry.model, entry.mig_instance or "", entry.pool,
-            *[hours(span) for span in spans], busy, energy]  # fmt: skip
+    return [
+        entry.node,
+        index,
+        entry.uuid,
+        entry.model,
+        entry.mig_instance or "",
+        entry.pool,
+        *[hours(span) for span in spans],
+        busy,
+        energy,
+    ]
 
 
 def emit(chosen: list[Activity], shape: Shape) -> None:

@@ -19,9 +19,25 @@ if TYPE_CHECKING:
     from gpuledger_collector.insight.anomalies import Judgement
 
 COLUMNS = ("ts", "series", "value", "expected", "lower", "upper", "score", "flag")
-EPISODE = ("team", "from", "to", "state", "cause", "more_than_before", "by_price", "by_volume", "by_mix", "currency",
-           "days_before", "moved_most", "rates", "nature", "sentence", "workloads")  # fmt: skip
-SHOWN = ("team", "from", "to", "state", "nature", "more_than_before", "by_price", "by_volume", "by_mix", "sentence")
+EPISODE = (
+    "team",
+    "from",
+    "to",
+    "state",
+    "driver",
+    "more_than_before",
+    "by_price",
+    "by_volume",
+    "by_mix",
+    "currency",
+    "days_before",
+    "moved_most",
+    "rates",
+    "cause",
+    "sentence",
+    "workloads",
+)
+SHOWN = ("team", "from", "to", "state", "driver", "more_than_before", "by_price", "by_volume", "by_mix", "sentence")
 
 
 def register(root: typer.Typer) -> None:
@@ -97,8 +113,8 @@ def episode_of(one: Mapping[str, Any]) -> dict[str, str]:
         "team": one["subject"],
         "from": format_instant(one["since_ms"]),
         "to": format_instant(one["until_ms"]),
-        "state": "over" if one["resolved_ms"] is not None else "goes on",
-        "cause": one["state"],
+        "state": "ended" if one["resolved_ms"] is not None else "ongoing",
+        "driver": one["state"],
         "more_than_before": format_minor(round(one["cost_micro"] / (MICRO // 10**digits)), digits),
         "by_price": format_minor(parts[0], digits),
         "by_volume": format_minor(parts[1], digits),
@@ -107,7 +123,7 @@ def episode_of(one: Mapping[str, Any]) -> dict[str, str]:
         "days_before": str(evidence["days_before"]),
         "moved_most": "" if first is None else str(first["workload"]),
         "rates": "; ".join(rates),
-        "nature": evidence.get("nature", ""),
+        "cause": evidence.get("cause", ""),
         "sentence": evidence.get("sentence", ""),
         "workloads": "; ".join(evidence.get("workloads", [])),
     }

@@ -66,7 +66,9 @@ def apply(
     if shape is not Shape.table:
         from gpuledger_collector.export.cells import rows_as
 
-        rows = [(name, one.added, one.updated, one.unchanged, one.dirty_days, dry_run) for name, one in done.items()]
+        rows = [
+            (name, one.added, one.updated, one.unchanged, one.days_to_recompute, dry_run) for name, one in done.items()
+        ]
         sys.stdout.write(rows_as(shape.value, COLUMNS, rows))
         return
     if not done:
@@ -74,7 +76,7 @@ def apply(
     for name, outcome in done.items():
         print(
             f"{name}: {outcome.added} added, {outcome.updated} superseded, {outcome.unchanged} unchanged; "
-            f"{plural(outcome.dirty_days, 'day')} to rate again" + untouched(dry_run)
+            f"{plural(outcome.days_to_recompute, 'day')} to rate again" + untouched(dry_run)
         )
 
 
@@ -84,7 +86,7 @@ def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[s
     from gpuledger_collector.storage.billing import bills, budgets, commitments, prices
     from gpuledger_collector.storage.capacity import scaling
     from gpuledger_collector.storage.ledger import rules, zones
-    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+    from gpuledger_collector.storage.notifications import notification_rules as notification_rules
 
     steps: tuple[tuple[str, Any, Callable[[Connection, Any, dt.datetime], ImportOutcome]], ...] = (
         ("billing zone", declared.billing_zone, zones.replace),
@@ -97,9 +99,9 @@ def _done(connection: Connection, declared: Declared, at: dt.datetime) -> dict[s
         ("budgets", declared.budgets, budgets.replace),
         ("shared costs", declared.shared_costs, stored.replace_shared_costs),
         ("carbon", declared.carbon, stored.replace_carbon),
-        ("recipients", declared.recipients, letter_rules.replace_recipients),
-        ("contacts", declared.contacts, letter_rules.replace_contacts),
-        ("actions", declared.actions, letter_rules.replace_actions),
+        ("recipients", declared.recipients, notification_rules.replace_recipients),
+        ("contacts", declared.contacts, notification_rules.replace_contacts),
+        ("actions", declared.actions, notification_rules.replace_actions),
         ("bill matches", declared.bill_matches, bills.replace_matches),
         ("pools", declared.pools, scaling.replace),
     )

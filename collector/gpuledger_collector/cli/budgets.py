@@ -50,7 +50,7 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.services.budgets import statuses
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.budgets import BudgetBook
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -58,7 +58,7 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
         book = BudgetBook(_connect(opened))
         at_ms = int(now().timestamp() * 1000)
         for period in {budget.period_at(at_ms) for budget in book.budgets()}:
-            bring_up_to_date(Ledger(opened.dsn), period, at_ms)
+            refresh(Ledger(opened.dsn), period, at_ms)
         found = statuses(book, at_ms)
     if not found:
         print("gpuledger: no budget is in force; declare them in a file and apply it", file=sys.stderr)
@@ -121,7 +121,7 @@ def replay(
     except ValueError as error:
         refuse(str(error))
     with database(dsn, config) as opened:
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.budgets import BudgetBook, Rehearsal
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -131,7 +131,7 @@ def replay(
         with Ledger(opened.dsn).connect() as connection:
             calendar = zones.calendar(connection)
         period = calendar.named(period)
-        bring_up_to_date(Ledger(opened.dsn), period, now_ms)
+        refresh(Ledger(opened.dsn), period, now_ms)
         instants = [min(day.end_ms, now_ms) for day in calendar.days(period) if day.start_ms < now_ms]
         if dry_run:
             with Ledger(opened.dsn).connect() as connection:

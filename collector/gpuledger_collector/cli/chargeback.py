@@ -92,7 +92,7 @@ def chargeback(
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.allocation import beside
         from gpuledger_collector.storage.database import snapshot
         from gpuledger_collector.storage.ledger import reports, zones
@@ -104,7 +104,7 @@ def chargeback(
         with ledger.connect() as connection:
             days = zones.in_zone(connection, days)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, days, now_ms, on_day)
+            refresh(ledger, days, now_ms, on_day)
         with ledger.connect() as connection:
             snapshot(connection)
             aside = beside(connection, days, names, now_ms)
@@ -138,8 +138,10 @@ def _in_currency(
     rates = commitments.exchange(connection)
     known = sorted({rate.to_currency for rate in rates})
     if currency not in known:
-        refuse(f"--currency: there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
-               f"{', '.join(known) or 'none'} (gpuledger apply)")  # fmt: skip
+        refuse(
+            f"--currency: there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
+            f"{', '.join(known) or 'none'} (gpuledger apply)"
+        )
     exchange = Exchange(rates, currency, zones.calendar(connection))
     parts = [
         (span, reports.charged_lines(connection, span, names, apart=True), beside(connection, span, names, now_ms))

@@ -68,7 +68,7 @@ def close(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.services.close import CannotClose, close_period
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -80,7 +80,7 @@ def close(
         if now_ms >= asked.end_ms:
             with bar("rating") as on_day:
                 # What waits of closed months is booked in this one as long as it is open.
-                bring_up_to_date(ledger, asked, now_ms, on_day, asked.end_ms - 1)
+                refresh(ledger, asked, now_ms, on_day, asked.end_ms - 1)
         try:
             with ledger.unit(audited=True) as unit:
                 made = close_period(unit, period, asked, level, by or _user(), now_ms, unpriced=unpriced, dry=dry)
@@ -156,7 +156,7 @@ def corrections(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.chargeback import report
         from gpuledger_collector.export import chargeback as forms
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing import periods as records
         from gpuledger_collector.storage.ledger import reports, zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -167,7 +167,7 @@ def corrections(
             asked = zones.in_zone(connection, asked)
             if period not in {one.name for one in records.closed(connection)}:
                 refuse(f"{period} is open: what changes it is in its own chargeback", FINDINGS)
-        bring_up_to_date(ledger, asked, int(now().timestamp() * 1000))
+        refresh(ledger, asked, int(now().timestamp() * 1000))
         with ledger.connect() as connection:
             made = report(reports.corrections_of(connection, asked, level), (level,))
     if not made.rows and shape is ReportShape.table:

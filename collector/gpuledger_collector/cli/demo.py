@@ -169,8 +169,19 @@ def demo(
 def simulate(stage: Stage, start: datetime, end: datetime, *options: str, step: str = STEP) -> None:
     """A part of the fleet's past, sent to the collector."""
     if start < end:
-        stage.run("gpuledger-agent", "simulate", "--from", instant(start), "--to", instant(end), "--step", step,
-                  "--collector", stage.collector, *options)  # fmt: skip
+        stage.run(
+            "gpuledger-agent",
+            "simulate",
+            "--from",
+            instant(start),
+            "--to",
+            instant(end),
+            "--step",
+            step,
+            "--collector",
+            stage.collector,
+            *options,
+        )
 
 
 def simulate_fleet(stage: Stage, start: datetime, end: datetime, month: tuple[str, datetime] | None) -> None:
@@ -331,10 +342,12 @@ def watch_month(stage: Stage, start: datetime, now: datetime, days: int) -> None
     end = start + timedelta(days=days + DAYS_TO_COME)
     (stage.folder / "budgets.toml").write_text(
         BUDGETS.format(
-            start=f"{start:%Y-%m-%d}", end=f"{end:%Y-%m-%d}",
-            vision=VISION_A_DAY * days, foundation=FOUNDATION_A_DAY * days,
+            start=f"{start:%Y-%m-%d}",
+            end=f"{end:%Y-%m-%d}",
+            vision=VISION_A_DAY * days,
+            foundation=FOUNDATION_A_DAY * days,
         )
-    )  # fmt: skip
+    )
     (stage.folder / "contacts.toml").write_text(CONTACTS)
     stage.run("gpuledger", "apply", "budgets.toml")
     stage.run("gpuledger", "apply", "contacts.toml")
@@ -374,7 +387,7 @@ def report(stage: Stage, start: datetime, now: datetime, days: int, month: tuple
     stage.run("gpuledger", "idle", "--days", str(days), "--by", "state", allow=(0, 1))
     stage.run("gpuledger", "idle", "--now", "--top", "8", allow=(0, 1))
     stage.run("gpuledger", "anomalies", allow=(0, 1))
-    stage.run("gpuledger", "letters", "write")
+    stage.run("gpuledger", "notifications", "write")
     stage.run("gpuledger", "outbox", "send")
     stage.run("gpuledger", "recommend", "--top", "3", allow=(0, 1))
     stage.run("gpuledger", "recommend", "--state", "accepted,done")
@@ -399,8 +412,11 @@ def live(stage: Stage, now: datetime) -> None:
     """Agents of the whole fleet at ten seconds a sample, until Ctrl-C."""
     names = subprocess.run(
         [str(Path(sys.executable).with_name("gpuledger-agent")), "simulate", "--list-nodes"],
-        env=stage.environment, check=True, capture_output=True, text=True,
-    ).stdout.split()  # fmt: skip
+        env=stage.environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
     agents: list[subprocess.Popen[bytes]] = []
     try:
         agents.extend(start_agent(stage, name) for name in names)  # one by one: those that run are ended
@@ -433,8 +449,14 @@ Ctrl-C ends everything.""",
 def start_agent(stage: Stage, name: str) -> subprocess.Popen[bytes]:
     """One node's agent, with a spool of its own."""
     return stage.start(
-        f"agent-{name}", "gpuledger-agent", "run", "--source", "simulated", "--node", name,
+        f"agent-{name}",
+        "gpuledger-agent",
+        "run",
+        "--source",
+        "simulated",
+        "--node",
+        name,
         GPULEDGER_AGENT_COLLECTOR_URL=stage.collector,
         GPULEDGER_AGENT_SPOOL_DIR=str(stage.folder / "spool" / name),
         GPULEDGER_AGENT_METRICS_LISTEN="127.0.0.1:0",
-    )  # fmt: skip
+    )

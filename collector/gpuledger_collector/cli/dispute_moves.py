@@ -16,7 +16,7 @@ def preview(dsn: str | None, config: Path | None, number: int, remedy: Remedy) -
     """What accepting a dispute moves, evidence that waits to be folded included; what is not possible is refused."""
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.disputes import BadStep
-        from gpuledger_collector.services.hourly_usage import fold_marks
+        from gpuledger_collector.services.hourly_usage import fold_requested
         from gpuledger_collector.storage.billing import disputes
         from gpuledger_collector.storage.ledger.ledgers import Ledger
 
@@ -25,7 +25,7 @@ def preview(dsn: str | None, config: Path | None, number: int, remedy: Remedy) -
                 disputes.proposed(unit.connection, number, remedy)
             except (BadStep, disputes.NoDispute, ValueError) as error:
                 refuse(str(error))
-            fold_marks(unit, unit.marks(disputes.one(unit.connection, number).period))
+            fold_requested(unit, unit.marks(disputes.one(unit.connection, number).period))
             return _moves(unit, number, remedy)
 
 

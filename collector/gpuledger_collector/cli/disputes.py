@@ -257,14 +257,14 @@ def resolve(
         return
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing import disputes
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         ledger = Ledger(opened.dsn)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, made.period, int(now().timestamp() * 1000), on_day)
+            refresh(ledger, made.period, int(now().timestamp() * 1000), on_day)
         with ledger.connect() as connection:
             billed, _ = disputes.billed_now(connection, made)
     say(
@@ -313,7 +313,7 @@ def _rated(dsn: str, contest: Contest) -> Contest:
     from dataclasses import replace
 
     from gpuledger_collector.cli.progress import bar
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -322,7 +322,7 @@ def _rated(dsn: str, contest: Contest) -> Contest:
     with ledger.connect() as connection:
         contest = replace(contest, period=zones.in_zone(connection, contest.period))
     with bar("rating") as on_day:
-        bring_up_to_date(ledger, contest.period, int(now().timestamp() * 1000), on_day)
+        refresh(ledger, contest.period, int(now().timestamp() * 1000), on_day)
     return contest
 
 

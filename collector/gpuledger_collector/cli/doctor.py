@@ -61,9 +61,9 @@ def doctor(
     code = DONE
     try:
         with database(dsn, config) as opened:
-            from gpuledger_collector.cli.cures import cures
+            from gpuledger_collector.cli.remediation import remediation
             from gpuledger_collector.storage.access import readers
-            from gpuledger_collector.storage.access import row_level_security as viewer_wall
+            from gpuledger_collector.storage.access import row_level_security as row_level_security
             from gpuledger_collector.storage.database import open_connection
             from gpuledger_collector.storage.diagnosis import promises, signs
             from gpuledger_collector.wiring import now
@@ -75,10 +75,10 @@ def doctor(
                 asked_ms = round(now().timestamp() * 1000)
                 declared = promises(connection, asked_ms, asked_ms - DAYS * DAY_MS)
             with open_connection(opened.dsn) as plain:
-                cure = "" if viewer_wall.stands(plain) else viewer_wall.advice(plain)
+                cure = "" if row_level_security.stands(plain) else row_level_security.advice(plain)
                 loose = readers.not_held(plain)
         found.append(Finding("ok", "database", f"PostgreSQL {version.split()[0]} answers, its schema is current"))
-        found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *cures(declared, wanted, asked_ms)]
+        found += [*ledger_findings(seen, now_ms), wall(cure), *roles(loose), *remediation(declared, wanted, asked_ms)]
     except Exception as error:
         sentence, _ = explain(error)
         found.append(Finding("bad", "database", sentence, "see the sentence; `gpuledger db check` looks closer"))
@@ -101,11 +101,19 @@ def surroundings(wanted: Settings) -> Iterator[Finding]:
     else:
         yield Finding("ok", "disk", "the database is given by DSN; its disk is its own")
     if wanted.on_loopback:
-        yield Finding("note", "network", f"listens on {wanted.listen}: agents of other nodes cannot reach it",
-                      "for a fleet set listen, require_tokens, TLS (docs/guides/platform-engineer.md)")  # fmt: skip
+        yield Finding(
+            "note",
+            "network",
+            f"listens on {wanted.listen}: agents of other nodes cannot reach it",
+            "for a fleet set listen, require_tokens, TLS (docs/guides/platform-engineer.md)",
+        )
     elif wanted.reader_tokens() is None:
-        yield Finding("note", "network", f"listens on {wanted.listen}; nobody reads over HTTP without a token",
-                      "gpuledger token create --role viewer, finance or admin opens GET /v1/...")  # fmt: skip
+        yield Finding(
+            "note",
+            "network",
+            f"listens on {wanted.listen}; nobody reads over HTTP without a token",
+            "gpuledger token create --role viewer, finance or admin opens GET /v1/...",
+        )
     else:
         yield Finding("ok", "network", f"listens on {wanted.listen}, with tokens")
 
@@ -116,30 +124,51 @@ def ledger_findings(seen: Signs, now_ms: int) -> Iterator[Finding]:
     if seen.prices == 0:
         yield Finding("bad", "prices", "the price book is empty: all usage is unpriced", "gpuledger import prices FILE")
     elif seen.unpriced_ns:
-        yield Finding("bad", "prices", f"{hours(seen.unpriced_ns)} GPU-hours of the last {DAYS} days have no price",
-                      "add the missing pool or model: gpuledger prices list, gpuledger prices set")  # fmt: skip
+        yield Finding(
+            "bad",
+            "prices",
+            f"{hours(seen.unpriced_ns)} GPU-hours of the last {DAYS} days have no price",
+            "add the missing pool or model: gpuledger prices list, gpuledger prices set",
+        )
     else:
         yield Finding("ok", "prices", f"{plural(seen.prices, 'rate')} in force, nothing unpriced")
     if seen.held_ns and seen.unattributed_ns * 10 > seen.held_ns:
         share = 100 * seen.unattributed_ns // seen.held_ns
-        yield Finding("bad", "attribution", f"{share} % of the held time of the last {DAYS} days has no team",
-                      "gpuledger tags check shows whose; add tags, or rules with gpuledger apply")  # fmt: skip
+        yield Finding(
+            "bad",
+            "attribution",
+            f"{share} % of the held time of the last {DAYS} days has no team",
+            "gpuledger tags check shows whose; add tags, or rules with gpuledger apply",
+        )
     elif seen.held_ns:
         yield Finding("ok", "attribution", f"{hours(seen.held_ns)} GPU-hours held, at most a tenth without a team")
     if seen.broken_days:
-        yield Finding("bad", "proof", f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
-                      "gpuledger reconcile --from DATE --to DATE names them")  # fmt: skip
+        yield Finding(
+            "bad",
+            "proof",
+            f"the proof does not hold on {seen.broken_days} of the last {DAYS} days",
+            "gpuledger reconcile --from DATE --to DATE names them",
+        )
     yield from jobs(seen, now_ms)
     yield from writing(seen)
     for claim in seen.claims:
-        yield Finding("bad", "integrity", claim.sentence(),
-                      "look at the node; gpuledger import inventory says who is right")  # fmt: skip
+        yield Finding(
+            "bad", "integrity", claim.sentence(), "look at the node; gpuledger import inventory says who is right"
+        )
     if seen.unbound_tokens:
-        yield Finding("note", "tokens", f"with {seen.unbound_tokens} of the tokens any node can be reported",
-                      "right for Prometheus; for agents: gpuledger token create --role agent --node NODE")  # fmt: skip
+        yield Finding(
+            "note",
+            "tokens",
+            f"with {seen.unbound_tokens} of the tokens any node can be reported",
+            "right for Prometheus; for agents: gpuledger token create --role agent --node NODE",
+        )
     if seen.conflicts:
-        yield Finding("bad", "integrity", f"{seen.conflicts} batches came with other bytes under a known number",
-                      "two agents share a spool, or somebody forges: look into table ingest_conflict")  # fmt: skip
+        yield Finding(
+            "bad",
+            "integrity",
+            f"{seen.conflicts} batches came with other bytes under a known number",
+            "two agents share a spool, or somebody forges: look into table ingest_conflict",
+        )
 
 
 def wall(cure: str) -> Finding:
@@ -168,8 +197,12 @@ def agents(seen: Signs) -> Iterator[Finding]:
         )
         return
     if seen.silent:
-        yield Finding("bad", "agents", f"silent for over ten minutes: {', '.join(seen.silent)}",
-                      "on the node: systemctl status gpuledger-agent; journalctl -u gpuledger-agent")  # fmt: skip
+        yield Finding(
+            "bad",
+            "agents",
+            f"silent for over ten minutes: {', '.join(seen.silent)}",
+            "on the node: systemctl status gpuledger-agent; journalctl -u gpuledger-agent",
+        )
     for name, detail in seen.troubled:
         yield Finding("bad", "agents", f"{name}: {detail or 'not well'}", "on the node: gpuledger-agent check")
     if not seen.silent and not seen.troubled:
@@ -196,12 +229,20 @@ def writing(seen: Signs) -> Iterator[Finding]:
     from gpuledger_collector.storage.telemetry.partitions import MOST_PARTITIONS
 
     for host, error in seen.failed_writers:
-        yield Finding("bad", "writer", f"{host} could not write batches, last at {error}",
-                      "agents send them again; see the collector's log and /readyz")  # fmt: skip
+        yield Finding(
+            "bad",
+            "writer",
+            f"{host} could not write batches, last at {error}",
+            "agents send them again; see the collector's log and /readyz",
+        )
     if seen.partitions > MOST_PARTITIONS:
-        yield Finding("bad", "partitions", f"{seen.partitions} partitions, over {MOST_PARTITIONS} plans get slow",
-                      "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
-                      "max_evidence_age_days keeps old days out")  # fmt: skip
+        yield Finding(
+            "bad",
+            "partitions",
+            f"{seen.partitions} partitions, over {MOST_PARTITIONS} plans get slow",
+            "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
+            "max_evidence_age_days keeps old days out",
+        )
     else:
         yield Finding("ok", "partitions", f"{plural(seen.partitions, 'partition')} of evidence")
 

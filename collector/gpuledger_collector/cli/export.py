@@ -58,13 +58,13 @@ def samples(
         from gpuledger_collector.storage.telemetry import archive
 
         with open_connection(opened.dsn) as connection:
-            stays = archive.places(connection, period, node, gpu)
-            if not stays:
+            placements = archive.places(connection, period, node, gpu)
+            if not placements:
                 refuse(f"--gpu: no accelerator is called {gpu}" if gpu else f"--node: nothing was on {node} then")
             found = (
-                (stay.uuid, part)
-                for stay in over("reading samples", stays)
-                for _, part in archive.readings(connection, [stay.accelerator_id], stay.period)
+                (placement.uuid, part)
+                for placement in over("reading samples", placements)
+                for _, part in archive.readings(connection, [placement.accelerator_id], placement.period)
             )
             if shape is Shape.parquet and output is not None:
                 from gpuledger_collector.export import parquet
@@ -118,7 +118,7 @@ def _applied(opened: Database) -> Applied:
     from gpuledger_collector.storage.capacity import scaling
     from gpuledger_collector.storage.database import open_connection
     from gpuledger_collector.storage.ledger import rules, zones
-    from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+    from gpuledger_collector.storage.notifications import notification_rules as notification_rules
 
     with opened.engine.connect() as reading:
         pools = scaling.terms(reading)
@@ -133,9 +133,9 @@ def _applied(opened: Database) -> Applied:
             budgets.current(connection),
             declared.shared_costs(connection),
             declared.carbon(connection),
-            letter_rules.recipients(connection),
-            letter_rules.contacts(connection),
-            letter_rules.actions(connection),
+            notification_rules.recipients(connection),
+            notification_rules.contacts(connection),
+            notification_rules.actions(connection),
             [pools[name] for name in sorted(pools)],
             bills.matches(connection),
         )

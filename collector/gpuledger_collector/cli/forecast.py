@@ -120,8 +120,8 @@ def history(
     counted apart. Ends with 1 while nothing is known yet.
     """
     from gpuledger_collector.accounting.period import DAY_MS, Period
-    from gpuledger_collector.jobs.store_forecasts import DAYS, keep_forecasts
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.jobs.store_forecasts import DAYS, store_forecasts
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -131,8 +131,8 @@ def history(
     group, only = ("team", team) if team is not None else ("pool", pool)
     now_ms = round(now().timestamp() * 1000)
     with database(dsn, config) as opened:
-        bring_up_to_date(Ledger(opened.dsn), Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
-        keep_forecasts(ForecastStore(lambda: opened.engine), now_ms)
+        refresh(Ledger(opened.dsn), Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
+        store_forecasts(ForecastStore(lambda: opened.engine), now_ms)
         with opened.engine.connect() as connection:
             found = records(connection, group, only)
     if only is not None and not found:
@@ -151,10 +151,25 @@ def emit_history(found: Sequence[Record], shape: Shape) -> None:
         return
     header = ("series", "forecasts", "replayed", "hours", "in band", "under 0.9", "under 0.95", "wql", "naive", "skill")
     rows = [
-        (one.series, one.forecasts, one.replayed, one.hours, *(_share(value) for value in (
-            one.inside, one.under.get("0.9"), one.under.get("0.95"), one.wql, one.naive_wql, one.skill)))
+        (
+            one.series,
+            one.forecasts,
+            one.replayed,
+            one.hours,
+            *(
+                _share(value)
+                for value in (
+                    one.inside,
+                    one.under.get("0.9"),
+                    one.under.get("0.95"),
+                    one.wql,
+                    one.naive_wql,
+                    one.skill,
+                )
+            ),
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     if shape is Shape.csv:
         import csv
 
@@ -168,8 +183,10 @@ def emit_history(found: Sequence[Record], shape: Shape) -> None:
     for row in rows:
         table.add_row(*map(str, row))
     print_table(table, 160)
-    print("in band: part of the hours between the 0.1 and 0.9 quantiles (0.8 is right); skill: 1 - wql / that of the "
-          "naive twin, 'it stays as it is'")  # fmt: skip
+    print(
+        "in band: part of the hours between the 0.1 and 0.9 quantiles (0.8 is right); skill: 1 - wql / that of the "
+        "naive twin, 'it stays as it is'"
+    )
 
 
 def spend(
@@ -184,7 +201,7 @@ def spend(
     estimate. Estimates never reach a bill.
     """
     from gpuledger_collector.accounting.tags import LEVELS
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.billing.spend import ahead, rated_period
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -196,7 +213,7 @@ def spend(
         ledger = Ledger(opened.dsn)
         with ledger.connect() as connection:
             period = rated_period(connection, now_ms)
-        bring_up_to_date(ledger, period, now_ms)
+        refresh(ledger, period, now_ms)
         with ledger.connect() as connection:
             found = ahead(connection, by.value, now_ms)
     emit_spend(by.value, found, shape)
@@ -214,9 +231,11 @@ def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
     header = (level, "currency", "spent", "forecast", "low", "high", "days of history")
     rows = []
     for one in found:
-        ends = ("", "", "") if one.outlook is None else tuple(
-            text(path[-1], one.currency) for path in (one.outlook.middle, one.outlook.low, one.outlook.high)
-        )  # fmt: skip
+        ends = (
+            ("", "", "")
+            if one.outlook is None
+            else tuple(text(path[-1], one.currency) for path in (one.outlook.middle, one.outlook.low, one.outlook.high))
+        )
         rows.append((one.owner or "(unattributed)", one.currency, text(one.spent, one.currency), *ends, one.days))
     if shape is Shape.json:
         import json
@@ -324,10 +343,13 @@ def _entry(entry: Forecast, read: Read) -> dict[str, object]:
     points = [
         {"ts": at, "mean": mean, **dict(zip(names, row, strict=True)), "naive": dict(zip(names, naive, strict=True))}
         for at, mean, row, naive in zip(
-            read.write_instants(entry.at_ms), entry.mean.round(6).tolist(), entry.values.round(6).tolist(),
-            entry.naive.round(6).tolist(), strict=True,
+            read.write_instants(entry.at_ms),
+            entry.mean.round(6).tolist(),
+            entry.values.round(6).tolist(),
+            entry.naive.round(6).tolist(),
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
     skill = None if entry.skill is None else round(entry.skill, 4)
     weights = {name: round(weight, 4) for name, weight in entry.weights.items()}
     return {"series": entry.series, "skill": skill, "models": weights, "note": entry.note, "points": points}

@@ -21,8 +21,23 @@ if TYPE_CHECKING:
 
 DAY_MS = 86_400_000
 SHOWN_ROWS = 20
-COLUMNS = ("node", "gpu", "accelerator", "model", "state", "team", "workload", "user", "since", "until", "hours",
-           "confidence", "cost", "per_day", "currency")  # fmt: skip
+COLUMNS = (
+    "node",
+    "gpu",
+    "accelerator",
+    "model",
+    "state",
+    "team",
+    "workload",
+    "user",
+    "since",
+    "until",
+    "hours",
+    "confidence",
+    "cost",
+    "per_day",
+    "currency",
+)
 
 SERVICE_COLUMNS = ("service", "team", "pool", "model", "held", "busiest", "needed", "spare", "known", "per_day")
 
@@ -105,8 +120,20 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
     for one in found:
         spare = "not known" if one.verdict.spare is None else str(one.verdict.spare)
         day = "" if one.per_day_micro is None or not one.currency else money_text(one.per_day_micro, one.currency)
-        rows.append([one.name, one.team, one.pool, one.model, str(one.verdict.held), str(one.verdict.peak),
-                     str(one.verdict.needed), spare, f"{one.verdict.known:.2f}", day])  # fmt: skip
+        rows.append(
+            [
+                one.name,
+                one.team,
+                one.pool,
+                one.model,
+                str(one.verdict.held),
+                str(one.verdict.peak),
+                str(one.verdict.needed),
+                spare,
+                f"{one.verdict.known:.2f}",
+                day,
+            ]
+        )
     if shape is Shape.table:
         from gpuledger_collector.export.tables import Table
 
@@ -246,10 +273,14 @@ def sums_up(found: Sequence[Mapping[str, Any]], by: By, shape: Shape) -> None:
         for one in ones:
             of[one["workload_name"] or one["evidence"].get("node", "")] += one["cost_micro"] or 0
         hours = sum(one["until_ms"] - one["since_ms"] for one in ones) / 3_600_000
-        row = {by.value: name, "findings": str(len(ones)), "hours": f"{hours:.1f}",
-               "cost": money_text(sum(known), currency) if known and currency else "",
-               "go_on": str(sum(one["resolved_ms"] is None for one in ones)),
-               "mostly": ", ".join(name for name, _ in of.most_common(2) if name)}  # fmt: skip
+        row = {
+            by.value: name,
+            "findings": str(len(ones)),
+            "hours": f"{hours:.1f}",
+            "cost": money_text(sum(known), currency) if known and currency else "",
+            "go_on": str(sum(one["resolved_ms"] is None for one in ones)),
+            "mostly": ", ".join(name for name, _ in of.most_common(2) if name),
+        }
         made.append((sum(known), row))
     rows = [row for _, row in sorted(made, key=lambda entry: (-entry[0], entry[1][by.value]))]
     if shape is Shape.table:

@@ -209,10 +209,10 @@ def inventory(
         parsed = read_inventory(file, _instants(any_instant))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.ledger import inventory as stays
+        from gpuledger_collector.storage.ledger import inventory as placements
         from gpuledger_collector.wiring import now
 
-        _carry_out(opened, "stays of accelerators", lambda one: stays.replace(one, parsed.rows, now()), dry_run)
+        _carry_out(opened, "stays of accelerators", lambda one: placements.replace(one, parsed.rows, now()), dry_run)
 
 
 @app.command(epilog="Example: gpuledger import samples recording.jsonl --start 2026-10-01T00:00:00Z")
@@ -349,5 +349,5 @@ def _carry_out(
             connection.rollback()
     print(
         f"{what}: {done.added} added, {done.updated} updated, {done.unchanged} unchanged; "
-        f"{plural(done.dirty_days, 'day')} to rate again" + more() + untouched(dry_run)
+        f"{plural(done.days_to_recompute, 'day')} to rate again" + more() + untouched(dry_run)
     )

@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 DAYS = 56
 """How far back the ledger is read by the hour: as much as the estimators use."""
 FINE_DAYS = 14
-"""How far back stretches are read for shorter steps, as far as they are kept."""
+"""How far back usage intervals are read for shorter steps, as far as they are kept."""
 
 
 def with_lives(
@@ -28,7 +28,7 @@ def with_lives(
     """
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.series_files import Read
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.capacity.demand import demand, lives
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -38,7 +38,7 @@ def with_lives(
     end_ms = now_ms // step_ms * step_ms
     start_ms = end_ms - days * 24 * HOUR_MS
     with database(dsn, config) as opened:
-        bring_up_to_date(Ledger(opened.dsn), Period(start_ms // HOUR_MS * HOUR_MS, end_ms), now_ms)
+        refresh(Ledger(opened.dsn), Period(start_ms // HOUR_MS * HOUR_MS, end_ms), now_ms)
         with opened.engine.connect() as connection:
             found = demand(connection, start_ms, end_ms, group, step_ms)
             behind = lives(connection, end_ms - DAYS * 24 * HOUR_MS, end_ms, group)

@@ -54,10 +54,19 @@ def list_messages(
         from gpuledger_collector.export.cells import rows_as
 
         rows = [
-            (format_instant(one.made_ms), one.kind, one.state, one.recipient, one.subject, one.attempts,
-             format_instant(one.not_before_ms), None if one.sent_ms is None else format_instant(one.sent_ms), one.error)
+            (
+                format_instant(one.made_ms),
+                one.kind,
+                one.state,
+                one.recipient,
+                one.subject,
+                one.attempts,
+                format_instant(one.not_before_ms),
+                None if one.sent_ms is None else format_instant(one.sent_ms),
+                one.error,
+            )
             for one in found
-        ]  # fmt: skip
+        ]
         sys.stdout.write(rows_as(shape.value, COLUMNS, rows))
     if any(one.state in {"unconfirmed", "dead"} for one in found):
         raise typer.Exit(FINDINGS)

@@ -87,8 +87,14 @@ def memory(
     from gpuledger_collector.insight.plans import hardware
     from gpuledger_collector.insight.plans import memory as plans
 
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "mlp_hidden": mlp_hidden,
-             "vocabulary": vocabulary}  # fmt: skip
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "mlp_hidden": mlp_hidden,
+        "vocabulary": vocabulary,
+    }
     given: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     model, number = sized(parameters, known_as, given)
     context_bytes = size_bytes(context, "--context")
@@ -97,20 +103,41 @@ def memory(
             refuse(f"--gpus {gpus}: a replica in inference has tensor x pipeline GPUs, that is {tensor * pipeline}")
         server = asked(
             lambda: plans.Inference(
-                model, number, precision, kv_precision, tensor, pipeline, batch, sequence,
-                fragmentation=fragmentation, context_bytes=context_bytes,
+                model,
+                number,
+                precision,
+                kv_precision,
+                tensor,
+                pipeline,
+                batch,
+                sequence,
+                fragmentation=fragmentation,
+                context_bytes=context_bytes,
             )
-        )  # fmt: skip
+        )
         need = plans.inference_need(server)
         fits = [plans.inference_fit(server, card) for card in hardware.GPUS]
         emit(memory_page(server_title(server), server, need, fits), shape)
         return
     run = asked(
         lambda: plans.Training(
-            model, number, precision, optimizer, zero, gpus or tensor * pipeline, tensor, pipeline, sequence_parallel,
-            batch, sequence, recompute, fp32_gradients, fragmentation, context_bytes,
+            model,
+            number,
+            precision,
+            optimizer,
+            zero,
+            gpus or tensor * pipeline,
+            tensor,
+            pipeline,
+            sequence_parallel,
+            batch,
+            sequence,
+            recompute,
+            fp32_gradients,
+            fragmentation,
+            context_bytes,
         )
-    )  # fmt: skip
+    )
     need = plans.training_need(run)
     fits = [plans.training_fit(run, card) for card in hardware.GPUS]
     emit(memory_page(run_title(run), run, need, fits), shape)
@@ -142,20 +169,24 @@ def memory_page(title: str, plan: Training | Inference, need: Need, fits: list[F
     parts = asdict(need)
     lines = [(name.removesuffix("_bytes").replace("_", " "), gib(value)) for name, value in parts.items() if value]
     rows = [
-        (fit.gpu_model, gib(fit.memory_bytes), "yes" if fit.fits else f"{gib(-fit.free_bytes)} missing",
-         "-" if fit.fewest_gpus is None else f"{fit.fewest_gpus:,}",
-         "-" if fit.fewest_tensor is None else f"{fit.fewest_tensor}")
+        (
+            fit.gpu_model,
+            gib(fit.memory_bytes),
+            "yes" if fit.fits else f"{gib(-fit.free_bytes)} missing",
+            "-" if fit.fewest_gpus is None else f"{fit.fewest_gpus:,}",
+            "-" if fit.fewest_tensor is None else f"{fit.fewest_tensor}",
+        )
         for fit in fits
-    ]  # fmt: skip
+    ]
     notes = [
         *shape_note(plan.architecture),
         "sources: Rajbhandari et al. 2020 (ZeRO), Korthikanti et al. 2022 (activations); fragmentation is an allowance",
     ]
-    lacking = [
+    readiness_problems = [
         card.name for card in hardware.GPUS if plan.precision in TRAINING and plan.precision not in card.peak_flops
     ]
-    if lacking:
-        notes.append(f"no {plan.precision} arithmetic: {', '.join(lacking)}")
+    if readiness_problems:
+        notes.append(f"no {plan.precision} arithmetic: {', '.join(readiness_problems)}")
     if plan.precision == "fp8" and parts["optimizer_bytes"]:
         notes.append("fp8 training keeps weights, gradients and activations in bf16; it saves no memory here")
     return Page(

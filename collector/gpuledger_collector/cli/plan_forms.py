@@ -11,8 +11,20 @@ from dataclasses import dataclass
 from gpuledger_collector.cli.common import refuse
 
 COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "pb": 1e15,
-        "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40, "pib": 2.0**50}  # fmt: skip
+SIZE = {
+    "": 1.0,
+    "b": 1.0,
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "tb": 1e12,
+    "pb": 1e15,
+    "kib": 2.0**10,
+    "mib": 2.0**20,
+    "gib": 2.0**30,
+    "tib": 2.0**40,
+    "pib": 2.0**50,
+}
 MOST = 1e18
 """Above this a number is a slip of the hand."""
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
@@ -86,8 +98,13 @@ def big(value: float) -> str:
 
 def span(seconds: float) -> str:
     """A length of time in the unit that suits it."""
-    for limit, divisor, unit in ((1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (180.0, 1.0, "s"), (7200.0, 60.0, "min"),
-                                 (172800.0, 3600.0, "h")):  # fmt: skip
+    for limit, divisor, unit in (
+        (1e-3, 1e-6, "µs"),
+        (1.0, 1e-3, "ms"),
+        (180.0, 1.0, "s"),
+        (7200.0, 60.0, "min"),
+        (172800.0, 3600.0, "h"),
+    ):
         if seconds < limit:
             return f"{seconds / divisor:.3g} {unit}"
     return f"{seconds / 86400:,.1f} days"

@@ -81,10 +81,23 @@ def network(
     model, number = shape_of(parameters, known_as)
     step = asked(
         lambda: plans.Step(
-            model, number, card, gpus, precision, zero, tensor, pipeline, chunks, batch, accumulate, sequence,
-            full_recompute, fp32_gradients, kernel_efficiency,
+            model,
+            number,
+            card,
+            gpus,
+            precision,
+            zero,
+            tensor,
+            pipeline,
+            chunks,
+            batch,
+            accumulate,
+            sequence,
+            full_recompute,
+            fp32_gradients,
+            kernel_efficiency,
         )
-    )  # fmt: skip
+    )
     emit(_step_page(step, fabric), shape)
 
 
@@ -104,10 +117,15 @@ HEADER = ("collective", "algorithm", "time", "algorithm bandwidth", "bus bandwid
 
 def _rows(found: list[Collective]) -> list[tuple[str, ...]]:
     return [
-        (one.kind, one.algorithm, span(one.seconds), _speed(one.algorithm_bytes_per_second),
-         _speed(one.bus_bytes_per_second))
+        (
+            one.kind,
+            one.algorithm,
+            span(one.seconds),
+            _speed(one.algorithm_bytes_per_second),
+            _speed(one.bus_bytes_per_second),
+        )
         for one in found
-    ]  # fmt: skip
+    ]
 
 
 def _speed(value: float | None) -> str:

@@ -81,10 +81,17 @@ def storage(
         refuse(f"--stall: {stall:g} is not a share between 0 and 1")
     wanted = asked(
         lambda: plans.Storage(
-            number, rate, size_bytes(sample_size, "--sample-size"), duration_ms(every, "--every") / 1000, stall, keep,
-            precision, optimizer, held,
+            number,
+            rate,
+            size_bytes(sample_size, "--sample-size"),
+            duration_ms(every, "--every") / 1000,
+            stall,
+            keep,
+            precision,
+            optimizer,
+            held,
         )
-    )  # fmt: skip
+    )
     emit(_page(wanted, plans.storage_need(wanted), source), shape)
 
 
@@ -93,13 +100,18 @@ def _page(wanted: Storage, need: StorageNeed, source: str) -> Page:
         ("samples", f"{wanted.samples_per_second:,.4g} a second ({source})"),
         ("read", f"{decimal_bytes(need.read_bytes_per_second)}/s"),
         ("checkpoint", f"{decimal_bytes(need.checkpoint_bytes)}, of it weights {decimal_bytes(need.weights_bytes)}"),
-        ("may stop the run", f"{span(need.stall_seconds)} every {span(wanted.interval_seconds)} of work "
-                             f"({percent(wanted.stall)})"),
+        (
+            "may stop the run",
+            f"{span(need.stall_seconds)} every {span(wanted.interval_seconds)} of work ({percent(wanted.stall)})",
+        ),
         ("write, run waits", f"{decimal_bytes(need.write_bytes_per_second)}/s"),
         ("write, background", f"{decimal_bytes(need.background_bytes_per_second)}/s"),
-        ("capacity", f"{decimal_bytes(need.capacity_bytes)} for {wanted.kept} checkpoints, one being written"
-                     + (f", and {decimal_bytes(wanted.dataset_bytes)} of data" if wanted.dataset_bytes else "")),
-    ]  # fmt: skip
+        (
+            "capacity",
+            f"{decimal_bytes(need.capacity_bytes)} for {wanted.kept} checkpoints, one being written"
+            + (f", and {decimal_bytes(wanted.dataset_bytes)} of data" if wanted.dataset_bytes else ""),
+        ),
+    ]
     return Page(
         f"storage for training {big(wanted.parameters)} parameters, {wanted.precision}, {wanted.optimizer}",
         lines,

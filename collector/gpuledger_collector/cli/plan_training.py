@@ -229,11 +229,18 @@ def _past_rows(past: list[PastRun]) -> list[tuple[str, ...]]:
     return [
         header,
         *(
-            (f"{one.kind} {one.name or one.external_id}", one.gpu_model, str(one.accelerators),
-             f"{one.gpu_ns / 3.6e12:,.1f}", share(one.sm_active_ratio), share(one.tensor_active_ratio), _past_cost(one))
+            (
+                f"{one.kind} {one.name or one.external_id}",
+                one.gpu_model,
+                str(one.accelerators),
+                f"{one.gpu_ns / 3.6e12:,.1f}",
+                share(one.sm_active_ratio),
+                share(one.tensor_active_ratio),
+                _past_cost(one),
+            )
             for one in past
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _past_cost(one: PastRun) -> str:
@@ -255,10 +262,16 @@ def _page(
 ) -> Page:
     unit = "" if priced is None else f" ({priced.currency})"
     rows = [
-        (f"{one.mfu:.2f}", f"{one.wall_seconds / 86400:,.1f}", f"{one.gpu_hours:,.0f}", f"{one.failures:,.1f}",
-         f"{one.tokens_per_second:,.0f}", "-" if one.cost is None else f"{one.cost:,f}")
+        (
+            f"{one.mfu:.2f}",
+            f"{one.wall_seconds / 86400:,.1f}",
+            f"{one.gpu_hours:,.0f}",
+            f"{one.failures:,.1f}",
+            f"{one.tokens_per_second:,.0f}",
+            "-" if one.cost is None else f"{one.cost:,f}",
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     lines = [
         ("operations", f"{run.flops:.3g} ({run.flops_per_token:.3g} a token)"),
         ("peak of a GPU", f"{run.card.peak(run.precision) / 1e12:,.4g} Tflop/s dense {run.precision}"),

@@ -17,8 +17,18 @@ if TYPE_CHECKING:
     from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 
 app = typer.Typer(name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True)
-COLUMNS = ("pool", "gpu_model", "purchase", "rate_per_gpu_hour", "currency", "effective_from", "effective_to",
-           "list_rate", "region", "node")  # fmt: skip
+COLUMNS = (
+    "pool",
+    "gpu_model",
+    "purchase",
+    "rate_per_gpu_hour",
+    "currency",
+    "effective_from",
+    "effective_to",
+    "list_rate",
+    "region",
+    "node",
+)
 
 
 class Shape(enum.StrEnum):
@@ -78,9 +88,11 @@ def _derived(book: list[Price]) -> list[str]:
         rate, starts = _plain(str(price.rate)), _cells(price)[5]
         made = " + ".join(f"{name} {_plain(part)}" for name in PARTS if (part := parts.get(name)))
         of = f"{plural(facts['gpus'], 'GPU')} of a node" if facts["per"] == "node" else "a GPU"
-        energy = "energy is measured, and no part of it" if facts["energy"] == "measured" else (
-            f"{facts['watts']} W x PUE {facts['pue']} at {facts['price_per_kwh']} per kWh"
-        )  # fmt: skip
+        energy = (
+            "energy is measured, and no part of it"
+            if facts["energy"] == "measured"
+            else (f"{facts['watts']} W x PUE {facts['pue']} at {facts['price_per_kwh']} per kWh")
+        )
         said.append(f"{price.basis['name']}: {rate} {price.currency} per GPU-hour from {starts} = {made}")
         said.append(
             f"  for {of}: {facts['capex']} paid, {facts['salvage']} salvage, {plural(facts['months'], 'month')} = "
@@ -127,8 +139,18 @@ def _cells(price: Price) -> list[str]:
 
     ends = "" if price.effective_to_ms is None else format_instant(price.effective_to_ms)
     listed = "" if price.list_rate is None else _plain(str(price.list_rate))
-    return [price.pool, price.gpu_model, price.purchase, _plain(str(price.rate)), price.currency,
-            format_instant(price.effective_from_ms), ends, listed, price.region, price.node]  # fmt: skip
+    return [
+        price.pool,
+        price.gpu_model,
+        price.purchase,
+        _plain(str(price.rate)),
+        price.currency,
+        format_instant(price.effective_from_ms),
+        ends,
+        listed,
+        price.region,
+        price.node,
+    ]
 
 
 def _plain(number: str) -> str:
@@ -178,4 +200,4 @@ def set_price(
             if dry_run:
                 connection.rollback()
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"
-    print(f"the rate {said}; {plural(done.dirty_days, 'day')} to rate again" + untouched(dry_run))
+    print(f"the rate {said}; {plural(done.days_to_recompute, 'day')} to rate again" + untouched(dry_run))

@@ -65,7 +65,7 @@ def erase(
     """
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import DAY_MS, Period
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.access import privacy
         from gpuledger_collector.storage.access.audit import person
         from gpuledger_collector.storage.database import open_connection
@@ -78,9 +78,9 @@ def erase(
                 found, pseudonym = privacy.show(connection, user), "a pseudonym"
             else:
                 pseudonym, found = privacy.erase(connection, user, person(), now_ms)
-                row = connection.execute("SELECT min(day_ms), max(day_ms) FROM dirty_day").fetchone()
+                row = connection.execute("SELECT min(day_ms), max(day_ms) FROM day_recompute").fetchone()
                 if row is not None and row[0] is not None:
-                    bring_up_to_date(Ledger(opened.dsn), Period(row[0], row[1] + DAY_MS), now_ms)
+                    refresh(Ledger(opened.dsn), Period(row[0], row[1] + DAY_MS), now_ms)
                 privacy.forget_owners(connection, user)
     for place in found:
         said = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"

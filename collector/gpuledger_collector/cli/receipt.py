@@ -43,7 +43,7 @@ def receipt(
     """Itemise what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.services.hourly_usage import ALWAYS
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.services.waste_receipt import receipt as made_of
     from gpuledger_collector.storage.findings import recommendations as stored
     from gpuledger_collector.storage.findings.findings import FindingStore
@@ -60,16 +60,19 @@ def receipt(
         if not found:
             refuse(f"no workload has the key, the id or the name {workload!r}")
         if len(found) > 1:
-            refuse(f"{workload!r} is not the only one of its name; name one by its key: "
-                   f"{', '.join(one[1] for one in found[:5])}")  # fmt: skip
-        bring_up_to_date(ledger, ALWAYS, now_ms)
+            refuse(
+                f"{workload!r} is not the only one of its name; name one by its key: "
+                f"{', '.join(one[1] for one in found[:5])}"
+            )
+        refresh(ledger, ALWAYS, now_ms)
         find_idle(FindingStore(opened.dsn), now_ms)
         with ledger.connect() as connection:
             number = found[0][0]
             made = made_of(
-                stored.charged_to(connection, number), stored.findings_of(connection, number),
+                stored.charged_to(connection, number),
+                stored.findings_of(connection, number),
                 stored.advice_for(connection, number),
-            )  # fmt: skip
+            )
     text = as_json(found[0], made) if shape is Shape.json else page(found[0], made)
     if output is None:
         print(text)
@@ -94,8 +97,10 @@ def page(who: Sequence[Any], made: Receipt) -> str:
     lines += ["", "-" * WIDTH]
     for currency, (paid, idle, found) in made.totals().items():
         share = f", {100 * found / paid:.0f} % of what was charged" if paid else ""
-        lines.append(f"charged {money(paid, currency)} {currency}, idle by the ledger {money(idle, currency)}, "
-                     f"found as waste {money(found, currency)}{share}")  # fmt: skip
+        lines.append(
+            f"charged {money(paid, currency)} {currency}, idle by the ledger {money(idle, currency)}, "
+            f"found as waste {money(found, currency)}{share}"
+        )
     if made.advice:
         lines += ["", "Advice"]
         lines += [_advice(one) for one in made.advice[:5]]
@@ -110,8 +115,10 @@ def _held(one: Held) -> str:
     if one.commitment:
         rate = f"covered by commitment {one.commitment}"
     cost = f"{money(one.cost_micro, one.currency)} {one.currency}" if one.currency else ""
-    return (f"  {total} GPU-hours of {one.gpu_model} in {one.pool} {rate}: busy {busy}, idle {idle}, "
-            f"unknown {unknown}  {cost}").rstrip()  # fmt: skip
+    return (
+        f"  {total} GPU-hours of {one.gpu_model} in {one.pool} {rate}: busy {busy}, idle {idle}, "
+        f"unknown {unknown}  {cost}"
+    ).rstrip()
 
 
 def _item(one: Item) -> list[str]:
@@ -119,10 +126,14 @@ def _item(one: Item) -> list[str]:
 
     hours = (one.until_ms - one.since_ms) / 3_600_000
     cost = f"{money(one.cost_micro, one.currency)} {one.currency}" if one.currency else "unpriced"
-    first = f"  {one.state.replace('_', ' ')}: {format_instant(one.since_ms)[:16]}Z to " \
-            f"{format_instant(one.until_ms)[:16]}Z, {hours:.1f} h, {cost}"  # fmt: skip
-    return [first, f"      {one.accelerator} on {one.node or 'no node'}; {read(one.readings)}"
-            f"confidence {one.confidence:.2f}"]  # fmt: skip
+    first = (
+        f"  {one.state.replace('_', ' ')}: {format_instant(one.since_ms)[:16]}Z to "
+        f"{format_instant(one.until_ms)[:16]}Z, {hours:.1f} h, {cost}"
+    )
+    return [
+        first,
+        f"      {one.accelerator} on {one.node or 'no node'}; {read(one.readings)}confidence {one.confidence:.2f}",
+    ]
 
 
 def read(readings: Mapping[str, float]) -> str:
@@ -148,11 +159,29 @@ def as_json(who: Sequence[Any], made: Receipt) -> str:
     import json
     from dataclasses import asdict
 
-    totals = {currency: {"cost_micro": paid, "idle_cost_micro": idle, "found_micro": found}
-              for currency, (paid, idle, found) in made.totals().items()}  # fmt: skip
-    kept = ("id", "key", "kind", "advice", "state", "currency", "cash_expected_micro", "capacity_expected_micro",
-            "realised_micro")  # fmt: skip
+    totals = {
+        currency: {"cost_micro": paid, "idle_cost_micro": idle, "found_micro": found}
+        for currency, (paid, idle, found) in made.totals().items()
+    }
+    kept = (
+        "id",
+        "key",
+        "kind",
+        "advice",
+        "state",
+        "currency",
+        "cash_expected_micro",
+        "capacity_expected_micro",
+        "realised_micro",
+    )
     advice = [{name: one[name] for name in kept} for one in made.advice]
-    told = {"key": who[1], "name": who[2], "user": who[3], "totals": totals, "held": [asdict(one) for one in made.held],
-            "items": [asdict(one) for one in made.items], "advice": advice}  # fmt: skip
+    told = {
+        "key": who[1],
+        "name": who[2],
+        "user": who[3],
+        "totals": totals,
+        "held": [asdict(one) for one in made.held],
+        "items": [asdict(one) for one in made.items],
+        "advice": advice,
+    }
     return json.dumps(told, indent=2)

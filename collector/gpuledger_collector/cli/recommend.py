@@ -27,15 +27,32 @@ from gpuledger_collector.cli.what_if import Shape
 MONTH_DAYS = 30
 STATES = ("open", "accepted", "rejected", "done", "expired")
 WHICH = ("low", "expected", "high")
-COLUMNS = ("id", "kind", "subject", "team", "advice", "state",
-           *(f"{what}_{which}" for what in ("cash", "capacity", "energy") for which in WHICH), "currency",
-           "freed_gpu_hours", "from", "to", "price_ids", "expires", "decided_by", "reason", "realised",
-           "realised_until")  # fmt: skip
+COLUMNS = (
+    "id",
+    "kind",
+    "subject",
+    "team",
+    "advice",
+    "state",
+    *(f"{what}_{which}" for what in ("cash", "capacity", "energy") for which in WHICH),
+    "currency",
+    "freed_gpu_hours",
+    "from",
+    "to",
+    "price_ids",
+    "expires",
+    "decided_by",
+    "reason",
+    "realised",
+    "realised_until",
+)
 
 app = typer.Typer(
-    name="recommend", help="What to do about waste, with its price, and what came of it.", invoke_without_command=True,
+    name="recommend",
+    help="What to do about waste, with its price, and what came of it.",
+    invoke_without_command=True,
     epilog="Example: gpuledger recommend --format csv",
-)  # fmt: skip
+)
 
 
 def register(root: typer.Typer) -> None:
@@ -95,7 +112,7 @@ def look(
     from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.recommend import WINDOW_DAYS, recommend
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore, last_run, listed
     from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -109,7 +126,7 @@ def look(
             refuse(
                 f"--as-of: advice was made up to {format_instant(before['end_ms'])}; a look does not go back behind it"
             )
-        bring_up_to_date(ledger, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
+        refresh(ledger, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
         find_idle(FindingStore(opened.dsn), now_ms)
         recommend(RecommendationStore(opened.dsn), now_ms, tariff(settings(config, dsn)))
         with ledger.connect() as connection:
@@ -167,8 +184,11 @@ def row_of(one: Mapping[str, Any]) -> dict[str, str]:
     from gpuledger_collector.accounting.quantity import hours_decimal
 
     (hours,) = hours_decimal([one["freed_gpu_ns"]])
-    amounts = {f"{what}_{which}": money(one[f"{what}_{which}_micro"], one["currency"])
-               for what in ("cash", "capacity", "energy") for which in WHICH}  # fmt: skip
+    amounts = {
+        f"{what}_{which}": money(one[f"{what}_{which}_micro"], one["currency"])
+        for what in ("cash", "capacity", "energy")
+        for which in WHICH
+    }
     until = one["realised_until_ms"]
     return {
         "id": str(one["id"]),
@@ -216,10 +236,15 @@ def emit(found: Sequence[Mapping[str, Any]], count: int, run: Mapping[str, Any] 
     elif shape is Shape.json:
         import json
 
-        items = [{**row, "key": one["key"], "evidence": one["evidence"], "realised_by": one["realised"]}
-                 for row, one in zip(rows, found, strict=True)]  # fmt: skip
-        told = {"items": items, "joint": {} if run is None else run["joint"],
-                "not_evaluated": [] if run is None else run["not_evaluated"]}  # fmt: skip
+        items = [
+            {**row, "key": one["key"], "evidence": one["evidence"], "realised_by": one["realised"]}
+            for row, one in zip(rows, found, strict=True)
+        ]
+        told = {
+            "items": items,
+            "joint": {} if run is None else run["joint"],
+            "not_evaluated": [] if run is None else run["not_evaluated"],
+        }
         print(json.dumps(told, indent=2))
     else:
         _table(rows, found, count, run)
@@ -231,14 +256,32 @@ def _table(
     from gpuledger_collector.export.tables import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name, right in (("id", True), ("kind", False), ("team", False), ("advice", False), ("cash", True),
-                        ("capacity", True), ("energy", True), ("", False), ("state", False),
-                        ("realised", True)):  # fmt: skip
+    for name, right in (
+        ("id", True),
+        ("kind", False),
+        ("team", False),
+        ("advice", False),
+        ("cash", True),
+        ("capacity", True),
+        ("energy", True),
+        ("", False),
+        ("state", False),
+        ("realised", True),
+    ):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(row["id"], row["kind"], row["team"], row["advice"], span(row, "cash"), span(row, "capacity"),
-                      span(row, "energy"), row["currency"], row["state"],
-                      row["realised"] or ("not known" if row["realised_until"] else ""))  # fmt: skip
+        table.add_row(
+            row["id"],
+            row["kind"],
+            row["team"],
+            row["advice"],
+            span(row, "cash"),
+            span(row, "capacity"),
+            span(row, "energy"),
+            row["currency"],
+            row["state"],
+            row["realised"] or ("not known" if row["realised_until"] else ""),
+        )
     print_table(table, 170)
     if len(rows) < count:
         print(f"... and {count - len(rows)} more (--top 0 shows all)")
@@ -261,8 +304,10 @@ def sentences(found: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None)
 
     if run is None:
         return ["nothing was looked at: there is no inventory yet"]
-    made = [f"amounts are of the observed window, {format_date(run['start_ms'])} to {format_date(run['end_ms'])}: "
-            "expected (low to high)"]  # fmt: skip
+    made = [
+        f"amounts are of the observed window, {format_date(run['start_ms'])} to {format_date(run['end_ms'])}: "
+        "expected (low to high)"
+    ]
     window = run["end_ms"] - run["start_ms"]
     for currency, amounts in sorted(run["joint"].items()):
         if "cash" not in amounts:

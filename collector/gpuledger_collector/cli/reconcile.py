@@ -64,7 +64,7 @@ def reconcile(
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import proof
         from gpuledger_collector.services.reconciliation import reconcile as check
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
@@ -73,7 +73,7 @@ def reconcile(
         with ledger.connect() as connection:
             asked = zones.in_zone(connection, asked)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
+            refresh(ledger, asked, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:
             found = check(unit, asked)
     sys.stdout.write(proof.as_json(found) if shape is Shape.json else proof.as_text(found))
@@ -91,7 +91,7 @@ def _against_bill(
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import bill as forms
         from gpuledger_collector.services.bill_reconciliation import NoBill, reconcile_bill
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.bills import Bills
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -101,7 +101,7 @@ def _against_bill(
         with ledger.connect() as connection:
             asked = zones.in_zone(connection, asked)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, asked, int(now().timestamp() * 1000), on_day)
+            refresh(ledger, asked, int(now().timestamp() * 1000), on_day)
         with ledger.connect() as connection:
             try:
                 found = reconcile_bill(Bills(connection), provider, asked, effective=amount is Amount.effective)

@@ -19,13 +19,33 @@ if TYPE_CHECKING:
     from gpuledger_collector.storage.ledger.runs import RunRow
 
 WEEKS_DAYS = 28
-COLUMNS = ("run", "name", "user", "team", "model", "gpus", "from", "to", "gpu_hours", "gpu_hours_idle", "cost",
-           "cost_idle", "currency", "kwh", "unit", "unit_cost", "units", "coverage")  # fmt: skip
+COLUMNS = (
+    "run",
+    "name",
+    "user",
+    "team",
+    "model",
+    "gpus",
+    "from",
+    "to",
+    "gpu_hours",
+    "gpu_hours_idle",
+    "cost",
+    "cost_idle",
+    "currency",
+    "kwh",
+    "unit",
+    "unit_cost",
+    "units",
+    "coverage",
+)
 
 app = typer.Typer(
-    name="runs", help="What runs cost, wasted and produced.", invoke_without_command=True,
+    name="runs",
+    help="What runs cost, wasted and produced.",
+    invoke_without_command=True,
     epilog="Example: gpuledger runs --owner team=vision --sort waste",
-)  # fmt: skip
+)
 
 
 class Shape(enum.StrEnum):
@@ -55,7 +75,7 @@ class Order(enum.StrEnum):
 
 
 class Bucket(enum.StrEnum):
-    """Stretches of time: hours of UTC, days and months of the bill."""
+    """Usage intervals of time: hours of UTC, days and months of the bill."""
 
     hour = "hour"
     day = "day"
@@ -121,7 +141,7 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.cli.progress import bar
     from gpuledger_collector.services.hourly_usage import ALWAYS
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -138,7 +158,7 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
         refuse(str(error))
     with bar("rating") as on_day:
         due = ALWAYS if everything else Period(period.start_ms, min(period.end_ms, today.end_ms))
-        bring_up_to_date(ledger, due, now_ms, on_day)
+        refresh(ledger, due, now_ms, on_day)
     return ledger.connect(), period, now_ms
 
 
@@ -163,14 +183,25 @@ def row_of(row: RunRow, unit: UnitCost | None) -> dict[str, str]:
 
     held, idle = hours_decimal([row.gpu_ns, row.idle_ns], 2)
     return {
-        "run": row.key, "name": row.called, "user": row.user or "", "team": row.team, "model": row.gpu_model,
-        "gpus": str(row.accelerators), "from": format_instant(row.start_ms), "to": format_instant(row.end_ms),
-        "gpu_hours": str(held), "gpu_hours_idle": "" if row.unknown_ns == row.gpu_ns else str(idle),
-        "cost": money(row.cost_micro, row.currency), "cost_idle": money(row.idle_cost_micro, row.currency),
-        "currency": row.currency or "", "kwh": "" if row.energy_mj is None else f"{row.energy_mj / 3.6e9:.3f}",
-        "unit": "" if unit is None else UNITS[unit.counter], "unit_cost": "" if unit is None else plain(unit.cost),
-        "units": "" if unit is None else str(unit.units), "coverage": "" if unit is None else f"{unit.coverage:.1%}",
-    }  # fmt: skip
+        "run": row.key,
+        "name": row.called,
+        "user": row.user or "",
+        "team": row.team,
+        "model": row.gpu_model,
+        "gpus": str(row.accelerators),
+        "from": format_instant(row.start_ms),
+        "to": format_instant(row.end_ms),
+        "gpu_hours": str(held),
+        "gpu_hours_idle": "" if row.unknown_ns == row.gpu_ns else str(idle),
+        "cost": money(row.cost_micro, row.currency),
+        "cost_idle": money(row.idle_cost_micro, row.currency),
+        "currency": row.currency or "",
+        "kwh": "" if row.energy_mj is None else f"{row.energy_mj / 3.6e9:.3f}",
+        "unit": "" if unit is None else UNITS[unit.counter],
+        "unit_cost": "" if unit is None else plain(unit.cost),
+        "units": "" if unit is None else str(unit.units),
+        "coverage": "" if unit is None else f"{unit.coverage:.1%}",
+    }
 
 
 def _emit(rows: Sequence[dict[str, str]], shape: Shape) -> None:
@@ -192,8 +223,21 @@ def _emit(rows: Sequence[dict[str, str]], shape: Shape) -> None:
     from gpuledger_collector.export.tables import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    shown = ("run", "name", "team", "gpus", "from", "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency",
-             "unit_cost", "unit", "coverage")  # fmt: skip
+    shown = (
+        "run",
+        "name",
+        "team",
+        "gpus",
+        "from",
+        "gpu_hours",
+        "gpu_hours_idle",
+        "cost",
+        "cost_idle",
+        "currency",
+        "unit_cost",
+        "unit",
+        "coverage",
+    )
     right = {"gpus", "gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "unit_cost", "coverage"}
     for name in shown:
         table.add_column(name.replace("_", " "), justify="right" if name in right else "left", overflow="fold")
@@ -207,7 +251,7 @@ def show(
     workload: Workload,
     start: Start = None,
     end: End = None,
-    by: Annotated[Bucket | None, typer.Option("--by", help="Unit costs by this stretch of time, too.")] = None,
+    by: Annotated[Bucket | None, typer.Option("--by", help="Unit costs by this usage interval of time, too.")] = None,
     shape: Annotated[ReportShape, typer.Option("--format", help="Form of the output.")] = ReportShape.table,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
     dsn: Dsn = None,
@@ -255,8 +299,9 @@ def _called(connection: Any, name: str) -> tuple[int, str]:
     if not found:
         refuse(f"no run has the key, the id or the name {name!r}")
     if len(found) > 1:
-        refuse(f"{name!r} is not the only one of its name; name one by its key: "
-               f"{', '.join(one[1] for one in found[:5])}")  # fmt: skip
+        refuse(
+            f"{name!r} is not the only one of its name; name one by its key: {', '.join(one[1] for one in found[:5])}"
+        )
     return found[0][0], found[0][1]
 
 

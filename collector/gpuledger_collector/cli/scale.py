@@ -36,8 +36,9 @@ COLUMNS = ("policy", "capacity", "demand", "wait", "wait_p95_s", "starts", "cold
 
 def register(root: typer.Typer) -> None:
     """Add `gpuledger scale`."""
-    group = typer.Typer(help="Capacity in time: what to hold now, and what policies would have brought.",
-                        no_args_is_help=True)  # fmt: skip
+    group = typer.Typer(
+        help="Capacity in time: what to hold now, and what policies would have brought.", no_args_is_help=True
+    )
     example = "Example: gpuledger scale backtest demand.csv --delay 10m --cost-cap 1.1 --format json"
     group.command(epilog=example)(backtest)
     advice = "Example: gpuledger scale advise --pool train --delay 10m --format json"
@@ -109,9 +110,11 @@ def emit_advice(given: Mapping[str, Advice | str], shape: Shape, past: Month | N
         csv.writer(sys.stdout, lineterminator="\n").writerows([ADVICE, *map(harmless, rows)])
         return
     for name, demand, desired, mode, reason in rows:
-        say(f"{name}: hold {plural(f'{desired:g}', 'GPU')} "
-              f"(demand now {demand:g}, {mode}). {reason}" if desired is not None
-              else f"{name}: {reason}")  # fmt: skip
+        say(
+            f"{name}: hold {plural(f'{desired:g}', 'GPU')} (demand now {demand:g}, {mode}). {reason}"
+            if desired is not None
+            else f"{name}: {reason}"
+        )
     if past is not None:
         print()
         show(past)
@@ -222,8 +225,11 @@ def emit(done: Backtest, shape: Shape) -> None:
     if shape is Shape.json:
         import json
 
-        print(json.dumps({"policies": rows, "predictive_days": done.predictive_days, "judged_days": done.judged_days},
-                         indent=2))  # fmt: skip
+        print(
+            json.dumps(
+                {"policies": rows, "predictive_days": done.predictive_days, "judged_days": done.judged_days}, indent=2
+            )
+        )
     elif shape is Shape.csv:
         import csv
 
@@ -239,14 +245,33 @@ def emit(done: Backtest, shape: Shape) -> None:
 def _table(done: Backtest) -> None:
     from gpuledger_collector.export.tables import Table
 
-    table = Table("policy", "capacity", "x demand", "wait", "wait p95", "cold starts", "actions", "setting",
-                  box=None, header_style="bold", padding=(0, 2, 0, 0))  # fmt: skip
+    table = Table(
+        "policy",
+        "capacity",
+        "x demand",
+        "wait",
+        "wait p95",
+        "cold starts",
+        "actions",
+        "setting",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     for verdict in done.verdicts:
         outcome = verdict.outcome
         ratio = f"{outcome.capacity / outcome.demand:.3f}" if outcome.demand else ""
         cold = f"{outcome.cold_starts / outcome.starts:.0%}" if outcome.starts else ""
-        table.add_row(verdict.policy, f"{outcome.capacity:.1f}", ratio, f"{outcome.wait:.2f}",
-                      f"{outcome.wait_p95_s:.0f} s", cold, str(outcome.actions), verdict.setting)  # fmt: skip
+        table.add_row(
+            verdict.policy,
+            f"{outcome.capacity:.1f}",
+            ratio,
+            f"{outcome.wait:.2f}",
+            f"{outcome.wait_p95_s:.0f} s",
+            cold,
+            str(outcome.actions),
+            verdict.setting,
+        )
     print_table(table, 160)
     print("capacity and wait in GPU-hours over the judged part; wait is demand that found no GPU")
     print(

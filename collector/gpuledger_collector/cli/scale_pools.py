@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Pools]:
     """The pools of the ledger, brought up to date; refuses a pool that it does not know."""
     from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.capacity import scaling
     from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
@@ -33,7 +33,7 @@ def pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Po
     now_ms = round(now().timestamp() * 1000)
     end_ms = now_ms // HOUR_MS * HOUR_MS
     with database(dsn, config) as opened:
-        bring_up_to_date(Ledger(opened.dsn), Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), now_ms)
+        refresh(Ledger(opened.dsn), Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), now_ms)
         with opened.engine.connect() as connection:
             demand = {one.pool: one for one in scaling.demand(connection, now_ms)}
             terms = scaling.terms(connection)
@@ -119,17 +119,37 @@ def show(month: Month) -> None:
         say(f"setting: {setting}")
         return
     rate = month.rate
-    table = Table("policy", "capacity", "demand", "wait", "wait p95", "actions",
-                  f"cost {rate.currency if rate else ''}", "above demand",
-                  box=None, header_style="bold", padding=(0, 2, 0, 0))  # fmt: skip
+    table = Table(
+        "policy",
+        "capacity",
+        "demand",
+        "wait",
+        "wait p95",
+        "actions",
+        f"cost {rate.currency if rate else ''}",
+        "above demand",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     for row in month.rows():
         money = ["unpriced" if row[name] is None else f"{row[name]:,.2f}" for name in ("cost", "over_demand")]
-        table.add_row(str(row["policy"]), *(f"{row[name]:,.1f}" for name in ("capacity", "demand")),
-                      f"{row['wait']:,.2f}", f"{row['wait_p95_s']:.0f} s", str(row["actions"]), *money)  # fmt: skip
+        table.add_row(
+            str(row["policy"]),
+            *(f"{row[name]:,.1f}" for name in ("capacity", "demand")),
+            f"{row['wait']:,.2f}",
+            f"{row['wait_p95_s']:.0f} s",
+            str(row["actions"]),
+            *money,
+        )
     lead = f"{month.terms.lead_ms / 60_000:g} min from order to GPU"
-    say(f"{month.terms.pool}: the last {plural(month.done.judged_days, 'day')}, {lead}, capacity at most "
-          f"{limits.cost_cap:g} x demand; GPU-hours")  # fmt: skip
+    say(
+        f"{month.terms.pool}: the last {plural(month.done.judged_days, 'day')}, {lead}, capacity at most "
+        f"{limits.cost_cap:g} x demand; GPU-hours"
+    )
     print_table(table, 160)
-    print(f"gpuledger looked ahead on {month.done.predictive_days} of {plural(month.done.judged_days, 'day')}, "
-          "else it ran plain headroom")  # fmt: skip
+    print(
+        f"gpuledger looked ahead on {month.done.predictive_days} of {plural(month.done.judged_days, 'day')}, "
+        "else it ran plain headroom"
+    )
     print(f"setting: {setting}, mode = {json.dumps(month.terms.mode)}")

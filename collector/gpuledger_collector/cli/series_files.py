@@ -106,10 +106,13 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
     if not isinstance(table.index, pd.RangeIndex):
         refuse(f"{path}:2: more fields than the header names ({','.join(map(str, table.columns))})")
     table.columns = [str(name).strip() for name in table.columns]
-    lacking = [name for name in columns if name not in table.columns]
-    if lacking:
+    readiness_problems = [name for name in columns if name not in table.columns]
+    if readiness_problems:
         have = ",".join(table.columns)
-        refuse(f"{path}:1: the column {lacking[0]!r} is missing; needed are {','.join(columns)}, the file has {have}")
+        refuse(
+            f"{path}:1: the column {readiness_problems[0]!r} is missing; needed are {','.join(columns)}, the file "
+            f"has {have}"
+        )
     table = table[list(columns)].fillna("")
     while len(table) and not "".join(table.iloc[-1]):
         table = table.iloc[:-1]

@@ -66,7 +66,7 @@ def statement(
         from gpuledger_collector.accounting.period import Period
         from gpuledger_collector.accounting.statement import month_before
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.database import snapshot
         from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -78,7 +78,7 @@ def statement(
             calendar = zones.calendar(connection)
         asked = calendar.named(asked)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, Period(month_before(asked, calendar).start_ms, asked.end_ms), now_ms, on_day)
+            refresh(ledger, Period(month_before(asked, calendar).start_ms, asked.end_ms), now_ms, on_day)
         with ledger.connect() as connection:
             snapshot(connection)
             if folder is not None:

@@ -43,7 +43,7 @@ def check(
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.export import attribution
-        from gpuledger_collector.services.refresh import bring_up_to_date
+        from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.services.tag_check import check_tags
         from gpuledger_collector.storage.ledger import reports, zones
         from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -53,7 +53,7 @@ def check(
         with ledger.connect() as connection:
             period = zones.in_zone(connection, period)
         with bar("rating") as on_day:
-            bring_up_to_date(ledger, period, int(now().timestamp() * 1000), on_day)
+            refresh(ledger, period, int(now().timestamp() * 1000), on_day)
         with ledger.unit() as unit:
             found = check_tags(unit, reports.held_by(unit.connection, period), level)
     if shape is not Shape.table:

@@ -73,7 +73,7 @@ def both(
     from gpuledger_collector.accounting.chargeback import report
     from gpuledger_collector.accounting.pricing import PriceBook
     from gpuledger_collector.config.prices import read_prices
-    from gpuledger_collector.services.refresh import bring_up_to_date
+    from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.services.what_if import what_if as priced_anew
     from gpuledger_collector.storage.ledger import reports, zones
     from gpuledger_collector.storage.ledger.ledgers import Ledger
@@ -84,7 +84,7 @@ def both(
         ledger = Ledger(opened.dsn)
         with ledger.connect() as connection:
             period = zones.in_zone(connection, period)
-        bring_up_to_date(ledger, period, now_ms)
+        refresh(ledger, period, now_ms)
         with ledger.unit() as unit:
             lines: Sequence[ChargedLine] = reports.charged_lines(unit.connection, period, names)
             book = PriceBook(read_prices(prices).rows, unit.purchase_choices())

@@ -13,9 +13,21 @@ from gpuledger_collector.config.table import RowReader
 from gpuledger_collector.storage.notifications.messages import is_recipient
 
 KEYS = (
-    "name", *LEVELS, "period", "from", "to", "amount", "currency", "actual", "forecast", "pace", "recipients",
-    "escalate_to", "escalate_after_hours", "quiet",
-)  # fmt: skip
+    "name",
+    *LEVELS,
+    "period",
+    "from",
+    "to",
+    "amount",
+    "currency",
+    "actual",
+    "forecast",
+    "pace",
+    "recipients",
+    "escalate_to",
+    "escalate_after_hours",
+    "quiet",
+)
 MOST_PERCENT = 1000
 MOST_RECIPIENTS = 50
 
@@ -35,7 +47,7 @@ def read_budgets(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Bu
 
 def _budget(row: RowReader, given: Mapping[str, Any]) -> Budget | None:
     name = row.text("name", required=True)
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+    if any(ord(notification) < 32 or ord(notification) == 127 for notification in name):
         row.refuse("name", "bad_character", "must be one line")
     owner = {level: row.name(level, required=True) for level in LEVELS if level in given}
     amount = _amount(row)

@@ -48,7 +48,7 @@ from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.config import bill_matches, budgets, money, prices, scaling, shared_costs
-from gpuledger_collector.config import notification_rules as letters
+from gpuledger_collector.config import notification_rules as notifications
 from gpuledger_collector.config.table import RowReader
 from gpuledger_collector.insight.scaling.pools import Terms
 from gpuledger_collector.storage.notifications.delivery_rules import Rules
@@ -121,7 +121,7 @@ def read_declared(path: Path) -> Declared:
         declared.budgets = budgets.read_budgets(rows)
     if "pool" in content:
         declared.pools = scaling.read_pools(_rows(path, text, content, "pool", scaling.KEYS, declared.problems))
-    _read_letters(path, text, content, declared)
+    _read_notifications(path, text, content, declared)
     _read_money(path, text, content, declared)
     _read_shared(path, text, content, declared)
     return declared
@@ -190,16 +190,16 @@ def _read_money(path: Path, text: str, content: Mapping[str, Any], declared: Dec
         declared.exchange = money.read_exchange(rows("exchange", money.EXCHANGE_KEYS))
 
 
-def _read_letters(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
+def _read_notifications(path: Path, text: str, content: Mapping[str, Any], declared: Declared) -> None:
     if "recipient" in content:
-        rows = _rows(path, text, content, "recipient", letters.RECIPIENT_KEYS, declared.problems)
-        declared.recipients = letters.read_recipients(rows)
+        rows = _rows(path, text, content, "recipient", notifications.RECIPIENT_KEYS, declared.problems)
+        declared.recipients = notifications.read_recipients(rows)
     if "contact" in content:
-        rows = _rows(path, text, content, "contact", letters.CONTACT_KEYS, declared.problems)
-        declared.contacts = letters.read_contacts(rows)
+        rows = _rows(path, text, content, "contact", notifications.CONTACT_KEYS, declared.problems)
+        declared.contacts = notifications.read_contacts(rows)
     if "action" in content:
-        rows = _rows(path, text, content, "action", letters.ACTION_KEYS, declared.problems)
-        declared.actions = letters.read_actions(rows)
+        rows = _rows(path, text, content, "action", notifications.ACTION_KEYS, declared.problems)
+        declared.actions = notifications.read_actions(rows)
 
 
 def _unknown(source: str, name: str, known: Sequence[str]) -> Problem:

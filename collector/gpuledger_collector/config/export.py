@@ -204,9 +204,20 @@ def _recipient(address: str, rules: Rules) -> Table:
 
 def _contact(contact: Contact) -> Table:
     told = {one.name: getattr(contact, one.name) for one in fields(contact) if one.name != "name"}
-    mine = ("user", "address", "tag", "domains") if contact.user else (
-        "team", "recipients", "leads", "after_minutes", "confidence", "escalate_days", "summary", "zone",
-    )  # fmt: skip
+    mine = (
+        ("user", "address", "tag", "domains")
+        if contact.user
+        else (
+            "team",
+            "recipients",
+            "leads",
+            "after_minutes",
+            "confidence",
+            "escalate_days",
+            "summary",
+            "zone",
+        )
+    )
     return {key: told[key] for key in mine if told[key] != ()}
 
 

@@ -55,12 +55,34 @@ from gpuledger_collector.config.table import RowReader
 
 _PLACE = ("pool", "gpu_model", "node")
 COMMITMENT_KEYS = (
-    "name", "gpus", "upfront", "rate_per_gpu_hour", "currency", "starts", "ends", *_PLACE, "region",
-)  # fmt: skip
+    "name",
+    "gpus",
+    "upfront",
+    "rate_per_gpu_hour",
+    "currency",
+    "starts",
+    "ends",
+    *_PLACE,
+    "region",
+)
 OWNED_KEYS = (
-    "name", "per", "gpus", "capex", "salvage", "months", "watts", "pue", "price_per_kwh", "opex_per_month", "energy",
-    "currency", "starts", "list_rate", *_PLACE, "region",
-)  # fmt: skip
+    "name",
+    "per",
+    "gpus",
+    "capex",
+    "salvage",
+    "months",
+    "watts",
+    "pue",
+    "price_per_kwh",
+    "opex_per_month",
+    "energy",
+    "currency",
+    "starts",
+    "list_rate",
+    *_PLACE,
+    "region",
+)
 PURCHASE_KEYS = ("name", "purchase", "tags", "effective_from", "effective_to", *_PLACE)
 EXCHANGE_KEYS = ("from", "to", "rate", "effective_from")
 MOST = 1_000_000_000
@@ -133,10 +155,22 @@ def _owned(row: RowReader, known: set[str]) -> Owned | None:
     if row.bad or capex is None or months is None or starts is None:
         return None
     return Owned(
-        name=name, capex=capex, months=months, currency=currency, starts_ms=starts, per=per, gpus=gpus or 1,
-        salvage=salvage, opex_per_month=opex, watts=watts, pue=Decimal(1) if pue is None else pue, price_per_kwh=kwh,
-        energy=energy, list_rate=list_rate, **place,
-    )  # fmt: skip
+        name=name,
+        capex=capex,
+        months=months,
+        currency=currency,
+        starts_ms=starts,
+        per=per,
+        gpus=gpus or 1,
+        salvage=salvage,
+        opex_per_month=opex,
+        watts=watts,
+        pue=Decimal(1) if pue is None else pue,
+        price_per_kwh=kwh,
+        energy=energy,
+        list_rate=list_rate,
+        **place,
+    )
 
 
 def read_purchases(rows: Rows) -> list[PurchaseChoice]:

@@ -43,12 +43,27 @@ from gpuledger_collector.storage.notifications.messages import is_address, is_re
 RECIPIENT_KEYS = ("address", "digest", "digest_at", "digest_on", "quiet", "zone", "most_per_day", "pass")
 USER_KEYS = ("user", "address", "tag", "domains")
 TEAM_KEYS = (
-    "team", "recipients", "leads", "after_minutes", "confidence", "escalate_days", "summary", "zone",
-)  # fmt: skip
+    "team",
+    "recipients",
+    "leads",
+    "after_minutes",
+    "confidence",
+    "escalate_days",
+    "summary",
+    "zone",
+)
 CONTACT_KEYS = (*USER_KEYS, *TEAM_KEYS)
 ACTION_KEYS = (
-    "name", "team", "do", "states", "after_minutes", "notice_minutes", "dry_run_hours", "confidence", "most_per_hour",
-)  # fmt: skip
+    "name",
+    "team",
+    "do",
+    "states",
+    "after_minutes",
+    "notice_minutes",
+    "dry_run_hours",
+    "confidence",
+    "most_per_hour",
+)
 KINDS = ("budget", "idle", "anomaly", "action", "summary")
 MOST_MINUTES = 100 * 1440
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
@@ -150,14 +165,16 @@ def read_actions(rows: Rows) -> list[ActionRule]:
         plain = ActionRule("", "", "")
         states = texts(row, given, "states", lambda one: one in TOLD_STATES, f"none of {', '.join(TOLD_STATES)}")
         made = ActionRule(
-            name, team, do,
+            name,
+            team,
+            do,
             states=tuple(states) or plain.states,
             after_minutes=whole(row, "after_minutes", 60, MOST_MINUTES) or plain.after_minutes,
             notice_minutes=whole(row, "notice_minutes", 15, MOST_MINUTES) or plain.notice_minutes,
             dry_run_hours=whole(row, "dry_run_hours", 1, 1000) or plain.dry_run_hours,
             confidence=whole(row, "confidence", 50, 100) or plain.confidence,
             most_per_hour=whole(row, "most_per_hour", 1, 1000) or plain.most_per_hour,
-        )  # fmt: skip
+        )
         if not row.bad:
             found[name] = made
     return list(found.values())

@@ -32,10 +32,25 @@ from gpuledger_collector.insight.scaling.advice import Limits
 from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, MODES, Terms
 
 KEYS = (
-    "name", "min_gpus", "max_gpus", "node_gpus", "lead_time_s", "step_up_gpus", "step_down_gpus", "cooldown_s",
-    "stabilisation_s", "warm_gpus", "headroom", "utilisation", "cost_cap", "money_per_hour", "currency", "predict",
-    "mode", "webhook",
-)  # fmt: skip
+    "name",
+    "min_gpus",
+    "max_gpus",
+    "node_gpus",
+    "lead_time_s",
+    "step_up_gpus",
+    "step_down_gpus",
+    "cooldown_s",
+    "stabilisation_s",
+    "warm_gpus",
+    "headroom",
+    "utilisation",
+    "cost_cap",
+    "money_per_hour",
+    "currency",
+    "predict",
+    "mode",
+    "webhook",
+)
 MOST_GPUS = 1_000_000
 DAY_S = 86_400
 _HOOK = re.compile(r"[A-Za-z0-9_-]{1,60}")

@@ -39,9 +39,18 @@ from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.config.table import RowReader
 
 SHARED_KEYS = (
-    "name", "source", "amount_per_month", "currency", "pool", "key", "level", "weights", "scope", "effective_from",
+    "name",
+    "source",
+    "amount_per_month",
+    "currency",
+    "pool",
+    "key",
+    "level",
+    "weights",
+    "scope",
+    "effective_from",
     "effective_to",
-)  # fmt: skip
+)
 CARBON_KEYS = ("region", "pool", "grams_per_kwh", "pue", "effective_from", "effective_to")
 MOST_GRAMS = 10_000
 MOST_PUE = 10

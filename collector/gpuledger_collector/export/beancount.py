@@ -1,9 +1,9 @@
 """A journal in beancount's plain text: a second, independent program can prove that the bill adds up.
 
 One transaction a day and currency: what each owner bears against the capacity that was there, in micro-units (six
-places); then one transaction for each stretch of a shared cost, on its last day, and balance assertions at the end. A
-moved cost goes from its account to those who bear it, an amount comes from INCOME_SHARED. Dates are the billing zone's.
-`bean-check FILE` fails when a posting was changed.
+places); then one transaction for each usage interval of a shared cost, on its last day, and balance assertions at the
+end. A moved cost goes from its account to those who bear it, an amount comes from INCOME_SHARED. Dates are the billing
+zone's. `bean-check FILE` fails when a posting was changed.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def write(
             if mine:
                 said = f'{calendar.date_of(day.start_ms)} * "GPU Ledger" "GPU time of the day"'
                 totals[INCOME, currency] += _transaction(said, INCOME, currency, mine, accounts, file)
-    for (until_ms, cost, currency), mine in _stretches(borne).items():
+    for (until_ms, cost, currency), mine in _usage_intervals(borne).items():
         said = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
         totals[INCOME_SHARED, currency] += _transaction(said, INCOME_SHARED, currency, mine, accounts, file)
     for (account, currency), micro in sorted(totals.items()):
         file.write(f"\n{end} balance {account} {_amount(-micro)} {currency}\n")
 
 
-def _stretches(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
-    """Who bears what of each stretch of a shared cost, by its end, name and currency."""
+def _usage_intervals(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
+    """Who bears what of each usage interval of a shared cost, by its end, name and currency."""
     found: dict[tuple[int, str, str], list[tuple[str, int]]] = defaultdict(list)
     for part in shares:
         found[part.period.end_ms, part.cost.name, part.currency].append((part.keys[0], part.micro))

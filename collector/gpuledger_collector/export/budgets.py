@@ -14,10 +14,27 @@ from gpuledger_collector.export.cells import json_text, neutral
 from gpuledger_collector.storage.billing.budget_status import Status
 
 COLUMNS = (
-    "budget", "owner", "period_from", "period_to", "currency", "amount", "spent", "spent_percent", "elapsed_percent",
-    "forecast", "forecast_low", "forecast_high", "run_out", "run_out_earliest", "run_out_latest", "pace_1h_percent",
-    "pace_6h_percent", "unpriced_gpu_hours", "rated_up_to", "alerts",
-)  # fmt: skip
+    "budget",
+    "owner",
+    "period_from",
+    "period_to",
+    "currency",
+    "amount",
+    "spent",
+    "spent_percent",
+    "elapsed_percent",
+    "forecast",
+    "forecast_low",
+    "forecast_high",
+    "run_out",
+    "run_out_earliest",
+    "run_out_latest",
+    "pace_1h_percent",
+    "pace_6h_percent",
+    "unpriced_gpu_hours",
+    "rated_up_to",
+    "alerts",
+)
 """Columns of the CSV and keys of the JSON."""
 
 
@@ -97,10 +114,18 @@ def as_table(statuses: Sequence[Status], width: int | None) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-_SHOWN:     tuple[tuple[str, Literal["left", "right"]], ...] = (
-    ("budget", "left"), ("until", "left"), ("spent", "right"), ("of", "right"), ("%", "right"), ("time %", "right"),
-    ("forecast (8 in 10)", "left"), ("runs out", "left"), ("pace 1h, 6h", "right"), ("alerts", "left"),
-)  # fmt: skip
+_SHOWN: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("budget", "left"),
+    ("until", "left"),
+    ("spent", "right"),
+    ("of", "right"),
+    ("%", "right"),
+    ("time %", "right"),
+    ("forecast (8 in 10)", "left"),
+    ("runs out", "left"),
+    ("pace 1h, 6h", "right"),
+    ("alerts", "left"),
+)
 
 
 def _cells(status: Status) -> list[str]:

@@ -14,9 +14,15 @@ from gpuledger_common.escapes import neutral as neutral
 
 MEASURES = ("gpu_hours", "gpu_hours_idle", "cost", "cost_idle", "currency")
 BESIDE = (
-    "cost_shared", "cost_total", "energy_kwh", "co2e_grams", "cost_list", "cost_contracted", "cost_effective",
+    "cost_shared",
+    "cost_total",
+    "energy_kwh",
+    "co2e_grams",
+    "cost_list",
+    "cost_contracted",
+    "cost_effective",
     "correction_of",
-)  # fmt: skip
+)
 """What stands after the measures: shares of common costs, direct cost and shares, energy and carbon; then the direct
 cost at list rates, at the price book's, and as it is: with commitments amortised, the same as `cost`; and the closed
 month that a row corrects, empty for the period's own time."""

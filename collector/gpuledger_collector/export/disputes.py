@@ -176,13 +176,14 @@ def _sealed_line(line: Mapping[str, Any]) -> str:
 
 
 def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:
-    stretches = evidence["stretches"]
-    batches = {(row["node"], row["epoch"], row["seq"]) for row in stretches["rows"]}
-    nodes = sorted({row["node"] for row in stretches["rows"]})
-    least = "at least " if stretches["count"] > len(stretches["rows"]) else ""
+    usage_intervals = evidence["usage_intervals"]
+    batches = {(row["node"], row["epoch"], row["seq"]) for row in usage_intervals["rows"]}
+    nodes = sorted({row["node"] for row in usage_intervals["rows"]})
+    least = "at least " if usage_intervals["count"] > len(usage_intervals["rows"]) else ""
     yield (
-        f"{stretches['count']} stretches in {least}{len(batches)} batches of {', '.join(nodes) or 'no agent'}; "
-        f"SHA-256 over all {stretches['sha256'][:16]}"
+        f"{usage_intervals['count']} usage intervals in {least}{len(batches)} batches of "
+        f"{', '.join(nodes) or 'no agent'}; "
+        f"SHA-256 over all {usage_intervals['sha256'][:16]}"
     )
     yield f"{plural(evidence['hours']['count'], 'accelerator-hour')} folded from them"
     if evidence["counts"]["count"]:

@@ -22,31 +22,88 @@ from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.export import focus_check_split
 
 NOT_NULL = (
-    "BilledCost", "BillingAccountId", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory",
-    "ChargePeriodEnd", "ChargePeriodStart", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost",
-    "ProviderName", "PublisherName", "ServiceCategory", "ServiceName",
-)  # fmt: skip
+    "BilledCost",
+    "BillingAccountId",
+    "BillingCurrency",
+    "BillingPeriodEnd",
+    "BillingPeriodStart",
+    "ChargeCategory",
+    "ChargePeriodEnd",
+    "ChargePeriodStart",
+    "ContractedCost",
+    "EffectiveCost",
+    "InvoiceIssuerName",
+    "ListCost",
+    "ProviderName",
+    "PublisherName",
+    "ServiceCategory",
+    "ServiceName",
+)
 """Columns of FOCUS 1.2 that must be there and have a value in every row."""
 PRESENT = (*NOT_NULL, "BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity", "PricingUnit")
 """Columns that must be there."""
-KNOWN = frozenset((
-    *PRESENT, "AvailabilityZone", "BillingAccountType", "CapacityReservationId", "CapacityReservationStatus",
-    "ChargeFrequency", "CommitmentDiscountCategory", "CommitmentDiscountId", "CommitmentDiscountName",
-    "CommitmentDiscountQuantity", "CommitmentDiscountStatus", "CommitmentDiscountType", "CommitmentDiscountUnit",
-    "ConsumedQuantity", "ConsumedUnit", "ContractedUnitPrice", "InvoiceId", "ListUnitPrice", "PricingCategory",
-    "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",
-    "PricingCurrencyListUnitPrice", "RegionId", "RegionName", "ResourceId", "ResourceName", "ResourceType",
-    "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName",
-    "SubAccountType", "Tags",
-))  # fmt: skip
+KNOWN = frozenset(
+    (
+        *PRESENT,
+        "AvailabilityZone",
+        "BillingAccountType",
+        "CapacityReservationId",
+        "CapacityReservationStatus",
+        "ChargeFrequency",
+        "CommitmentDiscountCategory",
+        "CommitmentDiscountId",
+        "CommitmentDiscountName",
+        "CommitmentDiscountQuantity",
+        "CommitmentDiscountStatus",
+        "CommitmentDiscountType",
+        "CommitmentDiscountUnit",
+        "ConsumedQuantity",
+        "ConsumedUnit",
+        "ContractedUnitPrice",
+        "InvoiceId",
+        "ListUnitPrice",
+        "PricingCategory",
+        "PricingCurrency",
+        "PricingCurrencyContractedUnitPrice",
+        "PricingCurrencyEffectiveCost",
+        "PricingCurrencyListUnitPrice",
+        "RegionId",
+        "RegionName",
+        "ResourceId",
+        "ResourceName",
+        "ResourceType",
+        "ServiceSubcategory",
+        "SkuId",
+        "SkuMeter",
+        "SkuPriceDetails",
+        "SkuPriceId",
+        "SubAccountId",
+        "SubAccountName",
+        "SubAccountType",
+        "Tags",
+    )
+)
 ALLOCATED = (
-    "AllocatedMethodDetails", "AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName", "AllocatedTags",
-)  # fmt: skip
+    "AllocatedMethodDetails",
+    "AllocatedMethodId",
+    "AllocatedResourceId",
+    "AllocatedResourceName",
+    "AllocatedTags",
+)
 NUMBERS = (
-    "BilledCost", "CommitmentDiscountQuantity", "ConsumedQuantity", "ContractedCost", "ContractedUnitPrice",
-    "EffectiveCost", "ListCost", "ListUnitPrice", "PricingQuantity", "PricingCurrencyContractedUnitPrice",
-    "PricingCurrencyEffectiveCost", "PricingCurrencyListUnitPrice",
-)  # fmt: skip
+    "BilledCost",
+    "CommitmentDiscountQuantity",
+    "ConsumedQuantity",
+    "ContractedCost",
+    "ContractedUnitPrice",
+    "EffectiveCost",
+    "ListCost",
+    "ListUnitPrice",
+    "PricingQuantity",
+    "PricingCurrencyContractedUnitPrice",
+    "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice",
+)
 PRICES = ("ContractedUnitPrice", "ListUnitPrice", "PricingCurrencyContractedUnitPrice", "PricingCurrencyListUnitPrice")
 INSTANTS = ("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd")
 CURRENCIES = ("BillingCurrency", "PricingCurrency")
@@ -60,22 +117,47 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "CommitmentDiscountCategory": frozenset(("", "Spend", "Usage")),
     "CommitmentDiscountStatus": frozenset(("", "Used", "Unused")),
     "CapacityReservationStatus": frozenset(("", "Used", "Unused")),
-    "ServiceCategory": frozenset((
-        "AI and Machine Learning", "Analytics", "Business Applications", "Compute", "Databases", "Developer Tools",
-        "Multicloud", "Identity", "Integration", "Internet of Things", "Management and Governance", "Media",
-        "Migration", "Mobile", "Networking", "Security", "Storage", "Web", "Other",
-    )),
-}  # fmt: skip
+    "ServiceCategory": frozenset(
+        (
+            "AI and Machine Learning",
+            "Analytics",
+            "Business Applications",
+            "Compute",
+            "Databases",
+            "Developer Tools",
+            "Multicloud",
+            "Identity",
+            "Integration",
+            "Internet of Things",
+            "Management and Governance",
+            "Media",
+            "Migration",
+            "Mobile",
+            "Networking",
+            "Security",
+            "Storage",
+            "Web",
+            "Other",
+        )
+    ),
+}
 PAIRS = (
-    ("ConsumedQuantity", "ConsumedUnit"), ("PricingQuantity", "PricingUnit"), ("SubAccountId", "SubAccountName"),
+    ("ConsumedQuantity", "ConsumedUnit"),
+    ("PricingQuantity", "PricingUnit"),
+    ("SubAccountId", "SubAccountName"),
     ("CommitmentDiscountQuantity", "CommitmentDiscountUnit"),
-)  # fmt: skip
+)
 """Columns that are null together."""
 LEADERS = (
-    ("ResourceName", "ResourceId"), ("ResourceType", "ResourceId"), ("SkuPriceId", "SkuId"), ("SkuMeter", "SkuId"),
-    ("RegionName", "RegionId"), ("SubAccountType", "SubAccountId"),
-    ("CommitmentDiscountStatus", "CommitmentDiscountId"), ("CapacityReservationStatus", "CapacityReservationId"),
-)  # fmt: skip
+    ("ResourceName", "ResourceId"),
+    ("ResourceType", "ResourceId"),
+    ("SkuPriceId", "SkuId"),
+    ("SkuMeter", "SkuId"),
+    ("RegionName", "RegionId"),
+    ("SubAccountType", "SubAccountId"),
+    ("CommitmentDiscountStatus", "CommitmentDiscountId"),
+    ("CapacityReservationStatus", "CapacityReservationId"),
+)
 """A column that is null when the one that it is about is."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -121,14 +203,18 @@ VERSIONS: Mapping[str, Version] = {
         _renamed(PRESENT),
         frozenset(
             (
-                *(KNOWN - _OLD_NAMES), *_NEW_NAMES, *ALLOCATED, "CommitmentProgramEligibilityDetails",
-                "ContractApplied", "InvoiceDetailId",
+                *(KNOWN - _OLD_NAMES),
+                *_NEW_NAMES,
+                *ALLOCATED,
+                "CommitmentProgramEligibilityDetails",
+                "ContractApplied",
+                "InvoiceDetailId",
             )
         ),
         "ServiceProviderName",
         splits=True,
     ),
-}  # fmt: skip
+}
 
 
 def version_of(header: Sequence[str]) -> Version:
@@ -374,11 +460,14 @@ class _Whole:
         start, end = _instant(row.get("ChargePeriodStart", "")), _instant(row.get("ChargePeriodEnd", ""))
         consumed = _number(row, "ConsumedQuantity")
         if (
-            row.get("ResourceType") in {"GPU", "MIG"} and row.get("ChargeClass", "") == ""
+            row.get("ResourceType") in {"GPU", "MIG"}
+            and row.get("ChargeClass", "") == ""
             and not broken & {"ChargePeriodStart", "ChargePeriodEnd", "ConsumedQuantity"}
             and row.get("ConsumedUnit") == "GPU-Seconds"
-            and consumed is not None and start is not None and end is not None
-        ):  # fmt: skip
+            and consumed is not None
+            and start is not None
+            and end is not None
+        ):
             self._resources.setdefault(row["ResourceId"], _Resource(line)).used.append((start, end, consumed))
 
     def end(self) -> Iterator[Violation]:
@@ -407,7 +496,7 @@ def _same(line: int, group: _Group, row: Row, names: Iterable[str], key: str) ->
 
 
 def _clusters(used: Sequence[tuple[int, int, Decimal]]) -> Iterator[tuple[int, Decimal, int]]:
-    """(start, consumed seconds, length) of each stretch of charge periods that overlap or abut."""
+    """(start, consumed seconds, length) of each usage interval of charge periods that overlap or abut."""
     sums: dict[int, Decimal] = defaultdict(Decimal)
     begun: int | None = None
     until = 0

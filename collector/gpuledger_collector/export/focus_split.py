@@ -28,18 +28,27 @@ METHOD = "dominant-share-v1"
 """A MIG instance's part of a device is the larger of its shares of compute and memory; holders of one accelerator share
 its time by what each of them held."""
 ALLOCATED = (
-    "AllocatedMethodDetails", "AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName", "AllocatedTags",
-)  # fmt: skip
+    "AllocatedMethodDetails",
+    "AllocatedMethodId",
+    "AllocatedResourceId",
+    "AllocatedResourceName",
+    "AllocatedTags",
+)
 COLUMNS = (
     *ALLOCATED,
     *(name for name in focus.COLUMNS if name not in {"ProviderName", "PublisherName"} and not name.startswith("x_")),
-    "HostProviderName", "ServiceProviderName",
+    "HostProviderName",
+    "ServiceProviderName",
     *(name for name in focus.COLUMNS if name.startswith("x_")),
-)  # fmt: skip
+)
 PERIOD_COLUMNS = (
-    "BillingPeriodCreated", "BillingPeriodEnd", "BillingPeriodLastUpdated", "BillingPeriodStart", "BillingPeriodStatus",
+    "BillingPeriodCreated",
+    "BillingPeriodEnd",
+    "BillingPeriodLastUpdated",
+    "BillingPeriodStart",
+    "BillingPeriodStatus",
     "InvoiceIssuerName",
-)  # fmt: skip
+)
 Pair = tuple[ExportedCharge, focus.Row]
 
 

@@ -38,9 +38,16 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "minor": minor, "micro": micro, "about": about, "hours": hours, "signed": signed, "date": format_date,
-        "gpus": gpus, "coded": coded, "plural": plural,
-    }  # fmt: skip
+        "minor": minor,
+        "micro": micro,
+        "about": about,
+        "hours": hours,
+        "signed": signed,
+        "date": format_date,
+        "gpus": gpus,
+        "coded": coded,
+        "plural": plural,
+    }
     made.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
         "statement_path": statement_path,

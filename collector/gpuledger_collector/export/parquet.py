@@ -101,10 +101,13 @@ def write_samples(found: Iterable[tuple[str, Readings]], path: Path, names: Mapp
     """Samples by the UUID of their accelerator; readings keep the kind in which they are stored (f4, f8, i8)."""
     pa, pq = arrow()
     types = {"f4": pa.float32(), "f8": pa.float64(), "i8": pa.int64()}
-    schema = pa.schema([
-        ("ts", pa.timestamp("ms", tz="UTC")), ("uuid", pa.string()),
-        *((name, types[kind]) for name, kind in names.items()),
-    ])  # fmt: skip
+    schema = pa.schema(
+        [
+            ("ts", pa.timestamp("ms", tz="UTC")),
+            ("uuid", pa.string()),
+            *((name, types[kind]) for name, kind in names.items()),
+        ]
+    )
     written = 0
     with pq.ParquetWriter(path, schema) as writer:
         for uuid, part in found:

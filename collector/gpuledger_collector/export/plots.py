@@ -177,7 +177,7 @@ def spark(
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """Stretches without a gap, with their positions."""
+    """Usage intervals without a gap, with their positions."""
     runs: list[list[tuple[int, float]]] = []
     gap = True
     for index, value in enumerate(values):

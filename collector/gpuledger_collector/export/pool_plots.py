@@ -28,7 +28,7 @@ class Hour:
 
 
 def _runs(there: Sequence[bool]) -> list[range]:
-    """Stretches of True."""
+    """Usage intervals of True."""
     runs: list[range] = []
     for index, is_there in enumerate(there):
         if is_there and runs and runs[-1].stop == index:
@@ -77,9 +77,12 @@ def hits(hours: Sequence[Hour], now: int, title: str, description: str, days: Se
 
 
 def frontier(
-    points: Sequence[tuple[str, float, float]], front: Sequence[tuple[float, float]], unit: str, title: str,
+    points: Sequence[tuple[str, float, float]],
+    front: Sequence[tuple[float, float]],
+    unit: str,
+    title: str,
     description: str,
-) -> Markup:  # fmt: skip
+) -> Markup:
     """Wait over cost: named points (name, cost, wait in GPU-hours) and the line of settings that nothing beats.
 
     The wait axis is logarithmic from a hundredth of a GPU-hour on; less stands on its lowest line.

@@ -18,18 +18,38 @@ from gpuledger_collector.insight.bottlenecks import Gpu, Verdict, drawn
 from gpuledger_collector.insight.run_report import RunReport, chief_of
 
 UNITS = {
-    "inferences": "1,000 inferences", "requests": "1,000 requests", "prompt_tokens": "million prompt tokens",
-    "generated_tokens": "million generated tokens", "total_tokens": "million tokens (prompt and generated)",
-    "tokens": "million tokens", "samples": "1,000 samples", "steps": "step",
-}  # fmt: skip
+    "inferences": "1,000 inferences",
+    "requests": "1,000 requests",
+    "prompt_tokens": "million prompt tokens",
+    "generated_tokens": "million generated tokens",
+    "total_tokens": "million tokens (prompt and generated)",
+    "tokens": "million tokens",
+    "samples": "1,000 samples",
+    "steps": "step",
+}
 READINGS = {
-    "utilization_ratio": "utilisation", "sm_active_ratio": "SM activity", "dram_active_ratio": "DRAM activity",
-    "memory_used_bytes": "memory used, bytes", "nvlink_bytes_per_second": "NVLink, bytes a second",
-    "sm_clock_hertz": "SM clock, hertz", "temperature_celsius": "temperature, degrees Celsius",
+    "utilization_ratio": "utilisation",
+    "sm_active_ratio": "SM activity",
+    "dram_active_ratio": "DRAM activity",
+    "memory_used_bytes": "memory used, bytes",
+    "nvlink_bytes_per_second": "NVLink, bytes a second",
+    "sm_clock_hertz": "SM clock, hertz",
+    "temperature_celsius": "temperature, degrees Celsius",
     "power_watts": "power, watts",
-}  # fmt: skip
-UNIT_COLUMNS = ("counter", "from", "currency", "per", "cost", "used_cost", "units", "coverage", "covered_cost",
-                "charged_cost", "restarts")  # fmt: skip
+}
+UNIT_COLUMNS = (
+    "counter",
+    "from",
+    "currency",
+    "per",
+    "cost",
+    "used_cost",
+    "units",
+    "coverage",
+    "covered_cost",
+    "charged_cost",
+    "restarts",
+)
 MOST_POINTS = 240
 
 
@@ -44,10 +64,19 @@ def plain(value: Decimal | None) -> str:
 
 def unit_row(one: UnitCost) -> list[str]:
     """A unit cost by UNIT_COLUMNS."""
-    return [one.counter, format_instant(one.bucket_ms) if one.bucket_ms else "", one.currency, str(one.per),
-            plain(one.cost), plain(one.used_cost), str(one.units), f"{one.coverage:.4f}",
-            html.micro(one.cost_micro, one.currency).replace(",", ""),
-            html.micro(one.charged_micro, one.currency).replace(",", ""), str(one.restarts)]  # fmt: skip
+    return [
+        one.counter,
+        format_instant(one.bucket_ms) if one.bucket_ms else "",
+        one.currency,
+        str(one.per),
+        plain(one.cost),
+        plain(one.used_cost),
+        str(one.units),
+        f"{one.coverage:.4f}",
+        html.micro(one.cost_micro, one.currency).replace(",", ""),
+        html.micro(one.charged_micro, one.currency).replace(",", ""),
+        str(one.restarts),
+    ]
 
 
 def as_csv(units: Sequence[UnitCost]) -> str:
@@ -62,27 +91,57 @@ def as_csv(units: Sequence[UnitCost]) -> str:
 def as_json(made: RunReport, unit_json: Any) -> str:
     """Everything of a report: integers of micro-units, instants in RFC 3339."""
     told = {
-        "key": made.key, "name": made.name, "user": made.user, "team": made.team, "kind": made.kind,
-        "from": _instant(made.start_ms), "to": _instant(made.end_ms), "outcome": made.outcome or None,
-        "held": [asdict(one) for one in made.receipt.held], "waste": [asdict(one) for one in made.receipt.items],
-        "energy_mj": made.energy_mj, "unit_costs": [unit_json(one) for one in made.units],
+        "key": made.key,
+        "name": made.name,
+        "user": made.user,
+        "team": made.team,
+        "kind": made.kind,
+        "from": _instant(made.start_ms),
+        "to": _instant(made.end_ms),
+        "outcome": made.outcome or None,
+        "held": [asdict(one) for one in made.receipt.held],
+        "waste": [asdict(one) for one in made.receipt.items],
+        "energy_mj": made.energy_mj,
+        "unit_costs": [unit_json(one) for one in made.units],
         "by": [unit_json(one) for one in made.by],
-        "parts": [{**asdict(one), "start_ms": _instant(one.start_ms), "end_ms": _instant(one.end_ms)}
-                  for one in made.parts],
-        "restarts": made.restarts, "bottlenecks": {
-            "minutes": made.judgement.minutes, "found": [asdict(one) for one in made.judgement.verdicts],
-            "fine": list(made.judgement.fine), "cannot_say": [asdict(one) for one in made.judgement.cannot_say],
+        "parts": [
+            {**asdict(one), "start_ms": _instant(one.start_ms), "end_ms": _instant(one.end_ms)} for one in made.parts
+        ],
+        "restarts": made.restarts,
+        "bottlenecks": {
+            "minutes": made.judgement.minutes,
+            "found": [asdict(one) for one in made.judgement.verdicts],
+            "fine": list(made.judgement.fine),
+            "cannot_say": [asdict(one) for one in made.judgement.cannot_say],
         },
-        "peers": [{"key": one.key, "from": format_instant(one.start_ms), "to": format_instant(one.end_ms),
-                   "accelerators": one.accelerators, "gpu_ns": one.gpu_ns, "currency": one.currency,
-                   "cost_micro": one.cost_micro, "activity": _text(one.activity),
-                   "units_per_gpu_hour": _text(one.units_per_gpu_hour),
-                   "unit_cost": None if one.unit is None else unit_json(one.unit), "outcome": one.outcome or None}
-                  for one in made.peers],
-        "scaling": [{"accelerators": one.accelerators, "runs": one.runs, "measure": one.measure,
-                     "per_gpu": _text(one.per_gpu), "efficiency": _text(one.efficiency)} for one in made.scaling],
+        "peers": [
+            {
+                "key": one.key,
+                "from": format_instant(one.start_ms),
+                "to": format_instant(one.end_ms),
+                "accelerators": one.accelerators,
+                "gpu_ns": one.gpu_ns,
+                "currency": one.currency,
+                "cost_micro": one.cost_micro,
+                "activity": _text(one.activity),
+                "units_per_gpu_hour": _text(one.units_per_gpu_hour),
+                "unit_cost": None if one.unit is None else unit_json(one.unit),
+                "outcome": one.outcome or None,
+            }
+            for one in made.peers
+        ],
+        "scaling": [
+            {
+                "accelerators": one.accelerators,
+                "runs": one.runs,
+                "measure": one.measure,
+                "per_gpu": _text(one.per_gpu),
+                "efficiency": _text(one.efficiency),
+            }
+            for one in made.scaling
+        ],
         "notes": list(made.notes),
-    }  # fmt: skip
+    }
     return json_text(told) + "\n"
 
 
@@ -109,12 +168,16 @@ def as_text(made: RunReport) -> str:
     lines += ["", "What it held"]
     for one in made.receipt.held:
         cost = "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}"
-        lines.append(f"  {html.hours(one.gpu_ns)} GPU-hours of {one.gpu_model} in {one.pool}: used "
-                     f"{html.hours(one.busy_ns)}, idle {html.hours(one.idle_ns)}, not known "
-                     f"{html.hours(one.unknown_ns)}; {cost}")  # fmt: skip
+        lines.append(
+            f"  {html.hours(one.gpu_ns)} GPU-hours of {one.gpu_model} in {one.pool}: used "
+            f"{html.hours(one.busy_ns)}, idle {html.hours(one.idle_ns)}, not known "
+            f"{html.hours(one.unknown_ns)}; {cost}"
+        )
     for currency, (paid, idle, found) in made.receipt.totals().items():
-        lines.append(f"  charged {html.micro(paid, currency)} {currency}, of it idle {html.micro(idle, currency)}, "
-                     f"found as waste {html.micro(found, currency)}")  # fmt: skip
+        lines.append(
+            f"  charged {html.micro(paid, currency)} {currency}, of it idle {html.micro(idle, currency)}, "
+            f"found as waste {html.micro(found, currency)}"
+        )
     lines.append("  energy not measured" if made.energy_mj is None else f"  energy {made.energy_mj / 3.6e9:,.3f} kWh")
     lines += ["", "What a unit cost (held time; in brackets used time alone)"]
     lines += [f"  {unit_sentence(one)}" for one in made.units] or ["  nothing is counted"]
@@ -124,9 +187,11 @@ def as_text(made: RunReport) -> str:
             "",
             f"Parts ({len(made.parts)}; what counts its output began anew {made.restarts} times)",
         ]
-        lines += [f"  {_minute(one.start_ms)} to {_minute(one.end_ms)}: {_gpus(one.accelerators)}, "
-                  f"{_held(one.held_ms)}, {amounts(one.cost_micro) or 'no price'}"
-                  for one in made.parts]  # fmt: skip
+        lines += [
+            f"  {_minute(one.start_ms)} to {_minute(one.end_ms)}: {_gpus(one.accelerators)}, "
+            f"{_held(one.held_ms)}, {amounts(one.cost_micro) or 'no price'}"
+            for one in made.parts
+        ]
     lines += ["", "What holds it back"]
     lines += [f"  {one.kind}: {one.says}. {begun(one.advice)}." for one in made.judgement.verdicts]
     if made.judgement.fine:
@@ -137,9 +202,11 @@ def as_text(made: RunReport) -> str:
         lines += [f"  {_peer(one)}" for one in made.peers]
     if made.scaling:
         lines += ["", f"How it scales ({made.scaling[0].measure})"]
-        lines += [f"  {plural(one.accelerators, 'GPU')}: {one.per_gpu:,.3f}, "
-                  f"efficiency {one.efficiency:.0%} (runs: {one.runs})"
-                  for one in made.scaling]  # fmt: skip
+        lines += [
+            f"  {plural(one.accelerators, 'GPU')}: {one.per_gpu:,.3f}, "
+            f"efficiency {one.efficiency:.0%} (runs: {one.runs})"
+            for one in made.scaling
+        ]
     lines += [""] * bool(made.notes) + [f"note: {note}" for note in made.notes]
     return lines_text(lines)
 
@@ -161,8 +228,10 @@ def unit_sentence(one: UnitCost) -> str:
     """A unit cost in words."""
     if one.cost is None:
         return f"{UNITS[one.counter]}: nothing was counted in {one.coverage:.1%} of the charged time"
-    return (f"{plain(one.cost)} {one.currency} ({plain(one.used_cost)}) per {UNITS[one.counter]}: {one.units:,} "
-            f"{one.counter.replace('_', ' ')}, {one.coverage:.1%} of the charged time counted")  # fmt: skip
+    return (
+        f"{plain(one.cost)} {one.currency} ({plain(one.used_cost)}) per {UNITS[one.counter]}: {one.units:,} "
+        f"{one.counter.replace('_', ' ')}, {one.coverage:.1%} of the charged time counted"
+    )
 
 
 def _peer(one: Any) -> str:
@@ -170,8 +239,10 @@ def _peer(one: Any) -> str:
     activity = "activity not known" if one.activity is None else f"{one.activity:.0%} active"
     unit = f", {plain(one.unit.cost)} per {UNITS[one.unit.counter]}" if one.unit is not None and one.unit.units else ""
     ended = f", {one.outcome}" if one.outcome else ""
-    return (f"{_minute(one.start_ms)}  {one.key}: {_gpus(one.accelerators)}, {html.hours(one.gpu_ns)} GPU-hours, "
-            f"{cost}, {activity}{unit}{ended}")  # fmt: skip
+    return (
+        f"{_minute(one.start_ms)}  {one.key}: {_gpus(one.accelerators)}, {html.hours(one.gpu_ns)} GPU-hours, "
+        f"{cost}, {activity}{unit}{ended}"
+    )
 
 
 def as_html(made: RunReport) -> str:
@@ -183,44 +254,89 @@ def as_html(made: RunReport) -> str:
         policy=html.policy(),
         start=None if made.start_ms is None else _minute(made.start_ms),
         end=None if made.end_ms is None else _minute(made.end_ms),
-        totals=[(currency, html.micro(paid, currency), html.micro(idle, currency), html.micro(found, currency))
-                for currency, (paid, idle, found) in made.receipt.totals().items()],
+        totals=[
+            (currency, html.micro(paid, currency), html.micro(idle, currency), html.micro(found, currency))
+            for currency, (paid, idle, found) in made.receipt.totals().items()
+        ],
         gpu_ns=sum(one.gpu_ns for one in made.receipt.held),
         busy_ns=sum(one.busy_ns for one in made.receipt.held),
         idle_ns=sum(one.idle_ns for one in made.receipt.held),
         unknown_ns=sum(one.unknown_ns for one in made.receipt.held),
         energy="not measured" if made.energy_mj is None else f"{made.energy_mj / 3.6e9:,.3f} kWh",
-        chief=None if chief is None else (plain(chief.cost), chief.currency, UNITS[chief.counter],
-                                          f"{chief.coverage:.1%}"),
-        units=[(UNITS[one.counter], one, plain(one.cost), plain(one.used_cost), f"{one.coverage:.1%}")
-               for one in made.units],
-        by=[(_minute(one.bucket_ms), UNITS[one.counter], one.currency, plain(one.cost), f"{one.units:,}",
-             f"{one.coverage:.1%}") for one in made.by],
+        chief=None
+        if chief is None
+        else (plain(chief.cost), chief.currency, UNITS[chief.counter], f"{chief.coverage:.1%}"),
+        units=[
+            (UNITS[one.counter], one, plain(one.cost), plain(one.used_cost), f"{one.coverage:.1%}")
+            for one in made.units
+        ],
+        by=[
+            (
+                _minute(one.bucket_ms),
+                UNITS[one.counter],
+                one.currency,
+                plain(one.cost),
+                f"{one.units:,}",
+                f"{one.coverage:.1%}",
+            )
+            for one in made.by
+        ],
         bars=_bars(made),
         unit_plot=_unit_plot(made),
-        parts_of_run=[(_minute(one.start_ms), _minute(one.end_ms), one.accelerators or html.UNKNOWN,
-                       f"{one.held_ms / HOUR_MS:,.1f}" if one.held_ms else html.UNKNOWN,
-                       amounts(one.cost_micro) or html.UNKNOWN) for one in made.parts],
-        waste=[(one.state.replace("_", " "), one.accelerator, one.node, _minute(one.since_ms), _minute(one.until_ms),
-                "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}")
-               for one in made.receipt.items[:20]],
-        verdicts=[(one, begun(one.says), begun(one.advice), _readings(made.gpus, one), _shown(one))
-                  for one in made.judgement.verdicts],
-        peers=[(one, _minute(one.start_ms), html.UNKNOWN if one.activity is None else f"{one.activity:.0%}",
-                "" if one.unit is None or not one.unit.units else
-                f"{plain(one.unit.cost)} per {UNITS[one.unit.counter]}") for one in made.peers],
+        parts_of_run=[
+            (
+                _minute(one.start_ms),
+                _minute(one.end_ms),
+                one.accelerators or html.UNKNOWN,
+                f"{one.held_ms / HOUR_MS:,.1f}" if one.held_ms else html.UNKNOWN,
+                amounts(one.cost_micro) or html.UNKNOWN,
+            )
+            for one in made.parts
+        ],
+        waste=[
+            (
+                one.state.replace("_", " "),
+                one.accelerator,
+                one.node,
+                _minute(one.since_ms),
+                _minute(one.until_ms),
+                "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}",
+            )
+            for one in made.receipt.items[:20]
+        ],
+        verdicts=[
+            (one, begun(one.says), begun(one.advice), _readings(made.gpus, one), _shown(one))
+            for one in made.judgement.verdicts
+        ],
+        peers=[
+            (
+                one,
+                _minute(one.start_ms),
+                html.UNKNOWN if one.activity is None else f"{one.activity:.0%}",
+                ""
+                if one.unit is None or not one.unit.units
+                else f"{plain(one.unit.cost)} per {UNITS[one.unit.counter]}",
+            )
+            for one in made.peers
+        ],
         scaling=[(one, f"{one.per_gpu:,.3f}", f"{one.efficiency:.0%}") for one in made.scaling],
         made_at=format_instant(made.made_ms - made.made_ms % 1000),
-    )  # fmt: skip
+    )
 
 
 def _bars(made: RunReport) -> Any:
-    stacks = [plots.Stack(f"{day.date:%m-%d}", (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS,
-                                                        day.unknown_ms / HOUR_MS)) for day in made.days]  # fmt: skip
+    stacks = [
+        plots.Stack(f"{day.date:%m-%d}", (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS, day.unknown_ms / HOUR_MS))
+        for day in made.days
+    ]
     most = max((sum(stack.layers) for stack in stacks if stack.layers is not None), default=0.0)
-    return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "Accelerator-hours held, day by day",
-                              f"{plural(len(stacks), 'day')}, at most {most:,.1f} accelerator-hours a day",
-                              "h")  # fmt: skip
+    return plots.stacked_bars(
+        stacks,
+        ("busy", "idle", "unknown"),
+        "Accelerator-hours held, day by day",
+        f"{plural(len(stacks), 'day')}, at most {most:,.1f} accelerator-hours a day",
+        "h",
+    )
 
 
 def _unit_plot(made: RunReport) -> Any:
@@ -234,8 +350,14 @@ def _unit_plot(made: RunReport) -> Any:
     values = [None if one.cost is None else float(one.cost) for one in mine]
     known = [value for value in values if value is not None]
     said = f"{chief.currency} per {UNITS[chief.counter]}"
-    return plots.spark(values, f"Cost of a unit: {said}", f"from {min(known):,.4f} to {max(known):,.4f}", width=720,
-                       height=160, axis=True)  # fmt: skip
+    return plots.spark(
+        values,
+        f"Cost of a unit: {said}",
+        f"from {min(known):,.4f} to {max(known):,.4f}",
+        width=720,
+        height=160,
+        axis=True,
+    )
 
 
 def _readings(gpus: Sequence[Gpu], verdict: Verdict) -> list[Any]:
@@ -249,8 +371,10 @@ def _readings(gpus: Sequence[Gpu], verdict: Verdict) -> list[Any]:
             if known:
                 whose = f" of {group[0].uuid}" if verdict.kind == "imbalance" else ""
                 title = f"{READINGS.get(name, name)}{whose}"
-                about = f"mean {plots.short(sum(known) / len(known))}, from {plots.short(min(known))} to " \
-                        f"{plots.short(max(known))}"  # fmt: skip
+                about = (
+                    f"mean {plots.short(sum(known) / len(known))}, from {plots.short(min(known))} to "
+                    f"{plots.short(max(known))}"
+                )
                 made.append((title, plots.spark(values, title, about, width=720, height=120, axis=True), about))
     return made
 

@@ -11,11 +11,33 @@ from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.export.cells import lines_text, rows_as
 
 COLUMNS = (
-    "decision", "pool", "made_at", "as_of", "policy", "mode", "demand_gpus", "reactive_gpus", "wanted_gpus",
-    "desired_gpus", "before_gpus", "quantile", "told", "told_state", "from", "until", "known_s", "came_gpu_s",
-    "wait_gpu_s", "waste_gpu_s", "reactive_wait_gpu_s", "reactive_waste_gpu_s", "waste_cost", "currency", "reason",
+    "decision",
+    "pool",
+    "made_at",
+    "as_of",
+    "policy",
+    "mode",
+    "demand_gpus",
+    "reactive_gpus",
+    "wanted_gpus",
+    "desired_gpus",
+    "before_gpus",
+    "quantile",
+    "told",
+    "told_state",
+    "from",
+    "until",
+    "known_s",
+    "came_gpu_s",
+    "wait_gpu_s",
+    "waste_gpu_s",
+    "reactive_wait_gpu_s",
+    "reactive_waste_gpu_s",
+    "waste_cost",
+    "currency",
+    "reason",
     "inputs_hash",
-)  # fmt: skip
+)
 
 
 def row(facts: Mapping[str, Any]) -> dict[str, object]:
@@ -29,11 +51,16 @@ def row(facts: Mapping[str, Any]) -> dict[str, object]:
         digits = minor_digits(facts["currency"])
         money = format_minor(to_minor_units([facts["waste_micro"]], digits)[0], digits)
     return {
-        "decision": facts["decision_id"], "made_at": at("made_ms"), "as_of": at("as_of_ms"), "from": at("from_ms"),
-        "until": at("until_ms"), "known_s": None if facts["known_ms"] is None else facts["known_ms"] // 1000,
-        "came_gpu_s": facts["demand_gpu_s"], "waste_cost": money,
+        "decision": facts["decision_id"],
+        "made_at": at("made_ms"),
+        "as_of": at("as_of_ms"),
+        "from": at("from_ms"),
+        "until": at("until_ms"),
+        "known_s": None if facts["known_ms"] is None else facts["known_ms"] // 1000,
+        "came_gpu_s": facts["demand_gpu_s"],
+        "waste_cost": money,
         **{name: facts[name] for name in COLUMNS if name in facts},
-    }  # fmt: skip
+    }
 
 
 def emit_history(found: Sequence[Mapping[str, Any]], shape: str) -> str:

@@ -171,7 +171,7 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     per_day = None if odd or currency is None else row["per_day_micro"]
     evidence = row["evidence"] or {}
     return {
-        "state": str(row["state"]).replace("_", " ") if not odd else evidence.get("nature") or row["state"],
+        "state": str(row["state"]).replace("_", " ") if not odd else evidence.get("cause") or row["state"],
         "what": what,
         "sentence": evidence.get("sentence", "") if odd else "",
         "who": " · ".join(part for part in (row["team"], None if odd else job) if part) or "nobody",

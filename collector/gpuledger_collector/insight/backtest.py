@@ -19,7 +19,7 @@ from gpuledger_collector.insight.forecast.ensemble import pinball
 from gpuledger_collector.insight.scaling.choice import Plan, Rules, schedule, surprise, tally, tuned
 from gpuledger_collector.insight.scaling.policies import Setting, joined, lots, predictive, reactive, unit_of
 from gpuledger_collector.insight.scaling.simulation import (
-    Beside,
+    Allocations,
     Outcome,
     Purse,
     Wish,
@@ -62,8 +62,9 @@ class Verdict:
 
     def row(self) -> dict[str, object]:
         """The contract's row: GPU-hours rounded to a thousandth."""
-        numbers = {name: round(value, 3) if isinstance(value, float) else value
-                   for name, value in asdict(self.outcome).items()}  # fmt: skip
+        numbers = {
+            name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self.outcome).items()
+        }
         return {"policy": self.policy, **numbers, "setting": self.setting}
 
 
@@ -112,8 +113,16 @@ def filled(values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
 class _Bench:
     """The shared parts of one back-test: the demand, and every candidate replayed once."""
 
-    def __init__(self, demand: Floats, known: npt.NDArray[np.bool_], judged: npt.NDArray[np.bool_], step_ms: int,
-                 per_day: int, delay: int, question: Question) -> None:  # fmt: skip
+    def __init__(
+        self,
+        demand: Floats,
+        known: npt.NDArray[np.bool_],
+        judged: npt.NDArray[np.bool_],
+        step_ms: int,
+        per_day: int,
+        delay: int,
+        question: Question,
+    ) -> None:
         self.demand, self.judged, self.step_ms, self.per_day, self.delay = demand, judged, step_ms, per_day, delay
         self.known = known
         self.cap, self.node = question.cost_cap, question.node_gpus
@@ -127,9 +136,12 @@ class _Bench:
         # The last day may be a part of one: it is padded with steps that count for nobody.
         pad = -len(demand) % per_day
         self.table = tally(
-            np.pad(demand, (0, pad)), np.pad(self.replayed, ((0, pad), (0, 0)), mode="edge"), np.pad(known, (0,
-            pad)), per_day, surprise(demand[: self.first], delay),
-        )  # fmt: skip
+            np.pad(demand, (0, pad)),
+            np.pad(self.replayed, ((0, pad), (0, 0)), mode="edge"),
+            np.pad(known, (0, pad)),
+            per_day,
+            surprise(demand[: self.first], delay),
+        )
         self.lot = max(lots(unit))
         history = self.table.between(SETTLE_DAYS, HISTORY_DAYS)
         self.anchor = tuned(history, self.candidates.settings, self.cap)
@@ -189,8 +201,16 @@ class _Bench:
         # Two hours' worth of what may be spent above the demand is enough to slow down in; days' worth are lent.
         hourly = (self.cap - 1) * float(self.demand[: self.first].mean()) * self.per_day / 24
         purse = Purse(self.first, self.cap, 2 * hourly, LENT_HOURS * hourly, len(self.demand), self.lot)
-        capacity = simulate_within(self.demand, wish, self.delay, self.warm, self.node, self.known, purse,
-                                   Beside(self.anchored, other, rules.dearer))  # fmt: skip
+        capacity = simulate_within(
+            self.demand,
+            wish,
+            self.delay,
+            self.warm,
+            self.node,
+            self.known,
+            purse,
+            Allocations(self.anchored, other, rules.dearer),
+        )
         days = np.unique(day[self.first :])
         ahead = sum(settings[chosen[number]].predictive for number in days)
         last: Setting = self.candidates.settings[column[-1]]

@@ -187,14 +187,14 @@ def _throttling(look: _Look) -> Verdict | None:
     if ratio >= THROTTLED_CLOCK:
         return None
     try:
-        heat, power = look.mean("thermal_ratio"), look.mean("power_cap_ratio")
+        node_utilization, power = look.mean("thermal_ratio"), look.mean("power_cap_ratio")
     except Missing:
         cause, advice = "heat or power", "look at temperature and power limit of its nodes"
         which: dict[str, float] = {}
     else:
-        which = {"thermal_share": heat, "power_cap_share": power}
-        if heat >= power:
-            cause, advice = "heat", "have the cooling of its nodes looked at"
+        which = {"thermal_share": node_utilization, "power_cap_share": power}
+        if node_utilization >= power:
+            cause, advice = "node_utilization", "have the cooling of its nodes looked at"
         else:
             cause, advice = "its power limit", "try another power limit: the clock says what the present one costs"
     return Verdict(
@@ -242,8 +242,12 @@ def _memory_share(look: _Look) -> float:
     look.values("memory_used_bytes")
     if any(gpu.memory_bytes is None for gpu in look.gpus):
         raise Missing("the size of its GPUs' memory is not known")
-    shares = [entry["memory_used_bytes"] / gpu.memory_bytes for gpu in look.gpus for entry in gpu.minutes.values()
-              if gpu.memory_bytes and "memory_used_bytes" in entry]  # fmt: skip
+    shares = [
+        entry["memory_used_bytes"] / gpu.memory_bytes
+        for gpu in look.gpus
+        for entry in gpu.minutes.values()
+        if gpu.memory_bytes and "memory_used_bytes" in entry
+    ]
     return float(np.quantile(shares, 0.99))
 
 
@@ -305,5 +309,7 @@ def drawn(gpus: Sequence[Gpu], name: str) -> list[float | None]:
         for at_ms, entry in gpu.minutes.items():
             if name in entry:
                 by_minute.setdefault(at_ms, []).append(entry[name])
-    return [fmean(by_minute[at_ms]) if at_ms in by_minute else None
-            for at_ms in range(instants[0], instants[-1] + 60_000, 60_000)]  # fmt: skip
+    return [
+        fmean(by_minute[at_ms]) if at_ms in by_minute else None
+        for at_ms in range(instants[0], instants[-1] + 60_000, 60_000)
+    ]

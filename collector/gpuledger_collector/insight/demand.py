@@ -77,14 +77,21 @@ class Queue:
         return float(np.nan_to_num(self.gpus[group][-1])) if group in self.gpus else 0.0
 
 
-def hourly(start_ms: int, end_ms: int, held: Iterable[HeldHour], capacity: Iterable[Span],
-           counted: Iterable[Span]) -> list[Series]:  # fmt: skip
+def hourly(
+    start_ms: int, end_ms: int, held: Iterable[HeldHour], capacity: Iterable[Span], counted: Iterable[Span]
+) -> list[Series]:
     """Series of GPUs held per group over whole hours; see `stepped`."""
     return stepped(start_ms, end_ms, HOUR_MS, held, capacity, counted)
 
 
-def stepped(start_ms: int, end_ms: int, step_ms: int, held: Iterable[HeldHour], capacity: Iterable[Span],
-            counted: Iterable[Span]) -> list[Series]:  # fmt: skip
+def stepped(
+    start_ms: int,
+    end_ms: int,
+    step_ms: int,
+    held: Iterable[HeldHour],
+    capacity: Iterable[Span],
+    counted: Iterable[Span],
+) -> list[Series]:
     """Series of GPUs held per group over whole steps from `start_ms` to `end_ms`, by group name.
 
     A group has either observed accelerators (`held` and `capacity`) or counts (`counted`); a series begins at its first
@@ -107,8 +114,15 @@ def stepped(start_ms: int, end_ms: int, step_ms: int, held: Iterable[HeldHour], 
     return sorted((one for one in made if one is not None), key=lambda one: one.name)
 
 
-def owned(start_ms: int, end_ms: int, step_ms: int, held: Iterable[HeldHour], fleet: Iterable[HeldHour],
-          capacity: Iterable[Span], counted: Iterable[Span]) -> list[Series]:  # fmt: skip
+def owned(
+    start_ms: int,
+    end_ms: int,
+    step_ms: int,
+    held: Iterable[HeldHour],
+    fleet: Iterable[HeldHour],
+    capacity: Iterable[Span],
+    counted: Iterable[Span],
+) -> list[Series]:
     """Series of GPUs held per owner, by name, from each owner's first use to the end of what is known of the fleet.
 
     `held` are the owners' own, `fleet` what was seen of everything, `capacity` all that was there, `counted` the

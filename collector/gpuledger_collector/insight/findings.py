@@ -46,7 +46,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class HeldSpan:
-    """A stretch of evidence: a state, and a workload where it was held."""
+    """A usage interval of evidence: a state, and a workload where it was held."""
 
     accelerator_id: int
     workload_id: int | None
@@ -57,18 +57,18 @@ class HeldSpan:
 
 @dataclass(frozen=True, slots=True)
 class HourUse:
-    """What a workload held of one kind of accelerator in one place from an atom of an hour on."""
+    """What a workload held of one kind of accelerator in one place from an rating interval of an hour on."""
 
-    atom_ms: int
+    rating_interval_ms: int
     workload_id: int
     pool: str
     gpu_model: str
     node: str
     gpu_ns: int
     longest_ms: int = 0
-    """The most that one accelerator was held by it in the atom."""
+    """The most that one accelerator was held by it in the rating interval."""
     gpu_micro: int = 0
-    """Of the accelerators that it held in the atom, together."""
+    """Of the accelerators that it held in the rating interval, together."""
     busy_ms: int = 0
     idle_ms: int = 0
 

@@ -77,12 +77,17 @@ def made_at(
     series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int, lives: Mapping[str, Workloads]
 ) -> list[Kept]:
     """Forecasts of each hourly series that has an hour at `origin_ms`, of what was known up to it."""
-    then = [one.until((origin_ms - one.start_ms) // HOUR_MS + 1) for one in series
-            if one.start_ms <= origin_ms <= one.end_ms]  # fmt: skip
+    then = [
+        one.until((origin_ms - one.start_ms) // HOUR_MS + 1)
+        for one in series
+        if one.start_ms <= origin_ms <= one.end_ms
+    ]
     usable = [one for one in then if one.known]
     replayed = now_ms - origin_ms > DAY_MS + HOUR_MS
-    return [_kept(one, grouped, origin_ms, now_ms, replayed)
-            for one in (forecast(usable, HORIZON_HOURS, workloads=lives) if usable else [])]  # fmt: skip
+    return [
+        _kept(one, grouped, origin_ms, now_ms, replayed)
+        for one in (forecast(usable, HORIZON_HOURS, workloads=lives) if usable else [])
+    ]
 
 
 def _kept(made: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool) -> Kept:
@@ -90,8 +95,18 @@ def _kept(made: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: b
         return tuple(tuple(row) for row in values.round(4).tolist())
 
     models = {name: round(weight, 4) for name, weight in made.weights.items()}
-    return Kept(grouped, made.series, origin_ms, now_ms, replayed, made.quantiles, rows(made.values), rows(made.naive),
-                models, made.note)  # fmt: skip
+    return Kept(
+        grouped,
+        made.series,
+        origin_ms,
+        now_ms,
+        replayed,
+        made.quantiles,
+        rows(made.values),
+        rows(made.naive),
+        models,
+        made.note,
+    )
 
 
 def scored(kept: Kept, series: Series) -> Score:
@@ -107,10 +122,13 @@ def scored(kept: Kept, series: Series) -> Score:
     band = int(np.argmin(np.abs(quantiles - 0.9)))
     inside = under[:, band] & (actual >= values[:, 0] - 1e-6)
     return Score(
-        int(known.sum()), int(inside.sum()),
+        int(known.sum()),
+        int(inside.sum()),
         {f"{quantile:g}": int(count) for quantile, count in zip(quantiles, under.sum(axis=0), strict=True)},
-        _loss(actual, values, quantiles), _loss(actual, naive, quantiles), float(actual.sum()),
-    )  # fmt: skip
+        _loss(actual, values, quantiles),
+        _loss(actual, naive, quantiles),
+        float(actual.sum()),
+    )
 
 
 def _loss(actual: Floats, values: Floats, quantiles: Floats) -> float:

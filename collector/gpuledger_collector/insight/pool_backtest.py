@@ -48,10 +48,16 @@ class Month:
         """Everything as JSON."""
         ahead, days = (self.done.predictive_days, self.done.judged_days) if self.done else (0, 0)
         return {
-            "pool": self.terms.pool, "lead_s": self.terms.lead_ms // 1000, "cost_cap": self.terms.limits.cost_cap,
-            "predict": self.terms.limits.predict, "mode": self.terms.mode, "judged_days": days,
-            "predictive_days": ahead, "note": self.short, "policies": self.rows(),
-        }  # fmt: skip
+            "pool": self.terms.pool,
+            "lead_s": self.terms.lead_ms // 1000,
+            "cost_cap": self.terms.limits.cost_cap,
+            "predict": self.terms.limits.predict,
+            "mode": self.terms.mode,
+            "judged_days": days,
+            "predictive_days": ahead,
+            "note": self.short,
+            "policies": self.rows(),
+        }
 
     def money(self, gpu_hours: float) -> float | None:
         """GPU-hours at the pool's rate; None without one. An estimate, never a bill."""

@@ -35,7 +35,7 @@ class Receipt(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of hours without a break in which the run held something. `cost_micro`: by currency."""
+    """A usage interval of hours without a break in which the run held something. `cost_micro`: by currency."""
 
     start_ms: int
     end_ms: int

@@ -5,7 +5,7 @@ weekday over the last (at most four) weeks, moved by half of the way, as a ratio
 
 The band comes from how wrong the same rule was on this history: it is replayed from every past day, and the absolute
 log ratios of what came to what was expected give its half width (split conformal with the finite-sample rank, Lei et
-al. 2018). Errors of overlapping stretches are not independent, so the width grows by days ahead over days known.
+al. 2018). Errors of overlapping usage intervals are not independent, so the width grows by days ahead over days known.
 Fewer than five whole days give no estimate.
 """
 

@@ -4,16 +4,16 @@ Here stand those of the ledger, which reading commands call first; the searches 
 their own modules, so that a chargeback does not wait for them.
 """
 
-from gpuledger_collector.jobs.create_partitions import make_partitions
-from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
+from gpuledger_collector.jobs.create_partitions import create_partitions
+from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 
 __all__ = [
-    "bring_up_to_date",
+    "create_partitions",
     "fold_usage",
-    "make_partitions",
     "rate_usage",
-    "roll_minutes",
+    "refresh",
+    "roll_up_minutes",
 ]

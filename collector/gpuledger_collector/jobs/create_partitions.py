@@ -8,7 +8,7 @@ from gpuledger_collector.accounting.ports import Store
 DAYS_AHEAD = 3
 
 
-def make_partitions(store: Store, now_ms: int, ahead: int = DAYS_AHEAD) -> int:
+def create_partitions(store: Store, now_ms: int, ahead: int = DAYS_AHEAD) -> int:
     """Make today's partitions and those of the `ahead` days after it; how many were missing."""
     today = day_of(now_ms).start_ms
     return store.ensure_partitions([today + number * DAY_MS for number in range(ahead + 1)])

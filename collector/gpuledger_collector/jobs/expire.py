@@ -16,10 +16,10 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.quantity import plural
 
 
-class LetGoStore(Protocol):
+class RetentionStore(Protocol):
     """Where it is kept; what is removed goes some at a time, and the store may leave off early."""
 
-    def days_without_heat(self, since_ms: int, now_ms: int) -> Sequence[int]:
+    def days_without_node_utilization(self, since_ms: int, now_ms: int) -> Sequence[int]:
         """Days (UTC) since an instant whose minutes are still needed for their heat."""
 
     def forget_minutes(self, before_ms: int) -> int:
@@ -40,7 +40,7 @@ class Keep:
     """Days that each is kept; 0: for ever."""
 
     minute_days: int
-    heat_days: int
+    node_utilization_days: int
     state_days: int
     finding_days: int
     name_days: int = 0
@@ -62,7 +62,7 @@ class Gone:
         )
 
 
-def let_go(store: LetGoStore, keep: Keep, now_ms: int) -> Gone:
+def expired(store: RetentionStore, keep: Keep, now_ms: int) -> Gone:
     """Remove what is older than it is to be kept, counted from the begin of today (UTC)."""
     today_ms = now_ms - now_ms % DAY_MS
 
@@ -71,7 +71,9 @@ def let_go(store: LetGoStore, keep: Keep, now_ms: int) -> Gone:
 
     minutes = states = found = names = 0
     if keep.minute_days:
-        needed = store.days_without_heat(bound(keep.heat_days) if keep.heat_days else 0, now_ms)
+        needed = store.days_without_node_utilization(
+            bound(keep.node_utilization_days) if keep.node_utilization_days else 0, now_ms
+        )
         minutes = store.forget_minutes(min(bound(keep.minute_days), *needed, today_ms))
     if keep.state_days:
         states = store.forget_states(bound(keep.state_days))

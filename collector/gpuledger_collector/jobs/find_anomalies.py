@@ -25,7 +25,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
-from gpuledger_collector.insight.anomalies.causes import Case, Nature, RateChange, Run, Storm, nature_of, storms
+from gpuledger_collector.insight.anomalies.causes import AnomalyCause, Case, RateChange, Run, Storm, cause_of, storms
 from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
 from gpuledger_collector.insight.findings import Finding, HourUse
 from gpuledger_collector.insight.series import Series
@@ -66,7 +66,7 @@ class SpendingUnit(Protocol):
         """Facts of these workloads."""
 
     def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[HourUse]:
-        """What workloads held, by atom."""
+        """What workloads held, by rating interval."""
 
     def coverage(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, int], float]:
         """By pool and clock hour, what part of the capacity's time anybody saw."""
@@ -93,7 +93,7 @@ class Spending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """One workload's use in an atom, with its exact cost and what it would have cost at the first rates."""
+    """One workload's use in an rating interval, with its exact cost and what it would have cost at the first rates."""
 
     use: HourUse
     label: tuple[str, ...]
@@ -124,11 +124,11 @@ class Team:
 
     def series(self, end_ms: int, coverage: Mapping[tuple[str, int], float]) -> tuple[Series, Flags]:
         """Hourly spend at first rates, NaN where nobody saw enough; and where rates have risen."""
-        start = min(one.use.atom_ms for one in self.spent) // HOUR_MS * HOUR_MS
+        start = min(one.use.rating_interval_ms for one in self.spent) // HOUR_MS * HOUR_MS
         hours = (end_ms - start) // HOUR_MS
         first, actual, before = np.zeros(hours), np.zeros(hours), np.zeros(hours)
         for one in self.spent:
-            at = (one.use.atom_ms - start) // HOUR_MS
+            at = (one.use.rating_interval_ms - start) // HOUR_MS
             first[at] += one.at_first_rates
             actual[at] += one.cost_micro
             before[at] += one.before_micro
@@ -183,12 +183,12 @@ def teams_of(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[Team]:
     teams: dict[tuple[str, str], Team] = {}
     first: dict[tuple[str, str, str], Price] = {}
     for use in uses:
-        price = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms)
+        price = book.price_at(use.pool, use.gpu_model, use.node, "", use.rating_interval_ms)
         if price is None:
             continue
         reference = first.setdefault((use.pool, use.gpu_model, use.node), price)
-        earlier = book.price_at(use.pool, use.gpu_model, use.node, "", use.atom_ms - 3 * DAY_MS) or price
-        name = owners.at(use.pool, use.node)(use.workload_id, use.atom_ms, None).team
+        earlier = book.price_at(use.pool, use.gpu_model, use.node, "", use.rating_interval_ms - 3 * DAY_MS) or price
+        name = owners.at(use.pool, use.node)(use.workload_id, use.rating_interval_ms, None).team
         team = teams.setdefault((name, price.currency), Team(name, price.currency))
         team.first_rates[use.pool, use.gpu_model, use.node] = float(reference.rate)
         hours = use.gpu_ns / GPU_NS_PER_HOUR
@@ -205,15 +205,16 @@ def teams_of(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[Team]:
         )
         team.pools.add(use.pool)
     for team in teams.values():
-        team.runs = runs_of(team.spent, max(use.atom_ms for use in uses))
+        team.runs = runs_of(team.spent, max(use.rating_interval_ms for use in uses))
     return [teams[key] for key in sorted(teams)]
 
 
 def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
     """Workloads as they were held, by begin; those that held up to the end of the last hour go on.
 
-    The ledger says how long a workload held in each atom, not from when: in its first it held to the end, in its last
-    from the begin, as those do that go over an edge. Runs of one name within a single atom are put one after the other.
+    The ledger says how long a workload held in each rating interval, not from when: in its first it held to the end, in
+    its last from the begin, as those do that go over an edge. Runs of one name within a single rating interval are put
+    one after the other.
     """
     of: dict[int, list[Spent]] = defaultdict(list)
     for one in spent:
@@ -224,8 +225,8 @@ def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
         longest: dict[int, int] = defaultdict(int)
         gpus: dict[int, int] = defaultdict(int)
         for one in ones:
-            longest[one.use.atom_ms] = max(longest[one.use.atom_ms], one.use.longest_ms)
-            gpus[one.use.atom_ms] += one.use.gpu_micro
+            longest[one.use.rating_interval_ms] = max(longest[one.use.rating_interval_ms], one.use.longest_ms)
+            gpus[one.use.rating_interval_ms] += one.use.gpu_micro
         name, first, last = ones[0].label[0], min(longest), max(longest)
         begin, end = max(first, first + HOUR_MS - longest[first]), last + longest[last]
         if first == last:
@@ -264,7 +265,7 @@ def _finding(team: Team, judged: Judgement, episode: Episode, known: Sequence[Fi
     why = _drivers(team, begin, until, back)
     change = sum(driver.change_micro for driver in why)
     rates = _rates(team, begin, until, back)
-    nature = _nature(team, judged, episode, begin, until, why, rates)
+    cause = _cause(team, judged, episode, begin, until, why, rates)
     return Finding(
         key=same.key if same else f"{KIND}:{subject}:{team.currency}:{begin}",
         kind=KIND,
@@ -289,7 +290,7 @@ def _finding(team: Team, judged: Judgement, episode: Episode, known: Sequence[Fi
             "mix_micro": sum(driver.mix_micro for driver in why),
             "drivers": [_said(driver) for driver in top(why, SHOWN_DRIVERS)],
             "rates": rates,
-            **told_as(nature),
+            **told_as(cause),
             **({} if first is None else {FIRST_MINUTE: first}),
             "highest_score": round(float(np.nanmax(judged.score[episode.first : episode.last + 1])), 2),
         },
@@ -310,12 +311,12 @@ def _same(known: Iterable[Finding], team: Team, begin_ms: int, until_ms: int) ->
     return None
 
 
-def told_as(nature: Nature) -> dict[str, object]:
+def told_as(cause: AnomalyCause) -> dict[str, object]:
     """A nature as evidence keeps it."""
-    return {"nature": nature.kind, "sentence": nature.sentence, "workloads": list(nature.workloads)}
+    return {"cause": cause.kind, "sentence": cause.sentence, "workloads": list(cause.workloads)}
 
 
-def _nature(
+def _cause(
     team: Team,
     judged: Judgement,
     episode: Episode,
@@ -323,7 +324,7 @@ def _nature(
     until_ms: int,
     why: Sequence[Driver],
     rates: Sequence[Mapping[str, str]],
-) -> Nature:
+) -> AnomalyCause:
     moved: dict[str, int] = defaultdict(int)
     for driver in why:
         moved[driver.label[0]] += driver.change_micro
@@ -332,10 +333,17 @@ def _nature(
         float(np.nanmean(part)) for at in range(0, len(hours), 24) if np.isfinite(part := hours[at : at + 24]).any()
     ]
     case = Case(
-        team.said, begin_ms, until_ms, team.runs, moved, sum(driver.price_micro for driver in why), team.currency,
-        [RateChange(**rate) for rate in rates], daily,
-    )  # fmt: skip
-    return nature_of(case)
+        team.said,
+        begin_ms,
+        until_ms,
+        team.runs,
+        moved,
+        sum(driver.price_micro for driver in why),
+        team.currency,
+        [RateChange(**rate) for rate in rates],
+        daily,
+    )
+    return cause_of(case)
 
 
 def _told(storm: Storm, made: Iterable[Finding]) -> bool:
@@ -376,7 +384,7 @@ def _storm(team: Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
             "mix_micro": sum(driver.mix_micro for driver in why),
             "drivers": [_said(driver) for driver in top(why, SHOWN_DRIVERS)],
             "rates": [],
-            **told_as(storm.nature),
+            **told_as(storm.cause),
             "runs": len(storm.runs),
         },
     )
@@ -405,8 +413,8 @@ def _week_or_days(behind_ms: int, length_ms: int) -> int:
 
 def _drivers(team: Team, begin_ms: int, until_ms: int, back_ms: int) -> list[Driver]:
     """Why the episode cost what it did, against the same hours before."""
-    before = [_held(one) for one in team.spent if begin_ms <= one.use.atom_ms + back_ms < until_ms]
-    after = [_held(one) for one in team.spent if begin_ms <= one.use.atom_ms < until_ms]
+    before = [_held(one) for one in team.spent if begin_ms <= one.use.rating_interval_ms + back_ms < until_ms]
+    after = [_held(one) for one in team.spent if begin_ms <= one.use.rating_interval_ms < until_ms]
     return drivers(before, after)
 
 
@@ -431,16 +439,20 @@ def _rates(team: Team, begin_ms: int, until_ms: int, back_ms: int) -> list[dict[
     new: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in team.spent:
         key = (one.use.pool, one.use.gpu_model)
-        if begin_ms <= one.use.atom_ms + back_ms < until_ms:
+        if begin_ms <= one.use.rating_interval_ms + back_ms < until_ms:
             old[key].add(one.rate)
-        if begin_ms <= one.use.atom_ms < until_ms:
+        if begin_ms <= one.use.rating_interval_ms < until_ms:
             new[key].add(one.rate)
     return [
-        {"pool": pool, "model": model, "before": ", ".join(sorted(old[pool, model])),
-         "now": ", ".join(sorted(new[pool, model]))}
+        {
+            "pool": pool,
+            "model": model,
+            "before": ", ".join(sorted(old[pool, model])),
+            "now": ", ".join(sorted(new[pool, model])),
+        }
         for pool, model in sorted(new)
         if old.get((pool, model)) and old[pool, model] != new[pool, model]
-    ]  # fmt: skip
+    ]
 
 
 def _confidence(judged: Judgement, episode: Episode) -> float:

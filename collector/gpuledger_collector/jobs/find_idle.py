@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.tags import LEVELS, UNATTRIBUTED
-from gpuledger_collector.accounting.waste import MINUTE_MS, Place, atoms, price_waste
+from gpuledger_collector.accounting.waste import MINUTE_MS, Place, price_waste, rating_intervals
 from gpuledger_collector.insight.findings import Card, Finding, HeldSpan
 from gpuledger_collector.insight.idle.episodes import Episode, episodes
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
@@ -202,16 +202,29 @@ class _Piece:
         held = self._held((rows, columns), row_of, spans, facts)
         rest, full = np.array([watts(card.model) for card in cards]).reshape(rows, 2).T
         return Minutes(
-            start_ms=self._from, seen=seen & held.told | held.faulty, faulty=held.faulty, holder=held.holder,
-            serving=held.serving, interactive=held.interactive, utilization=reading("utilization_ratio"),
-            sm_active=reading("sm_active_ratio"), zero_ratio=reading("zero_ratio"),
-            dram_active=reading("dram_active_ratio"), memory_copy=reading("memory_copy_ratio"),
-            memory_bytes=reading("memory_used_bytes"), power_watts=reading("power_watts"),
-            clock_hertz=reading("sm_clock_hertz"), slowed_ratio=reading("slowed_ratio"),
-            processes=reading("processes"), host_busy=nothing, bytes_per_second=nothing,
+            start_ms=self._from,
+            seen=seen & held.told | held.faulty,
+            faulty=held.faulty,
+            holder=held.holder,
+            serving=held.serving,
+            interactive=held.interactive,
+            utilization=reading("utilization_ratio"),
+            sm_active=reading("sm_active_ratio"),
+            zero_ratio=reading("zero_ratio"),
+            dram_active=reading("dram_active_ratio"),
+            memory_copy=reading("memory_copy_ratio"),
+            memory_bytes=reading("memory_used_bytes"),
+            power_watts=reading("power_watts"),
+            clock_hertz=reading("sm_clock_hertz"),
+            slowed_ratio=reading("slowed_ratio"),
+            processes=reading("processes"),
+            host_busy=nothing,
+            bytes_per_second=nothing,
             memory_total=np.array([card.memory_bytes or np.nan for card in cards], dtype=float),
-            memory_floor=np.full(rows, FLOOR_BYTES), idle_watts=rest, limit_watts=full,
-        )  # fmt: skip
+            memory_floor=np.full(rows, FLOOR_BYTES),
+            idle_watts=rest,
+            limit_watts=full,
+        )
 
     def _with_past(self, cards: Sequence[Card], minutes: Minutes) -> Minutes:
         """Beside them, whether who holds a card from the first minute on had used it before: it is not never used."""
@@ -288,14 +301,16 @@ class _Piece:
         )
 
     def _wasted(self, card: Card, episode: Episode, known: Finding | None) -> dict[int, int]:
-        """Wasted quantities by atom: of what went on before this piece as they were, from its begin on anew."""
+        """Wasted quantities by rating interval: of what went on before this piece as they were, from its begin on
+        anew.
+        """
         first = episode.since
         old: dict[int, int] = {}
         if known is not None:
             old = {int(at): ns for at, ns in known.evidence["wasted_gpu_ns"].items() if int(at) < self._start}
             first = max(first, (self._start - self._from) // MINUTE_MS)
         pairs = [(self._at(at), episode.permille[at - episode.since]) for at in range(first, episode.end)]
-        return old | atoms(pairs, card.gpu_micro, self._cuts)
+        return old | rating_intervals(pairs, card.gpu_micro, self._cuts)
 
 
 @dataclass
@@ -325,8 +340,12 @@ def _curve(minutes: Minutes) -> Curve:
 def _readings(minutes: Minutes, episode: Episode) -> dict[str, float]:
     """Means of what was read while it lasted, for people to check; what nobody read is left out."""
     part = (episode.row, slice(episode.since, episode.end))
-    named = {"utilization_ratio": minutes.utilization, "sm_active_ratio": minutes.sm_active,
-             "memory_used_bytes": minutes.memory_bytes, "power_watts": minutes.power_watts}  # fmt: skip
+    named = {
+        "utilization_ratio": minutes.utilization,
+        "sm_active_ratio": minutes.sm_active,
+        "memory_used_bytes": minutes.memory_bytes,
+        "power_watts": minutes.power_watts,
+    }
     means = {}
     for name, values in named.items():
         known = values[part][np.isfinite(values[part])]

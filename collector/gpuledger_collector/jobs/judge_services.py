@@ -68,9 +68,7 @@ def judge_services(store: Services, now_ms: int) -> list[Service]:
     start = end - DAYS * DAY_MS
     with store.unit() as unit:
         facts = unit.workloads(unit.holders(start, end))
-        serving = {
-            number: one for number, one in facts.items() if is_serving(one.kind, one.name or "", one.tags)
-        }  # fmt: skip
+        serving = {number: one for number, one in facts.items() if is_serving(one.kind, one.name or "", one.tags)}
         owners = Owners(unit.rules(), serving)
         names = {
             number: (service_of(one.name or str(number), one.tags), owners.at("", "")(number, end - 1, None).team)

@@ -26,11 +26,11 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     Contact,
     Holding,
     IdleNews,
-    Letter,
+    Notification,
     Section,
     SummaryNews,
     Wasted,
-    matter_of,
+    deduplication_key,
     must_escalate,
     of_team,
     recipients_of,
@@ -45,7 +45,7 @@ LATEST_MS = 2 * DAY_MS
 SUMMARY = "summary"
 
 
-class LetterUnit(Protocol):
+class NotificationTransaction(Protocol):
     """One transaction, alone in writing letters."""
 
     def contacts(self) -> Sequence[Contact]:
@@ -66,23 +66,23 @@ class LetterUnit(Protocol):
     def idle_between(self, start_ms: int, end_ms: int) -> Sequence[Mapping[str, Any]]:
         """Idle findings of a period with names, and `gpu_micro` of the accelerator."""
 
-    def letters(self, kind: str, since_ms: int) -> Sequence[Letter]:
+    def notifications(self, kind: str, since_ms: int) -> Sequence[Notification]:
         """Letters of a kind that were told since, go on, or are meant so."""
 
-    def add(self, letter: Letter) -> int | None:
+    def add(self, notification: Notification) -> int | None:
         """A letter, with its number; None when its episode was told before."""
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, notification: Notification) -> None:
         """A letter as it is now."""
 
     def put(self, message: Message) -> bool:
         """A message of this transaction."""
 
 
-class Letters(Protocol):
+class Notifications(Protocol):
     """Where letters are kept."""
 
-    def unit(self) -> AbstractContextManager[LetterUnit]:
+    def unit(self) -> AbstractContextManager[NotificationTransaction]:
         """A transaction, alone in writing letters."""
 
 
@@ -110,12 +110,12 @@ class Written:
         """For the run's record."""
         return (
             f"{plural(self.told, 'idle episode')} told, {self.escalated} escalated, {self.closed} ended, "
-            f"{self.anomalies} of spending told, {plural(self.summaries, 'letter')} about a week, "
+            f"{self.anomalies} of spending told, {plural(self.summaries, 'notification')} about a week, "
             f"{self.unreachable} without an address"
         )
 
 
-def write_letters(store: Letters, at_ms: int, writers: Writers) -> Written:
+def notify_findings(store: Notifications, at_ms: int, writers: Writers) -> Written:
     """One round as of an instant."""
     done = Written()
     with store.unit() as unit:
@@ -127,25 +127,29 @@ def write_letters(store: Letters, at_ms: int, writers: Writers) -> Written:
     return done
 
 
-def _idle(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written) -> None:
+def _idle(
+    unit: NotificationTransaction, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written
+) -> None:
     found = {str(one.workload_id): one for one in unit.holdings(at_ms)}
-    letters = list(unit.letters(IDLE, at_ms - KEPT_MS))
-    still = [_brought_up(unit, letter, found.get(letter.subject), at_ms, done) for letter in letters]
-    current = {letter.subject: letter for letter in still if letter.closed_ms is None}
-    muted = {letter.subject for letter in still if letter.meant_so(at_ms)}
-    rounds = {letter.subject: sum(one.subject == letter.subject for one in still) for letter in still}
+    notifications = list(unit.notifications(IDLE, at_ms - KEPT_MS))
+    still = [
+        _brought_up(unit, notification, found.get(notification.subject), at_ms, done) for notification in notifications
+    ]
+    current = {notification.subject: notification for notification in still if notification.closed_ms is None}
+    muted = {notification.subject for notification in still if notification.acknowledged(at_ms)}
+    rounds = {notification.subject: sum(one.subject == notification.subject for one in still) for notification in still}
     new: dict[tuple[str, ...], list[tuple[Holding, bool]]] = {}
-    late: dict[tuple[str, ...], list[tuple[Letter, Holding, Contact]]] = {}
+    late: dict[tuple[str, ...], list[tuple[Notification, Holding, Contact]]] = {}
     for subject, holding in found.items():
         contact = of_team(contacts, holding.team)
         _, cards = told_cards(holding, contact, at_ms)
         if not cards or subject in muted:
             continue
         holding = replace(holding, cards=cards)
-        letter = current.get(subject)
-        if letter is not None:
-            if must_escalate(letter, contact, at_ms):
-                late.setdefault(contact.leads, []).append((letter, holding, contact))
+        notification = current.get(subject)
+        if notification is not None:
+            if must_escalate(notification, contact, at_ms):
+                late.setdefault(contact.leads, []).append((notification, holding, contact))
             continue
         recipients = recipients_of(holding, contacts)
         if not recipients:
@@ -159,39 +163,49 @@ def _idle(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writers: Wr
         _escalate(unit, leads, waiting, at_ms, writers, done)
 
 
-def _brought_up(unit: LetterUnit, letter: Letter, holding: Holding | None, at_ms: int, done: Written) -> Letter:
+def _brought_up(
+    unit: NotificationTransaction, notification: Notification, holding: Holding | None, at_ms: int, done: Written
+) -> Notification:
     """An open letter as its episode is now: ended, gone on, or to be told anew because it was meant so until now."""
-    goes_on = holding is not None and any(card.finding.key in letter.findings for card in holding.cards)
-    if letter.closed_ms is not None and not (goes_on and letter.ack_until_ms is None):
-        return letter
+    goes_on = holding is not None and any(card.finding.key in notification.findings for card in holding.cards)
+    if notification.closed_ms is not None and not (goes_on and notification.ack_until_ms is None):
+        return notification
     # What had ended and goes on after all is the same episode still: it was told.
-    letter = replace(letter, closed_ms=None)
+    notification = replace(notification, closed_ms=None)
     if holding is None or not goes_on:
         done.closed += 1
-        letter = replace(letter, closed_ms=at_ms)
-    elif letter.ack_until_ms is not None and at_ms >= letter.ack_until_ms:
-        letter = replace(letter, closed_ms=letter.ack_until_ms)
+        notification = replace(notification, closed_ms=at_ms)
+    elif notification.ack_until_ms is not None and at_ms >= notification.ack_until_ms:
+        notification = replace(notification, closed_ms=notification.ack_until_ms)
     else:
-        keys = tuple(dict.fromkeys([*letter.findings, *(card.finding.key for card in holding.cards)]))
-        changed = replace(letter, findings=keys, until_ms=max(letter.until_ms, holding.until_ms))
-        if changed == letter:
-            return letter
-        letter = changed
-    unit.keep(letter)
-    return letter
+        keys = tuple(dict.fromkeys([*notification.findings, *(card.finding.key for card in holding.cards)]))
+        changed = replace(notification, findings=keys, until_ms=max(notification.until_ms, holding.until_ms))
+        if changed == notification:
+            return notification
+        notification = changed
+    unit.keep(notification)
+    return notification
 
 
 def _tell(
-    unit: LetterUnit, recipients: tuple[str, ...], several: Sequence[tuple[Holding, bool]],
-    contacts: Sequence[Contact], rounds: Mapping[str, int], at_ms: int, writers: Writers, done: Written,
-) -> None:  # fmt: skip
+    unit: NotificationTransaction,
+    recipients: tuple[str, ...],
+    several: Sequence[tuple[Holding, bool]],
+    contacts: Sequence[Contact],
+    rounds: Mapping[str, int],
+    at_ms: int,
+    writers: Writers,
+    done: Written,
+) -> None:
     sections = []
     for holding, _ in several:
         subject = str(holding.workload_id)
         key = f"{IDLE}:{subject}:{holding.since_ms}:{rounds.get(subject, 0)}"
         keys = tuple(card.finding.key for card in holding.cards)
         number = unit.add(
-            Letter(0, key, IDLE, subject, holding.team, recipients, keys, holding.since_ms, holding.until_ms, at_ms)
+            Notification(
+                0, key, IDLE, subject, holding.team, recipients, keys, holding.since_ms, holding.until_ms, at_ms
+            )
         )
         if number is not None:
             sections.append(Section(number, holding))
@@ -201,48 +215,72 @@ def _tell(
     days = of_team(contacts, sections[0].holding.team).escalate_days
     leads = any(of_team(contacts, section.holding.team).leads for section in sections)
     news = IdleNews(tuple(sections), at_ms, days if leads else 0, to_owner=all(owner for _, owner in several))
-    _put(unit, f"{IDLE}/{sections[0].letter_id}", IDLE, recipients, writers.idle(news), at_ms)
+    _put(unit, f"{IDLE}/{sections[0].notification_id}", IDLE, recipients, writers.idle(news), at_ms)
 
 
-def _put(unit: LetterUnit, key: str, kind: str, recipients: Sequence[str], content: Content, at_ms: int) -> None:
+def _put(
+    unit: NotificationTransaction, key: str, kind: str, recipients: Sequence[str], content: Content, at_ms: int
+) -> None:
     thread = key.removesuffix("/escalated")
     for recipient in recipients:
         unit.put(Message(key, kind, recipient, content, at_ms, at_ms, thread))
 
 
 def _escalate(
-    unit: LetterUnit, leads: tuple[str, ...], waiting: Sequence[tuple[Letter, Holding, Contact]], at_ms: int,
-    writers: Writers, done: Written,
-) -> None:  # fmt: skip
-    for letter, _, _ in waiting:
-        unit.keep(replace(letter, escalated_ms=at_ms))
+    unit: NotificationTransaction,
+    leads: tuple[str, ...],
+    waiting: Sequence[tuple[Notification, Holding, Contact]],
+    at_ms: int,
+    writers: Writers,
+    done: Written,
+) -> None:
+    for notification, _, _ in waiting:
+        unit.keep(replace(notification, escalated_ms=at_ms))
     done.escalated += len(waiting)
-    sections = tuple(Section(letter.id, holding) for letter, holding, _ in waiting)
-    told_to = tuple(dict.fromkeys(one for letter, _, _ in waiting for one in letter.recipients))
-    told_ms = min(letter.told_ms for letter, _, _ in waiting)
+    sections = tuple(Section(notification.id, holding) for notification, holding, _ in waiting)
+    told_to = tuple(dict.fromkeys(one for notification, _, _ in waiting for one in notification.recipients))
+    told_ms = min(notification.told_ms for notification, _, _ in waiting)
     news = IdleNews(sections, at_ms, waiting[0][2].escalate_days, told_ms, told_to, to_owner=False)
     _put(unit, f"{IDLE}/{waiting[0][0].id}/escalated", IDLE, leads, writers.idle(news), at_ms)
 
 
-def _anomalies(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written) -> None:
+def _anomalies(
+    unit: NotificationTransaction, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written
+) -> None:
     """An episode is told once, however it grows, and nobody is told that it was meant so: a later one is told again."""
-    known = list(unit.letters(ANOMALY, at_ms - KEPT_MS))
+    known = list(unit.notifications(ANOMALY, at_ms - KEPT_MS))
     found = unit.anomalies(at_ms)
     open_keys = {one.key for one in found}
-    for letter in known:
-        if letter.closed_ms is None and not open_keys & set(letter.findings) and letter.told_ms < at_ms - LATEST_MS:
-            unit.keep(replace(letter, closed_ms=at_ms))
+    for notification in known:
+        if (
+            notification.closed_ms is None
+            and not open_keys & set(notification.findings)
+            and notification.told_ms < at_ms - LATEST_MS
+        ):
+            unit.keep(replace(notification, closed_ms=at_ms))
     for one in found:
         subject = f"{one.subject}:{one.currency or ''}"
         contact = of_team(contacts, one.team)
         recipients = contact.recipients or contact.leads
         # Spending that one job makes most of, and of whose storm was told, is that storm, grown.
-        matters = {matter_of(one.key, subject), *(f"{subject}:{job}" for job in one.evidence.get("workloads", [])[:1])}
+        matters = {
+            deduplication_key(one.key, subject),
+            *(f"{subject}:{job}" for job in one.evidence.get("workloads", [])[:1]),
+        }
         # A new look may move an episode's begin, and with it its key: what overlaps is the same episode.
         same = next(
-            (letter for letter in known if one.key in letter.findings or (letter.matter in matters
-             and letter.until_ms >= one.since_ms and letter.since_ms < one.until_ms)), None,
-        )  # fmt: skip
+            (
+                notification
+                for notification in known
+                if one.key in notification.findings
+                or (
+                    notification.matter in matters
+                    and notification.until_ms >= one.since_ms
+                    and notification.since_ms < one.until_ms
+                )
+            ),
+            None,
+        )
         if same is not None:
             keys = tuple(dict.fromkeys([*same.findings, one.key]))
             grown = replace(same, until_ms=max(same.until_ms, one.until_ms), findings=keys)
@@ -253,7 +291,9 @@ def _anomalies(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writer
         if not recipients or one.opened_ms < at_ms - LATEST_MS:
             continue
         number = unit.add(
-            Letter(0, one.key, ANOMALY, subject, one.team, recipients, (one.key,), one.since_ms, one.until_ms, at_ms)
+            Notification(
+                0, one.key, ANOMALY, subject, one.team, recipients, (one.key,), one.since_ms, one.until_ms, at_ms
+            )
         )
         if number is not None:
             done.anomalies += 1
@@ -261,7 +301,9 @@ def _anomalies(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writer
             _put(unit, f"{ANOMALY}/{number}", ANOMALY, recipients, content, at_ms)
 
 
-def _summaries(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written) -> None:
+def _summaries(
+    unit: NotificationTransaction, contacts: Sequence[Contact], at_ms: int, writers: Writers, done: Written
+) -> None:
     """Last week's sum to the leads of each team, in the first round of a week."""
     rows: dict[tuple[int, int], Sequence[Mapping[str, Any]]] = {}
     for contact in contacts:
@@ -289,29 +331,43 @@ def _summaries(unit: LetterUnit, contacts: Sequence[Contact], at_ms: int, writer
 
 
 def _summary(
-    unit: LetterUnit, contacts: Sequence[Contact], team: str, rows: Sequence[Mapping[str, Any]], start_ms: int,
-    end_ms: int, zone: str,
-) -> SummaryNews:  # fmt: skip
+    unit: NotificationTransaction,
+    contacts: Sequence[Contact],
+    team: str,
+    rows: Sequence[Mapping[str, Any]],
+    start_ms: int,
+    end_ms: int,
+    zone: str,
+) -> SummaryNews:
     book = PriceBook(unit.prices(), unit.purchase_choices())
     of_workload: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["team"] == team and row["state"] in TOLD_STATES and row["workload_id"] is not None:
             of_workload.setdefault(row["workload_id"], []).append(row)
     wasted = [_wasted(several, start_ms, end_ms, book) for several in of_workload.values()]
-    letters = [one for one in unit.letters(IDLE, start_ms) if one.team == team and start_ms <= one.told_ms < end_ms]
-    reached = {one.subject for one in letters}
+    notifications = [
+        one for one in unit.notifications(IDLE, start_ms) if one.team == team and start_ms <= one.told_ms < end_ms
+    ]
+    reached = {one.subject for one in notifications}
     holdings = [one for one in unit.holdings(end_ms) if one.team == team and str(one.workload_id) not in reached]
     unreachable = tuple(sorted({one.user or one.label for one in holdings if not recipients_of(one, contacts)}))
     return SummaryNews(
-        team, start_ms, end_ms, zone,
+        team,
+        start_ms,
+        end_ms,
+        zone,
         tuple(sorted((one for one in wasted if one.gpu_ns), key=lambda one: (-(one.cost_micro or 0), one.label))),
-        len(letters), sum(one.acked_ms is not None for one in letters),
-        sum(one.closed_ms is not None and one.acked_ms is None for one in letters), unreachable,
-    )  # fmt: skip
+        len(notifications),
+        sum(one.acked_ms is not None for one in notifications),
+        sum(one.closed_ms is not None and one.acked_ms is None for one in notifications),
+        unreachable,
+    )
 
 
 def _wasted(rows: Sequence[Mapping[str, Any]], start_ms: int, end_ms: int, book: PriceBook) -> Wasted:
-    """What one workload wasted inside a period, exactly: its atoms of the period at the rates in force in them."""
+    """What one workload wasted inside a period, exactly: its rating intervals of the period at the rates in force in
+    them.
+    """
     gpu_ns, cost, day = 0, 0, 0
     currencies: set[str | None] = set()
     for row in rows:
@@ -327,7 +383,12 @@ def _wasted(rows: Sequence[Mapping[str, Any]], start_ms: int, end_ms: int, book:
         day += (priced.per_day_micro or 0) if row["resolved_ms"] is None else 0
     one = next(iter(currencies), None) if len(currencies) == 1 else None
     return Wasted(
-        rows[0]["workload_name"] or rows[0]["workload"] or "", rows[0]["user_name"] or "",
-        tuple(sorted({row["state"] for row in rows})), gpu_ns, one, None if one is None else cost,
-        any(row["resolved_ms"] is None for row in rows), None if one is None else day,
-    )  # fmt: skip
+        rows[0]["workload_name"] or rows[0]["workload"] or "",
+        rows[0]["user_name"] or "",
+        tuple(sorted({row["state"] for row in rows})),
+        gpu_ns,
+        one,
+        None if one is None else cost,
+        any(row["resolved_ms"] is None for row in rows),
+        None if one is None else day,
+    )

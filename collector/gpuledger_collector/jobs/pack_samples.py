@@ -16,14 +16,15 @@ from gpuledger_collector.storage.telemetry.archive_ports import Archive, PackedD
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days: when samples are packed, and how long packed samples, stretches and keys of batches are kept (0: for ever).
+    """Days: when samples are packed, and how long packed samples, usage intervals and keys of batches are kept (0: for
+    ever).
 
     A key must outlive whatever an agent may still send: 35 days with its rollups, and two more.
     """
 
     pack_after_days: int
     keep_archive_days: int
-    keep_stretch_days: int
+    keep_usage_interval_days: int
     keep_batches_days: int = 0
 
 
@@ -42,7 +43,8 @@ class Outcome:
         return (
             f"{plural(days, 'day')} of {plural(rows, 'sample')} packed, "
             f"{plural(self.forgotten, 'packed accelerator-day')} and "
-            f"{plural(len(self.dropped), 'day')} of stretches and {plural(self.batches, 'key')} of batches let go, "
+            f"{plural(len(self.dropped), 'day')} of usage intervals and {plural(self.batches, 'key')} of batches "
+            f"let go, "
             f"{plural(len(self.busy), 'day')} busy"
         )
 
@@ -73,9 +75,9 @@ def pack_samples(
     forgotten = 0
     if retention.keep_archive_days:
         forgotten = archive.drop_archive(today - retention.keep_archive_days * DAY_MS)
-    if retention.keep_stretch_days:
-        for day in archive.droppable_stretches(today - retention.keep_stretch_days * DAY_MS):
-            (dropped if archive.drop_stretches(day, now_ms) else busy).append(day)
+    if retention.keep_usage_interval_days:
+        for day in archive.droppable_usage_intervals(today - retention.keep_usage_interval_days * DAY_MS):
+            (dropped if archive.drop_usage_intervals(day, now_ms) else busy).append(day)
     batches = 0
     if retention.keep_batches_days:
         batches = archive.forget_batches(now_ms - retention.keep_batches_days * DAY_MS)

@@ -18,7 +18,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     Action,
     ActionRule,
     Holding,
-    Letter,
+    Notification,
     fits,
     is_ripe,
     may_act,
@@ -49,16 +49,18 @@ class ActionUnit(Protocol):
     def holdings(self, at_ms: int) -> Sequence[Holding]:
         """Workloads with accelerators that are found idle now."""
 
-    def letters(self, kind: str, since_ms: int) -> Sequence[Letter]:
+    def notifications(self, kind: str, since_ms: int) -> Sequence[Notification]:
         """Letters of a kind that were told since, go on, or are meant so."""
 
-    def sent_ms(self, letter: Letter) -> int | None:
+    def sent_ms(self, notification: Notification) -> int | None:
         """When one of those it was for had the letter; None: nobody yet."""
 
     def shown(self) -> Sequence[Action]:
         """Actions that were shown or begun and not ended."""
 
-    def show(self, key: str, letter: Letter, rule: ActionRule, target: Mapping[str, str], at_ms: int) -> bool:
+    def show(
+        self, key: str, notification: Notification, rule: ActionRule, target: Mapping[str, str], at_ms: int
+    ) -> bool:
         """A dry run shows this; False when it was done before."""
 
     def spare(self, action: Action, why: str) -> None:
@@ -93,7 +95,7 @@ class Candidate:
 
     rule: ActionRule
     holding: Holding
-    letter: Letter | None
+    notification: Notification | None
     spared: str
     key: str = ""
     target: Mapping[str, str] = field(default_factory=dict)
@@ -122,10 +124,10 @@ def candidates(unit: ActionUnit, at_ms: int) -> list[Candidate]:
     rules = unit.actions()
     if not rules:
         return []
-    letters: dict[str, Letter] = {}
-    for letter in unit.letters(IDLE, at_ms - 90 * DAY_MS):
-        if letter.closed_ms is None or letter.meant_so(at_ms):
-            letters[letter.subject] = letter
+    notifications: dict[str, Notification] = {}
+    for notification in unit.notifications(IDLE, at_ms - 90 * DAY_MS):
+        if notification.closed_ms is None or notification.acknowledged(at_ms):
+            notifications[notification.subject] = notification
     reached = [
         (rule, holding, target)
         for holding in unit.holdings(at_ms)
@@ -133,21 +135,26 @@ def candidates(unit: ActionUnit, at_ms: int) -> list[Candidate]:
         if rule.team == holding.team and (target := fits(rule, holding)) is not None
     ]
     return [
-        _candidate(unit, rule, holding, letters.get(str(holding.workload_id)), target, at_ms)
+        _candidate(unit, rule, holding, notifications.get(str(holding.workload_id)), target, at_ms)
         for rule, holding, target in reached
     ]
 
 
 def _candidate(
-    unit: ActionUnit, rule: ActionRule, holding: Holding, letter: Letter | None, target: Mapping[str, str], at_ms: int
+    unit: ActionUnit,
+    rule: ActionRule,
+    holding: Holding,
+    notification: Notification | None,
+    target: Mapping[str, str],
+    at_ms: int,
 ) -> Candidate:
-    if letter is None:
+    if notification is None:
         return Candidate(rule, holding, None, "its people were not told yet")
-    why = may_act(rule, holding, letter, unit.sent_ms(letter), at_ms)
-    return Candidate(rule, holding, letter, why, f"{letter.key}/{rule.do}", target)
+    why = may_act(rule, holding, notification, unit.sent_ms(notification), at_ms)
+    return Candidate(rule, holding, notification, why, f"{notification.key}/{rule.do}", target)
 
 
-def act_on_idle(
+def reclaim_idle(
     store: Actions,
     at_ms: int,
     ways: Mapping[str, Way],
@@ -159,7 +166,7 @@ def act_on_idle(
     """One round; without `enabled` it only shows. `ways` by what is done: scancel, evict, webhook:NAME."""
     done = Acted()
     with store.unit() as unit:
-        found = {one.key: one for one in candidates(unit, at_ms) if one.letter is not None}
+        found = {one.key: one for one in candidates(unit, at_ms) if one.notification is not None}
         done.shown = _show(unit, found, at_ms, done)
         waiting = [one for one in unit.shown() if one.state == "doing" or enabled]
     on_step("shown")
@@ -182,16 +189,22 @@ def _show(unit: ActionUnit, found: Mapping[str, Candidate], at_ms: int, done: Ac
             unit.spare(action, "it is no longer idle" if candidate is None else candidate.spared)
             done.spared += 1
     return sum(
-        unit.show(one.key, one.letter, one.rule, one.target, at_ms)
+        unit.show(one.key, one.notification, one.rule, one.target, at_ms)
         for one in found.values()
-        if one.letter is not None and not one.spared
+        if one.notification is not None and not one.spared
     )
 
 
 def _do(
-    store: Actions, action: Action, candidate: Candidate | None, way: Way, at_ms: int,
-    write: Callable[[Action, Holding | None], Content], done: Acted, on_step: OnStep,
-) -> None:  # fmt: skip
+    store: Actions,
+    action: Action,
+    candidate: Candidate | None,
+    way: Way,
+    at_ms: int,
+    write: Callable[[Action, Holding | None], Content],
+    done: Acted,
+    on_step: OnStep,
+) -> None:
     with store.alone(action) as mine:
         if not mine:
             return
@@ -208,9 +221,15 @@ def _do(
 
 
 def _finish(
-    store: Actions, action: Action, candidate: Candidate | None, way: Way, at_ms: int,
-    write: Callable[[Action, Holding | None], Content], done: Acted, on_step: OnStep,
-) -> None:  # fmt: skip
+    store: Actions,
+    action: Action,
+    candidate: Candidate | None,
+    way: Way,
+    at_ms: int,
+    write: Callable[[Action, Holding | None], Content],
+    done: Acted,
+    on_step: OnStep,
+) -> None:
     try:
         if way.gone(action):
             state, detail = "done", "it was gone already"
@@ -231,11 +250,21 @@ def _finish(
         if not unit.end(action, state, detail, at_ms, WHO):
             return
         if state == "done":
-            letter = next((one for one in unit.letters(IDLE, 0) if one.id == action.letter_id), None)
+            notification = next((one for one in unit.notifications(IDLE, 0) if one.id == action.notification_id), None)
             content = write(action, None if candidate is None else candidate.holding)
-            for recipient in () if letter is None else letter.recipients:
-                unit.put(Message(f"{KIND}/{action.id}", KIND, recipient, content, at_ms, at_ms,
-                                 f"{IDLE}/{action.letter_id}", urgent=True))  # fmt: skip
+            for recipient in () if notification is None else notification.recipients:
+                unit.put(
+                    Message(
+                        f"{KIND}/{action.id}",
+                        KIND,
+                        recipient,
+                        content,
+                        at_ms,
+                        at_ms,
+                        f"{IDLE}/{action.notification_id}",
+                        urgent=True,
+                    )
+                )
     on_step("recorded")
     done.done += state == "done"
     done.failed += state == "failed"

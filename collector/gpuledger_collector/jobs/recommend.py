@@ -26,7 +26,7 @@ from gpuledger_collector.accounting.ports import Unit
 from gpuledger_collector.accounting.rating import present_ms
 from gpuledger_collector.accounting.realised import Brought, Spent, brought
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, UsagePiece
+from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import Advice, Atom, Estimate, Holding, Place, Reading, Window, advise
 from gpuledger_collector.insight.recommendations.energy import Tariff, energy_micro
@@ -94,8 +94,13 @@ def recommend(store: Recommendations, now_ms: int, tariff: Tariff | None = None)
         settled = unit.settled(now_ms)
         priced = _Priced(look, [one for one in advice if one.key not in settled], tariff)
         made = priced.made()
-        run = Run(now_ms, look.period.start_ms, look.period.end_ms, priced.joint(),
-                  [{"kind": gap.kind, "subject": gap.subject, "reason": gap.reason} for gap in gaps])  # fmt: skip
+        run = Run(
+            now_ms,
+            look.period.start_ms,
+            look.period.end_ms,
+            priced.joint(),
+            [{"kind": gap.kind, "subject": gap.subject, "reason": gap.reason} for gap in gaps],
+        )
         unit.put(made, run)
         return len(made)
 
@@ -129,8 +134,8 @@ class _Look:
             inside = usage.day.clip(self.period)
             if inside is None:
                 continue
-            for stay, capacity, pieces in places(usage, self.book):
-                card = stay.accelerator
+            for placement, capacity, pieces in places(usage, self.book):
+                card = placement.accelerator
                 stood[card.accelerator_id] = Place(card.pool, card.gpu_model, card.node, card.gpu_micro, 0.0)
                 there[card.accelerator_id] += present_ms(capacity, inside, self.period.end_ms)
                 for piece in pieces:
@@ -139,7 +144,7 @@ class _Look:
                     seen[card.accelerator_id] += piece.held_ms
                     if piece.state == UNALLOCATED or (piece.state == HELD and piece.workload_id is not None):
                         key = (piece.workload_id, card.pool, card.gpu_model)
-                        held[key].append(_atom(piece))
+                        held[key].append(_rating_interval(piece))
                         if piece.workload_id is not None and key not in owners:
                             owner_of = usage.owners.at(card.pool, card.node)
                             path = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
@@ -148,34 +153,59 @@ class _Look:
         facts, names = unit.ledger.workloads(ids), unit.named(ids)
         readings = unit.readings(self.period.start_ms, self.period.end_ms)
         holdings = []
-        for (workload_id, pool, model), atoms in held.items():
+        for (workload_id, pool, model), rating_intervals in held.items():
             if workload_id is not None:
                 label, name = names[workload_id]
                 holdings.append(
-                    Holding(workload_id, label, name, facts[workload_id].kind, pool, model, facts[workload_id].tags,
-                            owners[workload_id, pool, model], atoms, readings.get((workload_id, model), {}))
-                )  # fmt: skip
-        free = {(pool, model): Holding(None, f"free/{pool}/{model}", "", "", pool, model, atoms=atoms)
-                for (workload_id, pool, model), atoms in held.items() if workload_id is None}  # fmt: skip
-        share = {card: replace(place, seen=min(1.0, seen[card] / there[card]) if there[card] else 0.0)
-                 for card, place in stood.items()}  # fmt: skip
+                    Holding(
+                        workload_id,
+                        label,
+                        name,
+                        facts[workload_id].kind,
+                        pool,
+                        model,
+                        facts[workload_id].tags,
+                        owners[workload_id, pool, model],
+                        rating_intervals,
+                        readings.get((workload_id, model), {}),
+                    )
+                )
+        free = {
+            (pool, model): Holding(None, f"free/{pool}/{model}", "", "", pool, model, rating_intervals=rating_intervals)
+            for (workload_id, pool, model), rating_intervals in held.items()
+            if workload_id is None
+        }
+        share = {
+            card: replace(place, seen=min(1.0, seen[card] / there[card]) if there[card] else 0.0)
+            for card, place in stood.items()
+        }
         return Window(
             start_ms=self.period.start_ms,
             end_ms=self.period.end_ms,
             holdings=sorted(holdings, key=lambda one: (one.key, one.pool, one.model)),
             free=free,
             places=share,
-            findings=[one for one in unit.findings(self.period.start_ms, self.period.end_ms)
-                      if one.opened_ms < self.period.end_ms],
+            findings=[
+                one
+                for one in unit.findings(self.period.start_ms, self.period.end_ms)
+                if one.opened_ms < self.period.end_ms
+            ],
             book=self.book,
             demand_ns=unit.demand(self.period.end_ms - DEMAND_DAYS * DAY_MS, self.period.end_ms),
             imported=len({one.workload_id for usage in self.days for one in usage.imported}),
-        )  # fmt: skip
+        )
 
 
-def _atom(piece: UsagePiece) -> Atom:
-    return Atom(piece.accelerator_id, piece.start_ms, piece.held_ms, piece.busy_ms, piece.idle_ms, piece.unknown_ms,
-                piece.energy_mj)  # fmt: skip
+def _rating_interval(piece: HourlyUsage) -> Atom:
+    return Atom(
+        piece.accelerator_id,
+        piece.start_ms,
+        piece.held_ms,
+        piece.busy_ms,
+        piece.idle_ms,
+        piece.unknown_ms,
+        piece.energy_mj,
+    )
 
 
 Changes = Mapping[tuple[int, int | None, int], Change]
@@ -205,13 +235,22 @@ class _Priced:
         columns = [*self._all, *(column for three in self._alone for column in three)]
         for usage in look.days:
             number = usage.day.start_ms // DAY_MS
-            for stay, capacity, pieces in places(usage, look.book):
-                card = stay.accelerator
+            for placement, capacity, pieces in places(usage, look.book):
+                card = placement.accelerator
                 for column in columns:
                     kind = (card.pool, card.gpu_model)
                     if (card.accelerator_id, number) in column.touched or kind in column.kinds:
-                        compare(column.sums, card, usage.day, capacity, pieces, column.changes, look.book,
-                                usage.owners.at(card.pool, card.node), usage.until_ms)  # fmt: skip
+                        compare(
+                            column.sums,
+                            card,
+                            usage.day,
+                            capacity,
+                            pieces,
+                            column.changes,
+                            look.book,
+                            usage.owners.at(card.pool, card.node),
+                            usage.until_ms,
+                        )
 
     def _column(self, of: Sequence[Estimate]) -> _Column:
         return _Column(
@@ -248,15 +287,26 @@ class _Priced:
                 prices = {price for column in columns for saving in column.sums.values() for price in saving.price_ids}
                 found.append(
                     Recommendation(
-                        key=one.key, kind=one.kind, subject=one.subject, team=one.owner.get("team", ""),
-                        owner=one.owner, advice=one.text,
+                        key=one.key,
+                        kind=one.kind,
+                        subject=one.subject,
+                        team=one.owner.get("team", ""),
+                        owner=one.owner,
+                        advice=one.text,
                         evidence={**one.evidence, "kwh": [estimate.kwh for estimate in estimates(one)]},
-                        scope=one.scope, start_ms=self._look.period.start_ms, end_ms=self._look.period.end_ms,
-                        price_ids=sorted(prices), currency=currency, cash=cash, capacity=capacity, energy=energy,
+                        scope=one.scope,
+                        start_ms=self._look.period.start_ms,
+                        end_ms=self._look.period.end_ms,
+                        price_ids=sorted(prices),
+                        currency=currency,
+                        cash=cash,
+                        capacity=capacity,
+                        energy=energy,
                         freed_gpu_ns=0 if expected is None else expected.freed_gpu_ns,
-                        made_ms=self._look.period.end_ms, expires_ms=self._look.period.end_ms + VALID_MS,
+                        made_ms=self._look.period.end_ms,
+                        expires_ms=self._look.period.end_ms + VALID_MS,
                     )
-                )  # fmt: skip
+                )
         return found
 
     def joint(self) -> dict[str, dict[str, Three]]:
@@ -284,8 +334,9 @@ class _Priced:
         window = self._look.window
         if window is None:
             return False
-        kinds = {(holding.pool, holding.model) for holding in window.holdings
-                 if holding.workload_id in workloads_of(one)}  # fmt: skip
+        kinds = {
+            (holding.pool, holding.model) for holding in window.holdings if holding.workload_id in workloads_of(one)
+        }
         prices = [self._look.book.price_at(*kind, "", "", self._look.period.end_ms - 1) for kind in kinds]
         return bool(prices) and not any(price is None or price.purchase in RENTED for price in prices)
 
@@ -336,10 +387,23 @@ def measured(unit: RecommendationUnit, now_ms: int) -> list[Realised]:
         was, now = unit.spent(one.scope, before), unit.spent(one.scope, after)
         came = Brought("nothing: the advice has no currency", unknown="no rate priced the advice")
         if one.currency is not None:
-            came = brought(was, before.ms, now, days, one.currency, book, idle=one.scope.get("measure") == "idle",
-                           same_purchase=one.kind in BUYING)  # fmt: skip
-        told = {"compared": came.compared, "before": _said(before, was, one), "after": _said(after, now, one),
-                "before_at_rates_since_micro": came.before_micro, "unknown": came.unknown}  # fmt: skip
+            came = brought(
+                was,
+                before.ms,
+                now,
+                days,
+                one.currency,
+                book,
+                idle=one.scope.get("measure") == "idle",
+                same_purchase=one.kind in BUYING,
+            )
+        told = {
+            "compared": came.compared,
+            "before": _said(before, was, one),
+            "after": _said(after, now, one),
+            "before_at_rates_since_micro": came.before_micro,
+            "unknown": came.unknown,
+        }
         over = len(days) >= wanted and (came.micro is not None or now_ms >= after.end_ms + VALID_MS)
         found.append(Realised(one.id, came.micro, after.end_ms, told, done=over))
     return found

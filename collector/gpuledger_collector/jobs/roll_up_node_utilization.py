@@ -12,7 +12,7 @@ from typing import Protocol
 from gpuledger_collector.accounting.period import DAY_MS
 
 
-class HeatStore(Protocol):
+class NodeUtilizationStore(Protocol):
     """Where heat is kept."""
 
     def days_to_make(self, since_ms: int, now_ms: int) -> Sequence[int]:
@@ -25,7 +25,9 @@ class HeatStore(Protocol):
         """Remove the heat of before an instant; how many rows."""
 
 
-def roll_heat(store: HeatStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False) -> int:
+def roll_up_node_utilization(
+    store: NodeUtilizationStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
     """Make every day that needs it and let go what is older than `keep_days` (0: nothing); how many days were made.
 
     `stopping` is asked before each day: True leaves the rest to the next run.

@@ -26,7 +26,9 @@ class SeriesStore(Protocol):
         """Remove series of days before this one; how many days."""
 
 
-def roll_series(store: SeriesStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False) -> int:
+def roll_up_series(
+    store: SeriesStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
     """Draw every day that needs it, and let go what is older than `keep_days` (0: nothing); how many were drawn.
 
     `stopping` is asked before each day: True leaves the rest to the next run.

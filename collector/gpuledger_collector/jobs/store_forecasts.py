@@ -54,7 +54,7 @@ class Forecasts(Protocol):
         """A transaction."""
 
 
-def keep_forecasts(store: Forecasts, now_ms: int) -> int:
+def store_forecasts(store: Forecasts, now_ms: int) -> int:
     """Make the forecasts that are missing and score what came; how many were made."""
     end_ms = now_ms // HOUR_MS * HOUR_MS
     start_ms = end_ms - DAYS * DAY_MS

@@ -125,6 +125,13 @@ def _news(unit: BudgetUnit, status: Status, alert: Alert, also: tuple[Alert, ...
     found = drivers(unit.held(status.budget, before) if known else (), unit.held(status.budget, after))
     idle = tuple(unit.idle(status.budget, status.at_ms))[:SHOWN_IDLE]
     return News(
-        alert, also, status, before if known else None, after, tuple(top(found, SHOWN_DRIVERS)), since_ms is not None,
-        idle=idle, shortened=known < len(since),
-    )  # fmt: skip
+        alert,
+        also,
+        status,
+        before if known else None,
+        after,
+        tuple(top(found, SHOWN_DRIVERS)),
+        since_ms is not None,
+        idle=idle,
+        shortened=known < len(since),
+    )

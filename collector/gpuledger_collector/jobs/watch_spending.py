@@ -21,7 +21,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.insight.anomalies import Ceiling, ceiling
-from gpuledger_collector.insight.anomalies.causes import Case, Run, nature_of
+from gpuledger_collector.insight.anomalies.causes import Case, Run, cause_of
 from gpuledger_collector.insight.findings import Finding, HeldNow
 from gpuledger_collector.jobs.find_anomalies import (
     BY_MINUTES,
@@ -160,7 +160,7 @@ def _learn(unit: WatchedUnit, hour_ms: int) -> Iterable[tuple[tuple[str, str], _
     if not uses:
         return
     coverage = unit.coverage(start, hour_ms)
-    old = frozenset(use.workload_id for use in uses if use.atom_ms < hour_ms - LATELY_MS)
+    old = frozenset(use.workload_id for use in uses if use.rating_interval_ms < hour_ms - LATELY_MS)
     for team in teams_of(unit, uses):
         limit = ceiling(team.series(hour_ms, coverage)[0])
         if limit is not None:
@@ -206,7 +206,7 @@ def _episode(unit: WatchedUnit, habit: _Habit, level: _Level, at_ms: int, known:
     for (name, _), spent in costs.items():
         moved[name] += spent
     began = [*habit.team.runs, *_runs(rows, names, at_ms)]
-    nature = nature_of(Case(habit.team.said, since, at_ms, began, moved))
+    cause = cause_of(Case(habit.team.said, since, at_ms, began, moved))
     team, currency = habit.team, habit.team.currency
     dearest = sorted(costs.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_DRIVERS]
     return Finding(
@@ -235,14 +235,20 @@ def _episode(unit: WatchedUnit, habit: _Habit, level: _Level, at_ms: int, known:
             "mix_micro": 0,
             "drivers": [_driver(name, model, spent) for (name, model), spent in dearest],
             "rates": [],
-            **told_as(nature),
+            **told_as(cause),
         },
     )
 
 
 def _driver(name: str, model: str, spent: int) -> Mapping[str, object]:
-    return {"workload": name, "model": model, "change_micro": spent, "price_micro": 0, "volume_micro": spent,
-            "mix_micro": 0}  # fmt: skip
+    return {
+        "workload": name,
+        "model": model,
+        "change_micro": spent,
+        "price_micro": 0,
+        "volume_micro": spent,
+        "mix_micro": 0,
+    }
 
 
 def _runs(rows: Sequence[HeldNow], names: Mapping[int, str], at_ms: int) -> list[Run]:
@@ -252,8 +258,15 @@ def _runs(rows: Sequence[HeldNow], names: Mapping[int, str], at_ms: int) -> list
         of[row.workload_id].append(row)
     return [
         Run(
-            names[number], min(row.since_ms for row in ones), at_ms, sum(row.gpu_micro for row in ones),
-            sum(gpu_ns(row.gpu_micro, row.held_ms[0]) for row in ones), 0, 0, 0, going_on=True,
+            names[number],
+            min(row.since_ms for row in ones),
+            at_ms,
+            sum(row.gpu_micro for row in ones),
+            sum(gpu_ns(row.gpu_micro, row.held_ms[0]) for row in ones),
+            0,
+            0,
+            0,
+            going_on=True,
         )
         for number, ones in of.items()
-    ]  # fmt: skip
+    ]

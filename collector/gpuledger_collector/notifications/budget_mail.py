@@ -36,8 +36,18 @@ PARTS = ("price", "volume", "mix")
 BAR = 30
 """Characters of the bar in the text."""
 DRIVER_COLUMNS = (
-    "workload", "user", "project", "gpu_model", "before", "after", "change", "price", "volume", "mix", "currency",
-)  # fmt: skip
+    "workload",
+    "user",
+    "project",
+    "gpu_model",
+    "before",
+    "after",
+    "change",
+    "price",
+    "volume",
+    "mix",
+    "currency",
+)
 
 
 def write(news: News, links: AckLinks | None = None) -> Content:
@@ -284,9 +294,13 @@ def drivers_csv(news: News) -> str:
     for driver in news.drivers:
         label = [neutral(cell) for cell in (*driver.label, "", "", "")[:3]]
         amounts = (
-            driver.before_micro, driver.after_micro, driver.change_micro,
-            driver.price_micro, driver.volume_micro, driver.mix_micro,
-        )  # fmt: skip
+            driver.before_micro,
+            driver.after_micro,
+            driver.change_micro,
+            driver.price_micro,
+            driver.volume_micro,
+            driver.mix_micro,
+        )
         # Without days to compare with, only what was spent is known.
         cells = ["", _exact(driver.after_micro), *[""] * 4] if news.before is None else map(_exact, amounts)
         writer.writerow([*label, neutral(driver.model), *cells, news.status.budget.currency])

@@ -38,9 +38,12 @@ def write(digest: Digest) -> Content:
 def _block(one: Told, zone: str) -> Block:
     first = one.text.strip().split("\n\n", 1)[0].replace("\n", " ")
     return Block(
-        named(one.subject, 200), instant(one.made_ms, zone), (),
-        [(named(first, 400), "")] if first else [], ("Answer it", one.link) if one.link else None,
-    )  # fmt: skip
+        named(one.subject, 200),
+        instant(one.made_ms, zone),
+        (),
+        [(named(first, 400), "")] if first else [],
+        ("Answer it", one.link) if one.link else None,
+    )
 
 
 def _whole(one: Told, zone: str) -> str:

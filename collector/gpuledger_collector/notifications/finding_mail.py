@@ -1,4 +1,4 @@
-"""Letters about idle GPUs, about spending that stands out, and the sum of a week, as the people get them.
+"""Notifications about idle GPUs, about spending that stands out, and the sum of a week, as the people get them.
 
 A letter to an owner is a colleague's: what is idle, since when, by what evidence, what it costs, the one command that
 gives it back, and the one link that says that it is meant so. It accuses nobody.
@@ -72,8 +72,9 @@ def idle(news: IdleNews, links: AckLinks | None = None) -> Content:
     if news.told_ms is not None:
         subject = f"{subject}, nobody answered"
         told = ", ".join(news.told_to) or "its people"
-        intro = [f"{told} was told on {instant(news.told_ms)}, and has neither given them back nor said that it is "
-                 "meant so."]  # fmt: skip
+        intro = [
+            f"{told} was told on {instant(news.told_ms)}, and has neither given them back nor said that it is meant so."
+        ]
     elif not news.to_owner:
         intro = ["No address of their owner is known, so it is told to the team.", CAUSES]
     page = Page(
@@ -125,7 +126,7 @@ def _block(section: Section, news: IdleNews, links: AckLinks | None) -> Block:
     ]
     link = None
     if links is not None:
-        link = ("It is meant so", links.letter(section.letter_id, news.at_ms + LINK_MS))
+        link = ("It is meant so", links.notification(section.notification_id, news.at_ms + LINK_MS))
     return Block(named(holding.label), f"{kind} {named(holding.external_id, 60)}{who}", rows, _commands(holding), link)
 
 
@@ -158,9 +159,11 @@ def _evidence(cards: Sequence[Card]) -> str:
     """Means over the cards of what was read while it lasted; what nobody read is left out, never 0."""
     said = []
     for name, form in (
-        ("utilization_ratio", "utilisation {:.0%}"), ("sm_active_ratio", "SM activity {:.0%}"),
-        ("memory_used_bytes", "{:.1f} GiB of memory held"), ("power_watts", "{:.0f} W"),
-    ):  # fmt: skip
+        ("utilization_ratio", "utilisation {:.0%}"),
+        ("sm_active_ratio", "SM activity {:.0%}"),
+        ("memory_used_bytes", "{:.1f} GiB of memory held"),
+        ("power_watts", "{:.0f} W"),
+    ):
         values = [card.finding.evidence[name] for card in cards if card.finding.evidence.get(name) is not None]
         if values:
             mean = sum(values) / len(values)
@@ -192,7 +195,9 @@ def _why(news: IdleNews, links: AckLinks | None) -> str:
     if links is not None:
         said += f" The button serves until {instant(news.at_ms + LINK_MS)}; opening its page changes nothing."
     else:
-        numbers = " or ".join(f"`gpuledger letters ack {section.letter_id}`" for section in news.sections[:3])
+        numbers = " or ".join(
+            f"`gpuledger notifications ack {section.notification_id}`" for section in news.sections[:3]
+        )
         said += f" To say that it is meant so: {numbers}."
     return said
 
@@ -219,11 +224,21 @@ def idle_csv(sections: Sequence[Section]) -> str:
     for section in sections:
         for card in section.holding.cards:
             one = card.finding
-            writer.writerow([
-                neutral(section.holding.label), neutral(section.holding.user), neutral(card.node),
-                "" if card.gpu_index is None else card.gpu_index, neutral(one.subject), one.state,
-                one.since_ms, one.until_ms, _exact(one.cost_micro), _exact(one.per_day_micro), one.currency or "",
-            ])  # fmt: skip
+            writer.writerow(
+                [
+                    neutral(section.holding.label),
+                    neutral(section.holding.user),
+                    neutral(card.node),
+                    "" if card.gpu_index is None else card.gpu_index,
+                    neutral(one.subject),
+                    one.state,
+                    one.since_ms,
+                    one.until_ms,
+                    _exact(one.cost_micro),
+                    _exact(one.per_day_micro),
+                    one.currency or "",
+                ]
+            )
     return out.getvalue()
 
 
@@ -246,20 +261,27 @@ def anomaly(news: AnomalyNews, links: AckLinks | None = None) -> Content:
         who = f"{named(str(evidence['workloads'][0]), 60)} of {who}"
     since = instant(one.since_ms)
     why = {
-        "price": "a rate changed", "usage": "it uses more", "both": "it uses more, and a rate changed",
+        "price": "a rate changed",
+        "usage": "it uses more",
+        "both": "it uses more, and a rate changed",
         STORM: "one job is started again and again",
-    }  # fmt: skip
+    }
     verdict = f"{who} has spent {said} than {_before(evidence)} since {since}: {why.get(one.state, one.state)}."
-    if evidence.get("nature"):
-        verdict += f" It looks like {_nature_text(evidence)}."
+    if evidence.get("cause"):
+        verdict += f" It looks like {_cause_text(evidence)}."
     parts = [int(evidence.get(f"{name}_micro", 0)) for name in ("price", "volume", "mix")]
     rows = [
-        ("Since", since), ("Seen up to", instant(one.until_ms)), ("Change", change),
-        *((name, said) for name, said in zip(("Price", "Volume", "Mix"), _amounts(parts, currency), strict=True)
-          if said != money_text(0, currency)),
+        ("Since", since),
+        ("Seen up to", instant(one.until_ms)),
+        ("Change", change),
+        *(
+            (name, said)
+            for name, said in zip(("Price", "Volume", "Mix"), _amounts(parts, currency), strict=True)
+            if said != money_text(0, currency)
+        ),
         *([("A day more", money_text(one.per_day_micro or 0, currency))] if more else []),
         ("How sure", _how_sure(one)),
-    ]  # fmt: skip
+    ]
     blocks = [Block(f"Spending of {who}", "", rows, (), _anomaly_link(news, links))]
     moved = evidence.get("drivers", [])
     drivers = [
@@ -295,10 +317,10 @@ def _how_sure(one: Finding) -> str:
     return f"{round(one.confidence * 100)} % of its hours stand out"
 
 
-def _nature_text(evidence: Mapping[str, Any]) -> str:
+def _cause_text(evidence: Mapping[str, Any]) -> str:
     """`a runaway: train has gone on for 44 hours ...`."""
     article = {"many small": "many small things", "price": "a price", "scale-up": "a scale-up"}
-    kind = str(evidence["nature"])
+    kind = str(evidence["cause"])
     return f"{article.get(kind, 'a ' + kind)}: {named(str(evidence.get('sentence', '')), 400)}"
 
 
@@ -308,11 +330,15 @@ def _before(evidence: Mapping[str, Any]) -> str:
 
 
 def _anomaly_link(news: AnomalyNews, links: AckLinks | None) -> tuple[str, str] | None:
-    return None if links is None else ("It is meant so", links.letter(news.letter_id, news.at_ms + LINK_MS))
+    return None if links is None else ("It is meant so", links.notification(news.notification_id, news.at_ms + LINK_MS))
 
 
 def _or_command(news: AnomalyNews, links: AckLinks | None) -> str:
-    return "" if links is not None else f" To say that it is meant so: `gpuledger letters ack {news.letter_id}`."
+    return (
+        ""
+        if links is not None
+        else f" To say that it is meant so: `gpuledger notifications ack {news.notification_id}`."
+    )
 
 
 def acted(action: Action, holding: Holding | None) -> Content:
@@ -347,7 +373,7 @@ def summary(news: SummaryNews) -> Content:
     rows = [
         ("Idle", f"{_hours(hours)} GPU-hours of {plural(len(news.wasted), 'workload')}"),
         ("Cost", money),
-        ("Told", f"{plural(news.told, 'episode')}: {news.gave_back} ended since, {news.meant_so} meant so"),
+        ("Told", f"{plural(news.told, 'episode')}: {news.gave_back} ended since, {news.acknowledged} meant so"),
         ("Goes on", plural(len(going), "workload")),
     ]
     rest = news.wasted[SHOWN_ROWS:]
@@ -358,9 +384,10 @@ def summary(news: SummaryNews) -> Content:
     notes = []
     if news.unreachable:
         notes.append(
-            "Nobody could be told of the GPUs of " + ", ".join(named(one, 40) for one in news.unreachable[:20])
+            "Nobody could be told of the GPUs of "
+            + ", ".join(named(one, 40) for one in news.unreachable[:20])
             + ": give their addresses in [[contact]]."
-        )  # fmt: skip
+        )
     page = Page(
         subject=f"[GPU idle] {team}, {span}: {_hours(hours)} GPU-hours idle, {money}",
         verdict=f"{team} held {_hours(hours)} GPU-hours that did nothing, {span}: {money}.",

@@ -12,7 +12,7 @@ import hmac
 from dataclasses import dataclass, field
 
 PATH = "/v1/budgets/ack"
-LETTER_PATH = "/v1/letters/ack"
+LETTER_PATH = "/v1/notifications/ack"
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class AckLinks:
         """Whether we made this link."""
         return hmac.compare_digest(self.mac(budget_id, period_start_ms, told_ms).encode(), mac.encode())
 
-    def letter(self, letter_id: int, expires_ms: int) -> str:
+    def notification(self, notification_id: int, expires_ms: int) -> str:
         """The address that says of a letter's episode that it is meant so; it serves until it expires."""
-        mac = self.letter_mac(letter_id, expires_ms)
-        return f"{self.public_url.rstrip('/')}{LETTER_PATH}?letter={letter_id}&expires={expires_ms}&mac={mac}"
+        mac = self.notification_mac(notification_id, expires_ms)
+        return f"{self.public_url.rstrip('/')}{LETTER_PATH}?letter={notification_id}&expires={expires_ms}&mac={mac}"
 
-    def letter_mac(self, letter_id: int, expires_ms: int) -> str:
+    def notification_mac(self, notification_id: int, expires_ms: int) -> str:
         """HMAC-SHA256 over what the link does, and until when."""
-        return hmac.new(self.secret, f"letter/{letter_id}/{expires_ms}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self.secret, f"letter/{notification_id}/{expires_ms}".encode(), hashlib.sha256).hexdigest()
 
-    def holds_letter(self, letter_id: int, expires_ms: int, mac: str) -> bool:
+    def holds_notification(self, notification_id: int, expires_ms: int, mac: str) -> bool:
         """Whether we made this link."""
-        return hmac.compare_digest(self.letter_mac(letter_id, expires_ms).encode(), mac.encode())
+        return hmac.compare_digest(self.notification_mac(notification_id, expires_ms).encode(), mac.encode())

@@ -23,8 +23,21 @@ from gpuledger_collector.storage.notifications.messages import Content, Message
 
 LONGEST_ANSWER = 1 << 20
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")
-_GONE = frozenset({"CANCELLED", "COMPLETED", "COMPLETING", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
-                   "OUT_OF_MEMORY", "DEADLINE", "REVOKED"})  # fmt: skip
+_GONE = frozenset(
+    {
+        "CANCELLED",
+        "COMPLETED",
+        "COMPLETING",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "OUT_OF_MEMORY",
+        "DEADLINE",
+        "REVOKED",
+    }
+)
 
 
 class NotDone(Exception):
@@ -86,9 +99,15 @@ class Slurm:
         environment = None if self.environment is None else dict(self.environment)
         try:
             return subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=self.timeout_s, check=False,
-                stdin=subprocess.DEVNULL, errors="replace",
-            )  # fmt: skip
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                errors="replace",
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotDone(f"{command[0]}: {_first(str(error))}") from error
 
@@ -116,9 +135,11 @@ class Kubernetes:
         """Evict the pod."""
         space, name, uid = (str(action.target.get(key, "")) for key in ("namespace", "pod", "uid"))
         body = {
-            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": space},
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": space},
             "deleteOptions": {"preconditions": {"uid": uid}},
-        }  # fmt: skip
+        }
         status, answer = self._ask("POST", f"{_pod(action)}/eviction", body)
         if status in (200, 201, 404):
             return f"evicted {space}/{name}"

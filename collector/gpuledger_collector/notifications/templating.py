@@ -94,9 +94,12 @@ def shown(value: Any) -> Any:
 def filled(text: str, indent: str = "") -> Lines:
     """A paragraph in lines of WIDTH; words, and amounts with their unit, are kept whole."""
     made = textwrap.fill(
-        together(escape_text(text)).replace(NO_BREAK, "\0"), WIDTH, subsequent_indent=indent, break_long_words=False,
+        together(escape_text(text)).replace(NO_BREAK, "\0"),
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
     return Lines(made.replace("\0", " "))
 
 

@@ -56,7 +56,7 @@ class BillSource(Protocol):
 
 
 def reconcile_bill(source: BillSource, provider: str, period: Period, *, effective: bool = False) -> Comparison:
-    """Hold the bill of a month against the ledger; call `bring_up_to_date` before it. Raises NoBill."""
+    """Hold the bill of a month against the ledger; call `refresh` before it. Raises NoBill."""
     bills = source.in_force()
     mine = [one for one in bills if one.provider.casefold() == provider.casefold()]
     if not mine:
@@ -70,7 +70,12 @@ def reconcile_bill(source: BillSource, provider: str, period: Period, *, effecti
     days = calendar.days(period)
     lines = source.lines_of([one.id for one in asked])
     found = compare(
-        asked[0].provider, lines, source.matches(), source.observed(period), source.places(days), days,
+        asked[0].provider,
+        lines,
+        source.matches(),
+        source.observed(period),
+        source.places(days),
+        days,
         effective=effective,
-    )  # fmt: skip
+    )
     return replace(found, calendar=calendar)

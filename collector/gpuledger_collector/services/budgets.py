@@ -72,8 +72,10 @@ def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tu
     if known_ms - max(BURN_HOURS) * HOUR_MS < period.start_ms:
         return None
     short, long = (
-        unit.burnt(budget, Period(known_ms - hours * HOUR_MS, known_ms)) * period.ms * 100
+        unit.burnt(budget, Period(known_ms - hours * HOUR_MS, known_ms))
+        * period.ms
+        * 100
         // (budget.amount_micro * hours * HOUR_MS)
         for hours in BURN_HOURS
-    )  # fmt: skip
+    )
     return short, long

@@ -36,7 +36,7 @@ def close_period(
     unpriced: bool = False,
     dry: bool = False,
 ) -> Closing:
-    """Closes the month in this unit of work; `dry` only says what would be written. Call `bring_up_to_date` before it.
+    """Closes the month in this unit of work; `dry` only says what would be written. Call `refresh` before it.
 
     `level` is the level of the owner tree that is invoiced. Raises CannotClose: not over, closed already, a day that is
     not rated to its end, a proof that does not hold, usage without a price (unless `unpriced` accepts that).

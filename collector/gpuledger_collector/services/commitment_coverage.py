@@ -11,9 +11,9 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.accounting.rating import ImportedUsage, imported_atoms, present_ms
-from gpuledger_collector.accounting.usage import atoms
-from gpuledger_collector.services.placements import Stay
+from gpuledger_collector.accounting.rating import ImportedUsage, imported_rating_intervals, present_ms
+from gpuledger_collector.accounting.usage import rating_intervals
+from gpuledger_collector.services.placements import RatedPlacement
 
 
 def book_of(unit: Unit) -> PriceBook:
@@ -21,15 +21,17 @@ def book_of(unit: Unit) -> PriceBook:
     return PriceBook(unit.prices(), unit.purchase_choices(), edges_of(unit.rules()))
 
 
-def placed(stays: Mapping[int, Sequence[Stay]], day: Period) -> Iterator[tuple[Key, Stay, list[Period]]]:
+def placed(
+    placements: Mapping[int, Sequence[RatedPlacement]], day: Period
+) -> Iterator[tuple[Key, RatedPlacement, list[Period]]]:
     """Each accelerator in each of its places and when it was there; one that went and came back is rated as one."""
-    for accelerator_id, mine in stays.items():
-        together: dict[object, tuple[Stay, list[Period]]] = {}
-        for stay in mine:
-            if (part := stay.period.clip(day)) is not None:
-                together.setdefault(stay.accelerator, (stay, []))[1].append(part)
-        for at, (stay, capacity) in enumerate(together.values()):
-            yield (0, accelerator_id, at), stay, capacity
+    for accelerator_id, mine in placements.items():
+        together: dict[object, tuple[RatedPlacement, list[Period]]] = {}
+        for placement in mine:
+            if (part := placement.period.clip(day)) is not None:
+                together.setdefault(placement.accelerator, (placement, []))[1].append(part)
+        for at, (placement, capacity) in enumerate(together.values()):
+            yield (0, accelerator_id, at), placement, capacity
 
 
 def counted(usage: ImportedUsage) -> Key:
@@ -46,7 +48,7 @@ def cover_day(
     commitments: Sequence[Commitment],
     day: Period,
     until_ms: int,
-    stays: Mapping[int, Sequence[Stay]],
+    placements: Mapping[int, Sequence[RatedPlacement]],
     imported: Sequence[ImportedUsage],
     book: PriceBook,
 ) -> Coverage:
@@ -54,22 +56,22 @@ def cover_day(
     in_force = [one for one in commitments if one.term.clip(day) is not None]
     if not in_force:
         return Coverage()
-    parts = atoms(day, book.cuts(day))
+    parts = rating_intervals(day, book.cuts(day))
     demands = []
-    for key, stay, capacity in placed(stays, day):
-        one = stay.accelerator
+    for key, placement, capacity in placed(placements, day):
+        one = placement.accelerator
         ns = {part.start_ms: gpu_ns(one.gpu_micro, present_ms(capacity, part, until_ms)) for part in parts}
         demands.append(Demand(key, one.pool, one.gpu_model, one.node, one.region, ns, one.uuid))
     starts = [part.start_ms for part in parts]
     begins: dict[Key, dict[int, int]] = {}
     for usage in imported:
-        mine = imported_atoms(usage, day, book, until_ms)
+        mine = imported_rating_intervals(usage, day, book, until_ms)
         begins[counted(usage)] = {starts[bisect_right(starts, one.start_ms) - 1]: one.start_ms for one in mine}
         ns = {starts[bisect_right(starts, one.start_ms) - 1]: gpu_ns(usage.gpu_micro, one.ms) for one in mine}
         demands.append(Demand(counted(usage), usage.pool, usage.gpu_model, usage.node, "", ns, usage.key))
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
-        # Imported usage may begin inside an atom: rating asks for its shares by where it begins.
+        # Imported usage may begin inside an rating interval: rating asks for its shares by where it begins.
         shares: dict[int, list[Share]] = coverage.shares.get(key, {})
         if shares:
             coverage.shares[key] = {at[start_ms]: found for start_ms, found in shares.items()}

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.accounting.usage import StretchFact, UsagePiece, atoms, contradictions, fold
+from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval, contradictions, fold, rating_intervals
 from gpuledger_collector.services.commitment_coverage import book_of
-from gpuledger_collector.services.placements import Stay, cuts_of, stays_of
+from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 
 BATCH = 50_000
 """Marks of one transaction: about a day of 2,000 accelerators."""
@@ -30,13 +30,13 @@ def fold_usage(store: Store, period: Period = ALWAYS, stopping: Callable[[], boo
     while not stopping():
         with store.unit() as unit:
             marks = unit.marks(period, BATCH)
-            folded += fold_marks(unit, marks)
+            folded += fold_requested(unit, marks)
         if len(marks) < BATCH:
             break
     return folded
 
 
-def fold_marks(unit: Unit, marks: Sequence[Mark]) -> int:
+def fold_requested(unit: Unit, marks: Sequence[Mark]) -> int:
     """Fold the hours of these marks, mark their days for rating, and drop the marks; how many accelerator-hours."""
     if not marks:
         return 0
@@ -63,19 +63,19 @@ def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
 
 def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
-    stays = stays_of(_of(unit.capacity(span), hours))
-    evidence: dict[int, list[StretchFact]] = defaultdict(list)
-    for stretch in unit.stretches(list(hours), span):
-        evidence[stretch.accelerator_id].append(stretch)
+    placements = placements_of(_of(unit.capacity(span), hours))
+    evidence: dict[int, list[UsageInterval]] = defaultdict(list)
+    for usage_interval in unit.usage_intervals(list(hours), span):
+        evidence[usage_interval.accelerator_id].append(usage_interval)
     unit.keep_contradictions([one for mine in evidence.values() for one in contradictions(mine)])
-    pieces: list[UsagePiece] = []
+    pieces: list[HourlyUsage] = []
     midnights = () if calendar.is_utc else calendar.cuts(span)
     for accelerator_id, hours_ms in hours.items():
-        mine = stays.get(accelerator_id, ())
+        mine = placements.get(accelerator_id, ())
         pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book, midnights)
     pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
     unit.replace_usage(pairs, pieces)
-    unit.roll_minutes(pairs)
+    unit.roll_up_minutes(pairs)
 
 
 def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:
@@ -83,23 +83,23 @@ def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list
 
 
 def fold_hours(
-    evidence: Sequence[StretchFact],
+    evidence: Sequence[UsageInterval],
     hours_ms: Sequence[int],
-    stays: Sequence[Stay],
+    placements: Sequence[RatedPlacement],
     book: PriceBook,
     midnights: Sequence[int] = (),
-) -> list[UsagePiece]:
+) -> list[HourlyUsage]:
     """The pieces of some hours of one accelerator, cut where a price changes, where it moved and where a day begins."""
-    if not evidence or not stays:
+    if not evidence or not placements:
         return []
     parts: list[Period] = []
     for hour_ms in sorted(hours_ms):
         hour = Period(hour_ms, hour_ms + HOUR_MS)
-        parts += atoms(hour, [*book.cuts(hour), *cuts_of(stays, hour), *midnights])
+        parts += rating_intervals(hour, [*book.cuts(hour), *cuts_of(placements, hour), *midnights])
     by_node: dict[str, list[Period]] = defaultdict(list)
-    for stay in stays:
-        by_node[stay.accelerator.node].append(stay.period)
-    pieces: list[UsagePiece] = []
+    for placement in placements:
+        by_node[placement.accelerator.node].append(placement.period)
+    pieces: list[HourlyUsage] = []
     for node, periods in by_node.items():
         # While an accelerator is on a node, nobody else's evidence of it counts.
         pieces += fold([fact for fact in evidence if node in ("", fact.node)], parts, periods)

@@ -19,14 +19,14 @@ ROUNDING_MICRO = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class RatedPlacement:
     """An accelerator in one place for a period."""
 
     accelerator: RatedAccelerator
     period: Period
 
 
-def stays_of(rows: Iterable[CapacityRow]) -> dict[int, list[Stay]]:
+def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]]:
     """Disjoint stays by accelerator, in order of time. Where rows overlap, an imported one wins, then the earlier."""
     by_accelerator: dict[int, list[CapacityRow]] = defaultdict(list)
     for row in rows:
@@ -34,18 +34,18 @@ def stays_of(rows: Iterable[CapacityRow]) -> dict[int, list[Stay]]:
     return {accelerator_id: _disjoint(mine) for accelerator_id, mine in by_accelerator.items()}
 
 
-def _disjoint(rows: Sequence[CapacityRow]) -> list[Stay]:
-    taken: list[Stay] = []
+def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
+    taken: list[RatedPlacement] = []
     for row in sorted(rows, key=lambda row: (row.source != "import", row.in_ms, row.pool, row.node)):
         place = RatedAccelerator(row.accelerator_id, row.gpu_micro, row.pool, row.gpu_model, row.node, uuid=row.uuid)
         whole = Period(row.in_ms, FAR_MS if row.out_ms is None else row.out_ms)
-        taken += [Stay(place, part) for part in subtract(whole, [stay.period for stay in taken])]
-    return sorted(taken, key=lambda stay: stay.period)
+        taken += [RatedPlacement(place, part) for part in subtract(whole, [placement.period for placement in taken])]
+    return sorted(taken, key=lambda placement: placement.period)
 
 
 def with_stranded(
-    stays: Mapping[int, Sequence[Stay]], rows: Iterable[CapacityRow], within: Period
-) -> dict[int, list[Stay]]:
+    placements: Mapping[int, Sequence[RatedPlacement]], rows: Iterable[CapacityRow], within: Period
+) -> dict[int, list[RatedPlacement]]:
     """The stays, and within a period what the MIG instances of each board leave of it.
 
     What is left stands under the id of the instance whose UUID is the first, in the place of that instance. Law: at
@@ -56,34 +56,40 @@ def with_stranded(
         if row.device and row.uuid != row.device:
             boards[row.device][row.accelerator_id] = row.uuid
     devices = {row.accelerator_id: row.device for row in rows}
-    found = {number: list(mine) for number, mine in stays.items()}
+    found = {number: list(mine) for number, mine in placements.items()}
     for device, uuids in boards.items():
         parts = [number for number, of_device in devices.items() if of_device == device]
         mine = [
-            (uuids.get(number), replace(stay, period=part))
+            (uuids.get(number), replace(placement, period=part))
             for number in parts
-            for stay in stays.get(number, ())
-            if (part := stay.period.clip(within)) is not None
+            for placement in placements.get(number, ())
+            if (part := placement.period.clip(within)) is not None
         ]
-        for stay in _left_of_board(mine):
-            found[stay.accelerator.accelerator_id].append(stay)
+        for placement in _left_of_board(mine):
+            found[placement.accelerator.accelerator_id].append(placement)
     return found
 
 
-def _left_of_board(stays: Sequence[tuple[str | None, Stay]]) -> list[Stay]:
-    edges = sorted({edge for _, stay in stays for edge in (stay.period.start_ms, stay.period.end_ms)})
-    left: list[Stay] = []
+def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> list[RatedPlacement]:
+    edges = sorted(
+        {edge for _, placement in placements for edge in (placement.period.start_ms, placement.period.end_ms)}
+    )
+    left: list[RatedPlacement] = []
     for start_ms, end_ms in pairwise(edges):
-        there = [(uuid, stay) for uuid, stay in stays if stay.period.start_ms <= start_ms < stay.period.end_ms]
-        instances = sorted(((uuid, stay) for uuid, stay in there if uuid is not None), key=lambda one: one[0])
-        micro = GPU_MICRO - sum(stay.accelerator.gpu_micro for _, stay in there)
+        there = [
+            (uuid, placement)
+            for uuid, placement in placements
+            if placement.period.start_ms <= start_ms < placement.period.end_ms
+        ]
+        instances = sorted(((uuid, placement) for uuid, placement in there if uuid is not None), key=lambda one: one[0])
+        micro = GPU_MICRO - sum(placement.accelerator.gpu_micro for _, placement in there)
         if not instances or micro <= ROUNDING_MICRO:
             continue
         stranded = replace(instances[0][1].accelerator, gpu_micro=micro, stranded=True)
         if left and left[-1].accelerator == stranded and left[-1].period.end_ms == start_ms:
-            left[-1] = Stay(stranded, Period(left[-1].period.start_ms, end_ms))
+            left[-1] = RatedPlacement(stranded, Period(left[-1].period.start_ms, end_ms))
         else:
-            left.append(Stay(stranded, Period(start_ms, end_ms)))
+            left.append(RatedPlacement(stranded, Period(start_ms, end_ms)))
     return left
 
 
@@ -104,9 +110,9 @@ def subtract(period: Period, others: Iterable[Period]) -> list[Period]:
     return left
 
 
-def cuts_of(stays: Sequence[Stay], hour: Period) -> list[int]:
+def cuts_of(placements: Sequence[RatedPlacement], hour: Period) -> list[int]:
     """Instants at which a piece of this hour must end, because the accelerator moved: none when it stayed in place."""
-    inside = [stay for stay in stays if stay.period.clip(hour) is not None]
+    inside = [placement for placement in placements if placement.period.clip(hour) is not None]
     if len(inside) < 2:
         return []
-    return sorted({edge for stay in inside for edge in (stay.period.start_ms, stay.period.end_ms)})
+    return sorted({edge for placement in inside for edge in (placement.period.start_ms, placement.period.end_ms)})

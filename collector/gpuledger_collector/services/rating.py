@@ -32,10 +32,10 @@ from gpuledger_collector.accounting.rating import (
 )
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import UsagePiece, atoms, merged
+from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_intervals
 from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, placed
-from gpuledger_collector.services.hourly_usage import ALWAYS, fold_marks
-from gpuledger_collector.services.placements import Stay, cuts_of, stays_of, with_stranded
+from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested
+from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
 
 FAST_CLOCK_MS = 600_000
 """How far ahead of ours a node's clock may be before its evidence waits."""
@@ -58,7 +58,7 @@ def rate_usage(
     """
     with store.unit() as unit:
         days = unit.days_to_rate(period, now_ms)
-        lacking = unit.lacks_month(now_ms)
+        readiness_problems = unit.lacks_month(now_ms)
     for done, day_ms in enumerate(days):
         if stopping():
             return done
@@ -66,7 +66,7 @@ def rate_usage(
             rate_day(unit, day_ms, now_ms, book_at_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
-    while (days or lacking) and not stopping():
+    while (days or readiness_problems) and not stopping():
         with store.unit() as unit:
             if not unit.add_up_month(now_ms):
                 break
@@ -79,8 +79,8 @@ class DayUsage:
 
     day: Period
     until_ms: int
-    stays: Mapping[int, Sequence[Stay]]
-    pieces: Mapping[int, Sequence[UsagePiece]]
+    placements: Mapping[int, Sequence[RatedPlacement]]
+    pieces: Mapping[int, Sequence[HourlyUsage]]
     imported: Sequence[ImportedUsage]
     owners: Owners
     commitments: Sequence[Commitment] = ()
@@ -89,7 +89,7 @@ class DayUsage:
 def rate_day(unit: Unit, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
     """Fold what is left to fold of a day, rate it and write it."""
     day = unit.calendar().day_of(day_ms)
-    fold_marks(unit, unit.marks(day))
+    fold_requested(unit, unit.marks(day))
     usage = usage_of(unit, day, now_ms)
     charges, capacities, commitments = priced(usage, book_of(unit))
     rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges, commitments))
@@ -103,26 +103,28 @@ def usage_of(unit: Unit, day: Period, now_ms: int, proposed: Sequence[Reattribut
     decided = Reattributions([*unit.reattributions(day), *proposed])
     pieces = _pieces(unit, day, until_ms)
     rows = unit.capacity(day)
-    stays = stays_of(rows)
-    imported = imported_beside(unit, day, stays, until_ms)
+    placements = placements_of(rows)
+    imported = imported_beside(unit, day, placements, until_ms)
     held = [piece for mine in pieces.values() for piece in mine if piece.workload_id is not None]
     known = unit.workloads(sorted({piece.workload_id or 0 for piece in held} | {one.workload_id for one in imported}))
     reports = {piece.attributes_id for piece in held} | {one.attributes_id for one in imported}
     said = unit.workload_attributes(sorted(number for number in reports if number is not None))
     owners = Owners(unit.rules(), known, decided, said)
     pieces = {number: sorted(mine, key=owners.order) for number, mine in pieces.items()}
-    stays = with_stranded(stays, rows, day)
-    return DayUsage(day, until_ms, stays, pieces, imported, owners, unit.commitments())
+    placements = with_stranded(placements, rows, day)
+    return DayUsage(day, until_ms, placements, pieces, imported, owners, unit.commitments())
 
 
 def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
     """The charges of a day under a price book, and what they must add up to: capacity x rate, and the commitments."""
-    coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.stays, usage.imported, book)
+    coverage = cover_day(usage.commitments, usage.day, usage.until_ms, usage.placements, usage.imported, book)
     charges: list[Charge] = []
     capacities: list[CapacityCost] = []
-    for key, stay, capacity, inside in _keyed(usage, book):
-        owner_of = usage.owners.at(stay.accelerator.pool, stay.accelerator.node, stay.accelerator.accelerator_id)
-        where = (stay.accelerator, usage.day, capacity)
+    for key, placement, capacity, inside in _keyed(usage, book):
+        owner_of = usage.owners.at(
+            placement.accelerator.pool, placement.accelerator.node, placement.accelerator.accelerator_id
+        )
+        where = (placement.accelerator, usage.day, capacity)
         covered = coverage.of(key)
         charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
         capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
@@ -133,21 +135,23 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
     return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
 
 
-def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Stay, list[Period], list[UsagePiece]]]:
-    """Each accelerator in each of its places: when it was there, and its pieces under the atoms of the price book."""
-    return ((stay, capacity, inside) for _, stay, capacity, inside in _keyed(usage, book))
+def places(usage: DayUsage, book: PriceBook) -> Iterator[tuple[RatedPlacement, list[Period], list[HourlyUsage]]]:
+    """Each accelerator in each of its places: when it was there, and its pieces under the rating intervals of the price
+    book.
+    """
+    return ((placement, capacity, inside) for _, placement, capacity, inside in _keyed(usage, book))
 
 
-def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, Stay, list[Period], list[UsagePiece]]]:
-    starts = [atom.start_ms for atom in atoms(usage.day, book.cuts(usage.day))]
-    for key, stay, capacity in placed(usage.stays, usage.day):
-        accelerator_id = stay.accelerator.accelerator_id
-        if stay.accelerator.stranded:
-            yield key, stay, capacity, []
+def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlacement, list[Period], list[HourlyUsage]]]:
+    starts = [rating_interval.start_ms for rating_interval in rating_intervals(usage.day, book.cuts(usage.day))]
+    for key, placement, capacity in placed(usage.placements, usage.day):
+        accelerator_id = placement.accelerator.accelerator_id
+        if placement.accelerator.stranded:
+            yield key, placement, capacity, []
             continue
-        mine = [one for one in usage.stays[accelerator_id] if not one.accelerator.stranded]
+        mine = [one for one in usage.placements[accelerator_id] if not one.accelerator.stranded]
         inside = _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
-        yield key, stay, capacity, usage.owners.applied(stay.accelerator, inside)
+        yield key, placement, capacity, usage.owners.applied(placement.accelerator, inside)
 
 
 def booking_day(unit: Unit, at_ms: int) -> int:
@@ -176,8 +180,8 @@ def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:
     return min(day.end_ms, max(now_ms, min(latest or 0, now_ms + FAST_CLOCK_MS)))
 
 
-def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[UsagePiece]]:
-    found: dict[int, list[UsagePiece]] = defaultdict(list)
+def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[HourlyUsage]]:
+    found: dict[int, list[HourlyUsage]] = defaultdict(list)
     for piece in unit.pieces(day):
         if piece.start_ms < until_ms:
             found[piece.accelerator_id].append(piece)
@@ -185,41 +189,47 @@ def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[UsagePiece
 
 
 def _inside(
-    pieces: Sequence[UsagePiece], stays: Sequence[Stay], capacity: Sequence[Period], starts: Sequence[int]
-) -> list[UsagePiece]:
-    """The pieces that fall into these capacity periods, each under the start of the rating atom that holds it.
+    pieces: Sequence[HourlyUsage],
+    placements: Sequence[RatedPlacement],
+    capacity: Sequence[Period],
+    starts: Sequence[int],
+) -> list[HourlyUsage]:
+    """The pieces that fall into these capacity periods, each under the start of the rating rating interval that holds
+    it.
 
     Where an accelerator moved, its pieces were cut at the move, so each lies in one place.
     """
     found = []
     for piece in pieces:
         hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
-        cuts = cuts_of(stays, Period(hour_ms, hour_ms + HOUR_MS))
+        cuts = cuts_of(placements, Period(hour_ms, hour_ms + HOUR_MS))
         end_ms = min([piece.end_ms, *(cut for cut in cuts if cut > piece.start_ms)])
         if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
-            atom_ms = starts[bisect_right(starts, piece.start_ms) - 1]
-            found.append(piece if piece.start_ms == atom_ms else replace(piece, start_ms=atom_ms))
+            rating_interval_ms = starts[bisect_right(starts, piece.start_ms) - 1]
+            found.append(piece if piece.start_ms == rating_interval_ms else replace(piece, start_ms=rating_interval_ms))
     return merged(found)
 
 
-def imported_beside(unit: Unit, day: Period, stays: Mapping[int, Sequence[Stay]], until_ms: int) -> list[ImportedUsage]:
+def imported_beside(
+    unit: Unit, day: Period, placements: Mapping[int, Sequence[RatedPlacement]], until_ms: int
+) -> list[ImportedUsage]:
     """Imported usage of a day, less the time of accelerators that were seen in its pools."""
     imported = unit.imported(day)
     pools = {usage.pool for usage in imported}
     there = {
         number: inside
-        for number, mine in stays.items()
-        if (inside := [stay for stay in mine if stay.accelerator.pool in pools])
+        for number, mine in placements.items()
+        if (inside := [placement for placement in mine if placement.accelerator.pool in pools])
     }
     if not there:
         return list(imported)
     seen = [
-        Seen(stay.accelerator.pool, stay.accelerator.node, stay.accelerator.gpu_micro, number, part)
-        for fact in unit.stretches(sorted(there), day)
+        Seen(placement.accelerator.pool, placement.accelerator.node, placement.accelerator.gpu_micro, number, part)
+        for fact in unit.usage_intervals(sorted(there), day)
         for number in (fact.accelerator_id,)
-        for stay in there[number]
-        if stay.accelerator.node in ("", fact.node)
-        and (part := stay.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
+        for placement in there[number]
+        if placement.accelerator.node in ("", fact.node)
+        and (part := placement.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
     ]
     return beside_seen(imported, seen, day, until_ms)
 
@@ -246,7 +256,7 @@ class Owners:
         """What was written on a workload."""
         return self._facts(workload_id, attributes_id).tags
 
-    def order(self, piece: UsagePiece) -> tuple[object, ...]:
+    def order(self, piece: HourlyUsage) -> tuple[object, ...]:
         """The order in which pieces are rated: free of the numbers that arrival gave."""
         if piece.workload_id is None:
             return piece.start_ms, piece.state, "", ""
@@ -258,7 +268,7 @@ class Owners:
         said = None if attributes_id is None else self._said.get(attributes_id)
         return self._workloads[workload_id] if said is None else said
 
-    def applied(self, place: RatedAccelerator, pieces: Sequence[UsagePiece]) -> list[UsagePiece]:
+    def applied(self, place: RatedAccelerator, pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
         """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""
         return self._decided.applied(
             pieces, lambda number, at_ms, said: self._ruled(number, place.pool, place.node, at_ms, said)

@@ -18,12 +18,12 @@ from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
-from gpuledger_collector.services.placements import stays_of, with_stranded
+from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import imported_beside
 
 
 def reconcile(unit: Unit, period: Period) -> Reconciliation:
-    """Check the rated days of a period; call `bring_up_to_date` before it."""
+    """Check the rated days of a period; call `refresh` before it."""
     again_of = _Again(unit, period)
     charged: dict[int, list[ChargedState]] = defaultdict(list)
     for state in unit.charged_states(period):
@@ -45,8 +45,18 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
         holds = _holds(proof, again, rows)
         days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
     untrue = unit.untrue_months(period)
-    return Reconciliation(period, parts, capacity, imported, unpriced_ns, days, unused, unit.calendar(), untrue,
-                          unit.undecided_claims(period))  # fmt: skip
+    return Reconciliation(
+        period,
+        parts,
+        capacity,
+        imported,
+        unpriced_ns,
+        days,
+        unused,
+        unit.calendar(),
+        untrue,
+        unit.undecided_claims(period),
+    )
 
 
 class _Again:
@@ -61,16 +71,18 @@ class _Again:
         self._calendar = unit.calendar()
         self._commitments = unit.commitments()
         rows = unit.capacity(period)
-        self._held = stays_of(rows)
-        self._stays = with_stranded(self._held, rows, period)
+        self._held = placements_of(rows)
+        self._placements = with_stranded(self._held, rows, period)
 
     def capacity(self, proof: Proof) -> Sums:
         """Of one day, up to where its proof goes."""
         day, until_ms = self._calendar.day_of(proof.day_ms), proof.until_ms
-        coverage = cover_day(self._commitments, day, until_ms, self._stays, self._imported(day, until_ms), self._book)
+        coverage = cover_day(
+            self._commitments, day, until_ms, self._placements, self._imported(day, until_ms), self._book
+        )
         sums = Sums()
-        for key, stay, present in placed(self._stays, day):
-            cost = capacity_cost(stay.accelerator, day, present, self._book, until_ms, coverage.of(key))
+        for key, placement, present in placed(self._placements, day):
+            cost = capacity_cost(placement.accelerator, day, present, self._book, until_ms, coverage.of(key))
             sums.add(cost.capacity_ns, cost.cost)
         for one in coverage.costs:
             sums.add(0, {one.commitment.currency: one.cost_micro})

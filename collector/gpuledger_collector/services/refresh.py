@@ -8,7 +8,7 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import OnDay, booking_day, rate_usage
 
 
-def bring_up_to_date(
+def refresh(
     store: Store, period: Period, now_ms: int, on_day: OnDay | None = None, book_at_ms: int | None = None
 ) -> int:
     """Fold and rate the days of a period up to now, and closed days whose corrections are booked in the period.

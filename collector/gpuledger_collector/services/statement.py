@@ -76,13 +76,25 @@ def statement_of(
     rated = frozenset(proof.day_ms for proof in proofs)
     sections = tuple(exact.section(row, parts, jobs, period, rated, calendar, whole.shares) for row in rows)
     return Statement(
-        level, owner, month, period, now_ms, known_ms, statements.closed(connection, period), sections,
+        level,
+        owner,
+        month,
+        period,
+        now_ms,
+        known_ms,
+        statements.closed(connection, period),
+        sections,
         _changes(connection, calendar, level, owner, period, known_ms, jobs, [one.currency for one in sections]),
-        exact.unpriced_ns(parts), _ahead(connection, level, owner, period, now_ms, sections),
+        exact.unpriced_ns(parts),
+        _ahead(connection, level, owner, period, now_ms, sections),
         statements.amended_later(connection, level, owner, period),
-        _budgets(connection, level, owner, period, now_ms), _findings(connection, level, owner, period),
-        proofs, below, calendar, tuple(statements.contested(connection, level, owner, period)),
-    )  # fmt: skip
+        _budgets(connection, level, owner, period, now_ms),
+        _findings(connection, level, owner, period),
+        proofs,
+        below,
+        calendar,
+        tuple(statements.contested(connection, level, owner, period)),
+    )
 
 
 def _changes(

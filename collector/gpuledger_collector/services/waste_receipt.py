@@ -80,10 +80,15 @@ def receipt(
         key = (charge.pool, charge.gpu_model, None if price is None else price.id, covering)
         entry = held.setdefault(
             key,
-            Held(charge.pool, charge.gpu_model, None if price is None else price.id,
-                 "" if price is None else f"{price.rate.normalize():f}", charge.currency,
-                 commitment=covering),
-        )  # fmt: skip
+            Held(
+                charge.pool,
+                charge.gpu_model,
+                None if price is None else price.id,
+                "" if price is None else f"{price.rate.normalize():f}",
+                charge.currency,
+                commitment=covering,
+            ),
+        )
         entry.gpu_ns += charge.gpu_ns
         entry.busy_ns += charge.busy_ns
         entry.idle_ns += charge.idle_ns
@@ -91,8 +96,17 @@ def receipt(
         entry.cost_micro = add_known(entry.cost_micro, charge.cost_micro)
         entry.idle_cost_micro = add_known(entry.idle_cost_micro, charge.idle_cost_micro)
     items = [
-        Item(one.state, one.subject, str(one.evidence.get("node", "")), one.since_ms, one.until_ms, one.currency,
-             one.cost_micro, one.confidence, {name: one.evidence[name] for name in READINGS if name in one.evidence})
+        Item(
+            one.state,
+            one.subject,
+            str(one.evidence.get("node", "")),
+            one.since_ms,
+            one.until_ms,
+            one.currency,
+            one.cost_micro,
+            one.confidence,
+            {name: one.evidence[name] for name in READINGS if name in one.evidence},
+        )
         for one in findings
-    ]  # fmt: skip
+    ]
     return Receipt(list(held.values()), sorted(items, key=lambda one: (-(one.cost_micro or 0), one.since_ms)), advice)

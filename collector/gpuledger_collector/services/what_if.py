@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.ports import ChargedLine, Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import LEVELS
-from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 from gpuledger_collector.services.hourly_usage import fold_hours
 from gpuledger_collector.services.rating import DayUsage, priced, usage_of
 
@@ -43,18 +43,20 @@ def recut(unit: Unit, usage: DayUsage, book: PriceBook) -> DayUsage:
     hours = sorted({edge - edge % HOUR_MS for edge in edges if edge % HOUR_MS})
     if not hours:
         return usage
-    evidence: dict[int, list[StretchFact]] = defaultdict(list)
+    evidence: dict[int, list[UsageInterval]] = defaultdict(list)
     for hour_ms in hours:
-        for stretch in unit.stretches(list(usage.stays), Period(hour_ms, hour_ms + HOUR_MS)):
-            evidence[stretch.accelerator_id].append(stretch)
-    pieces: dict[int, list[UsagePiece]] = {}
+        for usage_interval in unit.usage_intervals(list(usage.placements), Period(hour_ms, hour_ms + HOUR_MS)):
+            evidence[usage_interval.accelerator_id].append(usage_interval)
+    pieces: dict[int, list[HourlyUsage]] = {}
     again = set(hours)
-    for accelerator_id, stays in usage.stays.items():
+    for accelerator_id, placements in usage.placements.items():
         kept = [
             one for one in usage.pieces.get(accelerator_id, ()) if one.start_ms - one.start_ms % HOUR_MS not in again
         ]
         # Where the day begins or ends inside one of these hours, the rest of that hour is another day's.
-        made = fold_hours(evidence.get(accelerator_id, ()), hours, stays, book, (usage.day.start_ms, usage.day.end_ms))
+        made = fold_hours(
+            evidence.get(accelerator_id, ()), hours, placements, book, (usage.day.start_ms, usage.day.end_ms)
+        )
         ended = (
             replace(one, end_ms=one.start_ms - one.start_ms % HOUR_MS + HOUR_MS)
             for one in made
@@ -64,7 +66,7 @@ def recut(unit: Unit, usage: DayUsage, book: PriceBook) -> DayUsage:
     return replace(usage, pieces=pieces)
 
 
-def _order(piece: UsagePiece) -> tuple[int, str, int]:
+def _order(piece: HourlyUsage) -> tuple[int, str, int]:
     """As the hourly ledger is read, so that ties of the last micro-unit fall as they did."""
     return piece.start_ms, piece.state, -1 if piece.workload_id is None else piece.workload_id
 
@@ -75,8 +77,18 @@ def line_of(charge: Charge, by: Iterable[str]) -> ChargedLine:
     keys = tuple(
         places[name] if name in places else "" if charge.owner is None else charge.owner.level(name) for name in by
     )
-    return ChargedLine(keys, charge.state, charge.currency, charge.gpu_ns, charge.busy_ns, charge.idle_ns,
-                       charge.unknown_ns, charge.cost_micro, charge.idle_cost_micro, charge.energy_mj)  # fmt: skip
+    return ChargedLine(
+        keys,
+        charge.state,
+        charge.currency,
+        charge.gpu_ns,
+        charge.busy_ns,
+        charge.idle_ns,
+        charge.unknown_ns,
+        charge.cost_micro,
+        charge.idle_cost_micro,
+        charge.energy_mj,
+    )
 
 
 def _sum(one: ChargedLine, other: ChargedLine) -> ChargedLine:

@@ -126,7 +126,7 @@ def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) ->
         held_ns=one(f"{held} AND l.state = 'held'", since=since_ms),
         unattributed_ns=one(f"{held} AND l.state = 'held' AND coalesce(o.team, '') = ''", since=since_ms),
         unpriced_ns=one(f"{held} AND l.currency IS NULL", since=since_ms),
-        broken_days=one("SELECT count(*) FROM day_proof WHERE NOT holds AND day_ms >= :since", since=since_ms),
+        broken_days=one("SELECT count(*) FROM conservation_check WHERE NOT holds AND day_ms >= :since", since=since_ms),
         failed_jobs=pairs(failed, since=since_ms),
         last_job_ms=None if last_job is None else round(last_job.timestamp() * 1000),
         conflicts=one("SELECT count(*) FROM ingest_conflict"),
@@ -137,7 +137,7 @@ def signs(connection: Connection, now_ms: int, since_ms: int, silent_ms: int) ->
             at=now_ms,
         ),
         partitions=one(
-            "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('stretch'::regclass, 'gpu_sample'::regclass)"
+            "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
         ),
         failed_writers=pairs(
             "SELECT host, to_char(last_error_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || 'Z: ' || last_error "

@@ -48,11 +48,13 @@ def test_triton_tells_inferences_from_requests_of_each_model():
     [
         (fake.TGI, {"inferences": 1_000, "prompt_tokens": 512_000, "generated_tokens": 128_000}),
         (fake.SGLANG, {"inferences": 4_097, "prompt_tokens": 8_128_902, "generated_tokens": 7_557_572}),
-        ("gpuledger_run_steps_total 1200\ngpuledger_run_tokens_total 5e6 1763750000000\n",
-         {"steps": 1_200, "tokens": 5_000_000}),
+        (
+            "gpuledger_run_steps_total 1200\ngpuledger_run_tokens_total 5e6 1763750000000\n",
+            {"steps": 1_200, "tokens": 5_000_000},
+        ),
     ],
     ids=["tgi", "sglang", "run"],
-)  # fmt: skip
+)
 def test_other_pages(text, expected):
     """TGI's tokens are sums of histograms; a run's own file may carry timestamps."""
     assert sums(parse(text)[0]) == expected

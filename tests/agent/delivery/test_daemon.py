@@ -34,9 +34,11 @@ def test_term_spools_the_open_batch_sends_it_and_ends_with_0(agent):
         before = len(target.committed())
         assert running.stop() == 0
         assert len(target.committed()) > before
-        stretches = sorted((s.accelerator, s.start_ms, s.end_ms) for b in target.batches for s in b.stretches)
-        for one, two in pairwise(stretches):
-            assert one[0] != two[0] or one[2] == two[1], "stretches of an accelerator abut"
+        usage_intervals = sorted(
+            (s.accelerator, s.start_ms, s.end_ms) for b in target.batches for s in b.usage_intervals
+        )
+        for one, two in pairwise(usage_intervals):
+            assert one[0] != two[0] or one[2] == two[1], "usage intervals of an accelerator abut"
     counts = running.counts()
     assert (counts.pending, counts.conserved) == (0, True)
 
@@ -116,14 +118,14 @@ def test_release_lets_the_gpus_go_and_resume_takes_them_up(agent):
         released = len(target.batches)
         running.wait_for(lambda: len(target.batches) >= released + 3)
         last = target.batches[-1]
-        assert (last.stretches, last.samples.at_ms) == ([], [])
+        assert (last.usage_intervals, last.samples.at_ms) == ([], [])
         assert last.heartbeat.status == "degraded"
         assert "released" in last.heartbeat.detail
         assert "taken up again" in command("resume").stdout
-        running.wait_for(lambda: target.batches[-1].heartbeat.status == "ok" and target.batches[-1].stretches)
+        running.wait_for(lambda: target.batches[-1].heartbeat.status == "ok" and target.batches[-1].usage_intervals)
         assert command("release", "--for", "1s").returncode == 0
         count = len(target.batches)
-        running.wait_for(lambda: len(target.batches) > count + 2 and target.batches[-1].stretches)
+        running.wait_for(lambda: len(target.batches) > count + 2 and target.batches[-1].usage_intervals)
         assert running.stop() == 0
     assert command("resume").returncode == 0
 

@@ -40,8 +40,14 @@ def test_what_we_write_reads_back_as_it_was(node, vintage):
 def test_nvidias_dashboard_finds_its_six_metrics_and_two_labels():
     """Dashboard 12239 asks for these names; the label order is dcgm-exporter's."""
     _, _, text = page("h100-01", "old")
-    for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL",
-                 "DCGM_FI_DEV_FB_USED", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"):  # fmt: skip
+    for name in (
+        "DCGM_FI_DEV_GPU_TEMP",
+        "DCGM_FI_DEV_POWER_USAGE",
+        "DCGM_FI_DEV_SM_CLOCK",
+        "DCGM_FI_DEV_GPU_UTIL",
+        "DCGM_FI_DEV_FB_USED",
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    ):
         assert re.search(rf"^{name}\{{", text, re.MULTILINE), name
     line = next(line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_POWER_USAGE{"))
     labels = re.findall(r'(\w+)="', line)
@@ -50,8 +56,17 @@ def test_nvidias_dashboard_finds_its_six_metrics_and_two_labels():
 
 def test_units_are_dcgms():
     """Watts, MHz, MiB and percent, as its users' alert rules expect."""
-    sample = Sample("G", 0, {"gpu_power_watts": 312.5, "gpu_sm_clock_hertz": 1.41e9, "gpu_memory_used_bytes": 2**30,
-                             "gpu_utilization_ratio": 0.91, "gpu_energy_joules_total": 5.0})  # fmt: skip
+    sample = Sample(
+        "G",
+        0,
+        {
+            "gpu_power_watts": 312.5,
+            "gpu_sm_clock_hertz": 1.41e9,
+            "gpu_memory_used_bytes": 2**30,
+            "gpu_utilization_ratio": 0.91,
+            "gpu_energy_joules_total": 5.0,
+        },
+    )
     made = families("n", None, [(Accelerator("G", "G", 0, "NVIDIA L4"), sample, ())], "old")
     assert {family.name: family.samples[0].value for family in made} == {
         "DCGM_FI_DEV_GPU_UTIL": 91,
@@ -65,12 +80,14 @@ def test_units_are_dcgms():
 @pytest.mark.parametrize(
     ("workload", "expected"),
     [
-        (Workload("vision/train-0", "kubernetes", account="vision", name="train-0", tags={"container": "main"}),
-         {"container": "main", "namespace": "vision", "pod": "train-0"}),
+        (
+            Workload("vision/train-0", "kubernetes", account="vision", name="train-0", tags={"container": "main"}),
+            {"container": "main", "namespace": "vision", "pod": "train-0"},
+        ),
         (Workload("4711", "slurm"), {"hpc_job": "4711"}),
         (Workload("x", "process"), {}),
     ],
-)  # fmt: skip
+)
 def test_pods_and_jobs_stand_on_the_lines(workload, expected):
     """The holder is named as dcgm-exporter names it in Kubernetes and with job mapping files."""
     sample = Sample("G", 0, {"gpu_power_watts": 1.0})

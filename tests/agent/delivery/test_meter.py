@@ -66,12 +66,12 @@ def test_what_was_seen_is_measured_to_the_millisecond(ticks, flushes):
 def test_holders_share_a_span_without_remainder(ticks):
     """On the wire the holders' parts of a span add up to it, by weight, and their activities to the parts."""
     spans = run(Meter(gap_ms=40 * 60_000), ticks)
-    stretches = BatchMaker([GPU], "", {}).stretches(spans)
+    usage_intervals = BatchMaker([GPU], "", {}).usage_intervals(spans)
     parts = {}
-    for stretch in stretches:
-        assert stretch.busy_ms + stretch.idle_ms + stretch.unknown_ms == stretch.held_ms
-        if stretch.state == "held":
-            parts.setdefault((stretch.start_ms, stretch.end_ms), []).append(stretch.held_ms)
+    for usage_interval in usage_intervals:
+        assert usage_interval.busy_ms + usage_interval.idle_ms + usage_interval.unknown_ms == usage_interval.held_ms
+        if usage_interval.state == "held":
+            parts.setdefault((usage_interval.start_ms, usage_interval.end_ms), []).append(usage_interval.held_ms)
     for (start, end), held in parts.items():
         assert sum(held) == end - start
         if len(held) == 2:
@@ -103,12 +103,20 @@ def test_states_follow_health_and_holders():
     silent = Sample("GPU-a", 0, {}, {}, (), Health("unknown"))
     spans = run(
         Meter(gap_ms=30_000),
-        [(0, sample(0.0), ()), (10_000, sample(0.0), ()), (20_000, sample(health="failed"), (JOB,)),
-         (30_000, silent, (JOB,)), (40_000, silent, ()), (50_000, sample(0.0), ())],
-    )  # fmt: skip
+        [
+            (0, sample(0.0), ()),
+            (10_000, sample(0.0), ()),
+            (20_000, sample(health="failed"), (JOB,)),
+            (30_000, silent, (JOB,)),
+            (40_000, silent, ()),
+            (50_000, sample(0.0), ()),
+        ],
+    )
     assert [(span.state, span.end_ms - span.start_ms) for span in spans] == [
-        ("unallocated", 10_000), ("unavailable", 10_000), ("held", 10_000),
-    ]  # fmt: skip
+        ("unallocated", 10_000),
+        ("unavailable", 10_000),
+        ("held", 10_000),
+    ]
     assert spans[2].unknown_ms == 10_000
 
 
@@ -179,7 +187,7 @@ def test_no_instant_is_told_twice_whatever_is_done_to_the_clock(steps):
     assert all(before.end_ms <= after.start_ms for before, after in pairwise(in_order))
     held_ms = sum(span.end_ms - span.start_ms for span in spans)
     elapsed_ms = sum(elapsed for elapsed, _ in steps)
-    assert held_ms + meter.relived_ms + at_jumps == elapsed_ms
+    assert held_ms + meter.discarded_after_clock_step_ms + at_jumps == elapsed_ms
     assert -MOST_AHEAD_MS <= clock.skew_ms <= STEP_TOLERANCE_MS
     assert lived(steps)[0] == spans
 
@@ -193,7 +201,7 @@ def test_a_step_that_is_not_followed_costs_nothing(steps):
         sum_ms += step
         small.append((elapsed, step))
     spans, meter, clock, at_jumps = lived(small)
-    assert (clock.jumps, at_jumps, meter.relived_ms) == (0, 0, 0)
+    assert (clock.jumps, at_jumps, meter.discarded_after_clock_step_ms) == (0, 0, 0)
     assert sum(span.end_ms - span.start_ms for span in spans) == sum(elapsed for elapsed, _ in steps)
 
 
@@ -203,8 +211,8 @@ def test_a_clock_set_back_by_an_hour_bills_no_hour_twice():
     spans, meter, _, at_jumps = lived(minute * 120 + [(30_000, -3_600_000)] + minute * 90)
     held = sum(span.end_ms - span.start_ms for span in spans)
     assert at_jumps == 30_000
-    assert meter.relived_ms == pytest.approx(3_600_000, abs=30_000)
-    assert held == 210 * 60_000 - meter.relived_ms
+    assert meter.discarded_after_clock_step_ms == pytest.approx(3_600_000, abs=30_000)
+    assert held == 210 * 60_000 - meter.discarded_after_clock_step_ms
     assert max(span.end_ms for span in spans) == START + 210 * 60_000 + 30_000 - 3_600_000
 
 
@@ -212,7 +220,7 @@ def test_a_clock_that_was_years_ahead_at_boot_costs_one_gap():
     """Only instants that were told are closed: after the correction the true time is counted at once."""
     years = 3 * 365 * 86_400_000
     spans, meter, _, at_jumps = lived([(10_000, 0)] * 6 + [(10_000, -years)] + [(10_000, 0)] * 60)
-    assert (meter.relived_ms, at_jumps) == (0, 10_000)
+    assert (meter.discarded_after_clock_step_ms, at_jumps) == (0, 10_000)
     assert sum(span.end_ms - span.start_ms for span in spans) == 660_000
 
 

@@ -29,10 +29,12 @@ def make(spans=4):
     def batch(epoch, seq):
         maker = BatchMaker([GPU], "p", {})
         many = [Span("GPU-a", "held", JOBS, NOW + 9 * at, NOW + 9 * at + 9, 9, 0, 0, 30) for at in range(spans)]
-        rows = [(NOW + at, Sample("GPU-a", 0, {"gpu_power_watts": float(at), "gpu_energy_joules_total": 0.1 * at}))
-                for at in range(spans)]  # fmt: skip
+        rows = [
+            (NOW + at, Sample("GPU-a", 0, {"gpu_power_watts": float(at), "gpu_energy_joules_total": 0.1 * at}))
+            for at in range(spans)
+        ]
         beat = wire.Heartbeat("0", "simulated", "ok")
-        return pack(maker.batch("n1", epoch, seq, beat, maker.stretches(many), maker.samples(rows)))
+        return pack(maker.batch("n1", epoch, seq, beat, maker.usage_intervals(many), maker.samples(rows)))
 
     return batch
 
@@ -46,10 +48,22 @@ def spool(tmp_path):
 
 @pytest.mark.parametrize(
     ("status", "step"),
-    [(401, "probe"), (403, "probe"), (413, "split"), (409, "bury"), (400, "undecodable"),
-     (415, "undecodable"), (408, "retry"), (425, "retry"), (429, "retry"), (500, "retry"), (502, "retry"),
-     (503, "retry"), (None, "retry")],
-)  # fmt: skip
+    [
+        (401, "probe"),
+        (403, "probe"),
+        (413, "split"),
+        (409, "dead_letter"),
+        (400, "undecodable"),
+        (415, "undecodable"),
+        (408, "retry"),
+        (425, "retry"),
+        (429, "retry"),
+        (500, "retry"),
+        (502, "retry"),
+        (503, "retry"),
+        (None, "retry"),
+    ],
+)
 def test_every_answer_has_its_reaction(status, step):
     """What can pass is retried, what cannot is buried, what is too large is split."""
     assert reaction(Reply(status, {}, REFUSED), 0).step == step
@@ -57,13 +71,23 @@ def test_every_answer_has_its_reaction(status, step):
 
 @pytest.mark.parametrize(
     ("status", "body", "step"),
-    [(200, b'{"status":"committed"}', "ack"), (200, b'{"status":"duplicate"}', "ack"),
-     (422, b'{"status":"partial","rejected":[]}', "ack"), (200, b"<html>Welcome</html>", "retry"), (200, b"", "retry"),
-     (200, b'{"status":"com', "retry"), (422, b'{"detail":[]}', "retry"), (200, b'{"status":"refused"}', "retry"),
-     (200, b'{"status":"committed","detail":"\xff"}', "retry"), (204, b"", "retry"),
-     pytest.param(200, b'{"a":' * 100_000, "retry", id="200-brackets-retry"),
-     (409, b"", "retry"), (400, b"<html>Bad Request</html>", "retry"), (400, b'{"status":"committed"}', "retry")],
-)  # fmt: skip
+    [
+        (200, b'{"status":"committed"}', "ack"),
+        (200, b'{"status":"duplicate"}', "ack"),
+        (422, b'{"status":"partial","rejected":[]}', "ack"),
+        (200, b"<html>Welcome</html>", "retry"),
+        (200, b"", "retry"),
+        (200, b'{"status":"com', "retry"),
+        (422, b'{"detail":[]}', "retry"),
+        (200, b'{"status":"refused"}', "retry"),
+        (200, b'{"status":"committed","detail":"\xff"}', "retry"),
+        (204, b"", "retry"),
+        pytest.param(200, b'{"a":' * 100_000, "retry", id="200-brackets-retry"),
+        (409, b"", "retry"),
+        (400, b"<html>Bad Request</html>", "retry"),
+        (400, b'{"status":"committed"}', "retry"),
+    ],
+)
 def test_only_a_collectors_whole_answer_ends_a_batch(status, body, step):
     """A captive portal's 200, an empty or a torn answer has committed nothing: the batch stays."""
     assert reaction(Reply(status, {}, body), 0).step == step
@@ -158,18 +182,18 @@ def test_a_token_file_that_holds_more_is_said_without_its_content(spool, tmp_pat
     assert spool.counts().pending == 1
 
 
-def test_refused_records_go_to_the_dead_letters_with_their_reasons(spool):
+def test_refused_records_go_to_the_dead_notifications_with_their_reasons(spool):
     """422: the rest is committed, so the batch is acked; what was refused is kept for a person."""
     spool.add(make(), NOW)
-    answer = {"status": "partial", "rejected": [{"record": "stretches[2]", "reason": "ends before it starts"}]}
+    answer = {"status": "partial", "rejected": [{"record": "usage_intervals[2]", "reason": "ends before it starts"}]}
     pusher = Pusher(spool, lambda *_: Reply(422, {}, json.dumps(answer).encode()), lambda: NOW)
     pusher.step()
-    assert spool.dead_letters() == [(1, "stretches[2]", "ends before it starts")]
+    assert spool.dead_letters() == [(1, "usage_intervals[2]", "ends before it starts")]
     assert (spool.counts().acked, spool.counts().dead) == (1, 0)
 
 
 @pytest.mark.parametrize("status", [409, 400, 415])
-def test_what_can_never_be_delivered_is_buried_and_others_pass(spool, status):
+def test_what_can_never_be_delivered_is_dead_lettered_and_others_pass(spool, status):
     """Other bytes under a known number, or a batch that cannot be decoded: neither stops the queue."""
     for _ in range(2):
         spool.add(make(), NOW)
@@ -214,21 +238,25 @@ def test_a_batch_that_is_too_large_is_split_without_loss(spool, spans):
         while pusher.step() is not None:
             pass
         halves = sorted((batch for batch in target.batches if batch.seq > 1), key=lambda batch: batch.seq)
-    assert [stretch for half in halves for stretch in half.stretches] == whole.stretches
+    assert [usage_interval for half in halves for usage_interval in half.usage_intervals] == whole.usage_intervals
     assert [at for half in halves for at in half.samples.at_ms] == whole.samples.at_ms
     for name, column in whole.samples.columns.items():
         parts = [half.samples.columns[name].values for half in halves if half.samples.at_ms]
         assert b"".join(parts) == column.values
-    spans_of = [{(stretch.start_ms, stretch.end_ms) for stretch in half.stretches} for half in halves]
+    spans_of = [
+        {(usage_interval.start_ms, usage_interval.end_ms) for usage_interval in half.usage_intervals} for half in halves
+    ]
     assert not spans_of[0] & spans_of[1]
     counts = spool.counts()
     assert (counts.produced, counts.acked, counts.dropped, counts.conserved) == (3, 2, 1, True)
 
 
-def test_one_record_that_is_too_large_is_buried(spool):
+def test_one_record_that_is_too_large_is_dead_lettered(spool):
     """What cannot be halved is not split for ever: where the collector says so, it is a dead letter."""
     batch = unpack(make(1)("e", 1))
-    single = wire.Batch(1, "n1", "e", 1, batch.heartbeat, batch.accelerators, batch.workloads, batch.stretches[:1])
+    single = wire.Batch(
+        1, "n1", "e", 1, batch.heartbeat, batch.accelerators, batch.workloads, batch.usage_intervals[:1]
+    )
     assert split_batch(single) is None
     spool.add(lambda epoch, seq: pack(single), NOW)
     pusher = Pusher(spool, lambda *_: Reply(413, {}, REFUSED), lambda: NOW)

@@ -25,8 +25,14 @@ def test_all_faults_are_told_at_once(tmp_path):
     with pytest.raises(SettingsError) as caught:
         load(config, {"GPULEDGER_AGENT_POOOL": "x"})
     message = str(caught.value)
-    for words in (f"{config}: sample_intervall_s", "sample_interval_s", "1.5 is not a int", "True is not a float",
-                  "GPULEDGER_AGENT_POOOL", "nearest one is pool"):  # fmt: skip
+    for words in (
+        f"{config}: sample_intervall_s",
+        "sample_interval_s",
+        "1.5 is not a int",
+        "True is not a float",
+        "GPULEDGER_AGENT_POOOL",
+        "nearest one is pool",
+    ):
         assert words in message
 
 
@@ -40,12 +46,21 @@ def test_an_empty_path_is_no_path(name):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("sample_interval_s", "nan"), ("sample_interval_s", "inf"), ("sample_interval_s", "0"),
-        ("busy_threshold", "1"), ("busy_threshold", "-0.1"), ("spool_bytes", "1"), ("owners", "slurm,bogus"),
-        ("collector_url", "http://h:0"), ("collector_url", "//h"), ("metrics_listen", "9440x"), ("log_level", "loud"),
-        ("log_format", "xml"), ("dcgm_names", "both"),
+        ("sample_interval_s", "nan"),
+        ("sample_interval_s", "inf"),
+        ("sample_interval_s", "0"),
+        ("busy_threshold", "1"),
+        ("busy_threshold", "-0.1"),
+        ("spool_bytes", "1"),
+        ("owners", "slurm,bogus"),
+        ("collector_url", "http://h:0"),
+        ("collector_url", "//h"),
+        ("metrics_listen", "9440x"),
+        ("log_level", "loud"),
+        ("log_format", "xml"),
+        ("dcgm_names", "both"),
     ],
-)  # fmt: skip
+)
 def test_what_lies_out_of_range_is_named(name, value):
     """The sentence begins with the setting."""
     with pytest.raises(SettingsError, match=f"^{name}: "):

@@ -55,7 +55,7 @@ def test_numbers_start_at_one_and_never_come_again(spool, tmp_path):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from(["add", "ack", "bury", "restart", "crash", "split"]), max_size=25))
+@given(st.lists(st.sampled_from(["add", "ack", "dead_letter", "restart", "crash", "split"]), max_size=25))
 def test_every_batch_is_accounted_for(tmp_path_factory, steps):
     """produced = acked + pending + dropped + dead after any sequence, also when the file is cut off by a crash."""
     folder = tmp_path_factory.mktemp("spool")
@@ -66,8 +66,8 @@ def test_every_batch_is_accounted_for(tmp_path_factory, steps):
             spool.add(body_of(), NOW)
         elif step == "ack" and waiting:
             spool.acknowledge(waiting.seq)
-        elif step == "bury" and waiting:
-            spool.bury(waiting.seq, "no")
+        elif step == "dead_letter" and waiting:
+            spool.dead_notification(waiting.seq, "no")
         elif step == "split" and waiting:
             spool.replace(waiting.seq, [(body_of(), Holds()), (body_of(), Holds())], NOW)
         elif step in {"restart", "crash"}:
@@ -128,7 +128,7 @@ def test_on_a_disk_without_room_to_spare_little_is_spooled_and_nothing_dropped(t
 
     def pile_up():
         for _ in range(100):
-            spool.add(body_of(100_000), NOW, Holds(stretches=1))
+            spool.add(body_of(100_000), NOW, Holds(usage_intervals=1))
 
     with pytest.raises(DiskNearlyFull, match="the disk is nearly full"):
         pile_up()
@@ -217,21 +217,21 @@ def test_an_epoch_is_a_uuid_of_version_7():
     assert made[0].variant == uuid.RFC_4122
 
 
-def test_dead_letters_are_bounded(spool):
+def test_dead_notifications_are_bounded(spool):
     """The latest thousand refused records are kept for a person to look at."""
     seq = spool.add(body_of(), NOW)
-    spool.acknowledge(seq, tuple((f"stretches[{number}]", "no") for number in range(1500)))
-    letters = spool.dead_letters()
-    assert len(letters) == 1000
-    assert letters[-1] == (seq, "stretches[1499]", "no")
+    spool.acknowledge(seq, tuple((f"usage_intervals[{number}]", "no") for number in range(1500)))
+    notifications = spool.dead_letters()
+    assert len(notifications) == 1000
+    assert notifications[-1] == (seq, "usage_intervals[1499]", "no")
 
 
 def test_refusals_never_crowd_out_what_waits(tmp_path):
     """However many batches are buried, their bytes keep to an eighth of the spool; the rest stays for new ones."""
     spool = opened(tmp_path, 1024 * 1024)
     for _ in range(60):
-        spool.bury(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
-    assert [letter[0] for letter in spool.dead_letters()] == list(range(1, 61))
+        spool.dead_notification(spool.add(lambda epoch, seq: seq.to_bytes(4, "big") * 12_000, NOW), "no")
+    assert [notification[0] for notification in spool.dead_letters()] == list(range(1, 61))
     for _ in range(12):
         spool.add(lambda epoch, seq: bytes(48_000), NOW)
     counts = spool.counts()
@@ -245,8 +245,8 @@ def test_refusals_never_crowd_out_what_waits(tmp_path):
 def test_burying_twice_counts_once(spool):
     """A batch that has left the queue is not buried again."""
     seq = spool.add(body_of(), NOW)
-    spool.bury(seq, "no")
-    spool.bury(seq, "no")
+    spool.dead_notification(seq, "no")
+    spool.dead_notification(seq, "no")
     assert (spool.counts().dead, spool.dead_letters()) == (1, [(seq, "batch", "no")])
 
 

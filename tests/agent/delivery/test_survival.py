@@ -84,9 +84,9 @@ def rounds(daemon, number):
         time.sleep(0.002)
 
 
-def stretches(daemon, spool):
+def usage_intervals(daemon, spool):
     daemon.sampler.flush(spool, START)
-    return unpack(spool.next("newest").body).stretches
+    return unpack(spool.next("newest").body).usage_intervals
 
 
 def test_an_exception_of_the_source_ends_one_round(daemon, spool, caplog):
@@ -103,7 +103,7 @@ def test_an_exception_of_the_source_ends_one_round(daemon, spool, caplog):
     assert re.fullmatch(
         r"source: KeyError: 'nvmlFieldValue' at test_survival.py:\d+; sampling goes on without it", line
     )
-    assert len(stretches(daemon, spool)) == 2
+    assert len(usage_intervals(daemon, spool)) == 2
     assert daemon.sampler.source.opened == 1
 
 
@@ -190,15 +190,15 @@ def test_an_owner_source_that_raises_takes_no_other_with_it(daemon, spool):
     broken = daemon.sampler.owners[0]
     broken.broken = ValueError("a job file of another version")
     rounds(daemon, 3)
-    seen = stretches(daemon, spool)
-    assert {(stretch.accelerator, stretch.state) for stretch in seen} == {(0, "held"), (1, "held")}
-    ends = {stretch.accelerator: stretch.end_ms for stretch in seen}
+    seen = usage_intervals(daemon, spool)
+    assert {(usage_interval.accelerator, usage_interval.state) for usage_interval in seen} == {(0, "held"), (1, "held")}
+    ends = {usage_interval.accelerator: usage_interval.end_ms for usage_interval in seen}
     assert ends[0] < ends[1]
     broken.broken = None
     rounds(daemon, 1)
-    again = stretches(daemon, spool)
-    assert {stretch.state for stretch in again} == {"held"}
-    assert min(stretch.start_ms for stretch in again if stretch.accelerator == 0) == ends[0]
+    again = usage_intervals(daemon, spool)
+    assert {usage_interval.state for usage_interval in again} == {"held"}
+    assert min(usage_interval.start_ms for usage_interval in again if usage_interval.accelerator == 0) == ends[0]
     assert daemon.sampler.faults.counts == {"owner Owner": 3}
 
 
@@ -211,18 +211,18 @@ def test_a_reading_that_no_arithmetic_can_take_is_that_accelerators_loss(daemon,
     rounds(daemon, 2)
     assert daemon.sampler.ticks == 5
     assert daemon.sampler.faults.counts == {"meter": 2}
-    assert len(stretches(daemon, spool)) == 4
+    assert len(usage_intervals(daemon, spool)) == 4
 
 
 def test_a_reading_that_fits_into_no_column_holds_back_no_time(daemon, spool):
-    """A source that gives a text for a number costs the readings of that batch, counted; the stretches arrive."""
+    """A source that gives a text for a number costs the readings of that batch, counted; the usage intervals arrive."""
     daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9, "gpu_power_limit_watts": "n/a"}
     rounds(daemon, 3)
-    assert len(stretches(daemon, spool)) == 2
+    assert len(usage_intervals(daemon, spool)) == 2
     assert daemon.sampler.readings_lost == 6
     daemon.sampler.source.values = {"gpu_utilization_ratio": 0.9}
     rounds(daemon, 1)
-    stretches(daemon, spool)
+    usage_intervals(daemon, spool)
     assert len(unpack(spool.next("newest").body).samples.at_ms) == 2
 
 

@@ -136,9 +136,13 @@ def test_name_image_and_labels_are_told(docker):
     ]
     (holder,) = owners_of(docker).holders(GPUS, [])[UUID]
     assert holder.workload == Workload(
-        "a" * 12, "container", None, None, "train",
+        "a" * 12,
+        "container",
+        None,
+        None,
+        "train",
         {"team": "vision", "container": "train", "image": "nvcr.io/nvidia/pytorch:25.03-py3"},
-    )  # fmt: skip
+    )
 
 
 def test_a_container_found_by_its_process_is_described(docker, tmp_path):

@@ -250,9 +250,14 @@ def test_labels_are_tags_and_those_of_the_namespace_their_defaults():
     (holder,) = owners_of(Cluster([pod("p", UUID)], facts, namespaces)).holders([WHOLE], [])[UUID]
     assert holder.workload.id == "u1"
     assert dict(holder.workload.tags) == {
-        "team": "vision", "project": "seg", "a.b/c": "d", "namespace": "vision", "pod": "p", "pod_uid": "u1",
+        "team": "vision",
+        "project": "seg",
+        "a.b/c": "d",
+        "namespace": "vision",
+        "pod": "p",
+        "pod_uid": "u1",
         "container": "main",
-    }  # fmt: skip
+    }
 
 
 def test_labels_are_kept_within_bounds():
@@ -356,10 +361,13 @@ def asked(api):
 def test_pods_of_the_node_come_with_uid_labels_and_phase(api, asked):
     """Only those of this node, page by page, by token and the cluster's own CA."""
     api.pods = [
-        {"metadata": {"name": f"p{n}", "namespace": "ns", "uid": f"u{n}", "labels": {"team": "t"}},
-         "spec": {"nodeName": "n1", "containers": [{"name": "main"}]},
-         "status": {"phase": "Succeeded" if n == 7 else "Running"}} for n in range(250)
-    ]  # fmt: skip
+        {
+            "metadata": {"name": f"p{n}", "namespace": "ns", "uid": f"u{n}", "labels": {"team": "t"}},
+            "spec": {"nodeName": "n1", "containers": [{"name": "main"}]},
+            "status": {"phase": "Succeeded" if n == 7 else "Running"},
+        }
+        for n in range(250)
+    ]
     api.pods.append({"metadata": {"name": "far", "namespace": "ns"}, "spec": {"nodeName": "n2"}, "status": {}})
     found = asked.pods("n1")
     assert len(found) == 250

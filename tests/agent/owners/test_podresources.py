@@ -112,7 +112,7 @@ def test_any_changed_byte_gives_pods_or_an_error_of_ours(tmp_path):
     assert failed > 100
 
 
-def test_a_server_that_trickles_does_not_stretch_the_deadline(tmp_path):
+def test_a_server_that_trickles_does_not_usage_interval_the_deadline(tmp_path):
     """Each byte comes in time, the whole does not."""
     began = time.monotonic()
     with answering(tmp_path / "slow.sock", [RECORDED], pause_s=0.02) as path:

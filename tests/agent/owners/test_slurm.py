@@ -73,14 +73,21 @@ def node(tmp_path):
 
 def test_a_job_holds_the_gpus_of_its_file_until_the_file_goes(node):
     """Everything that the prolog wrote is told of the job; UUIDs win over indices; no file, no holder."""
-    node.job(42, uuids=f"{UUIDS[2]},{UUIDS[0]}", gpus="0,1", account="vision", user="amina", partition="gpu",
-             cluster="tetra", job_name="train", comment="project=llm;exp=42")  # fmt: skip
+    node.job(
+        42,
+        uuids=f"{UUIDS[2]},{UUIDS[0]}",
+        gpus="0,1",
+        account="vision",
+        user="amina",
+        partition="gpu",
+        cluster="tetra",
+        job_name="train",
+        comment="project=llm;exp=42",
+    )
     assert node.held() == {2: [("42", 1)], 0: [("42", 1)]}
     workload = node.owners.holders(CARDS, ())[UUIDS[0]][0].workload
     assert (workload.kind, workload.user, workload.account, workload.name) == ("slurm", "amina", "vision", "train")
-    assert workload.tags == {
-        "project": "llm", "exp": "42", "team": "vision", "partition": "gpu", "cluster": "tetra"
-    }  # fmt: skip
+    assert workload.tags == {"project": "llm", "exp": "42", "team": "vision", "partition": "gpu", "cluster": "tetra"}
     (node.jobs / "42").unlink()
     assert node.held() == {}
 
@@ -263,9 +270,14 @@ def test_a_file_from_before_this_boot_holds_nothing(node):
 
 
 @pytest.mark.parametrize(
-    "place", ["system.slice/slurmstepd.scope", "system.slice/n7_slurmstepd.scope", "freezer/slurm_vm/uid_0",
-              "memory/slurm/uid_1000"],
-)  # fmt: skip
+    "place",
+    [
+        "system.slice/slurmstepd.scope",
+        "system.slice/n7_slurmstepd.scope",
+        "freezer/slurm_vm/uid_0",
+        "memory/slurm/uid_1000",
+    ],
+)
 def test_a_job_whose_extern_step_has_gone_has_ended(node, caplog, place):
     """Seen once in its cgroup, v1 or v2, then gone for the grace: an epilog that never ran bills no longer."""
     node.job(42, gpus="0", until=int(NOW_S) + 9 * 86_400)
@@ -373,9 +385,13 @@ def test_a_cgroup_of_slurm_names_its_job_and_a_users_own_does_not(cgroup, expect
 
 def run_script(name, folder, **environment):
     done = subprocess.run(
-        ["/bin/sh", DEPLOY / f"{name}.sh"], env={"GPULEDGER_SLURM_JOBS_DIR": str(folder), **environment},
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        ["/bin/sh", DEPLOY / f"{name}.sh"],
+        env={"GPULEDGER_SLURM_JOBS_DIR": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""  # slurmd would take it for words to the job
     return done
@@ -386,10 +402,14 @@ def test_prolog_and_epilog_are_what_the_source_reads(node):
     (node.drivers / "0000:18:00.0").mkdir()
     (node.drivers / "0000:18:00.0/information").write_text(f"GPU UUID: \t {UUIDS[2]}\nDevice Minor: \t 1\n")
     environment = {
-        "SLURM_JOB_ID": "42", "SLURM_JOB_GPUS": "1", "SLURM_JOB_ACCOUNT": "vision", "SLURM_JOB_USER": "amina",
-        "SLURM_JOB_NAME": "a=b;$(touch x)`id`\ngpus=3\n", "SLURM_JOB_COMMENT": "team=seg\nuuids=GPU-x",
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_GPUS": "1",
+        "SLURM_JOB_ACCOUNT": "vision",
+        "SLURM_JOB_USER": "amina",
+        "SLURM_JOB_NAME": "a=b;$(touch x)`id`\ngpus=3\n",
+        "SLURM_JOB_COMMENT": "team=seg\nuuids=GPU-x",
         "GPULEDGER_NVIDIA_PROC": str(node.drivers),
-    }  # fmt: skip
+    }
     run_script("prolog", node.jobs, **environment)
     assert [path.name for path in node.jobs.iterdir()] == ["42"]
     job = prolog_job("42", (node.jobs / "42").read_text(), 0.0)
@@ -422,8 +442,14 @@ def test_the_prolog_asks_nvidia_smi_where_the_driver_tells_no_minors(tmp_path):
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: {UUIDS[1]})'\n")
     (tools / "nvidia-smi").chmod(0o755)
     for gpus, places in (("0", (UUIDS[1],)), ("0,1", ("0", "1"))):
-        run_script("prolog", tmp_path / "jobs", SLURM_JOB_ID="7", GPULEDGER_NVIDIA_PROC="/none",
-                   SLURM_JOB_GPUS=gpus, PATH=str(tools))  # fmt: skip
+        run_script(
+            "prolog",
+            tmp_path / "jobs",
+            SLURM_JOB_ID="7",
+            GPULEDGER_NVIDIA_PROC="/none",
+            SLURM_JOB_GPUS=gpus,
+            PATH=str(tools),
+        )
         assert prolog_job("7", (tmp_path / "jobs/7").read_text(), 0.0).places == places
 
 
@@ -436,9 +462,16 @@ def test_the_prolog_asks_for_shards_where_it_is_told_to(tmp_path):
     )
     (tools / "scontrol").chmod(0o755)
     for asked, shards in ((None, None), ("1", 3)):
-        run_script("prolog", tmp_path / "jobs", SLURM_JOB_ID="7", GPULEDGER_NVIDIA_PROC="/none", SLURM_JOB_GPUS="2",
-                   SLURMD_NODENAME="vm", PATH=str(tools),
-                   **({} if asked is None else {"GPULEDGER_SLURM_SHARDS": asked}))  # fmt: skip
+        run_script(
+            "prolog",
+            tmp_path / "jobs",
+            SLURM_JOB_ID="7",
+            GPULEDGER_NVIDIA_PROC="/none",
+            SLURM_JOB_GPUS="2",
+            SLURMD_NODENAME="vm",
+            PATH=str(tools),
+            **({} if asked is None else {"GPULEDGER_SLURM_SHARDS": asked}),
+        )
         assert prolog_job("7", (tmp_path / "jobs/7").read_text(), 0.0).shards == shards
 
 

@@ -62,14 +62,20 @@ def test_the_man_page_knows_every_command(unpacked):
     page = gzip.decompress((unpacked / "usr/share/man/man8/gpuledger-agent.8.gz").read_bytes()).decode()
     choices = next(action.choices for action in parser()._actions if action.dest == "command")
     for command in choices:
-        assert any(line.split()[1:2] == [command] or line.split('"')[0].split()[1:2] == [command]
-                   for line in page.splitlines() if line.startswith((".B ", ".BI "))), command  # fmt: skip
+        assert any(
+            line.split()[1:2] == [command] or line.split('"')[0].split()[1:2] == [command]
+            for line in page.splitlines()
+            if line.startswith((".B ", ".BI "))
+        ), command
 
 
 def test_completions_lie_where_shells_look(unpacked):
     """Those that are committed, in the folders of bash, zsh and fish; and the units that read Slurm's queue."""
-    for place in ("bash-completion/completions/gpuledger-agent", "zsh/vendor-completions/_gpuledger-agent",
-                  "fish/vendor_completions.d/gpuledger-agent.fish"):  # fmt: skip
+    for place in (
+        "bash-completion/completions/gpuledger-agent",
+        "zsh/vendor-completions/_gpuledger-agent",
+        "fish/vendor_completions.d/gpuledger-agent.fish",
+    ):
         assert "deploy/completions/generate" in (unpacked / "usr/share" / place).read_text()
     examples = unpacked / "usr/share/doc/gpuledger-agent/examples"
     assert "queue --slurm" in (examples / "gpuledger-queue.service").read_text()
@@ -92,15 +98,22 @@ def test_a_fresh_debian_installs_runs_upgrades_and_purges_it(deb, tmp_path):
     root = tmp_path / "debian"
     made = subprocess.run(
         ["debootstrap", "--variant=minbase", "--include=python3", *mirror()[:1], root, *mirror()[1:]],
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     if made.returncode:
         pytest.skip(f"debootstrap could not make a system here: {made.stdout.strip()[-300:]}")
     (root / "tmp" / deb.name).write_bytes(deb.read_bytes())
 
     def inside(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["chroot", root, *command], env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-                              capture_output=True, text=True, timeout=60)  # fmt: skip
+        return subprocess.run(
+            ["chroot", root, *command],
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     for _ in range(2):
         installed = inside("dpkg", "-i", f"/tmp/{deb.name}")
@@ -123,8 +136,11 @@ def test_a_fresh_debian_installs_runs_upgrades_and_purges_it(deb, tmp_path):
 
 def mirror() -> list[str]:
     """The suite and the mirror that this machine's apt uses."""
-    told = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE)|$(RELEASE)", "Created-By: Packages"],
-                          capture_output=True, text=True)  # fmt: skip
+    told = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(SITE)|$(RELEASE)", "Created-By: Packages"],
+        capture_output=True,
+        text=True,
+    )
     pairs = [line.split("|") for line in told.stdout.splitlines() if "|" in line]
     main = next((pair for pair in pairs if pair[0].rstrip("/").endswith("debian")), None)
     if main is None:

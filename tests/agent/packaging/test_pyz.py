@@ -43,8 +43,13 @@ def test_nothing_is_written_and_no_folder_is_needed(pyz, tmp_path):
     home.mkdir(mode=0o500)
     environment = {**bare(), "HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(home / "cache")}
     relative = os.path.relpath(pyz, tmp_path)
-    seen = subprocess.run([pythons()[0], relative, "once", "--source", "simulated"], env=environment, cwd=tmp_path,
-                          capture_output=True, text=True)  # fmt: skip
+    seen = subprocess.run(
+        [pythons()[0], relative, "once", "--source", "simulated"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert seen.returncode == 0, seen.stderr
     assert list(home.iterdir()) == []
 
@@ -55,8 +60,11 @@ def test_it_starts_by_itself_and_holds_the_agent_for_each_python(pyz):
     names = zipfile.ZipFile(pyz).namelist()
     assert len(names) == len(set(names))
     assert {re.search(r"cpython-(\d+)", name)[1] for name in names if name.startswith("msgspec/_core.")} == {
-        "311", "312", "313", "314",
-    }  # fmt: skip
+        "311",
+        "312",
+        "313",
+        "314",
+    }
     assert not [name for name in names if name.startswith(("bin/", "example"))]
 
 

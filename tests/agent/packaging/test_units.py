@@ -43,7 +43,7 @@ def test_little_is_open_to_a_unit(unit, most):
     assert exposure(unit) <= most
 
 
-def test_sockets_that_belong_to_root_stay_within_the_bound(tmp_path):
+def test_sockets_that_belong_to_root_placement_within_the_bound(tmp_path):
     """The drop-in for the kubelet's and Docker's sockets, put behind the unit's own lines."""
     together = tmp_path / "gpuledger-agent.service"
     service = DROP_IN.read_text().partition("[Service]\n")[2]
@@ -84,5 +84,14 @@ def test_job_attribution_sees_processes_and_the_kernel_log_and_nothing_more():
     assert minimal["ProtectProc"] == ["invisible"]
     assert minimal["CapabilityBoundingSet"] == [""]
     differing = {name for name in full.keys() | minimal.keys() if full.get(name) != minimal.get(name)}
-    assert differing == {"Description", "Conflicts", "Environment", "ProtectProc", "PrivateUsers", "ProtectKernelLogs",
-                         "CapabilityBoundingSet", "AmbientCapabilities", "DeviceAllow"}  # fmt: skip
+    assert differing == {
+        "Description",
+        "Conflicts",
+        "Environment",
+        "ProtectProc",
+        "PrivateUsers",
+        "ProtectKernelLogs",
+        "CapabilityBoundingSet",
+        "AmbientCapabilities",
+        "DeviceAllow",
+    }

@@ -18,8 +18,16 @@ COLUMNS = [name for name, _ in slurm.FIELDS]
 
 def line(**told):
     """A line of squeue with what is told and nothing else."""
-    usual = {"JobArrayID": "7", "Partition": "gpu", "Account": "vision", "UserName": "ann", "Reason": "Resources",
-             "SubmitTime": "1760000000", "NumNodes": "1", "NumTasks": "1"} | told  # fmt: skip
+    usual = {
+        "JobArrayID": "7",
+        "Partition": "gpu",
+        "Account": "vision",
+        "UserName": "ann",
+        "Reason": "Resources",
+        "SubmitTime": "1760000000",
+        "NumNodes": "1",
+        "NumTasks": "1",
+    } | told
     return "|".join(usual.get(name.replace("-", "_"), "").ljust(12) for name in COLUMNS) + "|"
 
 
@@ -48,10 +56,17 @@ def test_gpus_of_a_pending_job(told, gpus, model):
 @pytest.mark.parametrize(
     ("reason", "waits"),
     [
-        ("Resources", True), ("Priority", True), ("None", True), ("ReqNodeNotAvail", True), ("JobHeldUser", False),
-        ("Dependency", False), ("BeginTime", False), ("AssocGrpGRES", False), ("QOSMaxGRESPerUser", False),
+        ("Resources", True),
+        ("Priority", True),
+        ("None", True),
+        ("ReqNodeNotAvail", True),
+        ("JobHeldUser", False),
+        ("Dependency", False),
+        ("BeginTime", False),
+        ("AssocGrpGRES", False),
+        ("QOSMaxGRESPerUser", False),
     ],
-)  # fmt: skip
+)
 def test_only_what_more_gpus_would_let_begin_waits(reason, waits):
     """A job that is held, that depends on another or stands at its quota is no demand."""
     assert bool(slurm.waiting_of(line(tres_alloc="gres/gpu=1", Reason=reason))) is waits
@@ -130,12 +145,21 @@ def pod(name, *asks, init=(), phase="Pending", node="", labels=None, selector=No
         return {"resources": {"limits": dict(ask)}}
 
     return {
-        "metadata": {"namespace": "vision", "name": name, "uid": f"uid-{name}", "labels": labels or {},
-                     "creationTimestamp": "2026-10-01T00:00:00Z"},
-        "spec": {"nodeName": node, "nodeSelector": selector, "containers": [container(ask) for ask in asks],
-                 "initContainers": [container(ask) for ask in init]},
+        "metadata": {
+            "namespace": "vision",
+            "name": name,
+            "uid": f"uid-{name}",
+            "labels": labels or {},
+            "creationTimestamp": "2026-10-01T00:00:00Z",
+        },
+        "spec": {
+            "nodeName": node,
+            "nodeSelector": selector,
+            "containers": [container(ask) for ask in asks],
+            "initContainers": [container(ask) for ask in init],
+        },
         "status": {"phase": phase, **status},
-    }  # fmt: skip
+    }
 
 
 def test_pending_pods_of_a_cluster(server):

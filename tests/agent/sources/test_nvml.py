@@ -376,6 +376,9 @@ def test_a_gpu_that_is_plugged_in_or_taken_out_is_followed(card):
         "    print([s.health.status for s in (source.open(), source.read(('fast',)))[1]])\n"
     )
     assert printed.splitlines() == [
-        "2", "the driver shows 3 GPUs where 2 were attached; they are attached anew", "['ok', 'ok', 'ok']",
-        "the driver shows 2 GPUs where 3 were attached; they are attached anew", "['ok', 'ok', 'failed']",
-    ]  # fmt: skip
+        "2",
+        "the driver shows 3 GPUs where 2 were attached; they are attached anew",
+        "['ok', 'ok', 'ok']",
+        "the driver shows 2 GPUs where 3 were attached; they are attached anew",
+        "['ok', 'ok', 'failed']",
+    ]

@@ -48,9 +48,14 @@ numbers = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False, all
 processes = st.lists(st.builds(Process, st.integers(1, 2**22), st.none() | st.integers(0, 2**40)), max_size=3)
 verdicts = st.builds(Health, st.sampled_from(["ok", "degraded", "failed", "unknown"]), st.text(max_size=20))
 workloads = st.builds(
-    Workload, names, st.sampled_from(["slurm", "container"]), st.none() | names, st.none() | names, st.none() | names,
+    Workload,
+    names,
+    st.sampled_from(["slurm", "container"]),
+    st.none() | names,
+    st.none() | names,
+    st.none() | names,
     st.dictionaries(names, names, max_size=3),
-)  # fmt: skip
+)
 
 
 @given(

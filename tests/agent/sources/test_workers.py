@@ -116,7 +116,7 @@ def test_a_driver_that_starts_slowly_is_asked_again_and_not_waited_for(cold):
     assert driver.held == 0
 
 
-def test_a_driver_that_comes_up_after_it_was_let_go_is_not_held(cold):
+def test_a_driver_that_comes_up_after_it_was_expired_is_not_held(cold):
     """A release while the driver starts: when it is up at last, its library is shut down again, and opens anew."""
     driver, source = cold
     with pytest.raises(StillStarting):

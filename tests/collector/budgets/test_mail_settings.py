@@ -17,12 +17,19 @@ from gpuledger_collector.settings import SettingsError, load, read_hooks
         ({"MAIL_SERVER": "mail.example.com:587", "MAIL_DIR": "/mails"}, "give one of them"),
         ({"MAIL_SECURITY": "ssl"}, "starttls, tls or none"),
         ({"MAIL_USER": "ledger"}, "mail_user and mail_password_file"),
-        ({"MAIL_SERVER": "mail.example.com:25", "MAIL_SECURITY": "none", "MAIL_USER": "x", "MAIL_PASSWORD_FILE": "/p"},
-         "in clear"),
+        (
+            {
+                "MAIL_SERVER": "mail.example.com:25",
+                "MAIL_SECURITY": "none",
+                "MAIL_USER": "x",
+                "MAIL_PASSWORD_FILE": "/p",
+            },
+            "in clear",
+        ),
         ({"MAIL_FROM": "ledger"}, "is not a mail address"),
         ({"MAIL_FROM": "a@b\nBcc: c@d.example"}, "is not a mail address"),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_named(given, said, tmp_path) -> None:
     """One sentence each."""
     with pytest.raises(SettingsError, match=said):
@@ -32,7 +39,7 @@ def test_contradictions_are_named(given, said, tmp_path) -> None:
 @pytest.mark.parametrize(
     "line", ['a = "http://hooks.example.com/secret"', 'a = "secret"', "a = 1", 'a = "https://me:secret@example.com/"']
 )
-def test_hooks_are_https_and_stay_secret(line, tmp_path) -> None:
+def test_hooks_are_https_and_placement_secret(line, tmp_path) -> None:
     """A bad address is named by its name, not told."""
     path = tmp_path / "hooks.toml"
     path.write_text(line)

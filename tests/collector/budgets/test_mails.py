@@ -74,9 +74,13 @@ BEFORE = [
     held("notebook-3", "L4", 40, 80),
 ]
 AFTER = [
-    held("train-yolo", "H100", 1_900, 688), held("eval-nightly", "A100", 290, 343), held("notebook-3", "L4", 44, 80),
-    held("sweep-a", "H100", 210, 688), held("sweep-b", "H100", 190, 688), held("sweep-c", "H100", 17, 688),
-]  # fmt: skip
+    held("train-yolo", "H100", 1_900, 688),
+    held("eval-nightly", "A100", 290, 343),
+    held("notebook-3", "L4", 44, 80),
+    held("sweep-a", "H100", 210, 688),
+    held("sweep-b", "H100", 190, 688),
+    held("sweep-c", "H100", 17, 688),
+]
 
 
 def news(rule: str, percent: int, standing: Status, **more) -> News:
@@ -94,12 +98,15 @@ CASES = {
     "escalated": news(ACTUAL, 100, status(41_800, budget(), at_ms=NOON + 25 * HOUR_MS), escalated=True),
     "pace-200-young": news(PACE, 200, status(2_100, budget(), ahead=False)),
     "first-days": replace(
-        news(ACTUAL, 80, status(33_400, budget())), before=None, drivers=tuple(top(drivers([], AFTER), 5)),
-        since_mail=False, shortened=True,
+        news(ACTUAL, 80, status(33_400, budget())),
+        before=None,
+        drivers=tuple(top(drivers([], AFTER), 5)),
+        since_mail=False,
+        shortened=True,
     ),
     "few-days": replace(news(ACTUAL, 80, status(33_400, budget())), since_mail=False, shortened=True),
     "yen": news(ACTUAL, 50, status(33_400, budget("視覚 Büro <b>", 60_000, "JPY"))),
-}  # fmt: skip
+}
 COMPARED = [name for name, one in CASES.items() if one.before is not None]
 
 
@@ -200,9 +207,18 @@ def test_any_text_makes_a_mail_with_its_own_headers_only(subject: str, key: str)
 
 @pytest.mark.parametrize(
     ("text", "good"),
-    [("a@b.example", True), ("a.b+c@mail.b.example", True), ("a@b\nBcc: c@d", False), ("A <a@b>", False), ("a@", False),
-     ("a@b,c@d", False), ("", False), ("@b", False), ("ä@b.example", False)],
-)  # fmt: skip
+    [
+        ("a@b.example", True),
+        ("a.b+c@mail.b.example", True),
+        ("a@b\nBcc: c@d", False),
+        ("A <a@b>", False),
+        ("a@", False),
+        ("a@b,c@d", False),
+        ("", False),
+        ("@b", False),
+        ("ä@b.example", False),
+    ],
+)
 def test_addresses(text: str, good: bool) -> None:
     """Only plain ASCII addresses are recipients; hooks are named."""
     assert is_address(text) is good

@@ -21,8 +21,17 @@ from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.outbox import Box
 
 FROM = "ledger@example.com"
-STEPS = ("claimed", "composed", "connected", "sender_named", "recipient_named", "text_sent", "dot_sent", "taken",
-         "recorded")  # fmt: skip
+STEPS = (
+    "claimed",
+    "composed",
+    "connected",
+    "sender_named",
+    "recipient_named",
+    "text_sent",
+    "dot_sent",
+    "taken",
+    "recorded",
+)
 DIES = """
 import os, signal, sys
 from gpuledger_collector.notifications.sender import Sender

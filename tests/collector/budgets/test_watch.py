@@ -85,9 +85,9 @@ def test_within_a_day_pace_and_rated_time_count(october, apply, connect) -> None
     """At noon the ledger shows what is rated by then, and no more."""
     apply(VISION)
     october.connection.execute(
-        "UPDATE day_proof SET until_ms = day_ms + %s WHERE day_ms = %s", (12 * HOUR, OCTOBER + 9 * DAY)
+        "UPDATE conservation_check SET until_ms = day_ms + %s WHERE day_ms = %s", (12 * HOUR, OCTOBER + 9 * DAY)
     )
-    october.connection.execute("DELETE FROM day_proof WHERE day_ms > %s", (OCTOBER + 9 * DAY,))
+    october.connection.execute("DELETE FROM conservation_check WHERE day_ms > %s", (OCTOBER + 9 * DAY,))
     (status,) = statuses(BudgetBook(connect), OCTOBER + 10 * DAY)
     assert status.known_ms == OCTOBER + 9 * DAY + 12 * HOUR
     assert status.ahead is not None
@@ -264,8 +264,18 @@ currency = "EUR"
 """
     code, _, err = apply(wrong)
     assert code == 2
-    for said in (":2:", "is it 'team'?", "'monthly' is not one of", "'-5' is not an amount", "'usd'", "whole percents",
-                 "slack:NAME", "22:00-07:00", ":11:", "does not lie after from"):  # fmt: skip
+    for said in (
+        ":2:",
+        "is it 'team'?",
+        "'monthly' is not one of",
+        "'-5' is not an amount",
+        "'usd'",
+        "whole percents",
+        "slack:NAME",
+        "22:00-07:00",
+        ":11:",
+        "does not lie after from",
+    ):
         assert said in err, (said, err)
     with fleet.connection as connection:
         assert stored.current(connection) == []

@@ -28,7 +28,7 @@ ADVICE = (
     "'{}', 0, 1, '{}', 0, 'open', 0, 9999999999999 FROM generate_series(1, 2) n"
 )
 LETTER = (
-    "INSERT INTO letter (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms) "
+    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms) "
     "VALUES ('k', 'idle', 's', 't', '[]', '[]', 0, 1, 2)"
 )
 MESSAGE = (
@@ -58,8 +58,16 @@ COMMANDS = (
     "budgets ack vision",
     "outbox send",
 )
-LISTS = ("outbox list", "letters list", "actions list", "actions dry-run", "token list", "prices list",
-         "apply ledger.toml", "db check")  # fmt: skip
+LISTS = (
+    "outbox list",
+    "letters list",
+    "actions list",
+    "actions dry-run",
+    "token list",
+    "prices list",
+    "apply ledger.toml",
+    "db check",
+)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_job_facts_of_one_node_do_not_change_what_another_node_costs(world):
     assert (bill["alpha"], bill["mallory"]) == (("2.000000", "20.00"), ("3.000000", "30.00"))
 
 
-def test_a_divided_board_stays_one_board(world):
+def test_a_divided_board_placements_one_board(world):
     """Whole for 12 hours, then a half and a quarter: 24 board-hours a day, the rest stranded, in CSV and JSON."""
     world.price()
     for hour in range(48):
@@ -106,9 +106,9 @@ def test_a_divided_board_stays_one_board(world):
     assert rows["alpha"]["gpu_hours"] == "39.000000"
     assert rows["(stranded)"]["gpu_hours"] == "9.000000"
     assert rows["(stranded)"]["cost"] == "90.00"
-    assert world.rows("SELECT capacity_ns / 3600000000000, holds FROM day_proof WHERE day_ms < 1788393600000") == [
-        (24, True), (24, True)
-    ]  # fmt: skip
+    assert world.rows(
+        "SELECT capacity_ns / 3600000000000, holds FROM conservation_check WHERE day_ms < 1788393600000"
+    ) == [(24, True), (24, True)]
     assert "stranded" in world.run("reconcile", "--from", "2026-09-01", "--to", "2026-09-03")
 
 
@@ -123,7 +123,9 @@ def test_halves_that_are_told_late_still_divide_the_board(world):
         world.send("n1", [mig(1, 500_000), mig(2, 500_000)], SEPTEMBER_MS + hour * HOUR, job)
     bill = world.bill("2026-09")
     assert bill["alpha"] == ("8.000000", "80.00")
-    assert world.rows("SELECT min(capacity_ns)::bigint, bool_and(holds) FROM day_proof") == [(24 * HOUR * 10**6, True)]
+    assert world.rows("SELECT min(capacity_ns)::bigint, bool_and(holds) FROM conservation_check") == [
+        (24 * HOUR * 10**6, True)
+    ]
 
 
 def test_a_rule_in_mid_hour_holds_from_its_instant(world, tmp_path):
@@ -150,7 +152,7 @@ def test_two_teams_on_one_hour_is_a_finding(world):
     assert "to another holder at once" in world.run("reconcile", "--period", "2026-09", code=1)
 
 
-def test_a_device_of_another_node_stays_where_it_is(world):
+def test_a_device_of_another_node_placements_where_it_is(world):
     """A node that reports another's GPU between that node's own reports gets none of its time."""
     world.price()
     world.hold(SEPTEMBER_MS, 3)

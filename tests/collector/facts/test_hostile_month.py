@@ -61,10 +61,16 @@ def by_agents(world) -> None:
     at = SEPTEMBER_MS + DAY
     for number, changes in enumerate(
         (
-            {"gpu_micro": 1}, {"model": "Tesla T4"}, {"pool": "cloud"}, {"pool": "train"}, {"pool": "(unallocated)"},
-            {"mig_instance": "7g.80gb"}, {"memory_bytes": 1}, {"health": "failed"},
+            {"gpu_micro": 1},
+            {"model": "Tesla T4"},
+            {"pool": "cloud"},
+            {"pool": "train"},
+            {"pool": "(unallocated)"},
+            {"mig_instance": "7g.80gb"},
+            {"memory_bytes": 1},
+            {"health": "failed"},
         )
-    ):  # fmt: skip
+    ):
         world.hold(at + number * HOUR, 1, **changes)
     for hour, tags in enumerate(({"team": "(unallocated)"}, {"team": "mallory"}, {}, {"team": "alpha", "user": "x"})):
         world.hold(at + (10 + hour) * HOUR, 1, job="1", node="n2", tags=tags)
@@ -72,7 +78,7 @@ def by_agents(world) -> None:
     job = workload("3", user=None, tags={"team": "mallory"})
     world.send("n3", [accelerator(0, "n3"), mig(1, 1_000_000, "n3"), mig(2, 1_000_000, "n3")], at, job)
     world.send("n9", [mig(9, 1_000_000, "n3")], at, job)
-    watched = batch(10_000, "n1", 1, at + 20 * HOUR, stretches=[])
+    watched = batch(10_000, "n1", 1, at + 20 * HOUR, usage_intervals=[])
     assert world.collector.send(msgspec.structs.replace(watched, samples=samples(1, [at + 20 * HOUR])))[0] == 200
 
 

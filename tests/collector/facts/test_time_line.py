@@ -88,8 +88,10 @@ def test_time_whose_evidence_is_removed_keeps_its_place(world, tmp_path):
     before = world.bill("2026-08")
     world.run("close", "--period", "2026-08")
     archive = Archive(world.collector.dsn)
-    assert all(archive.drop_stretches(day, SEPTEMBER_MS) for day in archive.droppable_stretches(SEPTEMBER_MS))
-    assert world.rows("SELECT day_ms FROM dropped_day") == [(AUGUST_MS + DAY,)]
+    assert all(
+        archive.drop_usage_intervals(day, SEPTEMBER_MS) for day in archive.droppable_usage_intervals(SEPTEMBER_MS)
+    )
+    assert world.rows("SELECT day_ms FROM expired_day") == [(AUGUST_MS + DAY,)]
     inventory = tmp_path / "inventory.csv"
     inventory.write_text(f"{INVENTORY}n2,GPU-n2-0,,bought,2026-08-01T00:00Z,\n")
     world.run("import", "inventory", inventory)

@@ -8,8 +8,9 @@ from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, World, mig
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.server import migrate
 
-EVERYTHING = """INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id,
-    start_ms - start_ms % 3600000 FROM stretch; INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof"""
+EVERYTHING = """INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id,
+    start_ms - start_ms % 3600000 FROM usage_interval; INSERT INTO day_recompute (day_ms) SELECT day_ms FROM
+    conservation_check"""
 
 
 @pytest.fixture

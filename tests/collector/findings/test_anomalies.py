@@ -51,8 +51,12 @@ def furnish(fleet: Fleet, change_at: int = 400 * DAY) -> None:
 
 
 def found(fleet: Fleet) -> list[tuple[object, ...]]:
-    return list(fleet.rows("SELECT state, team, since_ms, until_ms, resolved_ms IS NULL, cost_micro, key, evidence "
-                           "FROM finding WHERE kind = 'anomaly' ORDER BY since_ms"))  # fmt: skip
+    return list(
+        fleet.rows(
+            "SELECT state, team, since_ms, until_ms, resolved_ms IS NULL, cost_micro, key, evidence "
+            "FROM finding WHERE kind = 'anomaly' ORDER BY since_ms"
+        )
+    )
 
 
 def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
@@ -67,7 +71,7 @@ def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
     assert cost == cost_micro(gpu_ns(4_000_000, until - since), Decimal("2.5"))
     assert (evidence["price_micro"], evidence["volume_micro"] + evidence["mix_micro"]) == (0, cost)
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
-    assert (evidence["nature"], evidence["workloads"]) == ("new workload", ["2"])
+    assert (evidence["cause"], evidence["workloads"]) == ("new workload", ["2"])
     assert evidence["sentence"] == "2 is new since Sunday 06:00 UTC, 1 run on up to 4 GPUs each: 100 % of the rise"
 
     usage(fleet, range(RUNAWAY[0] + 6, DAYS * 24))
@@ -135,9 +139,16 @@ def teams(fleet: Fleet, *, away: range = range(0), change: float = 1.0) -> None:
                 "CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0 FROM (SELECT h, "
                 "(h / 3600000) %% 24 = ANY(%(hours)s) AND NOT (%(number)s = 3 AND (h - %(zero)s) / 86400000 = "
                 "ANY(%(away)s)) AS held FROM generate_series(%(zero)s::bigint, %(end)s::bigint, 3600000) AS h) AS x",
-                {"card": fleet.accelerator(card), "workload": workload, "hours": list(hours), "number": number,
-                 "zero": OCTOBER, "away": list(away), "end": OCTOBER + 26 * DAY - 1},
-            )  # fmt: skip
+                {
+                    "card": fleet.accelerator(card),
+                    "workload": workload,
+                    "hours": list(hours),
+                    "number": number,
+                    "zero": OCTOBER,
+                    "away": list(away),
+                    "end": OCTOBER + 26 * DAY - 1,
+                },
+            )
 
 
 def test_every_team_that_uses_a_gpu_after_a_rise_is_told_of_the_rate(fleet, findings):
@@ -147,7 +158,7 @@ def test_every_team_that_uses_a_gpu_after_a_rise_is_told_of_the_rate(fleet, find
     rows = found(fleet)
     assert {row[1] for row in rows} == {"team-1", "team-2", "team-3"}
     for state, _, _, _, _, cost, _, evidence in rows:
-        assert (state, evidence["nature"]) == ("price", "price")
+        assert (state, evidence["cause"]) == ("price", "price")
         assert "NVIDIA H100 80GB HBM3 costs 2.875 USD an hour instead of 2.5" in evidence["sentence"]
         assert evidence["price_micro"] == cost > 0
 
@@ -180,7 +191,7 @@ def test_the_command_says_what_it_is(fleet, findings, ledger, run):
     with_days = ("anomalies", "--days", "36500")
     code, out, err = run(*with_days, "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(out))
-    assert (code, row["nature"], row["workloads"]) == (1, "new workload", "2"), err
+    assert (code, row["cause"], row["workloads"]) == (1, "new workload", "2"), err
     assert row["sentence"].startswith("2 is new since Sunday")
     assert json.loads(run(*with_days, "--format", "json")[1])[0]["sentence"] == row["sentence"]
     assert "new workload" in run(*with_days)[1]
@@ -203,8 +214,13 @@ def test_what_costs_hardly_more_than_a_week_before_is_not_told(fleet, findings, 
             "unknown_ms) SELECT %(card)s, %(zero)s + h * 3600000, CASE WHEN held THEN 'held' ELSE 'unallocated' END, "
             "CASE WHEN held THEN %(workload)s::bigint END, 3600000, 0, 0, 0 FROM (SELECT h, h = ANY(%(held)s) AS held "
             "FROM generate_series(0::bigint, %(last)s) AS h) AS x",
-            {"card": fleet.accelerator(card), "workload": fleet.workload(1 if card < 3 else 2, team="vision"),
-             "zero": OCTOBER, "held": list(held.get(card, [*burst, *again])), "last": DAYS * 24 - 1},
-        )  # fmt: skip
+            {
+                "card": fleet.accelerator(card),
+                "workload": fleet.workload(1 if card < 3 else 2, team="vision"),
+                "zero": OCTOBER,
+                "held": list(held.get(card, [*burst, *again])),
+                "last": DAYS * 24 - 1,
+            },
+        )
     find_anomalies(findings, OCTOBER + DAYS * DAY)
     assert [(since - OCTOBER) // DAY for _, _, since, *_ in found(fleet)] == days

@@ -18,9 +18,11 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 
 def dump(fleet: Fleet) -> list[tuple[object, ...]]:
     return list(
-        fleet.rows("SELECT subject, state, team, since_ms, opened_ms, until_ms, resolved_ms, currency, cost_micro, "
-                   "per_day_micro, evidence->'wasted_gpu_ns' FROM finding WHERE kind = 'idle' ORDER BY key")
-    )  # fmt: skip
+        fleet.rows(
+            "SELECT subject, state, team, since_ms, opened_ms, until_ms, resolved_ms, currency, cost_micro, "
+            "per_day_micro, evidence->'wasted_gpu_ns' FROM finding WHERE kind = 'idle' ORDER BY key"
+        )
+    )
 
 
 def test_each_state_is_found_with_its_owner_and_beginning(fleet, findings):
@@ -29,15 +31,17 @@ def test_each_state_is_found_with_its_owner_and_beginning(fleet, findings):
     find_idle(findings, OCTOBER + DAY)
     found = {row[0]: row for row in dump(fleet)}
     assert {uuid: row[1] for uuid, row in found.items()} == {
-        "GPU-0001": "gone_idle", "GPU-0002": "unallocated", "GPU-0003": "never_used",
-    }  # fmt: skip
+        "GPU-0001": "gone_idle",
+        "GPU-0002": "unallocated",
+        "GPU-0003": "never_used",
+    }
     assert found["GPU-0001"][2:4] == ("vision", OCTOBER + 6 * HOUR)
     assert found["GPU-0003"][2:4] == ("robotics", OCTOBER)
     assert [row[6] for row in found.values()] == [None] * 3
 
 
 def test_money_is_quantity_times_rate_to_the_micro_unit(fleet, findings):
-    """Each atom is priced by the rate in force in it, also where a rate changes inside a minute."""
+    """Each rating interval is priced by the rate in force in it, also where a rate changes inside a minute."""
     furnish(fleet)
     find_idle(findings, OCTOBER + DAY)
     (cost,) = fleet.rows("SELECT cost_micro FROM finding WHERE state = 'gone_idle'")
@@ -61,7 +65,7 @@ def test_however_the_search_is_cut_the_findings_are_the_same(fleet, findings, st
     made = dump(fleet)
     find_idle(findings, OCTOBER + DAY)
     assert dump(fleet) == made
-    fleet.connection.execute("TRUNCATE finding, finding_mark")
+    fleet.connection.execute("TRUNCATE finding, finding_progress")
     find_idle(findings, OCTOBER + DAY)
     assert [(*row[:4], *row[5:]) for row in dump(fleet)] == [(*row[:4], *row[5:]) for row in made]
 
@@ -108,8 +112,10 @@ def test_the_command_lists_them(fleet, findings, run):
     assert code == 1
     rows = list(csv.DictReader(io.StringIO(out)))
     assert {(row["state"], row["team"]) for row in rows} == {
-        ("gone_idle", "vision"), ("never_used", "robotics"), ("unallocated", ""),
-    }  # fmt: skip
+        ("gone_idle", "vision"),
+        ("never_used", "robotics"),
+        ("unallocated", ""),
+    }
     assert all(Decimal(row["cost"]) > 0 for row in rows)
     code, out, _ = run("idle", "--days", "36500", "--team", "vision")
     assert code == 1
@@ -131,7 +137,7 @@ def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, f
     fold_usage(ledger)
     gone = (OCTOBER + 4 * HOUR, OCTOBER + 14 * HOUR)
     kept = {}
-    for table, at in (("gpu_minute", "minute_ms"), ("stretch", "start_ms")):
+    for table, at in (("gpu_minute", "minute_ms"), ("usage_interval", "start_ms")):
         where = f"accelerator_id IN (1, 3) AND {at} >= %s AND {at} < %s"
         fleet.connection.execute(f"CREATE TEMP TABLE late_{table} AS SELECT * FROM {table} WHERE {where}", gone)
         fleet.connection.execute(f"DELETE FROM {table} WHERE {where}", gone)
@@ -147,7 +153,7 @@ def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, f
     for table in kept:
         fleet.connection.execute(f"INSERT INTO {table} SELECT * FROM late_{table}")
     fleet.connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT a, h FROM unnest(ARRAY[1, 3]) AS a, "
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT a, h FROM unnest(ARRAY[1, 3]) AS a, "
         "generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
         gone,
     )
@@ -155,8 +161,8 @@ def test_what_a_node_that_was_cut_off_tells_later_opens_its_hours_again(fleet, f
     find_idle(findings, OCTOBER + DAY + lag)
     made = dump(fleet)
     assert made != wrong
-    assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
-    fleet.connection.execute("TRUNCATE finding, finding_mark")
+    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
+    fleet.connection.execute("TRUNCATE finding, finding_progress")
     find_idle(findings, OCTOBER + DAY + lag)
     assert [(*row[:4], *row[5:]) for row in made] == [(*row[:4], *row[5:]) for row in dump(fleet)]
 
@@ -165,9 +171,9 @@ def test_evidence_in_time_moves_no_search_back(fleet, findings, ledger):
     """What is folded in the hour that the search is in is looked at anyway: no mark of anything late."""
     furnish(fleet)
     find_idle(findings, OCTOBER + 23 * HOUR + 10 * MINUTE)
-    fleet.connection.execute("DELETE FROM dirty_hour WHERE hour_ms < %s", (OCTOBER + 23 * HOUR,))
+    fleet.connection.execute("DELETE FROM hour_recompute WHERE hour_ms < %s", (OCTOBER + 23 * HOUR,))
     fold_usage(ledger)
-    assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
+    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
 
 
 def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(fleet, findings, ledger):
@@ -178,12 +184,13 @@ def test_a_job_whose_process_has_ended_has_gone_idle_and_was_not_never_used(flee
     )
     minutes(fleet, 1, 6 * HOUR, DAY, 0.0, processes=0)
     fleet.connection.execute(
-        "UPDATE stretch SET busy_ms = held_ms WHERE accelerator_id = 1 AND start_ms < %s", (OCTOBER + 6 * HOUR,)
+        "UPDATE usage_interval SET busy_ms = held_ms WHERE accelerator_id = 1 AND start_ms < %s", (OCTOBER + 6 * HOUR,)
     )
     fold_usage(ledger)
     for hour in range(1, 25):
         find_idle(findings, OCTOBER + hour * HOUR)
     rows = [row for row in dump(fleet) if row[0] in {"GPU-0001", "GPU-0003"}]
     assert [(row[0], row[1], row[3] - OCTOBER) for row in rows] == [
-        ("GPU-0001", "gone_idle", 6 * HOUR), ("GPU-0003", "never_used", 0),
-    ]  # fmt: skip
+        ("GPU-0001", "gone_idle", 6 * HOUR),
+        ("GPU-0003", "never_used", 0),
+    ]

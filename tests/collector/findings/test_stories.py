@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.findings import HourUse
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
-from gpuledger_collector.storage.notifications.finding_rules import matter_of
+from gpuledger_collector.storage.notifications.finding_rules import deduplication_key
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -36,8 +36,11 @@ class Schedule:
         fleet = Fleet(7)
         for node in fleet.nodes:
             for lane in node.lanes:
-                holds = [hold for block in range(start // BLOCK_MS, end // BLOCK_MS + 1)
-                         for hold in fleet.holds(lane, block * BLOCK_MS)]  # fmt: skip
+                holds = [
+                    hold
+                    for block in range(start // BLOCK_MS, end // BLOCK_MS + 1)
+                    for hold in fleet.holds(lane, block * BLOCK_MS)
+                ]
                 for hold in holds:
                     known = hold.workload
                     number = numbers.setdefault(known.id, len(numbers) + 1)
@@ -52,10 +55,13 @@ class Schedule:
         for key, slots in sorted(held.items()):
             parts = [(sum(one[::3]), one[1], sum(one[2::3])) for one in slots.values()]
             yield HourUse(
-                *key, sum(part * micro for part, micro, _ in parts), max(part for part, _, _ in parts),
-                sum(micro for _, micro, _ in parts), sum(busy for _, _, busy in parts),
+                *key,
+                sum(part * micro for part, micro, _ in parts),
+                max(part for part, _, _ in parts),
+                sum(micro for _, micro, _ in parts),
+                sum(busy for _, _, busy in parts),
                 sum(part - busy for part, _, busy in parts),
-            )  # fmt: skip
+            )
 
     @contextmanager
     def unit(self):
@@ -74,7 +80,7 @@ class Schedule:
         return {one: self.facts[one] for one in ids}
 
     def hourly_use(self, start, end):
-        return [use for use in self.uses if start <= use.atom_ms < end]
+        return [use for use in self.uses if start <= use.rating_interval_ms < end]
 
     def coverage(self, start, end):
         return {("pool", hour): 1.0 for hour in range(start, end, HOUR)}
@@ -112,7 +118,7 @@ def told():
 
 def test_a_runaway_is_named_with_its_money(told):
     """The job that goes on for 44 hours on every card it gets, once there is a past; nothing else is one."""
-    (one,) = [one for one in told if one.evidence["nature"] == "runaway"]
+    (one,) = [one for one in told if one.evidence["cause"] == "runaway"]
     assert (one.team, one.evidence["workloads"]) == ("data", ["reindex-all-retry"])
     assert 0 <= one.since_ms - begin(RUNAWAY, START) - RUNAWAY.cycle_ms <= 4 * HOUR
     assert "went on for 44 hours on 4 GPUs; workloads of data as large lasted" in one.evidence["sentence"]
@@ -125,19 +131,21 @@ def test_a_storm_is_found_by_its_runs_though_it_costs_little(told):
     assert [one.since_ms for one in found] == [begin(STORM, START), begin(STORM, START) + STORM.cycle_ms]
     for one in found:
         assert one.evidence["sentence"].startswith("54 runs of asr-eval of 10 minutes each in 9 hours; workloads of ")
-        assert (one.team, one.evidence["nature"]) == ("speech", "retry storm")
+        assert (one.team, one.evidence["cause"]) == ("speech", "retry storm")
         assert one.cost_micro == round(9 * Decimal(RATES["L40S"]) * 1_000_000)
         assert one.opened_ms - one.since_ms == 100 * 60_000
-        assert matter_of(one.key, "speech:USD") == "speech:USD:asr-eval"  # letters tell storms apart by their keys
+        assert (
+            deduplication_key(one.key, "speech:USD") == "speech:USD:asr-eval"
+        )  # letters tell storms apart by their keys
 
 
 def test_every_episode_says_what_is_behind_it(told):
     """A known nature, a sentence with numbers, names that exist, and no storm beside an episode that tells it."""
     kinds = {"runaway", "retry storm", "plateau", "leak", "new workload", "price", "scale-up", "many small"}
     for one in told:
-        assert one.evidence["nature"] in kinds
-        assert any(letter.isdigit() for letter in one.evidence["sentence"])
-        assert one.evidence["workloads"] or one.evidence["nature"] == "price"
+        assert one.evidence["cause"] in kinds
+        assert any(notification.isdigit() for notification in one.evidence["sentence"])
+        assert one.evidence["workloads"] or one.evidence["cause"] == "price"
     keys = [one.key for one in told]
     assert len(keys) == len(set(keys))
 

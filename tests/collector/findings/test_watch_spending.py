@@ -33,9 +33,14 @@ def team(fleet: Fleet) -> Fleet:
             "INSERT INTO usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms, "
             "unknown_ms) SELECT %s, h, %s, %s, 3600000, 3000000, 600000, 0 "
             "FROM generate_series(%s::bigint, %s::bigint - 1, 3600000) AS h",
-            (fleet.accelerator(number), "unallocated" if workload is None else "held", workload, OCTOBER,
-             OCTOBER + START // HOUR * HOUR),
-        )  # fmt: skip
+            (
+                fleet.accelerator(number),
+                "unallocated" if workload is None else "held",
+                workload,
+                OCTOBER,
+                OCTOBER + START // HOUR * HOUR,
+            ),
+        )
     return fleet
 
 
@@ -80,7 +85,7 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
     assert (whose, since, resolved) == ("vision", OCTOBER + START, None)
     assert opened - since <= 8 * MINUTE
     assert cost == cost_micro(gpu_ns(3_000_000, until - since), RATE)
-    assert (evidence["nature"], evidence["workloads"], evidence["by_minutes"]) == ("new workload", [name], True)
+    assert (evidence["cause"], evidence["workloads"], evidence["by_minutes"]) == ("new workload", [name], True)
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
 
     for hour in range(10, 14):

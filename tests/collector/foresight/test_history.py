@@ -9,7 +9,7 @@ import pytest
 from fakes.collector import running
 from gpuledger_collector.insight.forecast_history import DAY_MS, HOUR_MS, REPLAYED_DAYS, Kept, origins, record, scored
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.jobs.store_forecasts import keep_forecasts
+from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
 
 NOW = dt.datetime.now(dt.UTC).replace(minute=30, second=0, microsecond=0)
@@ -32,8 +32,8 @@ def used(run, tmp_path):
 def test_forecasts_are_kept_once_and_scored(used, database):
     """The past days are replayed and scored on the first run; a second run adds nothing; a day later one is made."""
     store = ForecastStore(lambda: database.engine)
-    assert keep_forecasts(store, NOW_MS) == 2 * (REPLAYED_DAYS + 1)  # of the pool and of the team
-    assert keep_forecasts(store, NOW_MS) == 0
+    assert store_forecasts(store, NOW_MS) == 2 * (REPLAYED_DAYS + 1)  # of the pool and of the team
+    assert store_forecasts(store, NOW_MS) == 0
     with database.engine.connect() as connection:
         (found,) = records(connection, "pool", "train")
         assert records(connection, "team")[0].series == "vision"
@@ -45,7 +45,7 @@ def test_forecasts_are_kept_once_and_scored(used, database):
     assert found.inside > 0.8
     assert found.skill is not None
     assert found.skill > 0.3  # a daily shape is learnt
-    assert keep_forecasts(store, NOW_MS + DAY_MS) == 2
+    assert store_forecasts(store, NOW_MS + DAY_MS) == 2
     with database.engine.connect() as connection:
         assert records(connection, "pool", "train")[0].replayed == REPLAYED_DAYS
 

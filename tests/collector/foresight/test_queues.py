@@ -11,7 +11,7 @@ from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.api import queue
 from gpuledger_collector.insight.forecast import GOES_ON
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import demand
 
 
@@ -43,8 +43,11 @@ def test_a_reading_counts_once_and_may_be_put_right(collector, database):
     assert post(collector, body) == (200, {"status": "committed"})
     assert post(collector, body) == (200, {"status": "duplicate"})
     assert post(collector, body | {"at": "2025-10-09T09:00:00Z", "waiting": []}) == (200, {"status": "committed"})
-    rows = database.engine.connect().exec_driver_sql("SELECT at_ms, workloads, gpu_micro, waiting FROM queue_reading "
-                                                     "ORDER BY at_ms").all()  # fmt: skip
+    rows = (
+        database.engine.connect()
+        .exec_driver_sql("SELECT at_ms, workloads, gpu_micro, waiting FROM queue_reading ORDER BY at_ms")
+        .all()
+    )
     assert [tuple(row[:3]) for row in rows] == [(1_760_000_000_000, 2, 3_500_000), (1_760_000_400_000, 0, 0)]
     (item,) = rows[0][3]
     assert (item["pool"], item["team"], item["gpu_micro"], item["workloads"]) == ("train", "seg", 3_500_000, 2)
@@ -100,8 +103,10 @@ def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
 def test_a_file_of_readings(run, tmp_path, database):
     """CSV by source and instant; the same twice changes nothing; a bad row is named with file, line and column."""
     good = tmp_path / "queue.csv"
-    good.write_text("at,workload_id,gpus,pool,source\n1760000000,a,2,train,slurm\n1760000000,b,1,train,slurm\n"
-                    "1760003600,,0,,slurm\n")  # fmt: skip
+    good.write_text(
+        "at,workload_id,gpus,pool,source\n1760000000,a,2,train,slurm\n1760000000,b,1,train,slurm\n"
+        "1760003600,,0,,slurm\n"
+    )
     assert "2 added" in run("import", "queue", good)[1]
     assert "2 unchanged" in run("import", "queue", good)[1]
     bad = tmp_path / "bad.csv"
@@ -126,7 +131,7 @@ def held(fleet, ledger):
     minutes = HOUR // 60
     fleet.evidence([Held(1, 1, at * HOUR, (at + 1) * HOUR) for at in range(4)])
     fleet.evidence([Held(2, 2, 0, 90 * minutes), Held(2, None, 90 * minutes, 3 * HOUR, "unallocated")])
-    bring_up_to_date(ledger, ALWAYS, NOW_MS)
+    refresh(ledger, ALWAYS, NOW_MS)
     return fleet
 
 

@@ -11,9 +11,9 @@ from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector import wiring
 from gpuledger_collector.api import reads
 from gpuledger_collector.insight.scaling.pools import Terms, decide, why_not
-from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
@@ -31,7 +31,7 @@ def held(fleet, ledger):
     fleet.evidence([Held(3, None, at * HOUR, at * HOUR + 30 * MINUTE, "unallocated") for at in hours])
     fleet.evidence([Held(3, 3, at * HOUR + 30 * MINUTE, (at + 1) * HOUR) for at in hours])
     fleet.evidence([Held(4, None, at * HOUR, (at + 1) * HOUR, "unallocated") for at in hours])
-    bring_up_to_date(ledger, ALWAYS, NOW_MS)
+    refresh(ledger, ALWAYS, NOW_MS)
     return fleet
 
 
@@ -51,11 +51,13 @@ def queue(run, tmp_path, *rows, source="slurm"):
 
 
 def test_five_minutes_are_decided_on_where_they_are_known(held, database, dsn):
-    """Drawn days and the stretches since are one series of five minutes; without the drawing hours are what is left."""
+    """Drawn days and the usage intervals since are one series of five minutes; without the drawing hours are what is
+    left.
+    """
     hours = at(database, END + 2 * MINUTE)
     assert hours.series.step_ms == HOUR
     np.testing.assert_allclose(hours.series.values[-3:], 2.5)
-    assert roll_series(SeriesStore(dsn), 0, NOW_MS) >= 1
+    assert roll_up_series(SeriesStore(dsn), 0, NOW_MS) >= 1
     fine = at(database, END + 2 * MINUTE)
     assert (fine.series.step_ms, fine.series.end_ms) == (5 * MINUTE, OCTOBER + END - 5 * MINUTE)
     np.testing.assert_allclose(fine.series.values, [2.0] * 6 + [3.0] * 6 + ([2.0] * 6 + [3.0] * 6) * (END // HOUR - 1))

@@ -26,7 +26,7 @@ def both(seq):
     return batch(
         seq,
         accelerators=1,
-        stretches=[held(0, FRESH, FRESH + 60_000), free(0, OLD, OLD + 60_000)],
+        usage_intervals=[held(0, FRESH, FRESH + 60_000), free(0, OLD, OLD + 60_000)],
         samples=samples(1, [FRESH, OLD], gpu_utilization_ratio=[0.5, 0.5]),
     )
 
@@ -36,10 +36,10 @@ def test_evidence_that_no_agent_can_still_hold_is_refused_record_by_record(dsn):
     with running(dsn, max_evidence_age_days=37) as collector:
         status, answer = collector.send(both(1))
         assert status == 422
-        assert [refusal["record"] for refusal in answer["rejected"]] == ["stretches[1]", "samples[1]"]
+        assert [refusal["record"] for refusal in answer["rejected"]] == ["usage_intervals[1]", "samples[1]"]
         assert all(SENTENCE in refusal["reason"] for refusal in answer["rejected"])
         assert collector.send(both(1)) == (status, answer)
-    assert rows(dsn, "SELECT start_ms FROM stretch") == [(FRESH,)]
+    assert rows(dsn, "SELECT start_ms FROM usage_interval") == [(FRESH,)]
     assert rows(dsn, "SELECT at_ms FROM gpu_sample") == [(FRESH,)]
 
 
@@ -48,17 +48,18 @@ def test_old_days_make_no_partitions(dsn):
     first = 946_684_800_000
     days = [free(0, first + day * DAY_MS, first + day * DAY_MS + 60_000) for day in range(40)]
     with running(dsn, max_evidence_age_days=37) as collector:
-        status, answer = collector.send(batch(1, accelerators=1, stretches=days, samples=samples(1, [])))
+        status, answer = collector.send(batch(1, accelerators=1, usage_intervals=days, samples=samples(1, [])))
     assert (status, len(answer["rejected"])) == (422, 40)
-    assert rows(dsn, "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('stretch'::regclass, 'gpu_sample'::regclass)"
-                ) == [(0,)]  # fmt: skip
+    assert rows(
+        dsn, "SELECT count(*) FROM pg_inherits WHERE inhparent IN ('usage_interval'::regclass, 'gpu_sample'::regclass)"
+    ) == [(0,)]
 
 
 def test_a_setting_allows_any_age(dsn):
     """Replays and simulations keep their times where the collector is told to take them."""
     with running(dsn, max_evidence_age_days=0) as collector:
         assert collector.send(both(1))[0] == 200
-    assert rows(dsn, "SELECT count(*) FROM stretch") == [(2,)]
+    assert rows(dsn, "SELECT count(*) FROM usage_interval") == [(2,)]
 
 
 def test_remote_write_is_bound_by_the_same_age(dsn):

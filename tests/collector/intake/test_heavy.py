@@ -78,8 +78,10 @@ def test_a_heavy_batch_is_written_alone_and_others_go_past_it():
         store.leave.set()
         commit.close(5)
     assert [group for group in store.groups if any("heavy" in key for key in group)] == [
-        ["heavy-0"], ["heavy-1"], ["heavy-2"],
-    ]  # fmt: skip
+        ["heavy-0"],
+        ["heavy-1"],
+        ["heavy-2"],
+    ]
 
 
 def bound(dsn, node):
@@ -137,8 +139,10 @@ def test_a_node_cannot_hold_all_that_may_be_under_way(dsn):
         intake.most_bytes = 4_000_000
         with batches.Held(intake, "flood") as held:
             held.add(1_900_000)
-            with pytest.raises(batches.Unavailable, match="too much of flood is under way"), \
-                 batches.Held(intake, "flood") as more:  # fmt: skip
+            with (
+                pytest.raises(batches.Unavailable, match="too much of flood is under way"),
+                batches.Held(intake, "flood") as more,
+            ):
                 more.add(200_000)
             with batches.Held(intake, "other") as others:
                 others.add(1_900_000)
@@ -185,7 +189,7 @@ def test_an_interval_counts_for_each_hour_that_it_reaches_into(dsn):
     with running(dsn, node_samples_per_second=1) as collector:
         collector.parts.intake.quotas.samples.steady = lambda: 0.0
         whole_days = [free(place, NOON_MS - DAY_MS, NOON_MS) for place in range(3)]
-        made = batch(1, accelerators=3, stretches=whole_days, samples=samples(1, []))
+        made = batch(1, accelerators=3, usage_intervals=whole_days, samples=samples(1, []))
         assert collector.send(made)[0] == 200
         assert collector.send(batch(2))[0] == 429
 
@@ -195,7 +199,9 @@ def test_new_days_are_counted_by_the_hour(dsn):
 
     def days(seq, first):
         at = [NOON_MS - (first + number) * DAY_MS for number in range(10)]
-        return batch(seq, accelerators=1, stretches=[free(0, day, day + 60_000) for day in at], samples=samples(1, []))
+        return batch(
+            seq, accelerators=1, usage_intervals=[free(0, day, day + 60_000) for day in at], samples=samples(1, [])
+        )
 
     with running(dsn, node_new_days_per_hour=5) as collector:
         collector.parts.intake.quotas.new_days.steady = lambda: 0.0

@@ -159,16 +159,30 @@ async def ask(app, scope, *messages):
 
 def scope_of(path, root_path=""):
     return {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "root_path": root_path, "query_string": b"",
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": root_path,
+        "query_string": b"",
         "headers": [(b"content-type", b"application/msgpack"), (b"content-encoding", b"zstd")],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
-    }  # fmt: skip
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
 
 
-@pytest.mark.parametrize(("mount", "path", "root_path"), [
-    ("", "/v1/batches", ""), ("", "/ledger/v1/batches", "/ledger"), ("/ledger", "/ledger/v1/batches", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mount", "path", "root_path"),
+    [
+        ("", "/v1/batches", ""),
+        ("", "/ledger/v1/batches", "/ledger"),
+        ("/ledger", "/ledger/v1/batches", ""),
+    ],
+)
 def test_under_a_prefix(collector, mount, path, root_path):
     """Behind a proxy's prefix, or mounted in another application, the answers are the same as without."""
     app = Starlette(routes=[Mount(mount, app=collector.parts.app)]) if mount else collector.parts.app

@@ -97,7 +97,7 @@ def build(world, told, seq):
         seq=seq,
         node=f"{world}-n{node}",
         workloads=[workload(f"{world}-job", kind=kind, tags=tags) for kind, tags in jobs],
-        stretches=rows.get(what, []),
+        usage_intervals=rows.get(what, []),
         samples=samples(len(cards), [start_ms + 5]) if what in ("held", "samples") and cards else Samples(),
     )
 
@@ -146,16 +146,16 @@ class World:
             " ORDER BY 1, in_ms",
             "SELECT a.uuid, n.name, kind, first_ms, last_ms FROM claim c JOIN accelerator a"
             " ON a.id = accelerator_id JOIN node n ON n.id = c.node_id WHERE a.uuid LIKE %s ORDER BY 1, 2, 3, 4",
-            "SELECT a.uuid, s.start_ms, t.model, t.pool, t.gpu_micro, v.tags FROM stretch s JOIN accelerator a"
+            "SELECT a.uuid, s.start_ms, t.model, t.pool, t.gpu_micro, v.tags FROM usage_interval s JOIN accelerator a"
             " ON a.id = s.accelerator_id JOIN accelerator_attributes t ON t.id = s.accelerator_attributes_id"
             " LEFT JOIN workload_attributes v ON v.id = s.workload_attributes_id WHERE a.uuid LIKE %s"
             " ORDER BY 1, s.node_id, s.seq, s.record, 2",
-            "SELECT a.uuid, w.key, n.name, state, start_ms, end_ms, held_ms, seq, record FROM stretch s"
+            "SELECT a.uuid, w.key, n.name, state, start_ms, end_ms, held_ms, seq, record FROM usage_interval s"
             " JOIN accelerator a ON a.id = accelerator_id JOIN node n ON n.id = s.node_id"
             " LEFT JOIN workload w ON w.id = workload_id WHERE a.uuid LIKE %s ORDER BY seq, record",
             "SELECT a.uuid, at_ms, count(*) FROM gpu_sample JOIN accelerator a ON a.id = accelerator_id"
             " WHERE a.uuid LIKE %s GROUP BY 1, 2 ORDER BY 1, 2",
-            "SELECT DISTINCT a.uuid, hour_ms FROM dirty_hour JOIN accelerator a ON a.id = accelerator_id"
+            "SELECT DISTINCT a.uuid, hour_ms FROM hour_recompute JOIN accelerator a ON a.id = accelerator_id"
             " WHERE a.uuid LIKE %s ORDER BY 1, 2",
             "SELECT a.uuid, at_ms, state, w.key FROM gpu_latest JOIN accelerator a ON a.id = accelerator_id"
             " LEFT JOIN workload w ON w.id = workload_id WHERE a.uuid LIKE %s ORDER BY 1",
@@ -186,11 +186,16 @@ def test_a_list_is_as_its_bytes_say(connection):
     for minute in range(3):
         for node in ("lists-a", "lists-b"):
             start_ms = NOON_MS + minute * MINUTE_MS
-            made = batch(minute, node, workloads=jobs, start_ms=start_ms,
-                         stretches=[held(0, start_ms, start_ms + 9), held(1, start_ms, start_ms + 9, 1)])  # fmt: skip
+            made = batch(
+                minute,
+                node,
+                workloads=jobs,
+                start_ms=start_ms,
+                usage_intervals=[held(0, start_ms, start_ms + 9), held(1, start_ms, start_ms + 9, 1)],
+            )
             store.flush(connection, [accepted(made)], NOW)
     assert connection.execute(
-        "SELECT n.name, w.key, count(*) FROM stretch s JOIN node n ON n.id = node_id JOIN workload w"
+        "SELECT n.name, w.key, count(*) FROM usage_interval s JOIN node n ON n.id = node_id JOIN workload w"
         " ON w.id = workload_id WHERE w.external_id = 'lists-7' GROUP BY 1, 2 ORDER BY 1, 2"
     ).fetchall() == [
         ("lists-a", "process:lists-a:lists-7", 3),
@@ -209,15 +214,18 @@ def test_a_full_directory_forgets_and_learns_again(connection, monkeypatch):
         assert {answer.status for answer in store.flush(connection, group, NOW)} == {"committed"}
         assert len(store.directory.accelerators) <= 6
     found = connection.execute(
-        "SELECT a.uuid, n.name, count(*) FROM stretch s JOIN accelerator a ON a.id = accelerator_id"
+        "SELECT a.uuid, n.name, count(*) FROM usage_interval s JOIN accelerator a ON a.id = accelerator_id"
         " JOIN node n ON n.id = node_id WHERE n.name LIKE 'full-%' GROUP BY 1, 2 ORDER BY 1"
     ).fetchall()
     assert found == [(f"GPU-full-{node}-{place}", f"full-{node}", 4) for node in range(3) for place in range(2)]
 
 
 BAD = [
-    accelerator(0, "bad"), accelerator(1, "bad", gpu_micro=0), accelerator(0, "bad"), accelerator(2, "bad", pool="\0"),
-]  # fmt: skip
+    accelerator(0, "bad"),
+    accelerator(1, "bad", gpu_micro=0),
+    accelerator(0, "bad"),
+    accelerator(2, "bad", pool="\0"),
+]
 BAD_JOBS = [workload(""), workload("bad-job"), workload("x", tags={"a": "\0"})]
 
 
@@ -225,12 +233,16 @@ def test_refusals_of_a_list_come_again_with_it():
     """A list with bad records brings the same refusals, in the same order, however often it comes, beside those of
     the batch's other records; and who changes an answer changes no other.
     """
-    made = of(BAD, node="bad", workloads=BAD_JOBS,
-              stretches=[held(0, NOON_MS, NOON_MS + 9, 1), held(1, NOON_MS, NOON_MS + 9, 1)])  # fmt: skip
+    made = of(
+        BAD,
+        node="bad",
+        workloads=BAD_JOBS,
+        usage_intervals=[held(0, NOON_MS, NOON_MS + 9, 1), held(1, NOON_MS, NOON_MS + 9, 1)],
+    )
     expected = accepted_anew(made)
     names = [refusal.record for refusal in expected.rejected]
     assert names[:3] == ["accelerators[1]", "accelerators[3]", "accelerators[2]"]
-    assert names[3:6] == ["workloads[0]", "workloads[2]", "stretches[1]"]
+    assert names[3:6] == ["workloads[0]", "workloads[2]", "usage_intervals[1]"]
     for _ in range(3):
         again = accepted(made)
         assert again.rejected == expected.rejected
@@ -261,7 +273,7 @@ def odd_lists():
 @pytest.mark.parametrize("name", sorted(odd_lists()))
 def test_an_odd_list_is_refused_the_same_each_time(name):
     """What a type cannot hold is refused record by record, or the body as a whole, the second time as the first."""
-    body = as_wire(batch(1, "odd", stretches=[], samples=Samples()), accelerators=odd_lists()[name])
+    body = as_wire(batch(1, "odd", usage_intervals=[], samples=Samples()), accelerators=odd_lists()[name])
     told = []
     for _ in range(3):
         try:
@@ -298,10 +310,13 @@ def test_a_name_that_comes_twice_is_taken_once():
 
 def test_lists_left_out_are_empty():
     """A heartbeat alone is a batch."""
-    whole = {name: value for name, value in msgspec.msgpack.decode(encode(batch(1, "bare"))).items()
-             if name in ("version", "node", "epoch", "seq", "heartbeat")}  # fmt: skip
+    whole = {
+        name: value
+        for name, value in msgspec.msgpack.decode(encode(batch(1, "bare"))).items()
+        if name in ("version", "node", "epoch", "seq", "heartbeat")
+    }
     found = accepted_of(msgspec.msgpack.encode(whole))
-    assert (found.accelerators, found.workloads, found.stretches, found.block) == ({}, {}, {}, None)
+    assert (found.accelerators, found.workloads, found.usage_intervals, found.block) == ({}, {}, {}, None)
 
 
 def accepted_of(body):
@@ -358,8 +373,8 @@ def test_an_inventory_that_changes_is_never_seen_half_changed(connection):
     store._capacity = Slow(store._capacity)
     moved = [accelerator(number, "half-a") for number in range(2)]
     later_ms = NOON_MS + 2 * MINUTE_MS
-    stretches = [held(number, later_ms, later_ms + MINUTE_MS) for number in range(2)]
-    store.flush(connection, [accepted(of(moved, node="half-b", stretches=stretches))], NOW)
+    usage_intervals = [held(number, later_ms, later_ms + MINUTE_MS) for number in range(2)]
+    store.flush(connection, [accepted(of(moved, node="half-b", usage_intervals=usage_intervals))], NOW)
     assert looked
     assert {row.node_id for row in store._capacity.values()} != {numbered.node_id}
     assert not store._shows_nothing_new(numbered)
@@ -379,11 +394,13 @@ def test_numbers_out_of_range_are_refused_alone(number):
     good = held(0, NOON_MS, NOON_MS + 9)
     bad = [msgspec.structs.replace(good, **{name: number}) for name in ("accelerator", "workload", "held_ms", "end_ms")]
     for block in odd:
-        made = batch(1, "odd", accelerators=1, stretches=[good, *bad], samples=block)
+        made = batch(1, "odd", accelerators=1, usage_intervals=[good, *bad], samples=block)
         for body, kind in ((encode(made), "application/msgpack"), (msgspec.json.encode(made), "application/json")):
             found = validate.accept(decode(body, kind, ""), NOW_MS)
-            assert list(found.stretches) == [0]
+            assert list(found.usage_intervals) == [0]
             assert found.block.at_ms.tolist() == [NOON_MS, NOON_MS + 2]
             assert len(found.block.columns["gpu_utilization_ratio"]) == 2 * 4
-            assert [one.record for one in found.rejected] == [*(f"stretches[{place}]" for place in range(1, 5)),
-                                                              "samples[1]"]  # fmt: skip
+            assert [one.record for one in found.rejected] == [
+                *(f"usage_intervals[{place}]" for place in range(1, 5)),
+                "samples[1]",
+            ]

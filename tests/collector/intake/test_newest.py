@@ -199,9 +199,7 @@ def writing(store, **limits):
 
 
 async def answers(made, ones):
-    return await asyncio.wait_for(
-        asyncio.gather(*(made.submit(one) for one in ones), return_exceptions=True), 5
-    )  # fmt: skip
+    return await asyncio.wait_for(asyncio.gather(*(made.submit(one) for one in ones), return_exceptions=True), 5)
 
 
 def wait_for(condition, seconds=5):
@@ -297,7 +295,7 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
     assert newest_of(connection, node) == (NOON_MS + 110_000, "2")
 
 
-def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
+def test_what_the_database_refuses_does_not_placement_in_the_way(connection):
     """What no row can hold is let go, and the next newest is written."""
     store, node = Store(partitions.ensure, placements.settle), "gone"
     store.newest.keep(Told([], {1: beat_of(2**70, "ok", 0), 2: beat_of(2**70, "ok", 0)}))
@@ -311,8 +309,9 @@ def test_what_the_database_refuses_does_not_stay_in_the_way(connection):
 def test_writers_and_the_settler_at_once(connection):
     """Two writers, one settler, the same nodes: every batch counts once and the newest are those of the last."""
     store = Store(partitions.ensure, placements.settle)
-    made = GroupCommit(store, lambda: psycopg.connect(connection.dsn, autocommit=True), lambda: NOW,
-                       Limits(writers=2, flush_batches=3))  # fmt: skip
+    made = GroupCommit(
+        store, lambda: psycopg.connect(connection.dsn, autocommit=True), lambda: NOW, Limits(writers=2, flush_batches=3)
+    )
     made.start()
     batches = [accepted(seq, f"both-{seq % 3}", NOON_MS + seq * 1000) for seq in range(120)]
 
@@ -324,10 +323,13 @@ def test_writers_and_the_settler_at_once(connection):
     finally:
         made.close(10)
     assert {answer.status for answer in told} == {"committed"}
-    assert not any(thread.name in ("settler", "writer-0", "writer-1") and thread in (*made._threads, made._settler)
-                   for thread in threading.enumerate())  # fmt: skip
-    assert connection.execute("SELECT count(*) FROM ingest_batch JOIN node n ON n.id = node_id"
-                              " WHERE n.name LIKE 'both-%'").fetchone() == (120,)  # fmt: skip
+    assert not any(
+        thread.name in ("settler", "writer-0", "writer-1") and thread in (*made._threads, made._settler)
+        for thread in threading.enumerate()
+    )
+    assert connection.execute(
+        "SELECT count(*) FROM ingest_batch JOIN node n ON n.id = node_id WHERE n.name LIKE 'both-%'"
+    ).fetchone() == (120,)
     for node in range(3):
         assert newest_of(connection, f"both-{node}") == (NOON_MS + (117 + node) * 1000 + 50_000, str(117 + node))
 

@@ -40,7 +40,7 @@ def seen(seq, node, at_ms, *uuids):
         batch(seq, node, 0, at_ms, samples=Samples()),
         accelerators=accelerators,
         workloads=[workload()],
-        stretches=[held(place, at_ms, at_ms + HOUR_MS) for place in range(len(accelerators))],
+        usage_intervals=[held(place, at_ms, at_ms + HOUR_MS) for place in range(len(accelerators))],
     )
     return validate.accept(decode(encode(made), "application/msgpack", ""), int(NOW.timestamp() * 1000))
 

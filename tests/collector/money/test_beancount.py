@@ -22,10 +22,14 @@ def journal(fleet, run):
     for number, pool in ((1, "us"), (2, "eu")):
         fleet.capacity(number, 0, 3 * DAY, pool=pool)
     fleet.workload(9, team='Ä "quoted" \\ team')
-    fleet.evidence([
-        Held(1, 1, 0, HOUR - 7), Held(2, 2, HOUR, 2 * HOUR), Held(1, 9, DAY, DAY + HOUR),
-        Held(1, None, 9 * HOUR, 10 * HOUR, "unavailable"),
-    ])  # fmt: skip
+    fleet.evidence(
+        [
+            Held(1, 1, 0, HOUR - 7),
+            Held(2, 2, HOUR, 2 * HOUR),
+            Held(1, 9, DAY, DAY + HOUR),
+            Held(1, None, 9 * HOUR, 10 * HOUR, "unavailable"),
+        ]
+    )
     return run("chargeback", *MONTH, "--format", "beancount")[1]
 
 

@@ -14,15 +14,36 @@ from gpuledger_collector.accounting.bill import KINDS, BillLine, BillMatch, Obse
 from gpuledger_collector.accounting.period import Period
 
 HEADER = (
-    "ProviderName", "BilledCost", "EffectiveCost", "BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd",
-    "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodStart", "ChargePeriodEnd", "SkuId", "ResourceId",
-    "RegionId", "CommitmentDiscountStatus", "PricingQuantity", "PricingUnit",
-)  # fmt: skip
+    "ProviderName",
+    "BilledCost",
+    "EffectiveCost",
+    "BillingCurrency",
+    "BillingPeriodStart",
+    "BillingPeriodEnd",
+    "ChargeCategory",
+    "ChargeClass",
+    "ChargeDescription",
+    "ChargePeriodStart",
+    "ChargePeriodEnd",
+    "SkuId",
+    "ResourceId",
+    "RegionId",
+    "CommitmentDiscountStatus",
+    "PricingQuantity",
+    "PricingUnit",
+)
 USUAL = {
-    "ProviderName": "Big Cloud", "BillingCurrency": "USD", "BillingPeriodStart": "2025-10-01T00:00:00Z",
-    "BillingPeriodEnd": "2025-11-01T00:00:00Z", "ChargeCategory": "Usage", "SkuId": "gpu.1x", "RegionId": "north",
-    "ChargePeriodStart": "2025-10-01T00:00:00Z", "ChargePeriodEnd": "2025-10-02T00:00:00Z", "PricingUnit": "Hours",
-}  # fmt: skip
+    "ProviderName": "Big Cloud",
+    "BillingCurrency": "USD",
+    "BillingPeriodStart": "2025-10-01T00:00:00Z",
+    "BillingPeriodEnd": "2025-11-01T00:00:00Z",
+    "ChargeCategory": "Usage",
+    "SkuId": "gpu.1x",
+    "RegionId": "north",
+    "ChargePeriodStart": "2025-10-01T00:00:00Z",
+    "ChargePeriodEnd": "2025-10-02T00:00:00Z",
+    "PricingUnit": "Hours",
+}
 MATCH = '[[bill_match]]\nprovider = "big cloud"\nsku = "gpu.*"\npool = "train"\n'
 
 
@@ -76,25 +97,53 @@ CASES = [
     ([{"BilledCost": "40", "PricingQuantity": "20"}], {"unbilled": "-8"}),
     ([{"BilledCost": "75", "PricingQuantity": "30"}], {"price": "12", "unobserved": "15"}),
     ([{"BilledCost": "48.004", "PricingQuantity": "24"}], {"price": "0.004"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "9.12", "ChargeCategory": "Tax"}],
-     {"tax": "9.12"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "-5", "ChargeCategory": "Credit"}],
-     {"credit": "-5"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "-3", "ChargeClass": "Correction"}],
-     {"refund": "-3"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "0.01", "ChargeCategory": "Adjustment"}],
-     {"adjustment": "0.01"}),
-    ([{"BilledCost": "700", "ChargeCategory": "Purchase"},
-      {"BilledCost": "0", "PricingQuantity": "24", "CommitmentDiscountStatus": "Used"}], {"commitment": "652"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"},
-      {"BilledCost": "3", "PricingQuantity": "2", "CommitmentDiscountStatus": "Unused"}], {"commitment": "3"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"},
-      {"BilledCost": "7", "SkuId": "storage", "PricingQuantity": "1"}],
-     {"unmatched": "7"}),
-    ([{"BilledCost": "48", "PricingQuantity": "24"},
-      {"BilledCost": "6", "PricingQuantity": "3", "ChargePeriodStart": "2025-09-30T00:00:00Z",
-       "ChargePeriodEnd": "2025-10-01T00:00:00Z"}], {"other period": "6"}),
-]  # fmt: skip
+    ([{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "9.12", "ChargeCategory": "Tax"}], {"tax": "9.12"}),
+    (
+        [{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "-5", "ChargeCategory": "Credit"}],
+        {"credit": "-5"},
+    ),
+    (
+        [{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "-3", "ChargeClass": "Correction"}],
+        {"refund": "-3"},
+    ),
+    (
+        [{"BilledCost": "48", "PricingQuantity": "24"}, {"BilledCost": "0.01", "ChargeCategory": "Adjustment"}],
+        {"adjustment": "0.01"},
+    ),
+    (
+        [
+            {"BilledCost": "700", "ChargeCategory": "Purchase"},
+            {"BilledCost": "0", "PricingQuantity": "24", "CommitmentDiscountStatus": "Used"},
+        ],
+        {"commitment": "652"},
+    ),
+    (
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {"BilledCost": "3", "PricingQuantity": "2", "CommitmentDiscountStatus": "Unused"},
+        ],
+        {"commitment": "3"},
+    ),
+    (
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {"BilledCost": "7", "SkuId": "storage", "PricingQuantity": "1"},
+        ],
+        {"unmatched": "7"},
+    ),
+    (
+        [
+            {"BilledCost": "48", "PricingQuantity": "24"},
+            {
+                "BilledCost": "6",
+                "PricingQuantity": "3",
+                "ChargePeriodStart": "2025-09-30T00:00:00Z",
+                "ChargePeriodEnd": "2025-10-01T00:00:00Z",
+            },
+        ],
+        {"other period": "6"},
+    ),
+]
 
 
 def test_each_difference_has_its_kind(october, tmp_path):
@@ -155,9 +204,14 @@ def test_the_days_of_a_bill_have_their_names_in_the_billing_zone(fleet, run, tmp
     run("prices", "set", "--rate", "2", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, -2 * HOUR, 22 * HOUR)
     fleet.evidence([Held(1, 1, -2 * HOUR, 22 * HOUR)])
-    row = {"BilledCost": "60", "PricingQuantity": "24", "BillingPeriodStart": "2025-09-30T22:00:00Z",
-           "BillingPeriodEnd": "2025-10-31T23:00:00Z", "ChargePeriodStart": "2025-09-30T22:00:00Z",
-           "ChargePeriodEnd": "2025-10-01T22:00:00Z"}  # fmt: skip
+    row = {
+        "BilledCost": "60",
+        "PricingQuantity": "24",
+        "BillingPeriodStart": "2025-09-30T22:00:00Z",
+        "BillingPeriodEnd": "2025-10-31T23:00:00Z",
+        "ChargePeriodStart": "2025-09-30T22:00:00Z",
+        "ChargePeriodEnd": "2025-10-01T22:00:00Z",
+    }
     _, kinds, found = reconciled(run, tmp_path, row, match='billing_zone = "Europe/Berlin"\n' + MATCH)
     assert kinds == {("USD", "price"): "12"}
     assert [one["day"] for one in found["differences"]] == ["2025-10-01"]
@@ -188,8 +242,11 @@ def test_parquet_is_read_as_the_csv_is(october, tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     text = bill(tmp_path / "a.csv", {"BilledCost": "48.00", "PricingQuantity": "24"}).read_text()
     (row,) = csv.DictReader(io.StringIO(text))
-    instants = {name: pa.array([row[name]]).cast(pa.timestamp("us", tz="UTC")) for name in row
-                if name.endswith(("Start", "End"))}  # fmt: skip
+    instants = {
+        name: pa.array([row[name]]).cast(pa.timestamp("us", tz="UTC"))
+        for name in row
+        if name.endswith(("Start", "End"))
+    }
     numbers = {name: pa.array([Decimal(row[name])], pa.decimal128(38, 9)) for name in ("BilledCost", "PricingQuantity")}
     columns = {name: pa.array([cell or None], pa.string()) for name, cell in row.items()} | instants | numbers
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
@@ -242,10 +299,19 @@ def test_bad_matches_are_refused_with_their_line(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("unit", "wanted"),
-    [("Hours", (HOUR, False)), ("GPU-Hours", (HOUR, True)), ("Hrs", (HOUR, False)), ("1 Hour", (HOUR, False)),
-     ("GPU-Seconds", (1000, True)), ("Instance-Hours", (HOUR, False)), ("GB", None), ("GB-Mo", None), ("", None),
-     ("Requests", None)],
-)  # fmt: skip
+    [
+        ("Hours", (HOUR, False)),
+        ("GPU-Hours", (HOUR, True)),
+        ("Hrs", (HOUR, False)),
+        ("1 Hour", (HOUR, False)),
+        ("GPU-Seconds", (1000, True)),
+        ("Instance-Hours", (HOUR, False)),
+        ("GB", None),
+        ("GB-Mo", None),
+        ("", None),
+        ("Requests", None),
+    ],
+)
 def test_units_of_time(unit, wanted):
     """What providers write for an hour."""
     assert gpu_unit(unit) == wanted
@@ -255,19 +321,45 @@ DAYS = [Period(at * DAY, (at + 1) * DAY) for at in range(3)]
 AMOUNTS = st.decimals(-10_000, 10_000, places=4) | st.decimals(0, 100, places=18)
 LINES = st.builds(
     lambda n, start, length, category, status, sku, resource, quantity, unit, currency, billed: BillLine(
-        n, start, start + length, category, "", "", sku, resource, "", "r", "", status, quantity, unit, currency,
-        billed, None),
-    st.integers(1, 99), st.integers(-DAY, 4 * DAY), st.integers(0, 3 * DAY),
+        n,
+        start,
+        start + length,
+        category,
+        "",
+        "",
+        sku,
+        resource,
+        "",
+        "r",
+        "",
+        status,
+        quantity,
+        unit,
+        currency,
+        billed,
+        None,
+    ),
+    st.integers(1, 99),
+    st.integers(-DAY, 4 * DAY),
+    st.integers(0, 3 * DAY),
     st.sampled_from(["Usage", "Usage", "Usage", "Tax", "Credit", "Purchase", "Adjustment", "Odd"]),
-    st.sampled_from(["", "", "Used", "Unused"]), st.sampled_from(["gpu", "gpu2", "disk"]),
-    st.sampled_from(["", "n1", "x/n2"]), st.none() | st.decimals(0, 500, places=6),
-    st.sampled_from(["Hours", "GPU-Seconds", "GB"]), st.sampled_from(["USD", "USD", "EUR"]), AMOUNTS,
-)  # fmt: skip
+    st.sampled_from(["", "", "Used", "Unused"]),
+    st.sampled_from(["gpu", "gpu2", "disk"]),
+    st.sampled_from(["", "n1", "x/n2"]),
+    st.none() | st.decimals(0, 500, places=6),
+    st.sampled_from(["Hours", "GPU-Seconds", "GB"]),
+    st.sampled_from(["USD", "USD", "EUR"]),
+    AMOUNTS,
+)
 OBSERVED = st.builds(
-    Observed, st.sampled_from([day.start_ms for day in DAYS]), st.sampled_from(["a", "b"]),
-    st.sampled_from(["n1", "n2", "n3"]), st.sampled_from(["USD", "USD", "EUR", None]), st.integers(0, 10**15),
+    Observed,
+    st.sampled_from([day.start_ms for day in DAYS]),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["n1", "n2", "n3"]),
+    st.sampled_from(["USD", "USD", "EUR", None]),
+    st.integers(0, 10**15),
     st.integers(0, 10**10),
-)  # fmt: skip
+)
 MATCHES = [BillMatch(sku="gpu", pool="a"), BillMatch(sku="gpu2", pool="b", gpus=Decimal("7.5"))]
 PLACES = {(node, day.start_ms): Place("a", 4_500_000) for node in ("n1", "n2") for day in DAYS}
 

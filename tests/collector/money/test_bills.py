@@ -26,13 +26,15 @@ def furnished(fleet, run):
     for day in range(3):
         at = day * DAY
         fleet.workload(9, team="=HYPERLINK(1)", project="p,1")
-        fleet.evidence([
-            Held(1, 1, at, at + HOUR - 7, busy=HOUR // 3, idle=HOUR // 7, energy=123_456_789),
-            Held(2, 2, at + HOUR, at + 2 * HOUR, idle=HOUR),
-            Held(3, 9, at + 5 * HOUR, at + 6 * HOUR),
-            Held(3, None, at + 7 * HOUR, at + 8 * HOUR, "unallocated"),
-            Held(1, None, at + 9 * HOUR, at + 10 * HOUR, "unavailable"),
-        ])  # fmt: skip
+        fleet.evidence(
+            [
+                Held(1, 1, at, at + HOUR - 7, busy=HOUR // 3, idle=HOUR // 7, energy=123_456_789),
+                Held(2, 2, at + HOUR, at + 2 * HOUR, idle=HOUR),
+                Held(3, 9, at + 5 * HOUR, at + 6 * HOUR),
+                Held(3, None, at + 7 * HOUR, at + 8 * HOUR, "unallocated"),
+                Held(1, None, at + 9 * HOUR, at + 10 * HOUR, "unavailable"),
+            ]
+        )
     return fleet
 
 
@@ -186,7 +188,7 @@ def test_tags_check_names_what_nobody_pays_for(furnished, run) -> None:
     assert re.search(
         r"without a team\n  slurm pool=eu project=x tema=vision: 1 workload, 2.000 GPU-hours, 3.40 EUR", out
     )
-    furnished.connection.execute("DELETE FROM stretch")
+    furnished.connection.execute("DELETE FROM usage_interval")
     code, out, _ = run("tags", "check", "--from", "2025-10-02", "--to", "2025-10-03")
     assert code == 0
     assert "every held GPU-second has a team" in out

@@ -13,7 +13,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
 from gpuledger_collector.services.reconciliation import reconcile
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.statement import statement_of
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
@@ -27,12 +27,14 @@ def furnished(fleet, run):
     run("prices", "set", "--rate", "2.333333333", "--currency", "USD", "--from", "2025-01-01")
     for number in (1, 2):
         fleet.capacity(number, 0, 2 * DAY)
-    fleet.evidence([
-        Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4),
-        Held(1, 2, HOUR, 3 * HOUR, busy=HOUR),
-        Held(2, 3, 5 * HOUR, 6 * HOUR),
-        Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"),
-    ])  # fmt: skip
+    fleet.evidence(
+        [
+            Held(1, 1, 0, HOUR, busy=HOUR // 2, idle=HOUR // 4),
+            Held(1, 2, HOUR, 3 * HOUR, busy=HOUR),
+            Held(2, 3, 5 * HOUR, 6 * HOUR),
+            Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"),
+        ]
+    )
     return fleet
 
 
@@ -87,7 +89,7 @@ def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
     """Billed in October plus booked later = October rated anew, per owner and to the micro-unit; and it reconciles."""
     run("close", "--period", "2025-10")
     change_everything(furnished, run)
-    bring_up_to_date(ledger, month("2025-10"), NOW_MS)
+    refresh(ledger, month("2025-10"), NOW_MS)
     both = furnished.rows(
         "SELECT owner_id, state, sum(gpu_ns), sum(cost_micro), sum(busy_ns) FROM (SELECT owner_id, state, gpu_ns, "
         "cost_micro, busy_ns FROM charge UNION ALL "
@@ -101,14 +103,14 @@ def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
     # the same history without a close
     for table in ("correction", "corrected_day", "invoice", "closed_workload", "billing_period"):
         furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
-    for table in ("charge", "ledger_day", "day_proof"):
+    for table in ("charge", "ledger_day", "conservation_check"):
         furnished.connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
     furnished.connection.execute("DELETE FROM invoice")
     furnished.connection.execute("DELETE FROM closed_workload")
     furnished.connection.execute("DELETE FROM billing_period")
     furnished.connection.execute("DELETE FROM correction")
-    furnished.connection.execute("DELETE FROM day_proof")
-    bring_up_to_date(ledger, month("2025-10"), NOW_MS)
+    furnished.connection.execute("DELETE FROM conservation_check")
+    refresh(ledger, month("2025-10"), NOW_MS)
     alone = furnished.rows(
         "SELECT owner_id, state, sum(gpu_ns), sum(cost_micro), sum(busy_ns) FROM charge "
         "GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0 ORDER BY 1, 2"
@@ -123,8 +125,9 @@ def test_corrections_are_billed_in_the_month_in_which_they_are_booked(furnished,
     run("reconcile", "--period", "2025-10")  # rates what is late
     rows = list(csv.DictReader(io.StringIO(run("chargeback", *LATER, "--format", "csv")[1])))
     assert {row["team"]: (row["gpu_hours"], row["cost"]) for row in rows} == {
-        "team-1": ("1.000000", "2.33"), "(unobserved)": ("-1.000000", "-2.33"),
-    }  # fmt: skip
+        "team-1": ("1.000000", "2.33"),
+        "(unobserved)": ("-1.000000", "-2.33"),
+    }
     lines = list(csv.DictReader(io.StringIO(run("chargeback", *LATER, "--format", "focus")[1])))
     usage = [line for line in lines if line["ChargeCategory"] == "Usage"]
     assert {line["ChargeClass"] for line in usage} == {"Correction"}
@@ -138,11 +141,11 @@ def test_up_to_date_is_up_to_date_after_a_correction(furnished, run, ledger):
     """The same late evidence is booked once, however often the day is rated."""
     run("close", "--period", "2025-10")
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR)])
-    bring_up_to_date(ledger, month("2025-10"), NOW_MS)
+    refresh(ledger, month("2025-10"), NOW_MS)
     once = furnished.rows("SELECT count(*), sum(cost_micro) FROM correction")
-    furnished.connection.execute("INSERT INTO dirty_day (day_ms) VALUES (%s), (%s)", (OCTOBER, OCTOBER + DAY))
-    assert bring_up_to_date(ledger, month("2025-10"), NOW_MS) == 2
-    assert bring_up_to_date(ledger, month("2025-10"), NOW_MS) == 0
+    furnished.connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s), (%s)", (OCTOBER, OCTOBER + DAY))
+    assert refresh(ledger, month("2025-10"), NOW_MS) == 2
+    assert refresh(ledger, month("2025-10"), NOW_MS) == 0
     assert furnished.rows("SELECT count(*), sum(cost_micro) FROM correction") == once
 
 
@@ -156,8 +159,8 @@ def test_up_to_date_is_up_to_date_after_a_correction(furnished, run, ledger):
         "TRUNCATE charge",
         "UPDATE ledger_day SET cost_micro = 0",
         "DELETE FROM ledger_day WHERE state = 'held'",
-        "DELETE FROM day_proof",
-        "UPDATE day_proof SET holds = false",
+        "DELETE FROM conservation_check",
+        "UPDATE conservation_check SET holds = false",
         "DELETE FROM billing_period",
         "UPDATE billing_period SET seal = 'x'",
         "TRUNCATE billing_period CASCADE",
@@ -217,15 +220,17 @@ def test_usage_without_a_price_is_closed_on_purpose_only(furnished, run, fleet):
     assert run("close", "--period", "2025-10", "--allow-unpriced")[0] == 0
 
 
-def test_an_open_month_stays_as_it_was(furnished, run, ledger, fleet):
+def test_an_open_month_placements_as_it_was(furnished, run, ledger, fleet):
     """Closing October binds October: the days around it are rated as before."""
     fleet.capacity(3, -2 * DAY, 40 * DAY)
     run("close", "--period", "2025-10")
     fleet.evidence([Held(3, 2, 35 * DAY, 35 * DAY + HOUR), Held(3, 2, -DAY, -DAY + HOUR)])
-    bring_up_to_date(ledger, Period(OCTOBER - 2 * DAY, OCTOBER + 40 * DAY), NOW_MS)
+    refresh(ledger, Period(OCTOBER - 2 * DAY, OCTOBER + 40 * DAY), NOW_MS)
     assert fleet.rows("SELECT count(*) FROM correction") == [(0,)]
-    assert fleet.rows("SELECT count(*) FROM charge WHERE state = 'held' AND accelerator_id = "
-                      "(SELECT id FROM accelerator WHERE uuid = 'GPU-0003')") == [(2,)]  # fmt: skip
+    assert fleet.rows(
+        "SELECT count(*) FROM charge WHERE state = 'held' AND accelerator_id = "
+        "(SELECT id FROM accelerator WHERE uuid = 'GPU-0003')"
+    ) == [(2,)]
 
 
 def test_corrections_are_shown_by_owner(furnished, run):
@@ -237,8 +242,9 @@ def test_corrections_are_shown_by_owner(furnished, run):
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
     rows = list(csv.DictReader(io.StringIO(run("corrections", "--period", "2025-10", "--format", "csv")[1])))
     assert {row["team"]: (row["gpu_hours"], row["cost"]) for row in rows} == {
-        "team-1": ("1.000000", "2.33"), "(unobserved)": ("-1.000000", "-2.33"),
-    }  # fmt: skip
+        "team-1": ("1.000000", "2.33"),
+        "(unobserved)": ("-1.000000", "-2.33"),
+    }
 
 
 def test_a_month_of_which_nothing_has_a_price_is_closed_without_an_invoice(fleet, run):
@@ -306,7 +312,7 @@ def test_a_close_takes_along_what_came_late_of_closed_months(late, run, monkeypa
     receipt = json.loads(text)
     assert receipt["corrections"]["lines"] == 2
     assert {one["owner"]: one["amount"] for one in receipt["invoices"]}["team-1"] == "7.00"
-    assert late.rows("SELECT count(*) FROM dirty_hour") == [(0,)]
+    assert late.rows("SELECT count(*) FROM hour_recompute") == [(0,)]
     last, found = 1_764_460_800_000, int(dt.datetime(2025, 12, 2, 12, tzinfo=dt.UTC).timestamp() * 1000)
     assert set(late.rows("SELECT booked_day_ms, recorded_ms FROM correction")) == {(last, found)}
 
@@ -318,10 +324,10 @@ def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run
     opened = Ledger.unit
     monkeypatch.setattr(Ledger, "unit", lambda self, **more: units.append(1) or opened(self, **more))
     later = Period(month("2025-10").end_ms, month("2025-11").end_ms)
-    bring_up_to_date(ledger, later, NOW_MS)
+    refresh(ledger, later, NOW_MS)
     assert len(units) == 3
     furnished.evidence([Held(2, 1, 20 * HOUR, 21 * HOUR, busy=HOUR)])
-    assert bring_up_to_date(ledger, later, NOW_MS) == 1
+    assert refresh(ledger, later, NOW_MS) == 1
 
 
 def test_no_row_of_a_team_shows_negative_time(furnished, run, monkeypatch):
@@ -359,7 +365,7 @@ def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnishe
     furnished.evidence([Held(3, 5, 31 * DAY, 31 * DAY + HOUR)])
     furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
     furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
-    bring_up_to_date(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
+    refresh(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
     with ledger.connect() as connection:
         (section,) = statement_of(connection, "team", "team-2", "2025-11", NOW_MS).sections
     assert section.row.gpu_ns < 0 < section.held_ns == HOUR * 1_000_000

@@ -52,9 +52,13 @@ def committed(fleet, run, written):
     """Two accelerators of a pool with three committed, one of a pool with none, for a day."""
     for number, pool in ((1, "train"), (2, "train"), (3, "other")):
         fleet.capacity(number, 0, DAY, pool=pool)
-    fleet.evidence([
-        Held(1, 1, 0, DAY, busy=DAY // 2, idle=DAY // 3, energy=1001), Held(2, 2, 0, HOUR), Held(3, 1, 0, DAY),
-    ])  # fmt: skip
+    fleet.evidence(
+        [
+            Held(1, 1, 0, DAY, busy=DAY // 2, idle=DAY // 3, energy=1001),
+            Held(2, 2, 0, HOUR),
+            Held(3, 1, 0, DAY),
+        ]
+    )
     code, _, err = run("apply", written("book.toml", BOOK))
     assert code == 0, err
     return fleet
@@ -170,7 +174,7 @@ RATE = '[[exchange]]\nfrom = "USD"\nrate = 1\n'
         (f'{RATE}to = "EUR"\neffective_from = 2025-01-01T05:00:00Z\n', "whole days"),
         (f"{BOUGHT}kapex = 5\n", "is it 'capex'?"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_is_refused_with_its_line(run, written, text, words):
     """One sentence with file and line, and nothing is applied."""
     code, _, err = run("apply", written("bad.toml", text))
@@ -193,8 +197,9 @@ def test_owned_hardware_is_a_rate_with_its_parts_shown(fleet, run, written):
     assert "35064 hours" in out
     book = prices.current(fleet.connection)
     assert [(price.rate, price.effective_to_ms is None) for price in book] == [
-        (Decimal("1.367286396"), False), (Decimal("0.468929107"), True),
-    ]  # fmt: skip
+        (Decimal("1.367286396"), False),
+        (Decimal("0.468929107"), True),
+    ]
     run("apply", written("owned.toml", text.replace("months = 48", "months = 60")))
     again = prices.current(fleet.connection)
     assert len(again) == 2
@@ -214,9 +219,13 @@ def test_the_parts_of_a_derived_rate_add_up_and_earn_what_was_paid(capex, months
 
 @pytest.mark.parametrize(
     ("start", "months", "end"),
-    [("2025-01-31", 1, "2025-03-01"), ("2024-02-29", 12, "2025-03-01"), ("2025-11-15", 2, "2026-01-15"),
-     ("2025-12-01", 12, "2026-12-01")],
-)  # fmt: skip
+    [
+        ("2025-01-31", 1, "2025-03-01"),
+        ("2024-02-29", 12, "2025-03-01"),
+        ("2025-11-15", 2, "2026-01-15"),
+        ("2025-12-01", 12, "2026-12-01"),
+    ],
+)
 def test_months_are_those_of_the_calendar(start, months, end):
     """The same day so many months later; where there is none, the first after it."""
     assert add_months(parse_date(start), months) == parse_date(end)
@@ -225,10 +234,18 @@ def test_months_are_those_of_the_calendar(start, months, end):
 def spot_series(count):
     """A rate for every 53 minutes of about a year."""
     return [
-        Price(number, "", "H100", "spot", Decimal(1000 + number % 700).scaleb(-3), "USD", number * 53 * 60_000,
-              (number + 1) * 53 * 60_000)
+        Price(
+            number,
+            "",
+            "H100",
+            "spot",
+            Decimal(1000 + number % 700).scaleb(-3),
+            "USD",
+            number * 53 * 60_000,
+            (number + 1) * 53 * 60_000,
+        )
         for number in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def test_ten_thousand_spot_rates_are_asked_quickly_and_rightly():

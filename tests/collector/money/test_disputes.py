@@ -13,7 +13,7 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions, spans_of
 from gpuledger_collector.accounting.tags import OwnerPath
-from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, UsagePiece
+from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, HourlyUsage
 
 SPAN = ("--from", "2025-10-01", "--to", "2025-10-03")
 OWN = ("--owner", "team-1", *SPAN)
@@ -42,7 +42,7 @@ def opened(run, *arguments, reason="not ours"):
 
 
 def test_the_evidence_goes_back_to_the_batches_and_its_file_has_the_seal(october, tmp_path):
-    """Lines, stretches with epoch and number, workload, price, proof: as one file whose SHA-256 is the seal."""
+    """Lines, usage intervals with epoch and number, workload, price, proof: as one file whose SHA-256 is the seal."""
     number = opened(october, *OWN)
     code, page, _ = october("disputes", "show", number, "--evidence", tmp_path / "e.json")
     assert code == 0
@@ -51,13 +51,17 @@ def test_the_evidence_goes_back_to_the_batches_and_its_file_has_the_seal(october
     assert f"the evidence is as it was sealed: {seal}" in page
     evidence = json.loads(content)
     assert sorted((one["workload"], one["cost_micro"]) for one in evidence["lines"]) == [
-        ("slurm::1", 2_000_000), ("slurm::1", 2_000_000), ("slurm::4", 4_000_000),
-    ]  # fmt: skip
-    stretches = evidence["stretches"]["rows"]
-    assert [(one["workload"], one["seq"], one["record"], one["node"]) for one in stretches] == [
-        ("slurm::1", 1, 0, "n1"), ("slurm::4", 2, 0, "n1"), ("slurm::1", 2, 1, "n1"),
-    ]  # fmt: skip
-    assert all(one["epoch"].startswith("0000") for one in stretches)
+        ("slurm::1", 2_000_000),
+        ("slurm::1", 2_000_000),
+        ("slurm::4", 4_000_000),
+    ]
+    usage_intervals = evidence["usage_intervals"]["rows"]
+    assert [(one["workload"], one["seq"], one["record"], one["node"]) for one in usage_intervals] == [
+        ("slurm::1", 1, 0, "n1"),
+        ("slurm::4", 2, 0, "n1"),
+        ("slurm::1", 2, 1, "n1"),
+    ]
+    assert all(one["epoch"].startswith("0000") for one in usage_intervals)
     assert [one["rate_per_gpu_hour"] for one in evidence["prices"]] == ["2.000000000"]
     assert [one["holds"] for one in evidence["proofs"]] == [True, True]
     assert {one["key"]: one["tags"] for one in evidence["workloads"]}["slurm::4"] == {"team": "team-1"}
@@ -65,14 +69,17 @@ def test_the_evidence_goes_back_to_the_batches_and_its_file_has_the_seal(october
     assert "slurm::2" not in content.decode()
 
 
-def test_minutes_that_retention_let_go_are_unknown_in_the_evidence_and_not_none(october, fleet, tmp_path):
+def test_minutes_that_retention_expired_are_unknown_in_the_evidence_and_not_none(october, fleet, tmp_path):
     """An hour of before the bound has null; one that is kept, and of which nobody read anything, has 0."""
-    fleet.connection.execute("INSERT INTO let_go VALUES ('gpu_minute', %s)", (OCTOBER + DAY,))
+    fleet.connection.execute("INSERT INTO expired VALUES ('gpu_minute', %s)", (OCTOBER + DAY,))
     october("disputes", "show", opened(october, *OWN), "--evidence", tmp_path / "e.json")
     hours = json.loads((tmp_path / "e.json").read_text())["hours"]["rows"]
     assert [(one["hour_ms"] - OCTOBER, one["minutes"], one["power_watts"]) for one in hours] == [
-        (0, None, None), (5 * HOUR, None, None), (6 * HOUR, None, None), (DAY, 0, None),
-    ]  # fmt: skip
+        (0, None, None),
+        (5 * HOUR, None, None),
+        (6 * HOUR, None, None),
+        (DAY, 0, None),
+    ]
 
 
 def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
@@ -87,7 +94,7 @@ def test_a_line_is_named_by_its_hash_and_only_it_moves(october):
     assert (found["team-1"], found["speech"], found["team-2"]) == ("6.00", "2.00", "6.00")
 
 
-def test_a_closed_month_stays_and_the_correction_is_in_an_open_one(october, fleet):
+def test_a_closed_month_placements_and_the_correction_is_in_an_open_one(october, fleet):
     """The close's seal holds, the correction moves exactly the contested amount, and the proof of October holds."""
     assert october("close", "--period", "2025-10")[0] == 0
     before = costs(october)
@@ -156,9 +163,13 @@ def test_evidence_and_words_cannot_be_rewritten(october, fleet):
     number = opened(october, *OWN)
     october("disputes", "resolve", number, "--accept", "--unattributed", "--note", "x")
     for query in (
-        "UPDATE dispute SET evidence = '{}'", "UPDATE dispute SET seal = 'x'", "DELETE FROM dispute",
-        "UPDATE dispute_entry SET words = 'x'", "DELETE FROM reattribution", "UPDATE reattribution SET end_ms = 0",
-    ):  # fmt: skip
+        "UPDATE dispute SET evidence = '{}'",
+        "UPDATE dispute SET seal = 'x'",
+        "DELETE FROM dispute",
+        "UPDATE dispute_entry SET words = 'x'",
+        "DELETE FROM reattribution",
+        "UPDATE reattribution SET end_ms = 0",
+    ):
         with pytest.raises(psycopg.errors.RestrictViolation):
             fleet.connection.execute(query)
     text = fleet.rows("SELECT evidence FROM dispute")[0][0].replace("slurm::4", "slurm::5")
@@ -185,19 +196,35 @@ def test_counted_usage_can_change_owners_and_never_be_unavailable(fleet, run, tm
 
 
 PIECES = st.builds(
-    lambda workload, hour, held, busy: UsagePiece(1, hour * HOUR, hour * HOUR + HOUR, HELD, workload, held,
-                                                  busy * held // 100, 0, held - busy * held // 100, held),
-    st.integers(1, 3), st.integers(0, 8), st.integers(1, HOUR), st.integers(0, 100),
-)  # fmt: skip
+    lambda workload, hour, held, busy: HourlyUsage(
+        1, hour * HOUR, hour * HOUR + HOUR, HELD, workload, held, busy * held // 100, 0, held - busy * held // 100, held
+    ),
+    st.integers(1, 3),
+    st.integers(0, 8),
+    st.integers(1, HOUR),
+    st.integers(0, 100),
+)
 PATHS = st.builds(OwnerPath, team=st.sampled_from(["", "a", "b"]), project=st.sampled_from(["", "p", "q"]))
 CONTESTED = st.sampled_from([{"team": "a"}, {"team": "b"}, {"team": "a", "project": "p"}, {"team": "a", "project": ""}])
 DECISIONS = st.builds(
     lambda number, workload, accelerator, start, length, owner, contested: Reattribution(
-        number, workload, accelerator, start * HOUR, (start + length) * HOUR, UNAVAILABLE if owner is None else HELD,
-        owner, contested),
-    st.integers(1, 50), st.integers(1, 3), st.sampled_from([1, 2, None]), st.integers(0, 8), st.integers(1, 5),
-    PATHS | st.none(), CONTESTED,
-)  # fmt: skip
+        number,
+        workload,
+        accelerator,
+        start * HOUR,
+        (start + length) * HOUR,
+        UNAVAILABLE if owner is None else HELD,
+        owner,
+        contested,
+    ),
+    st.integers(1, 50),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, None]),
+    st.integers(0, 8),
+    st.integers(1, 5),
+    PATHS | st.none(),
+    CONTESTED,
+)
 RULED = st.lists(PATHS, min_size=9, max_size=9)
 """Whom tags and rules charge, hour by hour."""
 
@@ -238,9 +265,7 @@ def test_decisions_move_time_of_the_contesting_owner_and_never_make_or_lose_any(
 def test_spans_are_whole_hours_put_together_within_what_was_contested():
     """Adjoining and overlapping lines are one span; a gap stays a gap."""
     lines = [((1, 1), Period(at, end)) for at, end in ((10, HOUR), (HOUR, 2 * HOUR + 1), (5 * HOUR, 6 * HOUR))]
-    assert spans_of(lines, Period(HOUR, 10 * HOUR)) == {
-        (1, 1): [Period(HOUR, 3 * HOUR), Period(5 * HOUR, 6 * HOUR)]
-    }  # fmt: skip
+    assert spans_of(lines, Period(HOUR, 10 * HOUR)) == {(1, 1): [Period(HOUR, 3 * HOUR), Period(5 * HOUR, 6 * HOUR)]}
     assert spans_of(lines, Period(OCTOBER, OCTOBER + DAY)) == {}
 
 

@@ -192,7 +192,15 @@ effective_from = 2026-13-01
     assert code == 2
     places = {line.partition("bad.toml:")[2].partition(": ")[0] for line in err.splitlines()[:-1]}
     assert places == {
-        "billing_zone", "2:key", "2:amount_per_month", "2:currency", "7:weights", "7:amount_per_month", "7:scope",
-        "13:pue", "13:grams_per_kwh", "13:effective_from",
-    }  # fmt: skip
+        "billing_zone",
+        "2:key",
+        "2:amount_per_month",
+        "2:currency",
+        "7:weights",
+        "7:amount_per_month",
+        "7:scope",
+        "13:pue",
+        "13:grams_per_kwh",
+        "13:effective_from",
+    }
     assert fleet.rows("SELECT * FROM shared_cost") == []

@@ -34,11 +34,17 @@ def made(fleet, run) -> str:
     fleet.accelerator(3, gpu_micro=333_333)
     for number in (1, 2, 3):
         fleet.capacity(number, 0, 2 * DAY)
-    fleet.evidence([
-        Held(1, 1, 0, HOUR, busy=HOUR // 3, idle=HOUR // 7), Held(2, 2, 5, 2 * HOUR, idle=HOUR),
-        Held(3, 3, 0, HOUR + 1), Held(1, 2, 2 * HOUR, 3 * HOUR), Held(1, 1, 4 * HOUR, 5 * HOUR),
-        Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"), Held(1, 1, DAY, DAY + HOUR),
-    ])  # fmt: skip
+    fleet.evidence(
+        [
+            Held(1, 1, 0, HOUR, busy=HOUR // 3, idle=HOUR // 7),
+            Held(2, 2, 5, 2 * HOUR, idle=HOUR),
+            Held(3, 3, 0, HOUR + 1),
+            Held(1, 2, 2 * HOUR, 3 * HOUR),
+            Held(1, 1, 4 * HOUR, 5 * HOUR),
+            Held(2, None, 7 * HOUR, 8 * HOUR, "unallocated"),
+            Held(1, 1, DAY, DAY + HOUR),
+        ]
+    )
     assert run("close", "--period", "2025-10")[0] == 0
     return run("chargeback", *MONTH)[1]
 
@@ -92,7 +98,7 @@ MUTATIONS = {
     "a formula": ({"ChargeDescription": "=HYPERLINK(1)"}, "formula"),
     "an invoice in two currencies": ({"BillingCurrency": "EUR"}, "differs"),
     "another rate under the same id": ({"ContractedUnitPrice": "9.9"}, "differs"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -117,8 +123,8 @@ def test_what_only_shows_over_rows_is_found(export):
     gpu = next(row for row in rows if row["ResourceType"] == "GPU" and row["x_CostBasis"] == "unobserved")
     assert "overlap" in {violation.rule for violation in found(written([*rows, gpu]))}
     columns = [name for name in rows[0] if name != "ListCost"]
-    lacking = [{name: row[name] for name in columns} for row in rows]
-    assert ("column missing", "ListCost") in {(one.rule, one.column) for one in found(written(lacking))}
+    readiness_problems = [{name: row[name] for name in columns} for row in rows]
+    assert ("column missing", "ListCost") in {(one.rule, one.column) for one in found(written(readiness_problems))}
     moved = [name for name in rows[0] if name != "Tags"] + ["Tags"]
     assert {(one.rule, one.column) for one in found(written(rows, moved))} == {("column order", "Tags")}
     lines = export.splitlines(keepends=True)

@@ -31,28 +31,35 @@ def exports(request):
         for part, micro in (("a", 571_429), ("b", 428_571)):
             fleet.connection.execute(
                 "INSERT INTO accelerator (uuid, device_uuid, model, mig_instance, gpu_micro) "
-                "VALUES (%s, 'GPU-0009', 'NVIDIA H100 80GB HBM3', %s, %s)", (f"MIG-{part}", part, micro)
-            )  # fmt: skip
+                "VALUES (%s, 'GPU-0009', 'NVIDIA H100 80GB HBM3', %s, %s)",
+                (f"MIG-{part}", part, micro),
+            )
             fleet.connection.execute(
                 "INSERT INTO capacity (accelerator_id, gpu_model, gpu_micro, node_id, pool, in_ms, out_ms, source) "
                 "SELECT id, model, gpu_micro, %s, 'train', "
                 "1759276800000, 1759363200000, 'agent' FROM accelerator WHERE uuid = %s",
                 (fleet.node("n1"), f"MIG-{part}"),
             )
-        fleet.evidence([
-            Held(1, 1, 0, 2 * HOUR, busy=HOUR // 3, idle=HOUR // 7), Held(1, 2, 2 * HOUR, 3 * HOUR + 17, idle=HOUR),
-            Held(1, 3, 4 * HOUR, 5 * HOUR), Held(2, 3, 0, DAY, busy=DAY),
-        ])  # fmt: skip
+        fleet.evidence(
+            [
+                Held(1, 1, 0, 2 * HOUR, busy=HOUR // 3, idle=HOUR // 7),
+                Held(1, 2, 2 * HOUR, 3 * HOUR + 17, idle=HOUR),
+                Held(1, 3, 4 * HOUR, 5 * HOUR),
+                Held(2, 3, 0, DAY, busy=DAY),
+            ]
+        )
         mig = fleet.rows("SELECT id FROM accelerator WHERE uuid = 'MIG-a'")[0][0]
         fleet.connection.execute(
-            "INSERT INTO stretch SELECT %s, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, "
-            "unknown_ms, energy_mj, node_id, epoch, 99, record FROM stretch WHERE workload_id IS NOT NULL LIMIT 1",
+            "INSERT INTO usage_interval SELECT %s, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, "
+            "unknown_ms, energy_mj, node_id, epoch, 99, record FROM usage_interval WHERE workload_id IS NOT NULL "
+            "LIMIT 1",
             (mig,),
         )
         fleet.connection.execute(
-            "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT %s, 1759276800000 + h * 3600000 "
-            "FROM generate_series(0, 23) h", (mig,)
-        )  # fmt: skip
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT %s, 1759276800000 + h * 3600000 "
+            "FROM generate_series(0, 23) h",
+            (mig,),
+        )
         assert run("close", "--period", "2025-10")[0] == 0
         _MADE.append((run("chargeback", *MONTH)[1], run("chargeback", *MONTH, "--focus-version", "1.4")[1]))
     return _MADE[0]
@@ -118,18 +125,27 @@ MUTATIONS = {
     "details that are no JSON": ({"AllocatedMethodDetails": "half"}, "json", "AllocatedMethodDetails"),
     "details without elements": ({"AllocatedMethodDetails": '{"Elements": []}'}, "json", "AllocatedMethodDetails"),
     "a key of nobody's": (
-        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 1, "Weight": 2}]}'}, "json",
-        "AllocatedMethodDetails"),
+        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 1, "Weight": 2}]}'},
+        "json",
+        "AllocatedMethodDetails",
+    ),
     "a ratio above 1": ({"AllocatedMethodDetails": DETAILS % "1.5"}, "ratio", "AllocatedMethodDetails"),
     "a ratio that is text": ({"AllocatedMethodDetails": DETAILS % '"0.5"'}, "ratio", "AllocatedMethodDetails"),
     "a quantity without a unit": (
-        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 0.5, "UsageQuantity": 2}]}'}, "ratio",
-        "AllocatedMethodDetails"),
+        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 0.5, "UsageQuantity": 2}]}'},
+        "ratio",
+        "AllocatedMethodDetails",
+    ),
     "a unit of the street": (
-        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 0.5, "UsageUnit": "gpu secs"}]}'}, "unit",
-        "AllocatedMethodDetails"),
-    "parts that are not the whole": ({"AllocatedMethodDetails": DETAILS % "0.000001"}, "split",
-                                     "AllocatedMethodDetails"),
+        {"AllocatedMethodDetails": '{"Elements": [{"AllocatedRatio": 0.5, "UsageUnit": "gpu secs"}]}'},
+        "unit",
+        "AllocatedMethodDetails",
+    ),
+    "parts that are not the whole": (
+        {"AllocatedMethodDetails": DETAILS % "0.000001"},
+        "split",
+        "AllocatedMethodDetails",
+    ),
     "allocated tags that are no JSON": ({"AllocatedTags": "team=vision"}, "json", "AllocatedTags"),
     "nested allocated tags": ({"AllocatedTags": '{"team": {"name": "vision"}}'}, "json", "AllocatedTags"),
     "a tag said twice": ({"Tags": '{"team": "x"}', "AllocatedTags": '{"team": "x"}'}, "twice", "AllocatedTags"),
@@ -137,7 +153,7 @@ MUTATIONS = {
     "no service provider": ({"ServiceProviderName": ""}, "null", "ServiceProviderName"),
     "no host provider": ({"HostProviderName": ""}, "null", "HostProviderName"),
     "another issuer": ({"InvoiceIssuerName": "Other"}, "cost", "BilledCost"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -181,8 +197,9 @@ def test_billing_periods_are_open_until_they_are_closed(fleet, run):
     rows = rows_of(text)
     assert tuple(rows[0]) == focus_split.PERIOD_COLUMNS
     assert [(row["BillingPeriodStart"], row["BillingPeriodStatus"]) for row in rows] == [
-        ("2025-10-01T00:00:00Z", "Closed"), ("2025-11-01T00:00:00Z", "Open"),
-    ]  # fmt: skip
+        ("2025-10-01T00:00:00Z", "Closed"),
+        ("2025-11-01T00:00:00Z", "Open"),
+    ]
     closed_ms = fleet.rows("SELECT closed_ms FROM billing_period")[0][0]
     assert rows[0]["BillingPeriodLastUpdated"] == focus.format_instant(closed_ms - closed_ms % 1000)
 

@@ -38,17 +38,17 @@ def test_twice_changes_nothing(run, written, fleet) -> None:
     """The same file again changes nothing and marks no day."""
     path = written("u.csv", GOOD)
     run("import", "usage", path)
-    fleet.connection.execute("DELETE FROM dirty_day")
+    fleet.connection.execute("DELETE FROM day_recompute")
     code, out, _ = run("import", "usage", path)
     assert code == 0
     assert "0 added, 0 updated, 3 unchanged; 0 days" in out
-    assert fleet.rows("SELECT * FROM dirty_day") == []
+    assert fleet.rows("SELECT * FROM day_recompute") == []
 
 
 def test_known_workload_with_other_values_is_updated(run, written, fleet) -> None:
     """Another end or tag updates the known workload, says how many, and marks the days of both versions."""
     run("import", "usage", written("u.csv", GOOD))
-    fleet.connection.execute("DELETE FROM dirty_day")
+    fleet.connection.execute("DELETE FROM day_recompute")
     later = GOOD.replace("2025-10-01T02:00:00Z,a", "2025-10-03T02:00:00Z,a").replace("speech", "vision")
     code, out, _ = run("import", "usage", written("v.csv", later))
     assert code == 0
@@ -74,9 +74,19 @@ def test_every_bad_cell_is_named_at_once_and_nothing_is_imported(run, written, f
     assert (code, out) == (2, "")
     said = [line.removeprefix(f"{path}:").split(": ")[0] for line in err.splitlines()]
     assert said[:-1] == [
-        "3:end", "3:gpus", "3:start", "3:submitted", "3:workload_id", "4:end", "4:gpus", "5:gpus", "5:start", "6",
-        "7:workload_id", "8:start",
-    ]  # fmt: skip
+        "3:end",
+        "3:gpus",
+        "3:start",
+        "3:submitted",
+        "3:workload_id",
+        "4:end",
+        "4:gpus",
+        "5:gpus",
+        "5:start",
+        "6",
+        "7:workload_id",
+        "8:start",
+    ]
     assert "6 bad rows, nothing was imported" in err
     assert stored(fleet) == []
 
@@ -120,8 +130,13 @@ def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
     """A foreign file is read through --map, gzipped or not; what an empty start means is said by --empty-start."""
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(b"pod,milli,from,till,qos\np1,250,0,7200,LS\np2,1000,,3600,BE\n"))
-    maps = ["workload_id=pod", "gpus=milli/1000", "start=from+@2025-10-01T00:00:00Z",
-            "end=till+@2025-10-01T00:00:00Z", "tag:team=qos-{qos}"]  # fmt: skip
+    maps = [
+        "workload_id=pod",
+        "gpus=milli/1000",
+        "start=from+@2025-10-01T00:00:00Z",
+        "end=till+@2025-10-01T00:00:00Z",
+        "tag:team=qos-{qos}",
+    ]
     options = [part for one in maps for part in ("--map", one)]
     code, _, err = run("import", "usage", path, *options)
     assert code == 2
@@ -137,8 +152,15 @@ def test_gzip_maps_and_empty_starts(run, tmp_path, fleet) -> None:
 
 def test_chargeback_of_imported_usage(run, written, fleet) -> None:
     """Two hours of a quarter, two hours and half a second of two, an open end until now: rated to the micro-unit."""
-    run("import", "prices", written("p.csv", "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
-                                             "imported,,on_demand,3.6,USD,2025-01-01\n"))  # fmt: skip
+    run(
+        "import",
+        "prices",
+        written(
+            "p.csv",
+            "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
+            "imported,,on_demand,3.6,USD,2025-01-01\n",
+        ),
+    )
     run("import", "usage", written("u.csv", GOOD))
     code, out, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-03", "--by", "team", "--format", "json")
     assert code == 1
@@ -152,8 +174,15 @@ def test_chargeback_of_imported_usage(run, written, fleet) -> None:
 
 def test_a_month_is_those_days(run, written) -> None:
     """--period is the days of a month; a month that is none, and half of an answer, are one sentence each."""
-    run("import", "prices", written("p.csv", "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
-                                             "imported,,on_demand,3.6,USD,2025-01-01\n"))  # fmt: skip
+    run(
+        "import",
+        "prices",
+        written(
+            "p.csv",
+            "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from\n"
+            "imported,,on_demand,3.6,USD,2025-01-01\n",
+        ),
+    )
     run("import", "usage", written("u.csv", GOOD))
     whole = run("chargeback", "--from", "2025-10-01", "--to", "2025-11-01", "--format", "json")
     assert run("chargeback", "--period", "2025-10", "--format", "json") == whole

@@ -7,12 +7,12 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.create_partitions import make_partitions
-from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
+from gpuledger_collector.jobs.create_partitions import create_partitions
+from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reconciliation import reconcile
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.ledger.placements import settle
 
@@ -42,27 +42,37 @@ def expected(fleet: Fleet, ledger: Ledger) -> list[tuple[object, ...]]:
     furnish(fleet)
     for batch in BATCHES:
         fleet.evidence(batch)
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     return fleet.dump()
 
 
 def wipe(fleet: Fleet) -> None:
-    for table in ("stretch", "dirty_hour", "dirty_day", "usage_hour", "charge", "ledger_day", "day_proof"):
+    for table in (
+        "usage_interval",
+        "hour_recompute",
+        "day_recompute",
+        "usage_hour",
+        "charge",
+        "ledger_day",
+        "conservation_check",
+    ):
         fleet.connection.execute(f"TRUNCATE {table}")
     fleet._seq = 0
 
 
 def test_every_proof_holds_to_the_micro_unit(expected, fleet) -> None:
     """Each day's charges add up to capacity x rate, and its states to the capacity."""
-    rows = fleet.rows("SELECT capacity_ns, held_ns + unallocated_ns + unavailable_ns + unobserved_ns, "
-                      "capacity_cost = charged_cost, holds FROM day_proof")  # fmt: skip
+    rows = fleet.rows(
+        "SELECT capacity_ns, held_ns + unallocated_ns + unavailable_ns + unobserved_ns, "
+        "capacity_cost = charged_cost, holds FROM conservation_check"
+    )
     assert [(row[0] == row[1], row[2], row[3]) for row in rows] == [(True, True, True)] * 2
     assert [int(row[0]) for row in rows] == [2 * DAY * 1_000_000] * 2
 
 
 def test_a_second_run_finds_nothing_to_do(expected, fleet, ledger) -> None:
     """Up to date is up to date: no day is rated again, and the ledger stays."""
-    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 0
+    assert refresh(ledger, TWO_DAYS, NOW_MS) == 0
     assert fleet.dump() == expected
 
 
@@ -78,8 +88,8 @@ def test_order_duplicates_and_late_batches_do_not_matter(expected, fleet, ledger
         fleet._seq = number
         fleet.evidence(BATCHES[number])
         if drawn.random() < 0.5:
-            bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+            refresh(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     assert fleet.dump() == expected
 
 
@@ -123,9 +133,9 @@ def test_stopped_after_any_step_and_run_again(expected, fleet, ledger, late) -> 
             fleet.evidence(batch)
         store = Stopping(ledger, steps, late)
         try:
-            bring_up_to_date(store, TWO_DAYS, NOW_MS)
+            refresh(store, TWO_DAYS, NOW_MS)
         except KeyboardInterrupt:
-            bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+            refresh(ledger, TWO_DAYS, NOW_MS)
             assert fleet.dump() == expected
         else:
             assert steps > 15
@@ -142,18 +152,18 @@ def test_marks_that_arrive_during_a_fold_are_kept(fleet, ledger) -> None:
         fleet.evidence([Held(1, 9, 30 * 60_000, HOUR)])
         assert unit.marks(TWO_DAYS) == marks
         unit.drop_marks([mark.id for mark in marks])
-    assert len(fleet.rows("SELECT * FROM dirty_hour")) == 1
+    assert len(fleet.rows("SELECT * FROM hour_recompute")) == 1
     assert fold_usage(ledger) == 1
 
 
 def test_late_evidence_rates_its_day_again(expected, fleet, ledger) -> None:
     """An hour that was unobserved becomes held when its batch arrives days later."""
-    before = sum(row[0] for row in fleet.rows("SELECT unobserved_ns FROM day_proof"))
+    before = sum(row[0] for row in fleet.rows("SELECT unobserved_ns FROM conservation_check"))
     fleet.evidence([Held(2, 8, 20 * HOUR, 21 * HOUR)])
-    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 1
-    after = sum(row[0] for row in fleet.rows("SELECT unobserved_ns FROM day_proof"))
+    assert refresh(ledger, TWO_DAYS, NOW_MS) == 1
+    after = sum(row[0] for row in fleet.rows("SELECT unobserved_ns FROM conservation_check"))
     assert before - after == HOUR * 1_000_000
-    assert fleet.rows("SELECT bool_and(holds) FROM day_proof") == [(True,)]
+    assert fleet.rows("SELECT bool_and(holds) FROM conservation_check") == [(True,)]
 
 
 def test_a_collector_that_stops_leaves_the_rest_of_the_days_to_the_next_run(fleet, ledger) -> None:
@@ -163,9 +173,9 @@ def test_a_collector_that_stops_leaves_the_rest_of_the_days_to_the_next_run(flee
     assert fold_usage(ledger, stopping=lambda: True) == 0
     asked = iter([False, True])
     assert rate_usage(ledger, NOW_MS, TWO_DAYS, stopping=lambda: next(asked)) == 1
-    assert fleet.rows("SELECT count(*) FROM day_proof") == [(1,)]
+    assert fleet.rows("SELECT count(*) FROM conservation_check") == [(1,)]
     assert rate_usage(ledger, NOW_MS, TWO_DAYS) == 1
-    assert fleet.rows("SELECT count(*), bool_and(holds) FROM day_proof") == [(2, True)]
+    assert fleet.rows("SELECT count(*), bool_and(holds) FROM conservation_check") == [(2, True)]
 
 
 def test_today_is_rated_up_to_now_and_again_later(fleet, ledger) -> None:
@@ -174,7 +184,7 @@ def test_today_is_rated_up_to_now_and_again_later(fleet, ledger) -> None:
     fleet.evidence(BATCHES[0])
     for hours in (2, 5):
         rate_usage(ledger, OCTOBER + hours * HOUR, TWO_DAYS)
-        assert fleet.rows("SELECT until_ms, capacity_ns::bigint, holds FROM day_proof") == [
+        assert fleet.rows("SELECT until_ms, capacity_ns::bigint, holds FROM conservation_check") == [
             (OCTOBER + hours * HOUR, 2 * hours * HOUR * 1_000_000, True)
         ]
 
@@ -184,7 +194,7 @@ def test_evidence_from_a_fast_clock_waits_for_its_time(fleet, ledger) -> None:
     furnish(fleet)
     fleet.evidence([Held(1, 1, HOUR, 2 * HOUR), Held(2, 1, 20 * HOUR, 21 * HOUR)])
     rate_usage(ledger, OCTOBER + 2 * HOUR - 60_000, TWO_DAYS)
-    proof = "SELECT until_ms, capacity_ns::bigint, held_ns::bigint, holds FROM day_proof WHERE day_ms = %s"
+    proof = "SELECT until_ms, capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check WHERE day_ms = %s"
     until = fleet.rows(proof, OCTOBER)[0]
     assert until == (OCTOBER + 2 * HOUR + 9 * 60_000, 2 * (2 * HOUR + 9 * 60_000) * 1_000_000, HOUR * 1_000_000, True)
     rate_usage(ledger, NOW_MS, TWO_DAYS)
@@ -198,10 +208,10 @@ def test_an_accelerator_that_moves_in_mid_hour_is_rated_where_it_was(fleet, ledg
     fleet.capacity(1, 100 * 60_000, 3 * HOUR, pool="b", node="n2")
     fleet.evidence([Held(1, 1, HOUR, 90 * 60_000)], node="n1")
     fleet.evidence([Held(1, 2, 100 * 60_000, 2 * HOUR)], node="n2")
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     held = fleet.rows("SELECT pool, node, gpu_ns FROM charge WHERE state = 'held' ORDER BY 1")
     assert held == [("a", "n1", 30 * 60_000 * 1_000_000), ("b", "n2", 20 * 60_000 * 1_000_000)]
-    assert fleet.rows("SELECT bool_and(holds), sum(capacity_ns)::bigint FROM day_proof") == [
+    assert fleet.rows("SELECT bool_and(holds), sum(capacity_ns)::bigint FROM conservation_check") == [
         (True, (90 + 80) * 60_000 * 1_000_000)
     ]
 
@@ -210,17 +220,17 @@ def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, writ
     """An accelerator that is seen in the pool later takes the place of one imported GPU, for exactly that time."""
     usage = "workload_id,start,end,gpus,pool\nj,2025-10-01T00:00:00Z,2025-10-01T10:00:00Z,3,train\n"
     assert run("import", "usage", written("u.csv", usage))[0] == 0
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     imported = "SELECT sum(gpu_ns)::bigint FROM charge WHERE accelerator_id IS NULL"
     assert fleet.rows(imported) == [(3 * 10 * HOUR * 1_000_000,)]
     inventory = (
         "node,uuid,gpu_model,pool,in_at,out_at\nn1,GPU-0001,H100,train,2025-10-01T04:00:00Z,2025-10-01T06:00:00Z\n"
     )
     assert run("import", "inventory", written("i.csv", inventory))[0] == 0
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     assert fleet.rows(imported) == [(3 * 10 * HOUR * 1_000_000,)]
     fleet.evidence([Held(1, 5, 4 * HOUR, 6 * HOUR)])
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     assert fleet.rows(imported) == [((3 * 8 + 2 * 2) * HOUR * 1_000_000,)]
     _, _, err = run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")
     assert "accelerators were seen in pool 'train': their time takes the place of as much usage of 1 imported" in err
@@ -228,8 +238,8 @@ def test_imported_counts_yield_to_observed_accelerators(fleet, ledger, run, writ
 
 def test_partitions_are_made_ahead_once(fleet, ledger) -> None:
     """Today and three days after it get their partitions in both big tables; again there is nothing to make."""
-    assert make_partitions(ledger, NOW_MS) == 8
-    assert make_partitions(ledger, NOW_MS) == 0
+    assert create_partitions(ledger, NOW_MS) == 8
+    assert create_partitions(ledger, NOW_MS) == 0
 
 
 def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None:
@@ -246,7 +256,7 @@ def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None
     fold_usage(ledger)
     assert fleet.rows(minutes) == expected
     fleet.connection.execute("DELETE FROM gpu_minute")
-    assert roll_minutes(ledger, TWO_DAYS) == 1
+    assert roll_up_minutes(ledger, TWO_DAYS) == 1
     assert fleet.rows(minutes) == expected
 
 
@@ -254,14 +264,14 @@ def test_an_accelerator_that_shows_up_late_is_capacity_of_every_day_since(fleet,
     """A node's old spool arrives when later days are rated already: they are rated again, with its unobserved time."""
     furnish(fleet)
     fleet.evidence([Held(1, 1, 0, HOUR), Held(1, 1, DAY, DAY + HOUR)])
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     fleet.evidence([Held(7, 1, HOUR, HOUR + 1)], node="n7")
-    fleet.connection.execute("DELETE FROM dirty_hour")
+    fleet.connection.execute("DELETE FROM hour_recompute")
     settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)
-    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 2
+    assert refresh(ledger, TWO_DAYS, NOW_MS) == 2
     with ledger.unit() as unit:
         sheet = reconcile(unit, TWO_DAYS)
     assert sheet.holds
     assert [day.capacity_ns for day in sheet.days] == [(3 * DAY - HOUR) * 1_000_000, 3 * DAY * 1_000_000]
     settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)
-    assert bring_up_to_date(ledger, TWO_DAYS, NOW_MS) == 0
+    assert refresh(ledger, TWO_DAYS, NOW_MS) == 0

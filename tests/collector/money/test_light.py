@@ -46,8 +46,12 @@ def test_a_reading_command_imports_nothing_heavy(rated, dsn, tmp_path, words, un
     """It says what there is to say, and nothing heavy has been imported when it ends."""
     answer = subprocess.run(
         [sys.executable, "-c", TELL, *words],
-        env={**os.environ, "GPULEDGER_DSN": dsn}, cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "GPULEDGER_DSN": dsn},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout
     loaded = set(json.loads(answer.stderr.splitlines()[-1]))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.services.rating import rate_usage
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.ledger import months, reports, zones
 from gpuledger_collector.storage.locks import Lock
 
@@ -29,9 +29,16 @@ LINE = (
 BY = ((), ("team",), ("project", "pool"), ("model", "user"))
 known = st.none() | st.integers(-(10**17), 10**17)
 LINES = st.tuples(
-    st.sampled_from(["held", "unallocated"]), st.sampled_from(["", "a"]), st.sampled_from([None, "EUR", "USD"]),
-    st.integers(0, 10**19), known, known, st.none() | st.integers(0, 10**20), known, known,
-)  # fmt: skip
+    st.sampled_from(["held", "unallocated"]),
+    st.sampled_from(["", "a"]),
+    st.sampled_from([None, "EUR", "USD"]),
+    st.integers(0, 10**19),
+    known,
+    known,
+    st.none() | st.integers(0, 10**20),
+    known,
+    known,
+)
 DAYS = st.integers(-31, 40)
 WRITES = st.lists(
     st.one_of(
@@ -126,7 +133,7 @@ def rated(fleet, ledger):
     )
     fleet.capacity(1, 0, 33 * DAY)
     fleet.evidence([Held(1, 1, day * DAY, day * DAY + HOUR) for day in (0, 5, 30, 31)])
-    bring_up_to_date(ledger, Period(OCTOBER, NOW_MS), NOW_MS)
+    refresh(ledger, Period(OCTOBER, NOW_MS), NOW_MS)
     return fleet
 
 
@@ -139,10 +146,14 @@ def test_rating_adds_up_months_that_are_over_and_no_other(rated, ledger):
     )
     assert asked(rated, MONTHS[1]) == from_days(rated, MONTHS[1])
     query = reports._MONTH_OR_DAYS.format(own="l.owner_id, l.state, l.currency", amends="''")
-    plan = "\n".join(row[0] for row in rated.rows(
-        f"EXPLAIN (ANALYZE, TIMING OFF) {query}"
-        .replace("%(start)s", str(OCTOBER)).replace("%(end)s", str(NOVEMBER))
-    ))  # fmt: skip
+    plan = "\n".join(
+        row[0]
+        for row in rated.rows(
+            f"EXPLAIN (ANALYZE, TIMING OFF) {query}".replace("%(start)s", str(OCTOBER)).replace(
+                "%(end)s", str(NOVEMBER)
+            )
+        )
+    )
     days = plan[plan.index("ledger_day_day_ms") if "ledger_day_day_ms" in plan else plan.index("on ledger_day") :]
     assert "never executed" in days.partition("\n")[0], plan
 
@@ -173,7 +184,7 @@ def test_another_zone_has_other_months(rated, ledger):
     with rated.connection.transaction():
         zones.replace(rated.connection, "Europe/Berlin", dt.datetime.fromtimestamp(NOW_MS / 1000, dt.UTC))
     assert rated.rows(KEPT) == []
-    bring_up_to_date(ledger, Period(SEPTEMBER, NOW_MS), NOW_MS)
+    refresh(ledger, Period(SEPTEMBER, NOW_MS), NOW_MS)
     (month,) = [row[:2] for row in rated.rows(KEPT)]
     assert month == (OCTOBER - 2 * HOUR, NOVEMBER - HOUR)
     assert asked(rated, Period(*month)) == from_days(rated, Period(*month))
@@ -222,11 +233,11 @@ def test_a_closed_month_is_read_from_its_sum_with_the_corrections_booked_in_it(r
     """What is closed is added up too, stays so when late evidence is booked elsewhere, and cannot be changed."""
     assert run("close", "--period", "2025-10")[0] == 0
     rated.connection.execute("DELETE FROM ledger_month")
-    bring_up_to_date(ledger, MONTHS[1], NOW_MS)
+    refresh(ledger, MONTHS[1], NOW_MS)
     before = asked(rated, MONTHS[1])
     assert len(rated.rows(KEPT)) == 1
     rated.evidence([Held(1, 2, 3 * DAY, 3 * DAY + HOUR)])
-    bring_up_to_date(ledger, MONTHS[1], NOW_MS)
+    refresh(ledger, MONTHS[1], NOW_MS)
     assert rated.rows("SELECT count(*) > 0 FROM correction") == [(True,)]
     assert asked(rated, MONTHS[1]) == before == from_days(rated, MONTHS[1])
 
@@ -281,11 +292,11 @@ def test_a_unit_of_an_older_collector_is_waited_for(rated, ledger):
 def test_a_viewer_reads_its_own_lines_of_the_month_and_no_others(rated, ledger):
     """Behind the wall of rows: the same report from the month as from its days, and no line of another owner."""
     rated.evidence([Held(1, 2, 3 * DAY, 3 * DAY + HOUR)])
-    bring_up_to_date(ledger, MONTHS[1], NOW_MS)
-    assert viewer_wall.lift(rated.connection) == ""
+    refresh(ledger, MONTHS[1], NOW_MS)
+    assert row_level_security.lift(rated.connection) == ""
 
     def seen():
-        with viewer_wall.behind(rated.connection, {"team": "team-1"}):
+        with row_level_security.behind(rated.connection, {"team": "team-1"}):
             teams = rated.rows("SELECT DISTINCT o.team FROM ledger_month LEFT JOIN owner o ON o.id = owner_id")
             return teams, asked(rated, MONTHS[1])
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, NOW, Held
 from fakes.pages import Page
-from gpuledger_collector.accounting.chargeback import Beside, SharedPart, report
+from gpuledger_collector.accounting.chargeback import Allocations, SharedPart, report
 from gpuledger_collector.accounting.closing import invoices
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.ports import ChargedLine, ExportedCharge
@@ -98,10 +98,15 @@ def month(fleet, run, written):
     """Three GPUs, of which a commitment covers two and leaves one unused; three teams; idle capacity; energy."""
     for number, pool in ((1, "train"), (2, "train"), (3, "other")):
         fleet.capacity(number, 0, 3 * DAY, pool=pool)
-    fleet.evidence([
-        Held(1, 1, 0, DAY, busy=DAY // 2, idle=DAY // 3, energy=7_200_000_001), Held(2, 2, 0, 7 * HOUR + 1),
-        Held(3, 4, 0, 5 * HOUR), Held(3, None, 5 * HOUR, DAY, "unallocated"), Held(2, 3, DAY, DAY + HOUR // 7),
-    ])  # fmt: skip
+    fleet.evidence(
+        [
+            Held(1, 1, 0, DAY, busy=DAY // 2, idle=DAY // 3, energy=7_200_000_001),
+            Held(2, 2, 0, 7 * HOUR + 1),
+            Held(3, 4, 0, 5 * HOUR),
+            Held(3, None, 5 * HOUR, DAY, "unallocated"),
+            Held(2, 3, DAY, DAY + HOUR // 7),
+        ]
+    )
     code, _, err = run("apply", written("book.toml", BOOK))
     assert code == 0, err
     return run
@@ -225,17 +230,29 @@ def test_what_is_declared_later_changes_nothing_that_was_booked(month, written, 
         written("more.toml", '[[shared_cost]]\nname = "x"\namount_per_month = 5\ncurrency = "USD"\nkey = "even"\n'),
     )
     assert billed(month) == before
-    assert fleet.rows("SELECT count(*) FROM shared_cost s, billing_period p WHERE s.superseded_at IS NULL "
-                      "AND s.recorded_at <= to_timestamp(p.closed_ms / 1000.0)") == [(0,)]  # fmt: skip
+    assert fleet.rows(
+        "SELECT count(*) FROM shared_cost s, billing_period p WHERE s.superseded_at IS NULL "
+        "AND s.recorded_at <= to_timestamp(p.closed_ms / 1000.0)"
+    ) == [(0,)]
 
 
 def test_a_dispute_is_a_mark_on_the_line_until_it_is_decided(month):
     """On the job that it names, and above; of another team nothing stands there."""
     month("chargeback", *MONTH)
     code, told, err = month(
-        "disputes", "open", "--owner", "team-1", "--from", "2025-10-01", "--to", "2025-10-03", "--workload", "slurm::1",
-        "--reason", "<i>the node was down</i>",
-    )  # fmt: skip
+        "disputes",
+        "open",
+        "--owner",
+        "team-1",
+        "--from",
+        "2025-10-01",
+        "--to",
+        "2025-10-03",
+        "--workload",
+        "slurm::1",
+        "--reason",
+        "<i>the node was down</i>",
+    )
     assert code == 0, err
     number = told.split()[1]
 
@@ -271,15 +288,39 @@ def test_invoices_are_the_rows_of_the_chargeback(direct, shared, currency):
     cost = SharedCost("x", "amount", 1, currency, "", "cost", "team")
     charged = [
         ExportedCharge(
-            Charge(0, 0, 1, 1, 1, OwnerPath(team=team), "held", "", "", "", None, 1, 0, 0, 1, currency, micro, 0,
-                   None, None),
-            None, None, None, None, {},
+            Charge(
+                0,
+                0,
+                1,
+                1,
+                1,
+                OwnerPath(team=team),
+                "held",
+                "",
+                "",
+                "",
+                None,
+                1,
+                0,
+                0,
+                1,
+                currency,
+                micro,
+                0,
+                None,
+                None,
+            ),
+            None,
+            None,
+            None,
+            None,
+            {},
         )
         for team, micro in direct.items()
-    ]  # fmt: skip
+    ]
     shares = [SharedPart(cost, Period(0, 1), currency, (team,), micro) for team, micro in shared.items()]
     lines = [ChargedLine((team,), "held", currency, 1, 0, 0, 1, micro, 0, None) for team, micro in direct.items()]
-    made = report(lines, ("team",), Beside({(currency, (team,)): micro for team, micro in shared.items()}))
+    made = report(lines, ("team",), Allocations({(currency, (team,)): micro for team, micro in shared.items()}))
     booked = invoices(charged, "team", shares)
     assert {one.owner: one.minor for one in booked} == {row.keys[0]: row.total_minor or 0 for row in made.rows}
     assert sum(one.micro for one in booked) == sum(direct.values()) + sum(shared.values())

@@ -79,12 +79,13 @@ def test_without_pyarrow_it_says_what_to_install(october, tmp_path, monkeypatch)
     """Exit code 3 and one sentence; a missing -o is bad input."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for asked in (
-        ("chargeback", *MONTH, "--format", "parquet"), ("export", "samples", "--gpu", "GPU-0001", *MONTH, "--format",
-                                                        "parquet"),
-    ):  # fmt: skip
+        ("chargeback", *MONTH, "--format", "parquet"),
+        ("export", "samples", "--gpu", "GPU-0001", *MONTH, "--format", "parquet"),
+    ):
         code, _, told = october(*asked, "-o", tmp_path / "out.parquet")
         assert (code, told.strip()) == (
-            3, "Parquet needs pyarrow, which is not installed: pip install 'gpuledger[parquet]'"
-        )  # fmt: skip
+            3,
+            "Parquet needs pyarrow, which is not installed: pip install 'gpuledger[parquet]'",
+        )
         assert october(*asked)[0] == 2
     assert not (tmp_path / "out.parquet").exists()

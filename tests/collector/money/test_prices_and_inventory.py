@@ -4,7 +4,7 @@ from decimal import Decimal
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 
 BOOK = "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,list_rate,region,node\n"
 ONE_DAY = Period(OCTOBER, OCTOBER + DAY)
@@ -43,8 +43,15 @@ def test_bad_prices_are_all_named(run, written, fleet) -> None:
     code, _, err = run("import", "prices", path)
     assert code == 2
     places = [line.removeprefix(f"{path}:").split(": ")[0] for line in err.splitlines()[:-1]]
-    assert places == ["2:currency", "2:effective_to", "2:purchase", "2:rate_per_gpu_hour", "3:effective_from",
-                      "3:rate_per_gpu_hour", "5:rate_per_gpu_hour"]  # fmt: skip
+    assert places == [
+        "2:currency",
+        "2:effective_to",
+        "2:purchase",
+        "2:rate_per_gpu_hour",
+        "3:effective_from",
+        "3:rate_per_gpu_hour",
+        "5:rate_per_gpu_hour",
+    ]
     assert fleet.rows("SELECT * FROM price") == []
 
 
@@ -64,34 +71,34 @@ def test_a_price_in_mid_hour_splits_that_hour(run, written, fleet, ledger) -> No
     run("prices", "set", "--rate", "1", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, HOUR)
     fleet.evidence([Held(1, 1, 0, HOUR, busy=HOUR)])
-    bring_up_to_date(ledger, ONE_DAY, NOW_MS)
+    refresh(ledger, ONE_DAY, NOW_MS)
     assert fleet.rows("SELECT cost_micro FROM charge") == [(1_000_000,)]
     _, out, _ = run("prices", "set", "--rate", "3", "--currency", "USD", "--from", "2025-10-01T00:15:00Z")
     assert "the rate added" in out
-    bring_up_to_date(ledger, ONE_DAY, NOW_MS)
+    refresh(ledger, ONE_DAY, NOW_MS)
     assert fleet.rows("SELECT cost_micro, gpu_ns FROM charge ORDER BY 1") == [
         (250_000, 900_000_000_000),
         (2_250_000, 2_700_000_000_000),
     ]
-    assert fleet.rows("SELECT holds FROM day_proof") == [(True,)]
+    assert fleet.rows("SELECT holds FROM conservation_check") == [(True,)]
 
 
 def test_inventory_is_the_authority_and_idempotent(run, written, fleet, ledger) -> None:
     """Stays in the file replace those first seen by an agent; the same file again changes nothing."""
     fleet.capacity(1, 0)
     fleet.evidence([Held(1, 1, 0, HOUR)])
-    bring_up_to_date(ledger, ONE_DAY, NOW_MS)
+    refresh(ledger, ONE_DAY, NOW_MS)
     head = "uuid,in_at,out_at,node,pool,gpu_model\n"
     path = written("i.csv", head + "GPU-0001,2025-10-01,2025-10-01T00:30:00Z,n1,,\nGPU-0002,2025-10-01,,n2,b,H100\n")
     assert "1 added, 1 updated, 0 unchanged" in run("import", "inventory", path)[1]
-    bring_up_to_date(ledger, ONE_DAY, NOW_MS)
-    assert fleet.rows("SELECT capacity_ns::bigint, held_ns::bigint, holds FROM day_proof") == [
+    refresh(ledger, ONE_DAY, NOW_MS)
+    assert fleet.rows("SELECT capacity_ns::bigint, held_ns::bigint, holds FROM conservation_check") == [
         ((DAY + HOUR // 2) * 1_000_000, HOUR // 2 * 1_000_000, True)
     ]
     assert "0 added, 0 updated, 2 unchanged; 0 days" in run("import", "inventory", path)[1]
 
 
-def test_overlapping_stays_are_refused(run, written, fleet) -> None:
+def test_overlapping_placements_are_refused(run, written, fleet) -> None:
     """An accelerator cannot stand in two places at once: the second row is named with the first."""
     rows = "node,uuid,gpu_model,pool,in_at,out_at\nn1,G,,,2025-10-01,2025-10-03\nn2,G,,,2025-10-02,\n,,,,x,\n"
     path = written("i.csv", rows)

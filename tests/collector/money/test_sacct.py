@@ -14,10 +14,39 @@ START = 1_790_812_800  # 2026-10-01T00:00:00Z
 TWO_H100 = "billing=8,cpu=8,gres/gpu:h100=2,gres/gpu=2,mem=64G"
 
 
-def job(number, *, start=START, end=START + 3600, tres=TWO_H100, name="train", account="vision", comment="",
-        state="COMPLETED", suspended="00:00:00", submit=START - 60):  # fmt: skip
-    cells = [number, "hpc", account, "amina", "gpu", "normal", state, submit, submit, start, end, 3600, suspended, tres,
-             "n1", comment, "", name]  # fmt: skip
+def job(
+    number,
+    *,
+    start=START,
+    end=START + 3600,
+    tres=TWO_H100,
+    name="train",
+    account="vision",
+    comment="",
+    state="COMPLETED",
+    suspended="00:00:00",
+    submit=START - 60,
+):
+    cells = [
+        number,
+        "hpc",
+        account,
+        "amina",
+        "gpu",
+        "normal",
+        state,
+        submit,
+        submit,
+        start,
+        end,
+        3600,
+        suspended,
+        tres,
+        "n1",
+        comment,
+        "",
+        name,
+    ]
     return "|".join(str(cell) for cell in cells)
 
 
@@ -84,9 +113,12 @@ def test_line_ends_in_what_users_write_tear_no_row(tmp_path):
     """A comment, or a name, of several lines is one job; a row forged inside a comment is no row."""
     forged = job(666, account="rich", tres="gres/gpu=8")
     path = written(
-        tmp_path, job(1, comment="team=nlp;\nproject=x"), job(2, name="two\nlines\n"), job(3, comment=f"x\n{forged}"),
+        tmp_path,
+        job(1, comment="team=nlp;\nproject=x"),
+        job(2, name="two\nlines\n"),
+        job(3, comment=f"x\n{forged}"),
         job(4),
-    )  # fmt: skip
+    )
     parsed = read_sacct(path)
     assert parsed.problems == []
     assert [row.workload_id.split("/")[1].split("@")[0] for row in parsed.rows] == ["1", "2", "3", "4"]
@@ -122,8 +154,14 @@ def test_a_months_jobs_become_a_bill(dsn, tmp_path):
     path = written(tmp_path, job(1), job(2, end=START + 7200), job(3, account="speech", comment="project=asr"))
 
     def gpuledger(*arguments):
-        return subprocess.run([BIN / "gpuledger", *arguments, "--dsn", dsn], env=environment(), capture_output=True,
-                              text=True, timeout=60, check=False)  # fmt: skip
+        return subprocess.run(
+            [BIN / "gpuledger", *arguments, "--dsn", dsn],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     assert gpuledger("import", "prices", str(prices)).returncode == 0
     assert "3 added" in gpuledger("import", "sacct", str(path)).stdout

@@ -10,7 +10,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.export.focus_check import check
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 
 OCT = ("--from", "2025-10-01", "--to", "2025-11-01")
 FIRST, LAST = "2025-09-30T22:00:00Z", "2025-10-31T23:00:00Z"
@@ -108,9 +108,9 @@ def test_there_and_back_is_the_same_ledger(berlin, run, written, ledger) -> None
     everything = Period(1_700_000_000_000, 1_900_000_000_000)
 
     def state() -> list[tuple[object, ...]]:
-        bring_up_to_date(ledger, everything, 1_763_640_000_000)
-        assert berlin.rows("SELECT day_ms FROM day_proof WHERE NOT holds") == []
-        assert berlin.rows("SELECT day_ms FROM dirty_day") == []
+        refresh(ledger, everything, 1_763_640_000_000)
+        assert berlin.rows("SELECT day_ms FROM conservation_check WHERE NOT holds") == []
+        assert berlin.rows("SELECT day_ms FROM day_recompute") == []
         return berlin.rows(
             "SELECT state, workload_id, sum(gpu_ns), sum(cost_micro) FROM charge GROUP BY 1, 2 ORDER BY 1, 2"
         )

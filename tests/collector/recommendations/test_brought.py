@@ -31,8 +31,16 @@ def days(count: int) -> list[Period]:
 def spent(hours: int, *, busy: int = 0, idle: int = 0, at: str = "1", day: int = 0, place: Place = TRAIN) -> Spent:
     """GPU-hours, what of them was busy and idle, and their cost at a rate."""
     micro = int(Decimal(at) * MICRO)
-    return Spent(BEFORE + day * DAY_MS, place, "USD", hours * micro, idle * micro, hours * GPU_HOUR, busy * GPU_HOUR,
-                 idle * GPU_HOUR)  # fmt: skip
+    return Spent(
+        BEFORE + day * DAY_MS,
+        place,
+        "USD",
+        hours * micro,
+        idle * micro,
+        hours * GPU_HOUR,
+        busy * GPU_HOUR,
+        idle * GPU_HOUR,
+    )
 
 
 def told(before, before_days, after, after_days, *prices: Price, **how):

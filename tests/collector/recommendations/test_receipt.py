@@ -10,13 +10,13 @@ from fakes.fleet import DAY, OCTOBER
 from fakes.idle_day import furnish
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 
 
 @pytest.fixture
 def furnished(fleet, ledger, findings):
     furnish(fleet)
-    bring_up_to_date(ledger, Period(OCTOBER, OCTOBER + DAY), OCTOBER + DAY)
+    refresh(ledger, Period(OCTOBER, OCTOBER + DAY), OCTOBER + DAY)
     find_idle(findings, OCTOBER + DAY)
     return fleet
 

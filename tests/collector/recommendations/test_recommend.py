@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.recommend import recommend
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.findings.recommendations import RecommendationStore
 
 DAYS = 4
@@ -39,9 +39,17 @@ def minutes(fleet: Fleet, number: int, start: int, end: int, utilization: float,
         "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio, "
         "memory_used_bytes, processes, zero_ratio, power_watts) "
         "SELECT %s, m, 4, %s, %s, %s, 1, %s, %s FROM generate_series(%s::bigint, %s::bigint - 1, 300000) AS m",
-        (fleet.accelerator(number), utilization, utilization, gib * GIB, float(utilization == 0),
-         70 + 500 * utilization, OCTOBER + start, OCTOBER + end),
-    )  # fmt: skip
+        (
+            fleet.accelerator(number),
+            utilization,
+            utilization,
+            gib * GIB,
+            float(utilization == 0),
+            70 + 500 * utilization,
+            OCTOBER + start,
+            OCTOBER + end,
+        ),
+    )
 
 
 def price(fleet: Fleet, purchase: str, rate: Decimal, model: str = "H100") -> None:
@@ -86,14 +94,30 @@ def furnish(fleet: Fleet, purchase: str = "on_demand", **tags: str) -> None:
 
 
 def up_to_date(ledger, findings, now: int = NOW) -> None:
-    bring_up_to_date(ledger, Period(OCTOBER, OCTOBER + 60 * DAY), now)
+    refresh(ledger, Period(OCTOBER, OCTOBER + 60 * DAY), now)
     find_idle(findings, now)
 
 
 def told(fleet: Fleet) -> dict[str, dict[str, object]]:
-    names = ("key", "state", "team", "currency", "cash_low_micro", "cash_expected_micro", "cash_high_micro",
-             "capacity_low_micro", "capacity_expected_micro", "capacity_high_micro", "energy_expected_micro",
-             "freed_gpu_ns", "price_ids", "evidence", "id", "realised_micro", "reason")  # fmt: skip
+    names = (
+        "key",
+        "state",
+        "team",
+        "currency",
+        "cash_low_micro",
+        "cash_expected_micro",
+        "cash_high_micro",
+        "capacity_low_micro",
+        "capacity_expected_micro",
+        "capacity_high_micro",
+        "energy_expected_micro",
+        "freed_gpu_ns",
+        "price_ids",
+        "evidence",
+        "id",
+        "realised_micro",
+        "reason",
+    )
     rows = fleet.rows(f"SELECT {', '.join(names)} FROM recommendation ORDER BY key")
     return {str(row[0]): dict(zip(names, row, strict=True)) for row in rows}
 
@@ -228,8 +252,9 @@ def test_accepted_advice_shows_what_it_brought(fleet, ledger, findings, store, r
     run("recommend")
     found = told(fleet)[RESTING]
     assert found["state"] == "accepted"
-    ((idle,),) = fleet.rows("SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id "
-                            "WHERE w.key = 'slurm::1'")  # fmt: skip
+    ((idle,),) = fleet.rows(
+        "SELECT sum(idle_cost_micro)::bigint FROM charge JOIN workload w ON w.id = workload_id WHERE w.key = 'slurm::1'"
+    )
     assert found["realised_micro"] == idle // 2
     assert idle == pytest.approx(74.4 * 2.49e6, rel=1e-6)
     code, out, _ = run("recommend", "--state", "accepted", "--format", "csv")

@@ -6,7 +6,7 @@ from fakes.collector import running
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.recommend import recommend
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.findings.recommendations import RecommendationStore
 
 
@@ -22,7 +22,7 @@ def collector(dsn, fleet, ledger):
     for hour in range(48):
         at = hour * HOUR
         fleet.evidence([Held(number, None, at, at + HOUR, "unallocated") for number in (1, 2)])
-    bring_up_to_date(ledger, Period(OCTOBER, OCTOBER + 2 * DAY), OCTOBER + 2 * DAY)
+    refresh(ledger, Period(OCTOBER, OCTOBER + 2 * DAY), OCTOBER + 2 * DAY)
     recommend(RecommendationStore(dsn), OCTOBER + 2 * DAY)
     with running(dsn) as made:
         yield made

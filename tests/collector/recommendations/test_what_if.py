@@ -9,7 +9,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW, NOW_MS, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.what_if import what_if
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import reports, zones
@@ -33,7 +33,7 @@ def furnished(fleet: Fleet, ledger) -> Fleet:
     for hour in range(48):
         at = hour * HOUR
         fleet.evidence([Held(1, hour % 3, at, at + HOUR - 7, busy=HOUR // 3), Held(2, 4, at + 11, at + HOUR, idle=999)])
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+    refresh(ledger, TWO_DAYS, NOW_MS)
     return fleet
 
 
@@ -64,7 +64,7 @@ def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
         zones.replace(connection, zone, NOW)
         prices.add(connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW)
         days = zones.in_zone(connection, TWO_DAYS)
-    bring_up_to_date(ledger, days, NOW_MS)
+    refresh(ledger, days, NOW_MS)
     with ledger.unit() as unit:
         made = lines(what_if(unit, days, PriceBook(prices.current(unit.connection)), NOW_MS, ("team",)))
         assert made == lines(reports.charged_lines(unit.connection, days, ("team",)))
@@ -89,17 +89,21 @@ def test_the_own_prices_as_a_file_make_no_difference(furnished, run, tmp_path):
 def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger):
     """The other book's own change inside an hour: what it charges is what a ledger under it would."""
     at = OCTOBER + 20 * HOUR + 1_234_567
-    other = [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", 0, at),
-             Price(None, "", "H100", "on_demand", Decimal("4.4"), "USD", at)]  # fmt: skip
+    other = [
+        Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", 0, at),
+        Price(None, "", "H100", "on_demand", Decimal("4.4"), "USD", at),
+    ]
     with ledger.unit() as unit:
         told = lines(what_if(unit, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
     with ledger.connect() as connection:
         prices.add(connection, other, NOW)
         furnished.connection.execute(
-            "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id, "
-            "hour_ms - hour_ms %% %s FROM usage_hour", (HOUR,))  # fmt: skip
-    bring_up_to_date(ledger, TWO_DAYS, NOW_MS)
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id, "
+            "hour_ms - hour_ms %% %s FROM usage_hour",
+            (HOUR,),
+        )
+    refresh(ledger, TWO_DAYS, NOW_MS)
     with ledger.unit() as unit:
         assert told == lines(reports.charged_lines(unit.connection, TWO_DAYS, ("team",)))
 

@@ -144,10 +144,16 @@ def expected(made):
 def test_a_point_a_request_in_reverse_twice(ledger):
     """The hardest case by hand: shared by pods with a part each, on both sides of an hour, every sample alone."""
     made = [
-        (BEGIN + 60_000 * number, ("a", "b") if number % 3 else ("b",), [1.0, 0.5] if number % 3 else [0.0], None, 99.5,
-         None)
+        (
+            BEGIN + 60_000 * number,
+            ("a", "b") if number % 3 else ("b",),
+            [1.0, 0.5] if number % 3 else [0.0],
+            None,
+            99.5,
+            None,
+        )
         for number in range(9)
-    ]  # fmt: skip
+    ]
     ledger.write(points_of(made, "whole"))
     ledger.meter()
     for _ in range(2):
@@ -212,7 +218,8 @@ def test_replicas_that_get_the_same_scrapes_at_once_store_each_reading_once(ledg
     assert (
         ledger.scalar(
             "SELECT count(*) FROM"
-            " (SELECT 1 FROM stretch GROUP BY accelerator_id, workload_id, start_ms HAVING count(*) > 1) AS doubled"
+            " (SELECT 1 FROM usage_interval GROUP BY accelerator_id, workload_id, start_ms HAVING count(*) > 1) AS "
+            "doubled"
         )
         == 0
     )
@@ -295,8 +302,10 @@ def test_a_walked_body_is_what_protobuf_reads(made, flips):
         raise AssertionError(plain) from None
     for mine, theirs in zip(found[1:], wanted[1:], strict=True):
         assert mine.tobytes() == theirs.tobytes()
-    faces = [[book.faces[face] if face >= 0 else kind for kind, face in zip(table["kind"], table["face"], strict=True)]
-             for book, table in ((walked, walked.table()[found[0]]), (read, read.table()[wanted[0]]))]  # fmt: skip
+    faces = [
+        [book.faces[face] if face >= 0 else kind for kind, face in zip(table["kind"], table["face"], strict=True)]
+        for book, table in ((walked, walked.table()[found[0]]), (read, read.table()[wanted[0]]))
+    ]
     assert faces[0] == faces[1]
 
 
@@ -309,9 +318,16 @@ def test_the_common_form_is_walked():
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(st.binary(max_size=400), st.binary(max_size=200).map(snappy),
-                 points.map(one).map(snappy), points.map(two).map(snappy)), st.sampled_from([1, 2]),
-       st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=3))  # fmt: skip
+@given(
+    st.one_of(
+        st.binary(max_size=400),
+        st.binary(max_size=200).map(snappy),
+        points.map(one).map(snappy),
+        points.map(two).map(snappy),
+    ),
+    st.sampled_from([1, 2]),
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=3),
+)
 def test_any_body_is_read_or_refused(body, version, flips):
     """No bytes make the decoder raise anything but a refusal with a 4xx."""
     damaged = bytearray(body)
@@ -337,7 +353,7 @@ def facts_of(ledger, uuid):
     """Start, node, model and team of each interval of an accelerator, in seconds from BEGIN."""
     return ledger.connection.execute(
         "SELECT (s.start_ms - %s) / 1000, n.name, r.model, t.tags ->> 'team', sum(s.held_ms)::int / 1000"
-        " FROM stretch s JOIN node n ON n.id = s.node_id JOIN accelerator a ON a.id = s.accelerator_id"
+        " FROM usage_interval s JOIN node n ON n.id = s.node_id JOIN accelerator a ON a.id = s.accelerator_id"
         " JOIN accelerator_attributes r ON r.id = s.accelerator_attributes_id"
         " LEFT JOIN workload_attributes t ON t.id = s.workload_attributes_id WHERE a.uuid = %s"
         " GROUP BY 1, 2, 3, 4 ORDER BY 1, 2",

@@ -100,10 +100,16 @@ def prometheus(folder, target, url, batch):
     (folder / "prometheus.yml").write_text(CONFIG.format(exporter=target, collector=url, batch=batch))
     port = free_port()
     process = subprocess.Popen(
-        ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
-         f"--web.listen-address=127.0.0.1:{port}"],
-        stdout=subprocess.DEVNULL, stderr=(folder / "prometheus.log").open("wb"), cwd=folder,
-    )  # fmt: skip
+        [
+            "prometheus",
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/tsdb",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "prometheus.log").open("wb"),
+        cwd=folder,
+    )
     try:
         yield process
     finally:
@@ -112,8 +118,15 @@ def prometheus(folder, target, url, batch):
 
 
 def gpuledger(folder, dsn, *arguments):
-    done = subprocess.run([BIN / "gpuledger", *map(str, arguments)], env=environment(GPULEDGER_DSN=dsn), cwd=folder,
-                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    done = subprocess.run(
+        [BIN / "gpuledger", *map(str, arguments)],
+        env=environment(GPULEDGER_DSN=dsn),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -127,9 +140,20 @@ def team_of(folder, dsn):
     """What the pod's team is billed; nothing while it is not."""
     today = dt.datetime.now(dt.UTC).date()
     report = json.loads(
-        gpuledger(folder, dsn, "chargeback", "--from", today - dt.timedelta(days=1), "--to",
-                  today + dt.timedelta(days=1), "--by", "team", "--format", "json")
-    )  # fmt: skip
+        gpuledger(
+            folder,
+            dsn,
+            "chargeback",
+            "--from",
+            today - dt.timedelta(days=1),
+            "--to",
+            today + dt.timedelta(days=1),
+            "--by",
+            "team",
+            "--format",
+            "json",
+        )
+    )
     return {row["team"]: row for row in report["rows"]}.get("computer-vision", {})
 
 

@@ -104,9 +104,17 @@ def other_symbols(symbols, refs):
 RULES = {
     "1.0 without proto": (headers(), GOOD, 204, 4),
     "1.0 with proto": (
-        headers(**{"Content-Type": "application/x-protobuf;proto=prometheus.WriteRequest"}), GOOD, 204, 4),
+        headers(**{"Content-Type": "application/x-protobuf;proto=prometheus.WriteRequest"}),
+        GOOD,
+        204,
+        4,
+    ),
     "1.0, type in other case and with spaces": (
-        headers(**{"Content-Type": "Application/X-Protobuf; proto=prometheus.WriteRequest"}), GOOD, 204, 4),
+        headers(**{"Content-Type": "Application/X-Protobuf; proto=prometheus.WriteRequest"}),
+        GOOD,
+        204,
+        4,
+    ),
     "1.0 without a version header": (without("X-Prometheus-Remote-Write-Version"), GOOD, 204, 4),
     "2.0": (headers(2), GOOD_TWO, 204, 4),
     "an empty message": (headers(), snappy(b""), 204, 0),
@@ -114,8 +122,12 @@ RULES = {
     "no content type": (without("Content-Type"), GOOD, 415, 0),
     "text": (headers(**{"Content-Type": "text/plain"}), GOOD, 415, 0),
     "JSON": (headers(**{"Content-Type": "application/json"}), b"{}", 415, 0),
-    "an unknown proto": (headers(**{"Content-Type": "application/x-protobuf;proto=io.prometheus.write.v3.Request"}),
-                         GOOD, 415, 0),
+    "an unknown proto": (
+        headers(**{"Content-Type": "application/x-protobuf;proto=io.prometheus.write.v3.Request"}),
+        GOOD,
+        415,
+        0,
+    ),
     "no encoding": (without("Content-Encoding"), GOOD, 415, 0),
     "gzip": (headers(**{"Content-Encoding": "gzip"}), GOOD, 415, 0),
     "zstd": (headers(**{"Content-Encoding": "zstd"}), GOOD, 415, 0),
@@ -132,7 +144,7 @@ RULES = {
     "first symbol not empty": (headers(2), other_symbols(["x", "__name__", "up"], [1, 2]), 400, 0),
     "refs without a pair": (headers(2), other_symbols(["", "__name__", "up"], [1]), 400, 0),
     "a ref to nothing": (headers(2), other_symbols(["", "__name__", "up"], [1, 3]), 400, 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -214,7 +226,7 @@ def test_the_same_request_again_changes_nothing(collector):
         "gpu_latest",
         "scrape",
         "scrape_head",
-        "dirty_scrape",
+        "scrape_recompute",
         "workload",
         "accelerator",
     )
@@ -278,13 +290,13 @@ def test_a_device_with_instances_is_counted_by_them(collector):
     for at_ms in (T, T + 15_000):
         write(collector, [Point(labels("DCGM_FI_DEV_POWER_USAGE"), 300.0, at_ms)])
     meter(collector.dsn)
-    assert rows(collector.dsn, "SELECT count(*) FROM stretch") == [(1,)]
+    assert rows(collector.dsn, "SELECT count(*) FROM usage_interval") == [(1,)]
     for at_ms in (T, T + 15_000):
         write(collector, [Point(labels("DCGM_FI_PROF_GR_ENGINE_ACTIVE", **mig, **pod("a")), 0.5, at_ms)])
     meter(collector.dsn)
     assert rows(
         collector.dsn,
-        "SELECT a.uuid, s.state, s.busy_ms FROM stretch s JOIN accelerator a ON a.id = s.accelerator_id",
+        "SELECT a.uuid, s.state, s.busy_ms FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id",
     ) == [("GPU-node-1-0/7", "held", 15_000)]
     assert inventory(collector.dsn) == [("GPU-node-1-0/7", T, None)]
 
@@ -322,7 +334,7 @@ def test_old_scrapes_are_forgotten_when_they_are_metered(collector):
     assert first >= T - 60_000 - 3_600_000 - 300_000 - 150_000
     assert count < 75
     assert rows(collector.dsn, "SELECT sum(held_ms) FROM usage_hour") == [(119 * 60_000,)]
-    assert rows(collector.dsn, "SELECT count(*) FROM dirty_scrape") == [(0,)]
+    assert rows(collector.dsn, "SELECT count(*) FROM scrape_recompute") == [(0,)]
 
 
 def test_tokens_are_those_of_agents(dsn, tmp_path):
@@ -357,7 +369,7 @@ def test_a_full_book_is_begun_anew(collector, monkeypatch):
     assert rows(collector.dsn, "SELECT held_ms FROM usage_hour") == [(30_000,)] * 3
 
 
-def test_memory_stays_bounded_under_bombs(shared):
+def test_memory_placements_bounded_under_bombs(shared):
     """Bodies at the limit of what is taken, of many tiny series: refused or read, and the memory is given back."""
     whole = MAX_INFLATED_BYTES - 16
     empty = snappy(b"\x0a\x00" * (whole // 2))

@@ -32,5 +32,7 @@ def test_the_last_hour_of_the_long_day_is_in_the_report(fleet, run, ledger, tmp_
         (number,) = connection.execute("SELECT id FROM workload").fetchone()
         made = report_of(connection, number, "day", 1_800_000_000_000)
     assert [(str(day.date), day.busy_ms // HOUR, day.cost_micro["USD"]) for day in made.days] == [
-        ("2025-10-25", 2, 4_000_000), ("2025-10-26", 25, 50_000_000), ("2025-10-27", 1, 2_000_000),
-    ]  # fmt: skip
+        ("2025-10-25", 2, 4_000_000),
+        ("2025-10-26", 25, 50_000_000),
+        ("2025-10-27", 1, 2_000_000),
+    ]

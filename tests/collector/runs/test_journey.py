@@ -50,9 +50,13 @@ def test_tokens_of_an_endpoint_cost_what_an_independent_sum_says(dsn, run, agent
     server = Counting()
     with running(dsn) as collector, serving(server.page) as endpoint, psycopg.connect(dsn, autocommit=True) as database:
         made = agent(
-            f"http://127.0.0.1:{collector.port}", owners="static", owner_rules_file=tmp_path / "holds.toml",
-            serving_endpoints=f"chat={endpoint.url}", progress_dir=progress, slow_interval_s=1,
-        )  # fmt: skip
+            f"http://127.0.0.1:{collector.port}",
+            owners="static",
+            owner_rules_file=tmp_path / "holds.toml",
+            serving_endpoints=f"chat={endpoint.url}",
+            progress_dir=progress,
+            slow_interval_s=1,
+        )
 
         def readings(counter):
             return database.execute(

@@ -34,10 +34,12 @@ def priced(fleet):
 def keep(fleet, workload, counter, readings, source="http://127.0.0.1:8000/metrics", via="agent", part=""):
     """Readings (minute after October's begin, value), written as a batch writes them."""
     rows = [
-        (counters.Series(workload, via, source, part, counter, "vllm"),
-         CounterReading(OCTOBER + round(minute * MINUTE), value))
+        (
+            counters.Series(workload, via, source, part, counter, "vllm"),
+            CounterReading(OCTOBER + round(minute * MINUTE), value),
+        )
         for minute, value in readings
-    ]  # fmt: skip
+    ]
     with fleet.connection.transaction():
         counters.keep(fleet.connection, rows)
 
@@ -158,8 +160,11 @@ def test_the_list_is_sorted_and_has_unit_costs_beside_waste(priced, run):
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["run"] for row in rows] == ["slurm::1", "slurm::2"]
     assert (rows[0]["cost"], rows[0]["unit"], rows[0]["unit_cost"], rows[0]["coverage"]) == (
-        "14.40", "step", "0.036", "100.0%",
-    )  # fmt: skip
+        "14.40",
+        "step",
+        "0.036",
+        "100.0%",
+    )
     assert (rows[1]["cost_idle"], rows[1]["unit"]) == ("7.20", "")
     assert [row["key"] for row in json.loads(run("runs", *PERIOD, "--sort", "waste", "--format", "json")[1])] == [
         "slurm::2",
@@ -175,8 +180,11 @@ def test_parts_peers_and_scaling_stand_in_the_report(priced, run):
     for number in (3, 4, 5):
         priced.capacity(number, 0, 3 * DAY)
     priced.evidence([Held(1, 1, 0, HOUR, busy=HOUR)])
-    both = [Held(card, 2, hour * HOUR, (hour + 1) * HOUR, busy=HOUR // 2, idle=HOUR // 2)
-            for card in (2, 3, 4, 5) for hour in (10, 14)]  # fmt: skip
+    both = [
+        Held(card, 2, hour * HOUR, (hour + 1) * HOUR, busy=HOUR // 2, idle=HOUR // 2)
+        for card in (2, 3, 4, 5)
+        for hour in (10, 14)
+    ]
     priced.evidence(both)
     priced.connection.execute("UPDATE workload SET name = 'train', tags = '{\"team\": \"vision\"}'")
     told = shown(run, "2")
@@ -261,7 +269,7 @@ def test_an_imported_run_has_an_outcome_and_no_activity(priced, run):
         (workload, OCTOBER, OCTOBER + 2 * HOUR),
     )
     priced.connection.execute("UPDATE price SET pool = ''")
-    priced.connection.execute("INSERT INTO dirty_day (day_ms) VALUES (%s)", (OCTOBER,))
+    priced.connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (OCTOBER,))
     keep(priced, workload, "steps", [(0, 0), (120, 40)], "run", "reported")
     told = shown(run, "9")
     assert told["outcome"] == "FAILED"

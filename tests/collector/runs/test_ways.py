@@ -12,7 +12,7 @@ from fakes.collector import JSON, running
 from fakes.prometheus import STALE, WRITE, Point, headers, one, snappy, two
 from gpuledger_agent.push import split_batch
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access.tokens import Token, create
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_common.compression import zstd
@@ -35,12 +35,14 @@ def rows(collector, query, *values):
 
 
 def counts(minutes=range(11), counter="generated_tokens", **changes):
-    return [Count(0, "http://127.0.0.1:8000/metrics", counter, T + minute * MINUTE, minute * 100, "m=a", "vllm",
-                  **changes) for minute in minutes]  # fmt: skip
+    return [
+        Count(0, "http://127.0.0.1:8000/metrics", counter, T + minute * MINUTE, minute * 100, "m=a", "vllm", **changes)
+        for minute in minutes
+    ]
 
 
 def holding(**changes):
-    return batch(accelerators=1, samples=Samples(), stretches=[held(0, T, T + 10 * MINUTE)], **changes)
+    return batch(accelerators=1, samples=Samples(), usage_intervals=[held(0, T, T + 10 * MINUTE)], **changes)
 
 
 HOURS = (
@@ -70,15 +72,21 @@ def test_late_batches_in_any_order_count_the_same(collector):
 
 
 def test_bad_counters_are_named_and_the_rest_is_kept(collector):
-    """Each refusal has its record; stretches and good counters stay."""
-    made = [*counts(), Count(9, "u", "steps", T, 1), Count(0, "u", "dreams", T, 1), Count(0, "", "steps", T, 1),
-            Count(0, "u", "steps", T, -1), Count(0, "u", "steps", T - 40 * 86_400_000, 1),
-            Count(0, "u", "steps", T, 2**53 + 1)]  # fmt: skip
+    """Each refusal has its record; usage intervals and good counters stay."""
+    made = [
+        *counts(),
+        Count(9, "u", "steps", T, 1),
+        Count(0, "u", "dreams", T, 1),
+        Count(0, "", "steps", T, 1),
+        Count(0, "u", "steps", T, -1),
+        Count(0, "u", "steps", T - 40 * 86_400_000, 1),
+        Count(0, "u", "steps", T, 2**53 + 1),
+    ]
     status, answer = collector.send(holding(counts=made))
     assert (status, answer["status"]) == (422, "partial")
     assert [one["record"] for one in answer["rejected"]] == [f"counts[{place}]" for place in range(11, 17)]
     assert rows(collector, HOURS)[0][4] == 1_000
-    assert rows(collector, "SELECT count(*) FROM stretch") == [(1,)]
+    assert rows(collector, "SELECT count(*) FROM usage_interval") == [(1,)]
 
 
 def test_old_and_new_agents_and_collectors_understand_each_other(collector):
@@ -86,8 +94,12 @@ def test_old_and_new_agents_and_collectors_understand_each_other(collector):
     plain = msgspec.msgpack.decode(encode(holding()))
     assert "counts" not in plain
     assert collector.send(holding())[1]["status"] == "committed"
-    later = {**plain, "seq": 7, "counts": [{"workload": 0, "source": "u", "counter": "steps", "at_ms": T, "value": 1,
-                                            "colour": "red"}], "dreams": [1, 2]}  # fmt: skip
+    later = {
+        **plain,
+        "seq": 7,
+        "counts": [{"workload": 0, "source": "u", "counter": "steps", "at_ms": T, "value": 1, "colour": "red"}],
+        "dreams": [1, 2],
+    }
     assert collector.post(zstd.compress(msgspec.msgpack.encode(later)))[1]["status"] == "committed"
     broken = {**plain, "seq": 8, "counts": [{"workload": "x"}]}
     status, answer = collector.post(zstd.compress(msgspec.msgpack.encode(broken)))
@@ -101,8 +113,15 @@ def test_a_batch_that_is_split_keeps_its_counters_once():
 
 
 def series(name, **labels):
-    given = {"__name__": name, "instance": "10.0.0.7:8000", "job": "vllm", "model_name": "llama", "namespace": "chat",
-             "pod": "vllm-0", **labels}  # fmt: skip
+    given = {
+        "__name__": name,
+        "instance": "10.0.0.7:8000",
+        "job": "vllm",
+        "model_name": "llama",
+        "namespace": "chat",
+        "pod": "vllm-0",
+        **labels,
+    }
     return tuple(sorted(given.items()))
 
 
@@ -124,7 +143,7 @@ def test_counters_by_remote_write_go_to_their_pod_once(collector, version):
             Point(series("vllm:request_success_total", finished_reason="abort"), 77.0, at),
             Point(series("vllm:num_requests_running"), 3.0, at),
             Point(series("vllm:prompt_tokens_total", namespace="", pod=""), 9.0, at),
-        ]  # fmt: skip
+        ]
         assert write(collector, points, version)[:2] == (204, 3)
         assert write(collector, points, version)[:2] == (204, 3)
     assert rows(collector, HOURS) == [
@@ -139,7 +158,7 @@ def test_counters_by_remote_write_go_to_their_pod_once(collector, version):
 def test_counters_go_to_the_workload_that_an_agent_knows_by_uid(collector):
     """The agent's tags stay as they are, and the counters are its workload's."""
     pod = workload("0b1c-uid", kind="kubernetes", tags={"namespace": "chat", "pod": "vllm-0", "team": "chat"})
-    collector.send(batch(accelerators=1, samples=Samples(), workloads=[pod], stretches=[held(0, T, T + MINUTE)]))
+    collector.send(batch(accelerators=1, samples=Samples(), workloads=[pod], usage_intervals=[held(0, T, T + MINUTE)]))
     assert write(collector, [Point(series("sglang:num_requests_total"), 5.0, T)])[0] == 204
     found = rows(collector, "SELECT w.key, w.tags ->> 'team' FROM counter_series JOIN workload w ON w.id = workload_id")
     assert found == [("kubernetes::0b1c-uid", "chat")]
@@ -148,8 +167,12 @@ def test_counters_go_to_the_workload_that_an_agent_knows_by_uid(collector):
 def test_impossible_counters_are_refused_and_stale_ones_pass(collector):
     """Too old and too far ahead is a 400 with the good ones committed; the end of a series is no reading."""
     name = series("tgi_request_success")
-    points = [Point(name, 1.0, T), Point(name, STALE, T + MINUTE), Point(name, 2.0, T - 40 * 86_400_000),
-              Point(name, 2.5, T + 2 * MINUTE)]  # fmt: skip
+    points = [
+        Point(name, 1.0, T),
+        Point(name, STALE, T + MINUTE),
+        Point(name, 2.0, T - 40 * 86_400_000),
+        Point(name, 2.5, T + 2 * MINUTE),
+    ]
     status, written, text = write(collector, points)
     assert (status, written) == (400, 2)
     assert "more than 30 days old" in text
@@ -188,9 +211,13 @@ def test_progress_needs_a_token_of_its_node(collector):
     with psycopg.connect(collector.dsn) as connection:
         secrets = {
             name: create(connection, Token(0, name, role, node, None, "", NOW))[1]
-            for name, role, node in (("any", "agent", None), ("here", "agent", "node-1"), ("there", "agent", "node-2"),
-                                     ("reader", "finance", None))
-        }  # fmt: skip
+            for name, role, node in (
+                ("any", "agent", None),
+                ("here", "agent", "node-1"),
+                ("there", "agent", "node-2"),
+                ("reader", "finance", None),
+            )
+        }
     time.sleep(1.1)
     outcomes = {name: told(collector, "job-1", secret, steps=1)[0] for name, secret in secrets.items()}
     assert outcomes == {"any": 202, "here": 202, "there": 404, "reader": 403}
@@ -201,9 +228,13 @@ def test_an_agents_token_cannot_tell_whether_a_run_of_another_node_exists(collec
     """A run elsewhere, one of a name that nobody has, and several of one name elsewhere: the same answer."""
     twins = [workload(f"job-{number}", name="twin") for number in (1, 2)]
     collector.send(
-        batch(accelerators=2, samples=Samples(), workloads=twins,
-              stretches=[held(number, T, T + 10 * MINUTE, number) for number in (0, 1)])
-    )  # fmt: skip
+        batch(
+            accelerators=2,
+            samples=Samples(),
+            workloads=twins,
+            usage_intervals=[held(number, T, T + 10 * MINUTE, number) for number in (0, 1)],
+        )
+    )
     with psycopg.connect(collector.dsn) as connection:
         secret = create(connection, Token(0, "there", "agent", "node-2", None, "", NOW))[1]
     time.sleep(1.1)
@@ -224,9 +255,18 @@ def test_runs_are_listed_over_http(collector):
 
 def test_the_wire_of_a_body_with_counters_is_small(collector):
     """Ten counters of an endpoint a minute are under a kilobyte on the wire."""
-    made = [Count(0, "http://127.0.0.1:8000/metrics", "inferences", T, 123_456 + place,
-                  f"engine=0,finished_reason=r{place},model_name=meta-llama/Llama-3.1-8B-Instruct", "vllm")
-            for place in range(10)]  # fmt: skip
+    made = [
+        Count(
+            0,
+            "http://127.0.0.1:8000/metrics",
+            "inferences",
+            T,
+            123_456 + place,
+            f"engine=0,finished_reason=r{place},model_name=meta-llama/Llama-3.1-8B-Instruct",
+            "vllm",
+        )
+        for place in range(10)
+    ]
     assert len(body_of(holding(counts=made))) - len(body_of(holding())) < 1_000
 
 
@@ -234,21 +274,29 @@ def test_a_viewer_lists_the_runs_of_its_own_subtree(collector):
     """Another team's run is not there; that of its own comes with the cost of a unit."""
     mine, other = workload("a", tags={"team": "vision"}), workload("b", tags={"team": "nlp"})
     collector.send(
-        batch(accelerators=2, samples=Samples(), workloads=[mine, other], counts=counts(range(11), "inferences"),
-              stretches=[held(0, T, T + 10 * MINUTE, 0), held(1, T, T + 10 * MINUTE, 1)])
-    )  # fmt: skip
+        batch(
+            accelerators=2,
+            samples=Samples(),
+            workloads=[mine, other],
+            counts=counts(range(11), "inferences"),
+            usage_intervals=[held(0, T, T + 10 * MINUTE, 0), held(1, T, T + 10 * MINUTE, 1)],
+        )
+    )
     with psycopg.connect(collector.dsn) as connection:
         connection.execute(
             "INSERT INTO price (purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
             "VALUES ('on_demand', 6, 'USD', 0, now())"
         )
         secret = create(connection, Token(0, "lead", "viewer", None, {"team": "vision"}, "", NOW))[1]
-    bring_up_to_date(Ledger(collector.dsn), Period(T, NOW), NOW)
+    refresh(Ledger(collector.dsn), Period(T, NOW), NOW)
     time.sleep(1.1)
     days = f"from={at(T)[:10]}&to={at(NOW + 86_400_000)[:10]}"
     status, _, answer = collector.request("GET", f"/v1/runs?{days}", headers={"Authorization": f"Bearer {secret}"})
     assert (status, [one["id"] for one in answer["items"]]) == (200, ["a"])
     found = answer["items"][0]["unit_cost"]
     assert (found["counter"], found["units"], found["cost"], found["coverage"]) == (
-        "inferences", 1_000, "1.000000", "1.000000",
-    )  # fmt: skip
+        "inferences",
+        1_000,
+        "1.000000",
+        "1.000000",
+    )

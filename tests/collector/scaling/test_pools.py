@@ -25,8 +25,14 @@ from gpuledger_collector.storage.capacity.scaling import ScalingStore
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.notifications.outbox import Box
 
-ACTING = {"min_gpus": 4, "max_gpus": 64, "money_per_hour": 100, "currency": '"USD"', "mode": '"act"',
-          "webhook": '"capacity"'}  # fmt: skip
+ACTING = {
+    "min_gpus": 4,
+    "max_gpus": 64,
+    "money_per_hour": 100,
+    "currency": '"USD"',
+    "mode": '"act"',
+    "webhook": '"capacity"',
+}
 SECRET = b"a secret of the hook"
 
 
@@ -65,8 +71,10 @@ def test_terms_that_cannot_be_are_refused_with_their_line(pool, database):
 def test_applied_terms_are_in_force_audited_and_the_same_again_changes_nothing(pool, database):
     """A target utilisation is headroom; the audit log has the change once."""
     assert pool(**ACTING, utilisation=0.8, cooldown_s=600, lead_time_s=900)[0] == 0
-    assert "pools: 0 added, 0 superseded, 1 unchanged" in pool(**ACTING, utilisation=0.8, cooldown_s=600,
-                                                               lead_time_s=900)[1]  # fmt: skip
+    assert (
+        "pools: 0 added, 0 superseded, 1 unchanged"
+        in pool(**ACTING, utilisation=0.8, cooldown_s=600, lead_time_s=900)[1]
+    )
     with database.engine.connect() as connection:
         (terms,) = scaling.terms(connection).values()
     assert terms.limits.headroom == pytest.approx(0.25)
@@ -112,7 +120,9 @@ def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool,
     for _ in range(3):
         advise_scaling(store, hour_ms + 1000)
     assert rows(database, "SELECT told, mode FROM scaling_decision ORDER BY id") == [
-        ("", "advice"), ("webhook:capacity", "act")]  # fmt: skip
+        ("", "advice"),
+        ("webhook:capacity", "act"),
+    ]
     with Receiver() as receiver:
         address = f"http://127.0.0.1:{receiver.server.server_port}/scale"
         hook = Hook("webhook", {"capacity": address}, secrets={"capacity": SECRET}, clock=lambda: 1_700_000_000)
@@ -141,14 +151,24 @@ def test_an_outcome_is_what_came_while_the_decision_served(ledger, pool, store, 
     advise_scaling(store, made_at + 24 * HOUR_MS)
     # The last known step began an hour before; from its end and the lead time on for a day: 18 hours of 16 GPUs
     # wanted, six of 24.
-    assert rows(database, "SELECT until_ms - from_ms, known_ms, demand_gpu_s, wait_gpu_s, waste_gpu_s, currency, "
-                          "waste_micro FROM scaling_outcome") == []  # fmt: skip
+    assert (
+        rows(
+            database,
+            "SELECT until_ms - from_ms, known_ms, demand_gpu_s, wait_gpu_s, waste_gpu_s, currency, "
+            "waste_micro FROM scaling_outcome",
+        )
+        == []
+    )
     advise_scaling(store, made_at + 26 * HOUR_MS)
-    found = rows(database, "SELECT until_ms - from_ms, known_ms, demand_gpu_s, wait_gpu_s, waste_gpu_s, currency, "
-                           "waste_micro FROM scaling_outcome ORDER BY decision_id LIMIT 1")  # fmt: skip
+    found = rows(
+        database,
+        "SELECT until_ms - from_ms, known_ms, demand_gpu_s, wait_gpu_s, waste_gpu_s, currency, "
+        "waste_micro FROM scaling_outcome ORDER BY decision_id LIMIT 1",
+    )
     day = 24 * HOUR_MS
-    assert found == [(day, day, (18 * 16 + 6 * 24) * 3600.0, 6 * 4 * 3600.0, 18 * 4 * 3600.0, "USD",
-                      18 * 4 * 2 * 1_000_000)]  # fmt: skip
+    assert found == [
+        (day, day, (18 * 16 + 6 * 24) * 3600.0, 6 * 4 * 3600.0, 18 * 4 * 3600.0, "USD", 18 * 4 * 2 * 1_000_000)
+    ]
     with database.engine.connect() as connection:
         kinds = scaling.sums(connection, hour_ms - 28 * day)
     assert kinds["train", "wait"] == sum(row[0] for row in rows(database, "SELECT wait_gpu_s FROM scaling_outcome"))
@@ -216,8 +236,9 @@ def test_stale_demand_is_never_decided_on(ledger, store, hour_ms, database, pool
     made = advise_scaling(store, hour_ms)
     assert made["train"] is not None
     with database.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE imported_usage SET end_ms = :at WHERE end_ms IS NULL"),
-                           {"at": hour_ms - 20 * HOUR_MS})  # fmt: skip
+        connection.execute(
+            sa.text("UPDATE imported_usage SET end_ms = :at WHERE end_ms IS NULL"), {"at": hour_ms - 20 * HOUR_MS}
+        )
     before = rows(database, "SELECT count(*) FROM scaling_decision")
     assert advise_scaling(store, hour_ms + 1000)["train"] is None
     assert rows(database, "SELECT count(*) FROM scaling_decision") == before
@@ -245,13 +266,18 @@ def test_the_month_of_a_pool_is_shown_in_money_beside_the_setting(ledger, pool, 
     assert run("scale", "backtest", "--pool", "nowhere")[0] == 2
 
 
-def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_stays(ledger, pool, store, hour_ms, database, dsn):
+def test_what_is_over_400_days_old_goes_and_a_pools_last_decision_placements(
+    ledger, pool, store, hour_ms, database, dsn
+):
     """Decisions with their outcomes, and readings of queues; what is decided next still knows what was desired last."""
     ledger()
     for hours in (50, 26, 24):
         advise_scaling(store, hour_ms - hours * HOUR_MS)
-    known = rows(database, "SELECT d.id, o.decision_id FROM scaling_decision d LEFT JOIN scaling_outcome o "
-                           "ON o.decision_id = d.id ORDER BY d.id")  # fmt: skip
+    known = rows(
+        database,
+        "SELECT d.id, o.decision_id FROM scaling_decision d LEFT JOIN scaling_outcome o "
+        "ON o.decision_id = d.id ORDER BY d.id",
+    )
     assert [decision == outcome for decision, outcome in known] == [True, False, False]
     later_ms = hour_ms - 25 * HOUR_MS + scaling.KEEP_MS
     with open_connection(dsn, autocommit=True) as connection:

@@ -26,9 +26,25 @@ WAITING = st.builds(
     WaitingRow, st.just("job"), st.integers(0, 10**12), pool=NAMES, gpu_model=NAMES, team=NAMES, user=NAMES
 )
 AT = st.sampled_from(
-    [NOW_MS - ago for ago in (-1, 0, 1, MINUTE, HOUR_MS, HOUR_MS + 1, 5 * HOUR_MS, DAY_MS, DAY_MS + 1, 40 * DAY_MS,
-                              56 * DAY_MS, 56 * DAY_MS + 1, 61 * DAY_MS)]
-)  # fmt: skip
+    [
+        NOW_MS - ago
+        for ago in (
+            -1,
+            0,
+            1,
+            MINUTE,
+            HOUR_MS,
+            HOUR_MS + 1,
+            5 * HOUR_MS,
+            DAY_MS,
+            DAY_MS + 1,
+            40 * DAY_MS,
+            56 * DAY_MS,
+            56 * DAY_MS + 1,
+            61 * DAY_MS,
+        )
+    ]
+)
 WRITTEN = st.tuples(
     st.sampled_from(["slurm:a", "slurm:b", "k8s"]), AT, st.lists(WAITING, max_size=5), st.sampled_from(["new", "old"])
 )
@@ -141,8 +157,14 @@ def test_a_kept_sum_is_read_and_one_of_another_reading_is_not(connection, databa
     write(connection, "slurm", NOW_MS, [job], "new")
     connection.execute("UPDATE queue_reading SET pool_gpu_micro = '{7000000}'")
     assert as_said(told(database, "pool", 0, NOW_MS + 1)) == {"slurm": {NOW_MS: {"train": 7.0}}}
-    write(connection, "slurm", NOW_MS, [job, WaitingRow("other", 500_000, pool="infer")], "old",
-          NOW + dt.timedelta(microseconds=1))  # fmt: skip
+    write(
+        connection,
+        "slurm",
+        NOW_MS,
+        [job, WaitingRow("other", 500_000, pool="infer")],
+        "old",
+        NOW + dt.timedelta(microseconds=1),
+    )
     expected = {"slurm": {NOW_MS: {"train": 2.0, "infer": 0.5}}}
     assert as_said(told(database, "pool", 0, NOW_MS + 1)) == expected
     assert queues.sum_missing(connection, NOW_MS) == 1
@@ -155,8 +177,11 @@ def test_the_daily_tidying_sums_what_came_before_the_sums(connection, database):
     now_ms = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
     for days in (0, 1, 56, 59, 61):
         write(connection, "slurm", now_ms - days * DAY_MS, [WaitingRow("job", 1, pool="train")], "old")
-    made = wiring.jobs(Settings(), database, lambda: psycopg.connect(connection.info.dsn, autocommit=True,
-                                                                     password=connection.info.password))  # fmt: skip
+    made = wiring.jobs(
+        Settings(),
+        database,
+        lambda: psycopg.connect(connection.info.dsn, autocommit=True, password=connection.info.password),
+    )
     next(one for one in made if one.name == "tidy").work()
     left = connection.execute("SELECT at_ms FROM queue_reading WHERE summed_at IS DISTINCT FROM received_at").fetchall()
     assert left == [(now_ms - 61 * DAY_MS,)]

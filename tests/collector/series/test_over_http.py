@@ -33,8 +33,9 @@ def test_series_over_http_are_the_ledgers(dsn, fleet, ledger, run):
         assert status == 200
         assert made["step_seconds"] == 3600
         hours = sum(sum(item["gpus"]) for item in made["items"])
-        expected = fleet.rows("SELECT sum(gpu_ns) / 3.6e12 FROM owner_5min WHERE state = 'held' AND at_ms < %s",
-                              OCTOBER + 2 * DAY)  # fmt: skip
+        expected = fleet.rows(
+            "SELECT sum(gpu_ns) / 3.6e12 FROM owner_5min WHERE state = 'held' AND at_ms < %s", OCTOBER + 2 * DAY
+        )
         assert hours == pytest.approx(float(expected[0][0]), abs=1e-3)
         _, days = get(collector, f"/v1/series?from={FROM}&to={TO}&by=&step=1d")
         (whole,) = days["items"]
@@ -121,10 +122,15 @@ def test_raw_samples_are_the_same_packed_or_hot_page_by_page(dsn, sampled, day):
     start, end = (format_instant(OCTOBER + day * DAY + at) for at in (0, HOUR))
     query = f"/v1/samples?from={start}&to={end}&gpu=GPU-0001,GPU-0002&metrics={','.join(NAMES)}"
     expected = [
-        (f"GPU-000{number}", format_instant(OCTOBER + day * DAY + place * 10_000), place / 100,
-         None if place % 10 == 9 else 100.0 * number + place)
-        for number in (1, 2) for place in range(60)
-    ]  # fmt: skip
+        (
+            f"GPU-000{number}",
+            format_instant(OCTOBER + day * DAY + place * 10_000),
+            place / 100,
+            None if place % 10 == 9 else 100.0 * number + place,
+        )
+        for number in (1, 2)
+        for place in range(60)
+    ]
     with running(dsn) as collector:
         for limit in (7, 60, 1000):
             found, after = [], 0

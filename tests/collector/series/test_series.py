@@ -7,9 +7,9 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.telemetry import series
 from gpuledger_collector.storage.telemetry.series import SeriesStore
@@ -30,8 +30,10 @@ DRAWN_MONEY = """SELECT at_ms - at_ms %% 86400000, s.state, s.pool, s.gpu_model,
 def assert_laws(fleet):
     assert fleet.rows(DRAWN) == fleet.rows(TIME)
     assert fleet.rows(DRAWN_MONEY) == fleet.rows(MONEY)
-    assert fleet.rows("SELECT count(*) FROM owner_5min WHERE least(gpu_ns, busy_ns, idle_ns, unknown_ns) < 0 "
-                      "OR at_ms %% 300000 <> 0 OR cost_micro < 0") == [(0,)]  # fmt: skip
+    assert fleet.rows(
+        "SELECT count(*) FROM owner_5min WHERE least(gpu_ns, busy_ns, idle_ns, unknown_ns) < 0 "
+        "OR at_ms %% 300000 <> 0 OR cost_micro < 0"
+    ) == [(0,)]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -45,7 +47,7 @@ def test_hours_are_those_of_the_ledger_and_money_that_of_the_charges(dsn, fleet,
 
 
 def test_a_price_that_changes_inside_an_hour_and_imported_counts_are_drawn(dsn, fleet, ledger, run, tmp_path):
-    """Atoms of an hour keep their time; what was imported as a count is spread evenly over its own time."""
+    """Rating intervals of an hour keep their time; what was imported as a count is spread evenly over its own time."""
     filled(fleet, run, random.Random(9))
     run("prices", "set", "--rate", "3.5", "--currency", "USD", "--from", "2025-10-01T05:32:00Z")
     path = tmp_path / "usage.csv"
@@ -62,7 +64,7 @@ def test_a_price_that_changes_inside_an_hour_and_imported_counts_are_drawn(dsn, 
     assert fleet.rows(DRAWN) == fleet.rows(TIME)
 
 
-def test_time_lies_where_its_stretches_lie(dsn, fleet, ledger, run):
+def test_time_lies_where_its_usage_intervals_lie(dsn, fleet, ledger, run):
     """A workload of twenty minutes is in four steps and in no other; a gap inside it stays a gap."""
     run("prices", "set", "--rate", "6", "--currency", "USD", "--from", "2025-01-01")
     fleet.capacity(1, 0, DAY)
@@ -78,7 +80,7 @@ def test_time_lies_where_its_stretches_lie(dsn, fleet, ledger, run):
 
 
 def test_late_evidence_reaches_the_series_and_only_its_day_is_drawn_again(dsn, fleet, ledger, run):
-    """A stretch that comes two weeks late: one day is made again, the laws hold, the other days stay."""
+    """A usage interval that comes two weeks late: one day is made again, the laws hold, the other days stay."""
     filled(fleet, run, random.Random(5))
     rolled(dsn, ledger)
     before = fleet.rows("SELECT * FROM owner_5min WHERE at_ms >= %s ORDER BY 1, 2, 3, 4, 5", OCTOBER + DAY)
@@ -101,7 +103,7 @@ def test_a_day_of_another_zone_is_drawn_whole(dsn, fleet, ledger, run, tmp_path)
     assert fleet.rows(total.format("owner_5min")) == charged
 
 
-def test_what_is_too_old_is_let_go_and_not_drawn_again(dsn, fleet, ledger, run):
+def test_what_is_too_old_is_expired_and_not_drawn_again(dsn, fleet, ledger, run):
     """Days before the setting's are removed; the next run leaves them so; what is read there is unknown, not zero."""
     filled(fleet, run, random.Random(7))
     rolled(dsn, ledger)
@@ -117,9 +119,9 @@ def test_what_is_too_old_is_let_go_and_not_drawn_again(dsn, fleet, ledger, run):
 def test_a_collector_that_stops_leaves_the_rest_to_the_next_run(dsn, fleet, ledger, run):
     """One day is drawn, then it is to stop; the next run draws the others, and the laws hold."""
     filled(fleet, run, random.Random(11))
-    bring_up_to_date(ledger, ALWAYS, NOW_MS)
+    refresh(ledger, ALWAYS, NOW_MS)
     asked = iter([False, True])
-    assert roll_series(SeriesStore(dsn), 0, NOW_MS, lambda: next(asked)) == 1
+    assert roll_up_series(SeriesStore(dsn), 0, NOW_MS, lambda: next(asked)) == 1
     assert rolled(dsn, ledger) > 1
     assert_laws(fleet)
 

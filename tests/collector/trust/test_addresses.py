@@ -84,10 +84,28 @@ def test_no_address_of_a_special_purpose_is_public(block) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["192.0.0.192", "fec0::1", "64:ff9b:1::", "64:ff9b:1::a00:1", "::127.0.0.1", "::a00:1", "192.88.99.1", "5f00::",
-     "5f00::1", "3fff::1", "::ffff:127.0.0.1", "::ffff:192.0.0.192", "64:ff9b::7f00:1", "64:ff9b::c000:c0",
-     "2002:7f00:1::", "2002:a9fe:a9fe::1", "2001:0:a00:1::1", "fe80::1%eth0", "fec0::1%3"],
-)  # fmt: skip
+    [
+        "192.0.0.192",
+        "fec0::1",
+        "64:ff9b:1::",
+        "64:ff9b:1::a00:1",
+        "::127.0.0.1",
+        "::a00:1",
+        "192.88.99.1",
+        "5f00::",
+        "5f00::1",
+        "3fff::1",
+        "::ffff:127.0.0.1",
+        "::ffff:192.0.0.192",
+        "64:ff9b::7f00:1",
+        "64:ff9b::c000:c0",
+        "2002:7f00:1::",
+        "2002:a9fe:a9fe::1",
+        "2001:0:a00:1::1",
+        "fe80::1%eth0",
+        "fec0::1%3",
+    ],
+)
 def test_what_once_passed_for_public_is_refused(address) -> None:
     """Found by an attack, with every form in which an IPv4 address of the inside can be written."""
     assert not is_public(address)
@@ -95,10 +113,25 @@ def test_what_once_passed_for_public_is_refused(address) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["8.8.8.8", "1.1.1.1", "100.63.255.255", "100.128.0.1", "172.15.0.1", "172.32.0.1", "192.0.1.1", "192.88.98.1",
-     "223.255.255.255", "2606:4700::1111", "2001:200::1", "2a00:1450:4001::1", "2620:4f:7fff::1", "3ffe:ffff::1",
-     "::ffff:8.8.8.8", "64:ff9b::808:808"],
-)  # fmt: skip
+    [
+        "8.8.8.8",
+        "1.1.1.1",
+        "100.63.255.255",
+        "100.128.0.1",
+        "172.15.0.1",
+        "172.32.0.1",
+        "192.0.1.1",
+        "192.88.98.1",
+        "223.255.255.255",
+        "2606:4700::1111",
+        "2001:200::1",
+        "2a00:1450:4001::1",
+        "2620:4f:7fff::1",
+        "3ffe:ffff::1",
+        "::ffff:8.8.8.8",
+        "64:ff9b::808:808",
+    ],
+)
 def test_the_public_network_is_reached(address) -> None:
     """Neighbors of every special block among them."""
     assert is_public(address)

@@ -17,10 +17,26 @@ from fakes.two_teams import FOREIGN, ROLES, day, two_teams
 QUICK = 12
 LONG = 100
 INJECTIONS = (
-    "'", "''; DROP TABLE charge; --", "' OR '1'='1", "1; SELECT pg_sleep(9)", "team); DELETE FROM token; --",
-    "\\'; SELECT 1", "${jndi:ldap://x}", "%27%20OR%201=1", "\x00", "a\r\nX-Injected: yes", "🦓", "{}", "%s", "%(x)s",
-    "team,team,team", "=cmd|' /C calc'!A0", "9" * 400, "-1", "NaN",
-)  # fmt: skip
+    "'",
+    "''; DROP TABLE charge; --",
+    "' OR '1'='1",
+    "1; SELECT pg_sleep(9)",
+    "team); DELETE FROM token; --",
+    "\\'; SELECT 1",
+    "${jndi:ldap://x}",
+    "%27%20OR%201=1",
+    "\x00",
+    "a\r\nX-Injected: yes",
+    "🦓",
+    "{}",
+    "%s",
+    "%(x)s",
+    "team,team,team",
+    "=cmd|' /C calc'!A0",
+    "9" * 400,
+    "-1",
+    "NaN",
+)
 
 
 @schemathesis.serializer("application/x-protobuf", "application/msgpack")
@@ -57,9 +73,12 @@ def explore(fleet, operation, role, examples):
     secret, answers = fleet[1][role], collections.Counter()
 
     @settings(
-        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy())
     def ask(case):
         answer = case.call(headers={"Authorization": f"Bearer {secret}"}, timeout=20)
@@ -88,12 +107,41 @@ def test_many_requests_are_no_fault_and_show_no_foreign_row(fleet, operations, r
     )
 
 
-PATHS = ("/v1/chargeback", "/v1/accelerators", "/v1/nodes", "/v1/forecast", "/v1/budgets", "/v1/idle",
-         "/v1/anomalies", "/v1/audit", "/v1/scaling/x", "/v1/runs", "/v1/series", "/v1/samples", "/v1/recommendations",
-         "/v1/disputes")  # fmt: skip
+PATHS = (
+    "/v1/chargeback",
+    "/v1/accelerators",
+    "/v1/nodes",
+    "/v1/forecast",
+    "/v1/budgets",
+    "/v1/idle",
+    "/v1/anomalies",
+    "/v1/audit",
+    "/v1/scaling/x",
+    "/v1/runs",
+    "/v1/series",
+    "/v1/samples",
+    "/v1/recommendations",
+    "/v1/disputes",
+)
 values = st.sampled_from(INJECTIONS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-NAMES = ("from", "to", "by", "limit", "after", "days", "open_only", "pool", "horizon_hours", "delay_s",
-         "gpu", "node", "metrics", "step", "state", "all")  # fmt: skip
+NAMES = (
+    "from",
+    "to",
+    "by",
+    "limit",
+    "after",
+    "days",
+    "open_only",
+    "pool",
+    "horizon_hours",
+    "delay_s",
+    "gpu",
+    "node",
+    "metrics",
+    "step",
+    "state",
+    "all",
+)
 
 
 @settings(max_examples=60, deadline=None)

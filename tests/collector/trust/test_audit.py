@@ -107,12 +107,15 @@ def test_the_database_refuses_to_rewrite_the_log(dsn, statement):
         ("DELETE FROM audit WHERE number = 3", "row 3 is missing"),
         ("DELETE FROM audit WHERE number = 1", "row 1 is missing"),
         ("UPDATE audit SET who = 'eve' WHERE number = 3", "row 3 was changed"),
-        ("UPDATE audit SET after = '{\"rate\": \"0.01\"}' WHERE number = 2", "row 2 was changed"),
+        ('UPDATE audit SET after = \'{"rate": "0.01"}\' WHERE number = 2', "row 2 was changed"),
         ("UPDATE audit SET at_ms = at_ms + 1 WHERE number = 5", "row 5 was changed"),
-        ("UPDATE audit SET number = -number WHERE number IN (2, 3); UPDATE audit SET number = 5 + number "
-         "WHERE number < 0", "row 2 does not follow on row 1"),
+        (
+            "UPDATE audit SET number = -number WHERE number IN (2, 3); UPDATE audit SET number = 5 + number "
+            "WHERE number < 0",
+            "row 2 does not follow on row 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_verify_finds_what_was_tampered_with(dsn, command, tampering, words):
     """A removed, changed or reordered row is named, even if somebody took the triggers away first."""
     fill(dsn)

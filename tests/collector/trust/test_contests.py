@@ -94,7 +94,7 @@ def payload(seq, forged):
     card = accelerator(0, "node-2", uuid=uuid, device_uuid=uuid, **forged["face"])
     span = held(0, place, end) if forged["state"] == "held" else free(0, place, end)
     readings = samples(1, [place + 1], gpu_utilization_ratio=[0.0]) if forged["readings"] else Samples()
-    made = batch(seq, "node-2", 0, workloads=[workload(forged["job"])], stretches=[span], samples=readings)
+    made = batch(seq, "node-2", 0, workloads=[workload(forged["job"])], usage_intervals=[span], samples=readings)
     return msgspec.structs.replace(made, accelerators=[card])
 
 
@@ -103,7 +103,7 @@ def test_no_payload_of_a_node_changes_what_another_is_billed_by(dsn):
     with running(dsn) as collector, psycopg.connect(dsn, autocommit=True) as look:
         whole = [held(number, NOON_MS, NOON_MS + 60 * MINUTE) for number in range(2)]
         instants = range(NOON_MS, NOON_MS + 60 * MINUTE, MINUTE)
-        assert collector.send(batch(1, stretches=whole, samples=samples(2, instants)))[0] == 200
+        assert collector.send(batch(1, usage_intervals=whole, samples=samples(2, instants)))[0] == 200
         sequence = itertools.count(1)
 
         def of_the_holder():

@@ -9,7 +9,7 @@ from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, OWN, day, two_teams
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
-from gpuledger_collector.services.refresh import bring_up_to_date
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 
@@ -43,7 +43,7 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     assert (status, made["state"], made["cost_micro"]) == (201, "open", {"USD": 48_000_000})
     path = f"/{made['id']}"
     assert ask("viewer", "POST", f"{path}/answers", {"note": "well?"})[1]["state"] == "open"
-    assert ask("finance", "POST", f"{path}/answers", {"note": "see stretches"})[1]["state"] == "answered"
+    assert ask("finance", "POST", f"{path}/answers", {"note": "see usage intervals"})[1]["state"] == "answered"
     assert ask("viewer", "POST", f"{path}/resolution", {"note": "x", "accept": True, "to": {}})[0] == 403
     decision = {"note": "lent", "accept": True, "to": {"team": "speech"}}
     status, decided = ask("finance", "POST", f"{path}/resolution", decision)
@@ -52,12 +52,12 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     assert ask("viewer", "GET", path)[1]["rated"] is False
     collector, _ = fleet
     with psycopg.connect(collector.dsn) as connection:
-        until = connection.execute("SELECT max(until_ms) FROM day_proof").fetchone()[0]
-    bring_up_to_date(Ledger(collector.dsn), ALWAYS, until)
+        until = connection.execute("SELECT max(until_ms) FROM conservation_check").fetchone()[0]
+    refresh(Ledger(collector.dsn), ALWAYS, until)
     status, shown = ask("viewer", "GET", path)
     assert (shown["billed_now"], shown["rated"], shown["seal_holds"]) == ({"USD": 0}, True, True)
     assert [entry["kind"] for entry in shown["entries"]] == ["opened", "contested", "answered", "accepted"]
-    assert shown["evidence"]["stretches"]["count"] == DAY_MS // 3_600_000
+    assert shown["evidence"]["usage_intervals"]["count"] == DAY_MS // 3_600_000
     assert FOREIGN not in json.dumps(shown)
 
 
@@ -108,12 +108,25 @@ def test_pages_of_disputes(ask):
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"\xff", b'{"owner": {"team": "\\ud800"}}', {"owner": {"team": "a\x00"}},
-        opening(reason=""), opening(reason="\x00"), opening(reason="x" * 4001), {**opening(), "owner": {}},
-        {**opening(), "owner": {"planet": "x"}}, opening(line="zz"), opening(line="0" * 12), opening(workload="none"),
-        {**opening(), "from": "2026-13-01"}, {**opening(), "to": day(-9)}, {**opening(), "more": 1},
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"owner": {"team": "\\ud800"}}',
+        {"owner": {"team": "a\x00"}},
+        opening(reason=""),
+        opening(reason="\x00"),
+        opening(reason="x" * 4001),
+        {**opening(), "owner": {}},
+        {**opening(), "owner": {"planet": "x"}},
+        opening(line="zz"),
+        opening(line="0" * 12),
+        opening(workload="none"),
+        {**opening(), "from": "2026-13-01"},
+        {**opening(), "to": day(-9)},
+        {**opening(), "more": 1},
     ],
-)  # fmt: skip
+)
 def test_a_bad_opening_is_a_4xx_with_a_sentence(ask, body):
     """Never a fault, whatever the bytes."""
     status, answer = ask("finance", "POST", "", body)

@@ -67,24 +67,45 @@ def test_markup_in_the_report_of_a_run_is_text(marked):
 
 
 BODIES = (
-    b"NaN", b"Infinity", b'{"a": NaN}', b"1e400", b"9" * 5000, b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe{",
+    b"NaN",
+    b"Infinity",
+    b'{"a": NaN}',
+    b"1e400",
+    b"9" * 5000,
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"\xff\xfe{",
     b'"\\ud800"',
-    b'{"source": "x", "at": 1e400, "waiting": []}', b'{"source": "x", "at": NaN, "waiting": []}',
+    b'{"source": "x", "at": 1e400, "waiting": []}',
+    b'{"source": "x", "at": NaN, "waiting": []}',
     b'{"source": "x", "at": 1, "waiting": [{"workload_id": "a", "gpus": 1e308}]}',
     b'{"source": "x", "at": 1, "waiting": [{"workload_id": "a", "gpus": 1, "submitted": 1e308}]}',
     b'{"source": "\\ud800", "at": 1, "waiting": []}',
     b'{"source": "x", "at": "9999999999-01-01T00:00:00Z", "waiting": []}',
-    b'{"steps": ' + b"9" * 400 + b"}", b'{"steps": 1e400}', b'{"tokens": 1, "at": "0000-00-00T00:00:00Z"}',
-    b'{"tokens": -1}', b'{"tokens": 1, "at": "9999-12-31T23:59:59Z"}',
+    b'{"steps": ' + b"9" * 400 + b"}",
+    b'{"steps": 1e400}',
+    b'{"tokens": 1, "at": "0000-00-00T00:00:00Z"}',
+    b'{"tokens": -1}',
+    b'{"tokens": 1, "at": "9999-12-31T23:59:59Z"}',
     b'{"owner": {"team": "a"}, "from": "0001-01-01", "to": "9999-12-31", "reason": "x"}',
     b'{"owner": {"team": 1e999}, "from": "2026-01-01", "to": "2026-01-02", "reason": "x"}',
     b'{"note": "x", "accept": true, "to": {"team": "\\ud800"}}',
-)  # fmt: skip
+)
 
 
-@pytest.mark.parametrize("path", ["/v1/queue", "/v1/batches", "/v1/runs/x/progress", "/v1/disputes",
-                                  "/v1/disputes/1/answers", "/v1/disputes/1/resolution", "/v1/disputes/1/preview",
-                                  "/api/v1/write"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/queue",
+        "/v1/batches",
+        "/v1/runs/x/progress",
+        "/v1/disputes",
+        "/v1/disputes/1/answers",
+        "/v1/disputes/1/resolution",
+        "/v1/disputes/1/preview",
+        "/api/v1/write",
+    ],
+)
 def test_numbers_that_are_none_and_depths_are_refused(marked, path):
     """Threat: huge integers, NaN, infinities, nesting, broken Unicode. Always a 4xx with a sentence, never a fault."""
     collector, secrets = marked
@@ -115,7 +136,7 @@ def test_no_request_writes_a_line_of_its_own_into_the_log(marked, caplog):
         assert not any(sign in said for sign in "\r\n\x1b"), said
 
 
-def test_a_statement_stays_in_its_folder(dsn, tmp_path, monkeypatch):
+def test_a_statement_placements_in_its_folder(dsn, tmp_path, monkeypatch):
     """Threat: path traversal. An owner that is called like a path is a file in the folder that was named."""
     monkeypatch.setattr(made, "FOREIGN", CLIMBING)
     folder = tmp_path / "a" / "b" / "statements"
@@ -129,10 +150,17 @@ def test_a_statement_stays_in_its_folder(dsn, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["a = " + "[" * 50_000, "[a" + ".a" * 5_000 + "]\nb = 1", "[[price]]\nrate_per_gpu_hour = " + "9" * 50_000,
-             "[[price]]\nrate_per_gpu_hour = 1e999999999", "[[rule]]\nname = \"\\u0000\"", "\x00" * 1000,
-             "[[budget]]\namount = nan"],
-)  # fmt: skip
+    "text",
+    [
+        "a = " + "[" * 50_000,
+        "[a" + ".a" * 5_000 + "]\nb = 1",
+        "[[price]]\nrate_per_gpu_hour = " + "9" * 50_000,
+        "[[price]]\nrate_per_gpu_hour = 1e999999999",
+        '[[rule]]\nname = "\\u0000"',
+        "\x00" * 1000,
+        "[[budget]]\namount = nan",
+    ],
+)
 def test_a_file_that_bombs_is_refused_in_a_sentence(dsn, tmp_path, text):
     """Threat: files made to break what reads them. Exit 2 and a sentence, soon."""
     (tmp_path / "bomb.toml").write_text(text)
@@ -157,9 +185,18 @@ def test_secrets_are_in_no_output_log_or_argument(dsn, tmp_path, caplog, monkeyp
         made_token = run.invoke(build(), ["token", "create", "--role", "admin", "--name", "root", "--dsn", dsn])
         secret = next(word for word in made_token.output.split() if word.startswith("gpl_"))
         password = psycopg.conninfo.conninfo_to_dict(dsn)["password"]
-        seen = [run.invoke(build(), [*words.split(), "--dsn", dsn]).output for words in (
-            "token list", "token list --format json", "audit list --format json", "doctor", "doctor --format json",
-            "db check", "periods")]  # fmt: skip
+        seen = [
+            run.invoke(build(), [*words.split(), "--dsn", dsn]).output
+            for words in (
+                "token list",
+                "token list --format json",
+                "audit list --format json",
+                "doctor",
+                "doctor --format json",
+                "db check",
+                "periods",
+            )
+        ]
         called: list[list[str]] = []
         plain = backup.subprocess.run
         monkeypatch.setattr(

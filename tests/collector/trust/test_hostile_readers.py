@@ -140,7 +140,7 @@ def test_a_batch_of_a_new_day_is_committed_while_a_reader_holds_what_it_can(serv
         assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize("table", ["token", "stretch", "lock_audit", "pg_class"])
+@pytest.mark.parametrize("table", ["token", "usage_interval", "lock_audit", "pg_class"])
 def test_a_reader_that_queues_up_everybody_behind_itself_is_ended(server, command, table):
     """CREATE RULE waits for an exclusive lock before it looks at rights; a second session of the reader keeps it so."""
     with open_connection(server.own) as connection:

@@ -19,7 +19,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from collector.budgets import test_mails as budgets
-from collector.letters import test_letter_mails as letters
+from collector.notifications import test_notification_mails as notifications
 from collector.trust import test_tables as tables
 from fakes.pages import Page
 from fakes.postgres import fresh_database
@@ -31,7 +31,7 @@ from gpuledger_collector.config import export as config
 from gpuledger_collector.export import beancount, html, plots
 from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.notifications import budget_mail, digest_mail
-from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.webhooks import Hook
 from gpuledger_collector.serving import escaped
@@ -42,14 +42,35 @@ from gpuledger_common.escapes import escape_lines, escape_text, neutral
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 FORGED = "FORGED ok"
 ACTING = (
-    "\n", "\r", "\r\n", "\t", "\x00", "\x07", "\x08", "\x1b[8m", "\x1b[2J", "\x1b]0;owned\x07", "\x85", "\x9b2J",
-    "\u2028", "\u2029", "\u202e", "\u2066", "\u200b", "\u200f", "\u061c", "\ufeff", "\u00ad", "\U000e0041",
-)  # fmt: skip
+    "\n",
+    "\r",
+    "\r\n",
+    "\t",
+    "\x00",
+    "\x07",
+    "\x08",
+    "\x1b[8m",
+    "\x1b[2J",
+    "\x1b]0;owned\x07",
+    "\x85",
+    "\x9b2J",
+    "\u2028",
+    "\u2029",
+    "\u202e",
+    "\u2066",
+    "\u200b",
+    "\u200f",
+    "\u061c",
+    "\ufeff",
+    "\u00ad",
+    "\U000e0041",
+)
 PLAIN = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 hostile = st.lists(
     st.sampled_from([*ACTING, FORGED, "=1+1", "<b>", "&amp;", "'\"", "/", "..", "%0A", "{{ 7*7 }}", "`"]) | PLAIN,
-    min_size=1, max_size=8,
-).map("".join)  # fmt: skip
+    min_size=1,
+    max_size=8,
+).map("".join)
 stored = hostile.map(lambda text: text.replace("\x00", "")).filter(bool)
 """What Postgres can hold."""
 MONTH = day(-2)[:7]
@@ -70,7 +91,7 @@ def test_everything_that_is_not_seen_is_an_escape() -> None:
 
 
 @given(st.text())
-def test_an_escaped_text_is_one_line_and_stays_so(text: str) -> None:
+def test_an_escaped_text_is_one_line_and_placements_so(text: str) -> None:
     """Again it is the same; JSON reads the text back from it; lines are those of the text."""
     once = escape_text(text)
     assert escape_text(once) == once
@@ -115,22 +136,39 @@ def test_pages_and_pictures_show_escapes(name: str) -> None:
 
 def mails_about(name: str) -> list[Content]:
     """One of each kind, in which everything that others named is called so."""
-    job = replace(letters.JOB, name=name, user=name, external_id=name)
-    finding = replace(letters.ANOMALY, subject=name, evidence={
-        **letters.ANOMALY.evidence, "sentence": name, "workloads": [name],
-        "drivers": [{"workload": name, "model": name, "change_micro": 1_000_000}]})  # fmt: skip
+    job = replace(notifications.JOB, name=name, user=name, external_id=name)
+    finding = replace(
+        notifications.ANOMALY,
+        subject=name,
+        evidence={
+            **notifications.ANOMALY.evidence,
+            "sentence": name,
+            "workloads": [name],
+            "drivers": [{"workload": name, "model": name, "change_micro": 1_000_000}],
+        },
+    )
     standing = budgets.CASES["actual-100"]
     moved = tuple(replace(one, label=(name, name, name), model=name) for one in standing.drivers)
-    of = replace(standing, drivers=moved,
-                 status=replace(standing.status, budget=replace(standing.status.budget, name=name)))  # fmt: skip
-    week = replace(letters.WEEK, team=name, unreachable=(name,),
-                   wasted=tuple(replace(one, label=name, user=name) for one in letters.WEEK.wasted))  # fmt: skip
-    told = [letter_mail.idle(letters.IdleNews((letters.Section(17, job),), letters.NOW, 3), letters.LINKS),
-            letter_mail.anomaly(letters.AnomalyNews(21, finding, letters.NOW), letters.LINKS),
-            letter_mail.summary(week), budget_mail.write(of, letters.LINKS),
-            letter_mail.acted(replace(letters.ACTION, target={"workload": name, "name": name}), job)]  # fmt: skip
-    several = tuple(replace(letters.TOLD[0], subject=name, text=name) for _ in range(2))
-    return [*told, digest_mail.write(Digest("ada@example.org", letters.NOW, "UTC", several))]
+    of = replace(
+        standing, drivers=moved, status=replace(standing.status, budget=replace(standing.status.budget, name=name))
+    )
+    week = replace(
+        notifications.WEEK,
+        team=name,
+        unreachable=(name,),
+        wasted=tuple(replace(one, label=name, user=name) for one in notifications.WEEK.wasted),
+    )
+    told = [
+        finding_mail.idle(
+            notifications.IdleNews((notifications.Section(17, job),), notifications.NOW, 3), notifications.LINKS
+        ),
+        finding_mail.anomaly(notifications.AnomalyNews(21, finding, notifications.NOW), notifications.LINKS),
+        finding_mail.summary(week),
+        budget_mail.write(of, notifications.LINKS),
+        finding_mail.acted(replace(notifications.ACTION, target={"workload": name, "name": name}), job),
+    ]
+    several = tuple(replace(notifications.TOLD[0], subject=name, text=name) for _ in range(2))
+    return [*told, digest_mail.write(Digest("ada@example.org", notifications.NOW, "UTC", several))]
 
 
 @given(hostile)
@@ -194,14 +232,30 @@ def test_what_the_agent_prints_of_a_node_is_a_line_each(name: str) -> None:
 
 
 RENAMED = (
-    ("workload", "name", ""), ("workload", "user_name", ""), ("owner", "team", "id = %(owner)s"),
-    ("owner", "project", "id = %(owner)s"), ("finding", "team", "key LIKE '%%zebra'"),
-    ("finding", "subject", "kind = 'anomaly'"), ("budget", "name", "id = %(budget)s"), ("node", "status_detail", ""),
-    ("node", "source", ""), ("charge", "pool", ""), ("charge", "node", ""), ("capacity", "pool", ""),
-    ("ledger_day", "pool", ""), ("letter", "subject", ""), ("letter", "team", ""), ("outbox", "recipient", ""),
-    ("outbox", "subject", ""), ("outbox", "error", ""), ("dispute", "reason", ""), ("dispute_entry", "words", ""),
-    ("token", "name", ""), ("scaling_decision", "pool", ""), ("scaling_decision", "reason", ""),
-)  # fmt: skip
+    ("workload", "name", ""),
+    ("workload", "user_name", ""),
+    ("owner", "team", "id = %(owner)s"),
+    ("owner", "project", "id = %(owner)s"),
+    ("finding", "team", "key LIKE '%%zebra'"),
+    ("finding", "subject", "kind = 'anomaly'"),
+    ("budget", "name", "id = %(budget)s"),
+    ("node", "status_detail", ""),
+    ("node", "source", ""),
+    ("charge", "pool", ""),
+    ("charge", "node", ""),
+    ("capacity", "pool", ""),
+    ("ledger_day", "pool", ""),
+    ("notification", "subject", ""),
+    ("notification", "team", ""),
+    ("outbox", "recipient", ""),
+    ("outbox", "subject", ""),
+    ("outbox", "error", ""),
+    ("dispute", "reason", ""),
+    ("dispute_entry", "words", ""),
+    ("token", "name", ""),
+    ("scaling_decision", "pool", ""),
+    ("scaling_decision", "reason", ""),
+)
 DAYS = f"--from {day(-4)} --to {day(-1)}"
 LISTED = (
     "doctor",
@@ -214,9 +268,15 @@ LISTED = (
 )
 """Commands whose every line is one thing, whatever it is called."""
 TABLES = (
-    "idle", "anomalies", "budgets", "token list", f"chargeback {DAYS} --by team,user", f"accelerators {DAYS}",
-    f"runs {DAYS}", "receipt zebra-1",
-)  # fmt: skip
+    "idle",
+    "anomalies",
+    "budgets",
+    "token list",
+    f"chargeback {DAYS} --by team,user",
+    f"accelerators {DAYS}",
+    f"runs {DAYS}",
+    "receipt zebra-1",
+)
 FILES = (f"chargeback {DAYS} --by team,user", "idle", "letters list", "outbox list", f"runs {DAYS}", "scale history")
 
 
@@ -321,8 +381,12 @@ def test_no_address_answers_for_another_name(named) -> None:
     known = {"Authorization": f"Bearer {secret}"}
     for path in (html.statement_path("team", "vision", MONTH), html.pool_path("harmless")):
         assert collector.request("GET", path, headers=known)[0] == 200
-    for path in (html.statement_path("team", "vision\n", MONTH), html.pool_path("harmless\n"),
-                 "/v1/scaling/harmless%0A", "/v1/scaling/a%2Fb"):  # fmt: skip
+    for path in (
+        html.statement_path("team", "vision\n", MONTH),
+        html.pool_path("harmless\n"),
+        "/v1/scaling/harmless%0A",
+        "/v1/scaling/a%2Fb",
+    ):
         status, headers, _ = collector.request("GET", path, headers=known)
         assert status in {404, 503}, path
         if path.startswith("/v1"):
@@ -333,11 +397,31 @@ def test_no_answer_can_be_framed_or_guessed_at(named) -> None:
     """Pages, ack pages, JSON, refusals and agents' batches: nosniff, no frame, and nothing told to other sites."""
     collector, secret, _ = named
     known = {"Authorization": f"Bearer {secret}"}
-    asked = [("GET", path, None) for path in ("/", "/docs", f"/statements/team/{MONTH}", "/nowhere", "/metrics",
-             "/healthz", "/readyz", "/v1/nodes", "/v1/budgets/ack?budget=1&period=1&mac=x", "/pools/nobody",
-             "/v1/letters/ack", "/openapi.json", "/v1/nodes?after=%00")]  # fmt: skip
-    asked += [("POST", "/v1/batches", b"x"), ("POST", "/v1/queue", b"{}"), ("POST", "/api/v1/write", b""),
-              ("POST", "/v1/budgets/ack?budget=1&period=1&mac=x", b""), ("DELETE", "/v1/nodes", None)]  # fmt: skip
+    asked = [
+        ("GET", path, None)
+        for path in (
+            "/",
+            "/docs",
+            f"/statements/team/{MONTH}",
+            "/nowhere",
+            "/metrics",
+            "/healthz",
+            "/readyz",
+            "/v1/nodes",
+            "/v1/budgets/ack?budget=1&period=1&mac=x",
+            "/pools/nobody",
+            "/v1/notifications/ack",
+            "/openapi.json",
+            "/v1/nodes?after=%00",
+        )
+    ]
+    asked += [
+        ("POST", "/v1/batches", b"x"),
+        ("POST", "/v1/queue", b"{}"),
+        ("POST", "/api/v1/write", b""),
+        ("POST", "/v1/budgets/ack?budget=1&period=1&mac=x", b""),
+        ("DELETE", "/v1/nodes", None),
+    ]
     for method, path, body in asked:
         for headers in ({}, known):
             _, answer, _ = collector.request(method, path, body, headers)

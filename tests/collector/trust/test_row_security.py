@@ -38,9 +38,12 @@ def everything(dsn, table):
 def test_a_role_of_one_owner_sees_no_foreign_row_anywhere(dsn, roles):
     """Every table of the schema, one by one: the rows of its owner, or no right to the table at all."""
     with psycopg.connect(dsn) as connection:
-        tables = [row[0] for row in connection.execute(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
-        )]  # fmt: skip
+        tables = [
+            row[0]
+            for row in connection.execute(
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+            )
+        ]
         own_ids = [row[0] for row in connection.execute("SELECT id FROM owner WHERE team = %s", (OWN,))]
     readable = []
     for table in tables:

@@ -45,19 +45,40 @@ def commands(group, path=()):
 
 FORMS = dict(commands(typer.main.get_command(build())))
 ARGUMENTS = {
-    "accelerators": DAYS, "chargeback": (*DAYS, "--by", "team,user"), "reconcile": DAYS,
-    "corrections": ("--period", day(-1)[:7]), "apply": ("{declared}", "--dry-run"),
+    "accelerators": DAYS,
+    "chargeback": (*DAYS, "--by", "team,user"),
+    "reconcile": DAYS,
+    "corrections": ("--period", day(-1)[:7]),
+    "apply": ("{declared}", "--dry-run"),
     "what-if": ("--prices", "{prices}", *DAYS),
-    "privacy show": (f"{HOSTILE}-user",), "export samples": DAYS, "tags check": DAYS, "runs": DAYS,
-    "runs show": (f"{HOSTILE}-job", "--by", "day"), "scale backtest": ("{series}",), "plan storage": ("--gpus", "8"),
-    "disputes show": ("1",), "disputes lines": (*DAYS, "--owner", f"team={HOSTILE}"), "receipt": (f"{HOSTILE}-job",),
-    "periods": (), "close": ("--period", "2020-01", "--dry-run"), "forecast": ("--horizon", "6h"),
-}  # fmt: skip
+    "privacy show": (f"{HOSTILE}-user",),
+    "export samples": DAYS,
+    "tags check": DAYS,
+    "runs": DAYS,
+    "runs show": (f"{HOSTILE}-job", "--by", "day"),
+    "scale backtest": ("{series}",),
+    "plan storage": ("--gpus", "8"),
+    "disputes show": ("1",),
+    "disputes lines": (*DAYS, "--owner", f"team={HOSTILE}"),
+    "receipt": (f"{HOSTILE}-job",),
+    "periods": (),
+    "close": ("--period", "2020-01", "--dry-run"),
+    "forecast": ("--horizon", "6h"),
+}
 """What a command must be given; the others print something as they are."""
 SHOWING = {
-    "accelerators", "chargeback", "idle", "budgets", "runs", "prices list", "letters list", "token list",
-    "outbox list", "scale history", "forecast spend",
-}  # fmt: skip
+    "accelerators",
+    "chargeback",
+    "idle",
+    "budgets",
+    "runs",
+    "prices list",
+    "letters list",
+    "token list",
+    "outbox list",
+    "scale history",
+    "forecast spend",
+}
 """Commands whose CSV is known to hold the hostile name: what keeps the test from looking at nothing."""
 
 
@@ -71,8 +92,11 @@ def printed(postgres, tmp_path_factory):
             more_names(connection)
         (folder / "prices.toml").write_text((folder / "declared.toml").read_text().partition("[[budget]]")[0])
         (folder / "series.csv").write_text(f"ts,series,value\n{day(-2)}T00:00:00Z,{HOSTILE},1\n")
-        places = {"declared": folder / "declared.toml", "prices": folder / "prices.toml",
-                  "series": folder / "series.csv"}  # fmt: skip
+        places = {
+            "declared": folder / "declared.toml",
+            "prices": folder / "prices.toml",
+            "series": folder / "series.csv",
+        }
 
         def run(command, form):
             given = [one.format(**places) for one in ARGUMENTS.get(command, ())]
@@ -84,11 +108,15 @@ def printed(postgres, tmp_path_factory):
 def more_names(connection):
     """A row of hostile texts in tables that the two teams leave empty; the other columns hold what they must."""
     for table, given in (
-        ("price", {"currency": "USD", "purchase": "on_demand"}), ("token", {"role": "finance", "node": None}),
-        ("letter", {"kind": "idle"}), ("outbox", {"state": "dead"}),
+        ("price", {"currency": "USD", "purchase": "on_demand"}),
+        ("token", {"role": "finance", "node": None}),
+        ("notification", {"kind": "idle"}),
+        ("outbox", {"state": "dead"}),
         ("scaling_decision", {"policy": "young", "made_ms": NOW_MS}),
-        ("queue_reading", {}), ("backtest", {"grouped": "pool"}), ("scaling_pool", {"terms": "{}"}),
-    ):  # fmt: skip
+        ("queue_reading", {}),
+        ("backtest", {"grouped": "pool"}),
+        ("scaling_pool", {"terms": "{}"}),
+    ):
         columns = connection.execute(
             "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = %s::regclass "
             "AND attnum > 0 AND attidentity = '' AND NOT attisdropped "
@@ -99,11 +127,12 @@ def more_names(connection):
         values = {name: given.get(name, plain.get(kind, 1)) for name, kind in columns}
         connection.execute(
             sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
-                sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, values)),
+                sql.Identifier(table),
+                sql.SQL(", ").join(map(sql.Identifier, values)),
                 sql.SQL(", ").join(sql.Placeholder() * len(values)),
             ),
             list(values.values()),
-        )  # fmt: skip
+        )
     connection.execute("UPDATE finding SET subject = %s WHERE team = %s", (HOSTILE, HOSTILE))
 
 
@@ -128,11 +157,29 @@ def test_no_name_moves_the_cursor(printed):
     """Threat: control characters and markup in names. Every form of every command shows escapes, also in a pipe."""
     run, dsn = printed
     with psycopg.connect(dsn) as connection:
-        for column in ("workload.name", "workload.user_name", "owner.team", "owner.user_name", "node.name",
-                       "finding.team", "budget.name", "token.name", "letter.subject", "outbox.recipient",
-                       "outbox.subject", "price.pool", "charge.pool", "charge.node", "accelerator.model",
-                       "accelerator.uuid", "capacity.pool", "ledger_day.pool", "scaling_decision.pool",
-                       "queue_reading.source", "backtest.series"):  # fmt: skip
+        for column in (
+            "workload.name",
+            "workload.user_name",
+            "owner.team",
+            "owner.user_name",
+            "node.name",
+            "finding.team",
+            "budget.name",
+            "token.name",
+            "letter.subject",
+            "outbox.recipient",
+            "outbox.subject",
+            "price.pool",
+            "charge.pool",
+            "charge.node",
+            "accelerator.model",
+            "accelerator.uuid",
+            "capacity.pool",
+            "ledger_day.pool",
+            "scaling_decision.pool",
+            "queue_reading.source",
+            "backtest.series",
+        ):
             table, name = column.split(".")
             connection.execute(
                 sql.SQL("UPDATE {} SET {} = left({}, 20) || %s").format(*map(sql.Identifier, (table, name, name))),

@@ -36,10 +36,39 @@ def authority(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("authority")
     for name in ("ca", "other"):
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout",
-                f"{name}.key", "-out", f"{name}.pem", "-days", 2, "-subj", f"/CN={name}", folder=folder)  # fmt: skip
-    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "server.key", "-out",
-            "server.csr", "-subj", "/CN=collector", folder=folder)  # fmt: skip
+        openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+            "-days",
+            2,
+            "-subj",
+            f"/CN={name}",
+            folder=folder,
+        )
+    openssl(
+        "req",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        "server.key",
+        "-out",
+        "server.csr",
+        "-subj",
+        "/CN=collector",
+        folder=folder,
+    )
     for name, address, days in (
         ("server", "127.0.0.1", 2),
         ("expired", "127.0.0.1", -1),

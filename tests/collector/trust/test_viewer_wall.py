@@ -13,7 +13,7 @@ from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
 from gpuledger_collector.api import pages, reads, runs
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.ledger import overview
 from gpuledger_collector.storage.server import migrate
@@ -22,9 +22,10 @@ from gpuledger_collector.storage.telemetry import series
 MONTH = day(-2)[:7]
 QUERY = f"from={day(-4)}&to={day(-1)}&all=true"
 ECHOES = (
-    f"&#39;{FOREIGN}&#39; was billed nothing", f"no accelerator is called 'GPU-{FOREIGN}'",
+    f"&#39;{FOREIGN}&#39; was billed nothing",
+    f"no accelerator is called 'GPU-{FOREIGN}'",
     f"no accelerator was on node '{FOREIGN}-node'",
-)  # fmt: skip
+)
 """Answers that say no more than that what was asked for is not there."""
 BY = ("&by=team", "&by=project,user", "&by=workload,node", "&by=pool")
 
@@ -114,7 +115,7 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
 
 def test_without_the_wall_the_sabotage_would_show(fleet, addresses, sabotaged, monkeypatch):
     """The test above can fail: with the wall gone too, most addresses tell of the other team."""
-    monkeypatch.setattr(viewer_wall, "enter", lambda *_: False)
+    monkeypatch.setattr(row_level_security, "enter", lambda *_: False)
     leaking = [path for path in addresses if FOREIGN in json.dumps(ask(fleet, path)[2]).replace(path, "")]
     assert len(leaking) >= 10, leaking
 
@@ -123,7 +124,7 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
     """Behind the wall a viewer reads what the filters of the code let through, to the cent."""
     plain = [path for path in addresses if path != "/"]
     walled = {path: ask(fleet, path)[::2] for path in plain}
-    monkeypatch.setattr(viewer_wall, "enter", lambda *_: False)
+    monkeypatch.setattr(row_level_security, "enter", lambda *_: False)
     for path in plain:
         assert ask(fleet, path)[::2] == walled[path], path
 
@@ -132,7 +133,7 @@ def test_the_answers_are_the_same_with_and_without_it(fleet, addresses, monkeypa
 def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
     """Of a month in which others were billed, the page tells a viewer of no other team, without a wall too."""
     if not walled:
-        monkeypatch.setattr(viewer_wall, "enter", lambda *_: False)
+        monkeypatch.setattr(row_level_security, "enter", lambda *_: False)
     collector, _ = fleet
     headers = {"Authorization": f"Bearer {token(collector.dsn, 'viewer', f'idle {walled}', owner={'team': 'idle'})}"}
     status, _, text = collector.request("GET", f"/statements/team/idle/{MONTH}", headers=headers)
@@ -145,31 +146,34 @@ def test_a_statement_of_nobody_names_no_other_owner(fleet, monkeypatch, walled):
 def test_what_stands_behind_the_wall_is_declared(fleet):
     """Every table of the schema as that role: rows of the owner, a table of days, or no right at all."""
     with psycopg.connect(fleet[0].dsn) as connection:
-        tables = [row[0] for row in connection.execute(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
-        )]  # fmt: skip
+        tables = [
+            row[0]
+            for row in connection.execute(
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+            )
+        ]
     readable = []
     with psycopg.connect(fleet[0].dsn, autocommit=True) as connection:
         for owner in ({"team": OWN}, {}, {"team": "nobody"}):
-            assert viewer_wall.enter(connection, owner)
+            assert row_level_security.enter(connection, owner)
             for table in tables:
-                columns = viewer_wall.COMMON.get(table) or "t.*"
+                columns = row_level_security.COMMON.get(table) or "t.*"
                 with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
                     rows = connection.execute(f"SELECT {columns} FROM {table} t").fetchall()
                     readable.append(table)
                     assert FOREIGN not in str(rows), table
-                    assert not rows or owner == {"team": OWN} or table in viewer_wall.COMMON, table
+                    assert not rows or owner == {"team": OWN} or table in row_level_security.COMMON, table
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute("DELETE FROM charge")
             connection.execute("RESET ROLE")
-    assert set(readable) == (set(viewer_wall.OWNED) | set(viewer_wall.COMMON)) & set(tables)
+    assert set(readable) == (set(row_level_security.OWNED) | set(row_level_security.COMMON)) & set(tables)
 
 
 def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
     """A batch that holds a table which the wall needs, and wants one that it has, goes on; the wall is tried again."""
     monkeypatch.setattr(migrate, "LOCK_PAUSE_SECONDS", 0.1)
     with psycopg.connect(dsn, autocommit=True) as watch, psycopg.connect(dsn) as writer:
-        viewer_wall.lower(watch)
+        row_level_security.lower(watch)
         writer.execute("LOCK TABLE accelerator IN ROW EXCLUSIVE MODE")
         upgrade = threading.Thread(target=migrate.upgrade, args=(dsn,))
         upgrade.start()
@@ -178,7 +182,7 @@ def test_raising_it_gives_way_to_writers(dsn, monkeypatch):
         writer.execute("LOCK TABLE workload IN ROW EXCLUSIVE MODE")
         writer.commit()
         upgrade.join(60)
-        assert viewer_wall.stands(watch)
+        assert row_level_security.stands(watch)
 
 
 @pytest.fixture
@@ -198,20 +202,20 @@ def test_on_a_server_of_others_it_takes_one_grant_of_its_administrator(plain_own
     """Until then the filters of the code stand alone, and log and doctor say so; afterwards an upgrade raises it."""
     migrate.upgrade(plain_owner)
     with psycopg.connect(plain_owner, autocommit=True) as connection:
-        assert not viewer_wall.stands(connection)
-        with viewer_wall.behind(connection, {"team": OWN}):
+        assert not row_level_security.stands(connection)
+        with row_level_security.behind(connection, {"team": OWN}):
             assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)
         assert "no row-level security" in caplog.text
-        advised = viewer_wall.advice(connection)
+        advised = row_level_security.advice(connection)
     told = json.loads(command("doctor", "--format", "json", dsn=plain_owner).stdout)
     assert advised in json.dumps(told)
     with psycopg.connect(administrator(postgres), autocommit=True) as connection:
         connection.execute(advised.split("; ")[1])
     migrate.upgrade(plain_owner)
     with psycopg.connect(plain_owner, autocommit=True) as connection:
-        assert viewer_wall.stands(connection)
-        with viewer_wall.behind(connection, {"team": OWN}):
-            assert connection.execute("SELECT current_user").fetchone() == (viewer_wall.ROLE,)
+        assert row_level_security.stands(connection)
+        with row_level_security.behind(connection, {"team": OWN}):
+            assert connection.execute("SELECT current_user").fetchone() == (row_level_security.ROLE,)
             assert connection.execute("SELECT count(*) FROM charge").fetchone() == (0,)
         assert connection.execute("SELECT current_user").fetchone() == ("plain_owner",)
     assert advised not in command("doctor", "--format", "json", dsn=plain_owner).stdout

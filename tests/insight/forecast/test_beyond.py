@@ -25,8 +25,9 @@ T0 = 19_000 * DAY
 def batches(days, length_hours=6, gpus=2.0, at_hour=9, count=8):
     """Every day at one hour some workloads begin, and each lasts as long."""
     start = np.array([T0 + day * DAY + at_hour * HOUR for day in range(days) for _ in range(count)], dtype=np.int64)
-    return Workloads(start, start + length_hours * HOUR, np.full(len(start), gpus), np.zeros(len(start), np.int64),
-                     GOES_ON)  # fmt: skip
+    return Workloads(
+        start, start + length_hours * HOUR, np.full(len(start), gpus), np.zeros(len(start), np.int64), GOES_ON
+    )
 
 
 def held(workloads, hours):
@@ -75,9 +76,13 @@ def test_workloads_see_nothing_after_the_instant(cut):
     past = past_of(held(workloads, 480)[:cut], T0, HOUR)
     now = T0 + cut * HOUR
     begun = workloads.start_ms < now
-    known = Workloads(workloads.start_ms[begun],
-                      np.where(workloads.end_ms[begun] <= now, workloads.end_ms[begun], GOES_ON),
-                      workloads.gpus[begun], workloads.owner[begun], GOES_ON)  # fmt: skip
+    known = Workloads(
+        workloads.start_ms[begun],
+        np.where(workloads.end_ms[begun] <= now, workloads.end_ms[begun], GOES_ON),
+        workloads.gpus[begun],
+        workloads.owner[begun],
+        GOES_ON,
+    )
     first, second = (answer(one, past, np.arange(1, 25), Q) for one in (workloads, known))
     assert first is not None
     assert second is not None
@@ -96,14 +101,14 @@ def test_waiting_workloads_count_as_demand_of_now():
     np.testing.assert_allclose(made[0][7:, 1], 0.0)
 
 
-def test_deployments_that_stay_have_no_lifetimes():
+def test_deployments_that_placement_have_no_lifetimes():
     """Where hardly anything ends there is no answer, and the forecast is that of the series alone."""
     start = T0 + np.arange(200, dtype=np.int64) * HOUR
-    stay = Workloads(start, np.full(200, GOES_ON), np.ones(200), np.zeros(200, np.int64), GOES_ON)
-    values = held(stay, 300)
-    assert answer(stay, past_of(values, T0, HOUR), np.arange(1, 25), Q) is None
+    placement = Workloads(start, np.full(200, GOES_ON), np.ones(200), np.zeros(200, np.int64), GOES_ON)
+    values = held(placement, 300)
+    assert answer(placement, past_of(values, T0, HOUR), np.arange(1, 25), Q) is None
     series = Series("p", T0, HOUR, values)
-    with_them = forecast([series], 24, workloads={"p": stay})[0]
+    with_them = forecast([series], 24, workloads={"p": placement})[0]
     assert np.array_equal(with_them.values, forecast([series], 24)[0].values)
 
 

@@ -52,10 +52,14 @@ def test_never_more_spare_than_the_quiet_replicas(parts, held):
 @pytest.mark.parametrize(
     ("name", "tags", "service"),
     [
-        ("chat-api-7d9f8b6c5-x2x9z", {}, "chat-api"), ("vllm-12", {}, "vllm"), ("chat-api", {}, "chat-api"),
-        ("rerank-serving", {}, "rerank-serving"), ("p-1", {"app": "search"}, "search"), ("7", {}, "7"),
+        ("chat-api-7d9f8b6c5-x2x9z", {}, "chat-api"),
+        ("vllm-12", {}, "vllm"),
+        ("chat-api", {}, "chat-api"),
+        ("rerank-serving", {}, "rerank-serving"),
+        ("p-1", {"app": "search"}, "search"),
+        ("7", {}, "7"),
         ("triton-a1b2c", {}, "triton"),
     ],
-)  # fmt: skip
+)
 def test_replicas_belong_to_a_service(name, tags, service):
     assert service_of(name, tags) == service

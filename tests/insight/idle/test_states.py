@@ -22,10 +22,20 @@ def fleet(utilization, holder=1, **other):
     util = np.atleast_2d(np.asarray(utilization, dtype=float))
     rows, columns = util.shape
     card = {"memory_total": 80 * GIB, "memory_floor": 0.6 * GIB, "idle_watts": 70.0, "limit_watts": 700.0}
-    minute = {"sm_active": np.nan, "zero_ratio": (util <= 0).astype(float), "dram_active": np.nan,
-              "memory_copy": np.nan, "memory_bytes": 60 * GIB, "power_watts": np.nan, "clock_hertz": np.nan,
-              "slowed_ratio": np.nan, "processes": 1.0, "host_busy": np.nan, "bytes_per_second": np.nan,
-              "utilization": util}  # fmt: skip
+    minute = {
+        "sm_active": np.nan,
+        "zero_ratio": (util <= 0).astype(float),
+        "dram_active": np.nan,
+        "memory_copy": np.nan,
+        "memory_bytes": 60 * GIB,
+        "power_watts": np.nan,
+        "clock_hertz": np.nan,
+        "slowed_ratio": np.nan,
+        "processes": 1.0,
+        "host_busy": np.nan,
+        "bytes_per_second": np.nan,
+        "utilization": util,
+    }
     flags = {"seen": np.isfinite(util), "faulty": False, "serving": False, "interactive": False}
     made = {}
     for name, value in {**card, **minute, **flags, "holder": holder, **other}.items():
@@ -100,7 +110,9 @@ def test_the_future_changes_nothing_in_the_past(minutes, part):
 @settings(max_examples=40, deadline=None)
 @given(minutes=anything())
 def test_episodes_are_disjoint_and_inside(minutes):
-    """No two flagged stretches of an accelerator overlap; each begins before its flag and wastes known minutes only."""
+    """No two flagged usage intervals of an accelerator overlap; each begins before its flag and wastes known minutes
+    only.
+    """
     last = {}
     for one in episodes(minutes, classify(minutes)):
         assert one.since <= one.flagged < one.end <= minutes.shape[1]

@@ -141,10 +141,20 @@ def test_what_makes_no_sense_is_one_sentence(line, said):
 def test_numbers_are_written_with_units_that_suit_them():
     """Three digits or so, in the unit that makes them readable."""
     assert [decimal_bytes(value) for value in (0, 512, 999.6, 16384, 980e9, 5e15)] == [
-        "0 B", "512 B", "1 kB", "16.4 kB", "980 GB", "5 PB",
-    ]  # fmt: skip
+        "0 B",
+        "512 B",
+        "1 kB",
+        "16.4 kB",
+        "980 GB",
+        "5 PB",
+    ]
     assert [big(value) for value in (7, 1500, 68_976_648_192, 1.4e12)] == ["7", "1.5 k", "68.98 B", "1.4 T"]
     assert [span(value) for value in (3e-6, 0.0064, 4.65, 1091, 11135, 2e6)] == [
-        "3 µs", "6.4 ms", "4.65 s", "18.2 min", "3.09 h", "23.1 days",
-    ]  # fmt: skip
+        "3 µs",
+        "6.4 ms",
+        "4.65 s",
+        "18.2 min",
+        "3.09 h",
+        "23.1 days",
+    ]
     assert [gib(value) for value in (2**30, 2**44)] == ["1.0 GiB", "16.0 TiB"]

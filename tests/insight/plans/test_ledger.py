@@ -40,7 +40,7 @@ def test_the_rate_of_the_price_book(run):
     assert planned(run, "--price-book", "--pool", "spot")["rate"]["currency"] == "EUR"
 
 
-def test_a_plan_becomes_a_budget_and_the_others_stay(run, fleet):
+def test_a_plan_becomes_a_budget_and_the_others_placement(run, fleet):
     """The expected cost for the owner and days of the run, as `gpuledger budgets` shows; again, nothing changes."""
     save = ("--rate", "2.5", "--save-budget", "v7", "--owner", "team=vision,run=v7", "--from", "2025-11-20")
     made = planned(run, *save)
@@ -48,9 +48,16 @@ def test_a_plan_becomes_a_budget_and_the_others_stay(run, fleet):
     expected = made["outcomes"][1]
     days = int(expected["wall_seconds"] // 86400) + 1
     assert rows == [
-        ("v7", {"team": "vision", "run": "v7"}, "range", int(expected["cost"].replace(".", "")) * 10_000, "USD",
-         OCTOBER + 50 * DAY, OCTOBER + (50 + days) * DAY)
-    ]  # fmt: skip
+        (
+            "v7",
+            {"team": "vision", "run": "v7"},
+            "range",
+            int(expected["cost"].replace(".", "")) * 10_000,
+            "USD",
+            OCTOBER + 50 * DAY,
+            OCTOBER + (50 + days) * DAY,
+        )
+    ]
     assert "saved" in made["notes"][-1]
     planned(run, "--rate", "9", "--save-budget", "other", "--owner", "team=speech")
     assert "same as before" in planned(run, *save)["notes"][-1]
@@ -82,8 +89,9 @@ def test_similar_past_runs_lie_beside(run, fleet, dsn):
     )
     past = planned(run, "--from-ledger")["past_runs"]
     assert [(one["name"], one["accelerators"], one["gpu_ns"] / 3.6e12) for one in past] == [
-        ("train-1", 8, 80.0), ("train-2", 2, 10.0),
-    ]  # fmt: skip
+        ("train-1", 8, 80.0),
+        ("train-2", 2, 10.0),
+    ]
     assert (past[0]["sm_active_ratio"], past[0]["tensor_active_ratio"]) == (0.625, 0.25)
     assert (past[1]["sm_active_ratio"], past[1]["tensor_active_ratio"]) == (None, None)
     assert (past[0]["cost_micro"], past[0]["currency"]) == (160_000_000, "USD")

@@ -37,9 +37,14 @@ def states(need):
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("llama-2-7b", 6_738_415_616), ("llama-2-70b", 68_976_648_192), ("llama-3-8b", 8_030_261_248),
-     ("llama-3-70b", 70_553_706_496), ("mistral-7b", 7_241_732_096)],
-)  # fmt: skip
+    [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("mistral-7b", 7_241_732_096),
+    ],
+)
 def test_parameters_of_published_models_are_exact(name, parameters):
     """The counts of the released checkpoints, to the last parameter."""
     assert known(name).parameters == parameters
@@ -121,22 +126,38 @@ shapes = st.builds(
     lambda layers, heads, group, size, gated: Architecture(
         layers, heads * group * size, heads * group, heads, 4 * heads * group * size, 32000, gated
     ),
-    st.integers(1, 128), st.integers(1, 16), st.integers(1, 8), st.sampled_from((64, 128)), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 128),
+    st.integers(1, 16),
+    st.integers(1, 8),
+    st.sampled_from((64, 128)),
+    st.booleans(),
+)
 runs = st.builds(
     lambda shape, precision, optimizer, zero, ranks, tensor, batch, tokens, recompute, split: Training(
         shape, shape.parameters, precision, optimizer, zero, ranks * tensor, tensor, 1, split, batch, tokens, recompute
     ),
-    shapes, st.sampled_from(TRAINING), st.sampled_from(sorted(MOMENT_BYTES)), st.integers(0, 3), st.integers(1, 512),
-    st.sampled_from((1, 2, 4, 8)), st.integers(1, 16), st.integers(1, 16384), st.sampled_from(RECOMPUTE), st.booleans(),
-)  # fmt: skip
+    shapes,
+    st.sampled_from(TRAINING),
+    st.sampled_from(sorted(MOMENT_BYTES)),
+    st.integers(0, 3),
+    st.integers(1, 512),
+    st.sampled_from((1, 2, 4, 8)),
+    st.integers(1, 16),
+    st.integers(1, 16384),
+    st.sampled_from(RECOMPUTE),
+    st.booleans(),
+)
 servers = st.builds(
     lambda shape, precision, kv, tensor, batch, sequence: Inference(
         shape, shape.parameters, precision, kv, tensor, 1, batch, sequence
     ),
-    shapes, st.sampled_from(sorted(WEIGHT_BYTES)), st.sampled_from(sorted(WEIGHT_BYTES)),
-    st.sampled_from((1, 2, 4, 8)), st.integers(1, 512), st.integers(1, 131072),
-)  # fmt: skip
+    shapes,
+    st.sampled_from(sorted(WEIGHT_BYTES)),
+    st.sampled_from(sorted(WEIGHT_BYTES)),
+    st.sampled_from((1, 2, 4, 8)),
+    st.integers(1, 512),
+    st.integers(1, 131072),
+)
 
 
 def close_to_at_most(lower, upper):
@@ -201,9 +222,15 @@ def test_servers_obey_the_same_laws(server):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"precision": "int4"}, "int4"), ({"zero": 4}, "not 4"), ({"gpus": 3, "tensor": 2}, "no multiple"),
-     ({"sequence": 0}, "above 0"), ({"fragmentation": 1.0}, "share"), ({"pipeline": 200, "gpus": 200}, "80 layers")],
-)  # fmt: skip
+    [
+        ({"precision": "int4"}, "int4"),
+        ({"zero": 4}, "not 4"),
+        ({"gpus": 3, "tensor": 2}, "no multiple"),
+        ({"sequence": 0}, "above 0"),
+        ({"fragmentation": 1.0}, "share"),
+        ({"pipeline": 200, "gpus": 200}, "80 layers"),
+    ],
+)
 def test_questions_that_make_no_sense_are_refused(changes, said):
     """One sentence that names what is wrong."""
     with pytest.raises(ValueError, match=said):

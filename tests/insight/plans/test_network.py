@@ -79,8 +79,12 @@ def test_trees_win_where_rings_have_many_hops():
 def test_tensor_ranks_leave_the_rest_of_a_node_to_data():
     """Tensor 2 leaves four data-parallel ranks in a node of eight; tensor 8 one; tensor 16 one."""
     groups = [data_group(replace(STEP, tensor=size), NDR) for size in (1, 2, 8, 16)]
-    assert [(one.ranks, one.in_node, one.nodes) for one in groups] == [(512, 8, 64), (256, 4, 64), (64, 1, 64),
-                                                                         (32, 1, 32)]  # fmt: skip
+    assert [(one.ranks, one.in_node, one.nodes) for one in groups] == [
+        (512, 8, 64),
+        (256, 4, 64),
+        (64, 1, 64),
+        (32, 1, 32),
+    ]
 
 
 def test_zero_three_moves_half_as_much_again():
@@ -108,20 +112,49 @@ def test_gpt3_on_1024_a100_reaches_what_was_measured():
     Recomputation counted, that is 0.45 of the peak. With kernels at 0.57, what communication and bubble leave is near.
     """
     gpt3 = known("gpt-3-175b")
-    step = Step(gpt3, gpt3.parameters, gpu_named("A100-80GB"), 1024, "fp16", 0, 8, 8, 2, 1, 96, 2048, True,
-                kernel_efficiency=0.57)  # fmt: skip
+    step = Step(
+        gpt3,
+        gpt3.parameters,
+        gpu_named("A100-80GB"),
+        1024,
+        "fp16",
+        0,
+        8,
+        8,
+        2,
+        1,
+        96,
+        2048,
+        True,
+        kernel_efficiency=0.57,
+    )
     times = step_time(step, Fabric(link_named("nvlink3"), link_named("ib-hdr"), 8, 0.8))
     assert 0.57 * times.share(times.compute_seconds) == pytest.approx(140 / 312, abs=0.05)
 
 
 @given(
-    st.sampled_from((8, 64, 512)), st.integers(0, 3), st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 4)),
-    st.integers(1, 64), st.integers(1, 4), st.booleans(), st.floats(0.1, 1),
-)  # fmt: skip
+    st.sampled_from((8, 64, 512)),
+    st.integers(0, 3),
+    st.sampled_from((1, 2, 4, 8)),
+    st.sampled_from((1, 2, 4)),
+    st.integers(1, 64),
+    st.integers(1, 4),
+    st.booleans(),
+    st.floats(0.1, 1),
+)
 def test_parts_add_up_and_faster_links_never_cost(gpus, zero, tensor, chunks, accumulate, batch, again, kernels):
     """Nothing is negative, hiding takes no more than there is, and a network twice as fast is never slower."""
-    step = replace(STEP, gpus=gpus, zero=zero, tensor=tensor, chunks=chunks, micro_batches=accumulate,
-                   micro_batch=batch, full_recompute=again, kernel_efficiency=kernels)  # fmt: skip
+    step = replace(
+        STEP,
+        gpus=gpus,
+        zero=zero,
+        tensor=tensor,
+        chunks=chunks,
+        micro_batches=accumulate,
+        micro_batch=batch,
+        full_recompute=again,
+        kernel_efficiency=kernels,
+    )
     times = step_time(step, NDR)
     parts = (
         times.compute_seconds,

@@ -19,8 +19,14 @@ def test_blooms_checkpoint():
 def test_bytes_of_a_parameter():
     """fp32 holds no second copy of the weights; SGD holds no moments."""
     per = {(p, o): checkpoint_bytes(1.0, p, o) for p in ("fp32", "bf16") for o in ("adam", "sgd", "momentum")}
-    assert per == {("fp32", "adam"): 12, ("fp32", "sgd"): 4, ("fp32", "momentum"): 8,
-                   ("bf16", "adam"): 14, ("bf16", "sgd"): 6, ("bf16", "momentum"): 10}  # fmt: skip
+    assert per == {
+        ("fp32", "adam"): 12,
+        ("fp32", "sgd"): 4,
+        ("fp32", "momentum"): 8,
+        ("bf16", "adam"): 14,
+        ("bf16", "sgd"): 6,
+        ("bf16", "momentum"): 10,
+    }
 
 
 def test_seventy_billion_every_half_hour_within_one_percent():

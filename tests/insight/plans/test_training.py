@@ -65,8 +65,15 @@ def test_attention_of_palm():
 
 def test_llama_3_1_took_the_gpu_hours_that_meta_reports():
     """30.84 M H100-hours for 15.6 T tokens (model card): the range at the published MFU of 0.38 to 0.43 holds them."""
-    run = Run(known("llama-3.1-405b"), known("llama-3.1-405b").parameters, 15.6e12, H100, 16384, sequence=8192,
-              mfu=(0.38, 0.41, 0.43))  # fmt: skip
+    run = Run(
+        known("llama-3.1-405b"),
+        known("llama-3.1-405b").parameters,
+        15.6e12,
+        H100,
+        16384,
+        sequence=8192,
+        mfu=(0.38, 0.41, 0.43),
+    )
     best, _, worst = outcomes(run, overhead(Failures(checkpoint_seconds=10.0, restart_seconds=300.0), 16384), None)
     assert best.gpu_hours < 30.84e6 < worst.gpu_hours
 
@@ -110,9 +117,13 @@ def test_more_gpus_lose_more_to_failures(gpus, times, pause, restart):
 
 
 @given(
-    st.floats(1e6, 1e13), st.floats(1e6, 1e14), st.sampled_from([card for card in GPUS if "bf16" in card.peak_flops]),
-    st.integers(1, 10**5), st.integers(2, 100), st.floats(0.01, 1),
-)  # fmt: skip
+    st.floats(1e6, 1e13),
+    st.floats(1e6, 1e14),
+    st.sampled_from([card for card in GPUS if "bf16" in card.peak_flops]),
+    st.integers(1, 10**5),
+    st.integers(2, 100),
+    st.floats(0.01, 1),
+)
 def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
     """At one MFU GPU-seconds of arithmetic do not depend on how many GPUs there are; tokens count in proportion."""
     run = Run(known("llama-2-7b"), parameters, tokens, card, gpus, mfu=(mfu, mfu, mfu))

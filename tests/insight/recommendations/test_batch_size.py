@@ -20,9 +20,21 @@ def reading(value, known=1.0):
 
 
 def window(readings, hours=48, cards=1, name="tune", known=1.0):
-    atoms = [Atom(card, START + hour * HOUR, HOUR, HOUR, 0, 0) for card in range(cards) for hour in range(hours)]
-    held = Holding(1, "slurm::1", name, "slurm", "train", H100, {}, {"team": "vision"}, atoms,
-                   {key: reading(value, known) for key, value in readings.items()})  # fmt: skip
+    rating_intervals = [
+        Atom(card, START + hour * HOUR, HOUR, HOUR, 0, 0) for card in range(cards) for hour in range(hours)
+    ]
+    held = Holding(
+        1,
+        "slurm::1",
+        name,
+        "slurm",
+        "train",
+        H100,
+        {},
+        {"team": "vision"},
+        rating_intervals,
+        {key: reading(value, known) for key, value in readings.items()},
+    )
     places = {card: Place("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)}
     book = PriceBook([Price(1, "", "H100", "on_demand", Decimal(4), "USD", 0)])
     return Window(START, START + hours * HOUR, [held], {}, places, [], book, {})

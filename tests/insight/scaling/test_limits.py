@@ -65,14 +65,24 @@ def test_each_limit_decides_where_it_binds_and_is_named(limits, past, gpus, said
 
 @settings(max_examples=60, deadline=None)
 @given(
-    floor=st.integers(0, 30), room=st.integers(0, 60), node=st.sampled_from([1.0, 4.0, 8.0]), warm=st.integers(0, 40),
-    before=st.lists(st.integers(0, 80), max_size=3), calm=st.integers(0, 60),
-)  # fmt: skip
+    floor=st.integers(0, 30),
+    room=st.integers(0, 60),
+    node=st.sampled_from([1.0, 4.0, 8.0]),
+    warm=st.integers(0, 40),
+    before=st.lists(st.integers(0, 80), max_size=3),
+    calm=st.integers(0, 60),
+)
 def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, before, calm):
     """Whatever the other limits and the past say: never above the ceiling, above the floor as far as nodes allow."""
     ceiling = floor + room
-    limits = Limits(floor_gpus=floor, ceiling_gpus=ceiling, node_gpus=node, warm_gpus=warm,
-                    cooldown_ms=calm * MINUTE, stabilise_ms=calm * MINUTE)  # fmt: skip
+    limits = Limits(
+        floor_gpus=floor,
+        ceiling_gpus=ceiling,
+        node_gpus=node,
+        warm_gpus=warm,
+        cooldown_ms=calm * MINUTE,
+        stabilise_ms=calm * MINUTE,
+    )
     past = [Told(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus) for at, gpus in enumerate(before)]
     got, _ = desired(limits, *past)
     assert got <= ceiling
@@ -105,16 +115,22 @@ def test_the_hash_names_what_was_looked_at():
     """One value more, other terms or another rate are other inputs; the same again is the same."""
     terms = Terms("new")
     longer = Series("new", 0, STEP, np.full(PER_DAY + 1, 20.0))
-    made = [inputs_hash(FLAT, terms, None), inputs_hash(longer, terms, None), inputs_hash(FLAT, terms, DOLLARS),
-            inputs_hash(FLAT, replace(terms, lead_ms=1), None)]  # fmt: skip
+    made = [
+        inputs_hash(FLAT, terms, None),
+        inputs_hash(longer, terms, None),
+        inputs_hash(FLAT, terms, DOLLARS),
+        inputs_hash(FLAT, replace(terms, lead_ms=1), None),
+    ]
     assert len(set(made)) == 4
     assert inputs_hash(FLAT, Terms("new"), None) == made[0]
 
 
 @given(
     values=st.lists(st.one_of(st.none(), st.integers(0, 50)), min_size=1, max_size=20),
-    start=st.integers(0, 20), length=st.integers(1, 40), gpus=st.integers(0, 50),
-)  # fmt: skip
+    start=st.integers(0, 20),
+    length=st.integers(1, 40),
+    gpus=st.integers(0, 50),
+)
 def test_what_came_adds_up(values, start, length, gpus):
     """Over the known time: demand + waste = desired + wait, in GPU-seconds, whatever is missing."""
     series = Series("pool", 0, STEP, np.array([np.nan if one is None else one for one in values], float))

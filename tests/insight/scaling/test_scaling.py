@@ -238,8 +238,9 @@ def test_what_is_asked_now_is_what_was_replayed(today):
     """Of every candidate the wish of the last step is that of its replay, wherever in the day the step lies."""
     per_day, step, warm = 48, 1_800_000, 3 * 48
     at = np.arange(12 * per_day + today)
-    demand = np.maximum(np.round(30 + 20 * np.sin(2 * np.pi * at / per_day) + np.random.default_rng(1).normal(0, 4,
-                        len(at))), 0.0)  # fmt: skip
+    demand = np.maximum(
+        np.round(30 + 20 * np.sin(2 * np.pi * at / per_day) + np.random.default_rng(1).normal(0, 4, len(at))), 0.0
+    )
     replayed = joined(reactive(demand, 2.0, step), predictive(demand, 2.0, 2, step, warm))
     asked = np.maximum(replayed.target[-1], replayed.keep[-1])
     for column in range(0, len(asked), 7):

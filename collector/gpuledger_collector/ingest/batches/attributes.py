@@ -153,14 +153,20 @@ class Directory:
             if self._state is not state:
                 return  # something known was written anew meanwhile: the next batch looks again
             for batch in batches:
-                accelerators = {place: (self.accelerators.get(one.uuid), one)
-                                for place, one in batch.accelerators.items()}  # fmt: skip
-                workloads = {place: (self.workloads.get(workload_key(one.kind, batch.node, one.id)), one)
-                             for place, one in batch.workloads.items()}  # fmt: skip
-                said = {place: self.attributes.get(accelerator_content(one))
-                        for place, one in batch.accelerators.items()}  # fmt: skip
-                held = {place: self.attributes.get(workload_content(workload_key(one.kind, batch.node, one.id), one))
-                        for place, one in batch.workloads.items()}  # fmt: skip
+                accelerators = {
+                    place: (self.accelerators.get(one.uuid), one) for place, one in batch.accelerators.items()
+                }
+                workloads = {
+                    place: (self.workloads.get(workload_key(one.kind, batch.node, one.id)), one)
+                    for place, one in batch.workloads.items()
+                }
+                said = {
+                    place: self.attributes.get(accelerator_content(one)) for place, one in batch.accelerators.items()
+                }
+                held = {
+                    place: self.attributes.get(workload_content(workload_key(one.kind, batch.node, one.id), one))
+                    for place, one in batch.workloads.items()
+                }
                 if _is_known(accelerators, said):
                     batch.accelerators.found[""] = _Found(state, _ids_of(accelerators), _numbers(said))
                 if _is_known(workloads, held):
@@ -175,10 +181,10 @@ class Directory:
             contents = dict.fromkeys(contents_of(batches))
             ids.attributes.update({one: self.attributes[one] for one in contents if one in self.attributes})
             missing = sorted(contents.keys() - ids.attributes.keys())
-            nodes = _sift(self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches))
+            nodes = _select_changed(self.nodes, ids.nodes, ((batch.node, None, 0) for batch in batches))
             instants = [newest_instant(batch) for batch in batches]
-            accelerators = _sift(self.accelerators, ids.accelerators, _named_accelerators(batches, instants))
-            workloads = _sift(self.workloads, ids.workloads, _named_workloads(batches, instants))
+            accelerators = _select_changed(self.accelerators, ids.accelerators, _named_accelerators(batches, instants))
+            workloads = _select_changed(self.workloads, ids.workloads, _named_workloads(batches, instants))
         if not (nodes or accelerators or workloads or missing):
             return ids
         with connection.transaction():
@@ -221,7 +227,7 @@ class Directory:
 
 def newest_instant(batch: Accepted) -> int:
     """The latest instant that a batch speaks of, unix milliseconds; 0 when it holds no record."""
-    ends = [stretch.end_ms for stretch in batch.stretches.values()]
+    ends = [usage_interval.end_ms for usage_interval in batch.usage_intervals.values()]
     if batch.block is not None:
         ends.append(batch.block.last_ms)
     ends += [one.at_ms for one in batch.counts.values()]
@@ -230,7 +236,7 @@ def newest_instant(batch: Accepted) -> int:
 
 def oldest_instant(batch: Accepted) -> int:
     """The earliest instant that a batch speaks of, unix milliseconds; 0 when it holds no record."""
-    starts = [stretch.start_ms for stretch in batch.stretches.values()]
+    starts = [usage_interval.start_ms for usage_interval in batch.usage_intervals.values()]
     if batch.block is not None:
         starts.append(batch.block.first_ms)
     return min(starts, default=0)
@@ -248,7 +254,7 @@ def _named_workloads(batches: Sequence[Accepted], instants: Sequence[int]) -> It
             yield workload_key(workload.kind, batch.node, workload.id), workload, instant
 
 
-def _sift(known: dict[str, _Known], ids: dict[str, int], entries: Iterable[_Entry]) -> list[_Entry]:
+def _select_changed(known: dict[str, _Known], ids: dict[str, int], entries: Iterable[_Entry]) -> list[_Entry]:
     """Put the ids that are known into `ids`; what must be written, one entry a name, newest, in the order of names."""
     news: dict[str, _Entry] = {}
     for entry in entries:

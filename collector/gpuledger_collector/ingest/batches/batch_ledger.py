@@ -23,10 +23,10 @@ def insert_keys(connection: Connection, numbered: Sequence[Numbered], now: dt.da
     names = {one.node_id: one.batch.node for one in numbered}
     rows = connection.execute(
         """
-        INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, stretches, rejected)
-        SELECT node_id, epoch, seq, sha256, %s, samples, stretches, rejected::jsonb
+        INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, usage_intervals, rejected)
+        SELECT node_id, epoch, seq, sha256, %s, samples, usage_intervals, rejected::jsonb
         FROM unnest(%b::bigint[], %b::uuid[], %b::bigint[], %b::bytea[], %b::bigint[], %b::bigint[], %s::text[])
-            AS new (node_id, epoch, seq, sha256, samples, stretches, rejected)
+            AS new (node_id, epoch, seq, sha256, samples, usage_intervals, rejected)
         ON CONFLICT DO NOTHING RETURNING node_id, epoch, seq
         """,
         (
@@ -36,7 +36,7 @@ def insert_keys(connection: Connection, numbered: Sequence[Numbered], now: dt.da
             BinaryArray(np.array([batch.seq for batch in batches], dtype="<i8")),
             BinaryArray(np.frombuffer(b"".join([batch.sha256 for batch in batches]), "V32")),
             BinaryArray(np.array([batch.samples for batch in batches], dtype="<i8")),
-            BinaryArray(np.array([len(batch.stretches) for batch in batches], dtype="<i8")),
+            BinaryArray(np.array([len(batch.usage_intervals) for batch in batches], dtype="<i8")),
             [_as_json(batch.rejected) for batch in batches],
         ),
         binary=True,

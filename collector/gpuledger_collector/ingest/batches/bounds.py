@@ -14,7 +14,7 @@ import msgspec
 
 from gpuledger_common.compression import zstd
 
-MOST: Mapping[str, int] = {"accelerators": 4_096, "workloads": 16_384, "stretches": 131_072, "counts": 131_072}
+MOST: Mapping[str, int] = {"accelerators": 4_096, "workloads": 16_384, "usage_intervals": 131_072, "counts": 131_072}
 """Records of each list."""
 MOST_ROWS = 262_144
 """Rows of samples."""
@@ -24,7 +24,7 @@ MOST_CELLS = 4_194_304
 MOST_BYTES: Mapping[str, int] = {
     "accelerators": 8 << 20,
     "workloads": 8 << 20,
-    "stretches": 16 << 20,
+    "usage_intervals": 16 << 20,
     "counts": 16 << 20,
 }
 MOST_COMMAS = 2_000_000

@@ -63,8 +63,13 @@ def keep(connection: Connection, rows: Sequence[Row]) -> int:
 
 def _lock(connection: Connection, series: Sequence[Series]) -> dict[Series, int]:
     """The number of each series, whose row is ours until the transaction ends; in order, so that nobody circles."""
-    columns = ([one.workload_id for one in series], [one.via for one in series], [one.source for one in series],
-               [one.part for one in series], [one.counter for one in series])  # fmt: skip
+    columns = (
+        [one.workload_id for one in series],
+        [one.via for one in series],
+        [one.source for one in series],
+        [one.part for one in series],
+        [one.counter for one in series],
+    )
     asked = "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[])"
     connection.execute(
         "INSERT INTO counter_series (workload_id, via, source, part, counter, engine) "
@@ -83,7 +88,7 @@ def _lock(connection: Connection, series: Sequence[Series]) -> dict[Series, int]
 
 
 def _count(connection: Connection, number: int, gap_ms: int, first_ms: int, last_ms: int) -> None:
-    """Make again every hour that a pair with a reading of this stretch of time can reach into."""
+    """Make again every hour that a pair with a reading of this usage interval of time can reach into."""
     start, end = first_ms - gap_ms, last_ms + gap_ms
     start, end = start - start % HOUR_MS, end - end % HOUR_MS + HOUR_MS
     rows = connection.execute(

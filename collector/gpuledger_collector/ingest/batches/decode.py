@@ -24,8 +24,8 @@ from gpuledger_common.wire import (
     Heartbeat,
     Rejected,
     Samples,
-    Stretch,
     WireAccelerator,
+    WireUsageInterval,
     WireWorkload,
 )
 
@@ -71,7 +71,7 @@ class Decoded:
     heartbeat: Heartbeat
     accelerators: Listed[WireAccelerator]
     workloads: Listed[WireWorkload]
-    stretches: Sequence[Stretch | None]
+    usage_intervals: Sequence[WireUsageInterval | None]
     samples: Samples
     rejected: list[Rejected]
     sha256: bytes
@@ -90,7 +90,7 @@ class Whole(msgspec.Struct, frozen=True):
     heartbeat: Heartbeat
     accelerators: msgspec.Raw = msgspec.Raw(b"\x90")
     workloads: msgspec.Raw = msgspec.Raw(b"\x90")
-    stretches: list[Stretch] = []
+    usage_intervals: list[WireUsageInterval] = []
     samples: Samples = Samples()
     counts: list[Count] = []
 
@@ -105,7 +105,7 @@ class Envelope(msgspec.Struct, frozen=True):
     heartbeat: Heartbeat
     accelerators: list[msgspec.Raw] = []
     workloads: list[msgspec.Raw] = []
-    stretches: list[msgspec.Raw] = []
+    usage_intervals: list[msgspec.Raw] = []
     samples: msgspec.Raw = msgspec.Raw(b"")
     counts: list[msgspec.Raw] = []
 
@@ -231,7 +231,7 @@ def _decoded(
         heartbeat=batch.heartbeat,
         accelerators=accelerators,
         workloads=workloads,
-        stretches=batch.stretches,
+        usage_intervals=batch.usage_intervals,
         samples=batch.samples,
         rejected=[],
         sha256=digest,
@@ -259,7 +259,7 @@ def _record_by_record(plain: bytes, is_json: bool, digest: bytes) -> Decoded:
         heartbeat=envelope.heartbeat,
         accelerators=Listed(each("accelerators", envelope.accelerators, WireAccelerator)),
         workloads=Listed(each("workloads", envelope.workloads, WireWorkload)),
-        stretches=each("stretches", envelope.stretches, Stretch),
+        usage_intervals=each("usage_intervals", envelope.usage_intervals, WireUsageInterval),
         samples=_samples(one, envelope.samples, rejected),
         rejected=rejected,
         sha256=digest,

@@ -11,7 +11,7 @@ import numpy as np
 from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
 from gpuledger_collector.ingest.batches.columns import Array, BinaryArray
 from gpuledger_collector.ingest.batches.samples import Samples
-from gpuledger_collector.ingest.batches.usage_intervals import Stretches
+from gpuledger_collector.ingest.batches.usage_intervals import UsageIntervals
 from gpuledger_collector.ingest.batches.validate import SampleBlock, cut
 
 HOUR_MS = 3_600_000
@@ -20,21 +20,23 @@ _HOUR_BITS = 24
 """Of the number of an hour, which is enough for 1,900 years."""
 
 
-def mark_hours(connection: Connection, stretches: Stretches, samples: Samples | None) -> None:
-    """Mark the hours that stretches or samples touch: their usage is folded, and their minutes are rolled up, again."""
-    marked = hours_of(stretches, samples)
+def mark_hours(connection: Connection, usage_intervals: UsageIntervals, samples: Samples | None) -> None:
+    """Mark the hours that usage intervals or samples touch: their usage is folded, and their minutes are rolled up,
+    again.
+    """
+    marked = hours_of(usage_intervals, samples)
     connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT * FROM unnest(%b::bigint[], %b::bigint[])",
         (BinaryArray(marked[:, 0]), BinaryArray(marked[:, 1] * HOUR_MS)),
     )
 
 
-def hours_of(stretches: Stretches, samples: Samples | None) -> Array:
+def hours_of(usage_intervals: UsageIntervals, samples: Samples | None) -> Array:
     """Accelerator and number of the hour, one of each, in order."""
-    first, last = stretches.start_ms // HOUR_MS, (stretches.end_ms - 1) // HOUR_MS
+    first, last = usage_intervals.start_ms // HOUR_MS, (usage_intervals.end_ms - 1) // HOUR_MS
     spans = last - first + 1
     within = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
-    accelerators, hours = [np.repeat(stretches.accelerator, spans)], [np.repeat(first, spans) + within]
+    accelerators, hours = [np.repeat(usage_intervals.accelerator, spans)], [np.repeat(first, spans) + within]
     if samples is not None:
         accelerators.append(samples.accelerator)
         hours.append(samples.at_ms // HOUR_MS)
@@ -105,10 +107,10 @@ def _own(one: Numbered, rows: Mapping[int, Sequence[_Row]]) -> Numbered:
     foreign = {place: spans for place, spans in foreign.items() if spans}
     if not foreign:
         return one
-    stretches = {
-        record: stretch
-        for record, stretch in batch.stretches.items()
-        if not any(start <= stretch.start_ms < end for start, end in foreign.get(stretch.accelerator, ()))
+    usage_intervals = {
+        record: usage_interval
+        for record, usage_interval in batch.usage_intervals.items()
+        if not any(start <= usage_interval.start_ms < end for start, end in foreign.get(usage_interval.accelerator, ()))
     }
     block = batch.block
     if block is not None:
@@ -119,7 +121,7 @@ def _own(one: Numbered, rows: Mapping[int, Sequence[_Row]]) -> Numbered:
         block = (
             SampleBlock.of(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept)) if kept.any() else None
         )
-    return replace(one, batch=replace(batch, stretches=stretches, block=block))
+    return replace(one, batch=replace(batch, usage_intervals=usage_intervals, block=block))
 
 
 def shown_by(batches: Sequence[Numbered]) -> list[Shown]:
@@ -128,7 +130,7 @@ def shown_by(batches: Sequence[Numbered]) -> list[Shown]:
     for numbered in batches:
         batch = numbered.batch
         first: dict[int, int] = {}
-        for one in batch.stretches.values():
+        for one in batch.usage_intervals.values():
             first[one.accelerator] = min(one.start_ms, first.get(one.accelerator, one.start_ms))
         if batch.block is not None:
             for place in sorted(set(batch.block.accelerator.tolist()).difference(first)):

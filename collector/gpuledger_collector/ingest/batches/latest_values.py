@@ -258,8 +258,9 @@ def write_latest(connection: Connection, latest: Latest) -> None:
 
 def write_beats(connection: Connection, beats: Beats) -> None:
     """Keep of each node its latest sign of life."""
-    told = [{"id": node_id, "seen_at": beats[node_id].seen_at, "beat": beats[node_id].told()}
-            for node_id in sorted(beats)]  # fmt: skip
+    told = [
+        {"id": node_id, "seen_at": beats[node_id].seen_at, "beat": beats[node_id].told()} for node_id in sorted(beats)
+    ]
     connection.execute(
         """
         UPDATE node SET last_seen_at = greatest(last_seen_at, seen_at),

@@ -31,8 +31,8 @@ from gpuledger_collector.ingest.batches.samples import (
     write_slow,
 )
 from gpuledger_collector.ingest.batches.usage_intervals import (
-    copy_stretches,
-    join_stretches,
+    copy_usage_intervals,
+    join_usage_intervals,
     latest_states,
     presence_of,
 )
@@ -200,18 +200,18 @@ class Store:
         after: list[Callable[[], None]],
     ) -> Told:
         """Write what bills are made of; what is told of the newest. `after` gets what is to be done after COMMIT."""
-        stretches = join_stretches(batches)
-        copy_stretches(connection, stretches, presence_of(batches))
+        usage_intervals = join_usage_intervals(batches)
+        copy_usage_intervals(connection, usage_intervals, presence_of(batches))
         news = [one for one in batches if not self._shows_nothing_new(one)]
         after.append(self.keep_inventory(connection, batches))
         own = without_foreign(connection, batches, news)
         samples = join_samples(own)
-        mark_hours(connection, stretches, samples)
+        mark_hours(connection, usage_intervals, samples)
         if samples is not None:
             copy_samples(connection, samples)
             after.append(self.keep_slow(connection, samples))
         counters.keep(connection, counts_of(batches))
-        return told_of(batches, samples, latest_states(join_stretches(own) if news else stretches), now)
+        return told_of(batches, samples, latest_states(join_usage_intervals(own) if news else usage_intervals), now)
 
     def keep_inventory(
         self, connection: Connection, batches: Sequence[Numbered], changed: Collection[int] = (), changed_ms: int = 0
@@ -304,13 +304,15 @@ class Store:
 
 def _days_of(batches: Sequence[Accepted]) -> dict[str, set[int]]:
     """Numbers of the UTC days that batches touch, by table."""
-    wanted: dict[str, set[int]] = {"gpu_sample": set(), "stretch": set()}
+    wanted: dict[str, set[int]] = {"gpu_sample": set(), "usage_interval": set()}
     for batch in batches:
-        wanted["stretch"] |= {stretch.start_ms // DAY_MS for stretch in batch.stretches.values()}
+        wanted["usage_interval"] |= {
+            usage_interval.start_ms // DAY_MS for usage_interval in batch.usage_intervals.values()
+        }
         if batch.block is not None:
             # An accelerator that is sampled without an interval leaves one of state `present`.
             wanted["gpu_sample"] |= days_of(batch.block)
-            wanted["stretch"] |= days_of(batch.block)
+            wanted["usage_interval"] |= days_of(batch.block)
     return wanted
 
 

@@ -1,4 +1,4 @@
-"""Stretches of a flush as columns: written as they were reported, and what they show of hours and states."""
+"""Usage intervals of a flush as columns: written as they were reported, and what they show of hours and states."""
 
 from __future__ import annotations
 
@@ -16,15 +16,31 @@ from gpuledger_common.wire import ABSENT_INT64
 STATES = ("held", "unallocated", "unavailable", "present")
 """`present` shows that an accelerator was there, and nothing of who held it: it is samples without an interval."""
 _NUMBER_OF = {state: number for number, state in enumerate(STATES)}
-_NUMBERS = ("accelerator", "workload", "state", "start_ms", "end_ms", "held_ms", "busy_ms", "idle_ms", "unknown_ms",
-            "energy_mj", "node", "seq", "record", "accelerator_attributes", "workload_attributes")  # fmt: skip
+_NUMBERS = (
+    "accelerator",
+    "workload",
+    "state",
+    "start_ms",
+    "end_ms",
+    "held_ms",
+    "busy_ms",
+    "idle_ms",
+    "unknown_ms",
+    "energy_mj",
+    "node",
+    "seq",
+    "record",
+    "accelerator_attributes",
+    "workload_attributes",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretches:
+class UsageIntervals:
     """A row each: ids, the state's place in STATES, unix milliseconds, milliseconds, millijoules, and its record.
 
-    Columns are int64, ABSENT_INT64 where a stretch has no workload or no energy; `epoch` has the 16 bytes of UUIDs.
+    Columns are int64, ABSENT_INT64 where a usage interval has no workload or no energy; `epoch` has the 16 bytes of
+    UUIDs.
     """
 
     accelerator: Array
@@ -69,15 +85,18 @@ class States:
         )
 
 
-def join_stretches(batches: Sequence[Numbered]) -> Stretches:
-    """The stretches of all batches, one under the other."""
+def join_usage_intervals(batches: Sequence[Numbered]) -> UsageIntervals:
+    """The usage intervals of all batches, one under the other."""
     rows: list[tuple[int, ...]] = []
     epochs = []
     for numbered in batches:
         batch, node_id, accelerators, workloads = (
-            numbered.batch, numbered.node_id, numbered.accelerators, numbered.workloads,
-        )  # fmt: skip
-        for place, one in batch.stretches.items():
+            numbered.batch,
+            numbered.node_id,
+            numbered.accelerators,
+            numbered.workloads,
+        )
+        for place, one in batch.usage_intervals.items():
             rows.append(
                 (
                     accelerators[one.accelerator],
@@ -90,11 +109,11 @@ def join_stretches(batches: Sequence[Numbered]) -> Stretches:
                     ABSENT_INT64 if one.workload is None else numbered.workload_attributes[one.workload],
                 )
             )
-        epochs.append(batch.epoch.bytes * len(batch.stretches))
+        epochs.append(batch.epoch.bytes * len(batch.usage_intervals))
     return _as_columns(rows, epochs)
 
 
-def presence_of(batches: Sequence[Numbered]) -> Stretches:
+def presence_of(batches: Sequence[Numbered]) -> UsageIntervals:
     """An interval for each accelerator that a batch samples and has no interval of: from first to last sample."""
     rows: list[tuple[int, ...]] = []
     epochs = []
@@ -103,7 +122,7 @@ def presence_of(batches: Sequence[Numbered]) -> Stretches:
         if batch.block is None:
             continue
         sampled = np.unique(batch.block.accelerator).tolist()
-        for place in sorted(set(sampled).difference(one.accelerator for one in batch.stretches.values())):
+        for place in sorted(set(sampled).difference(one.accelerator for one in batch.usage_intervals.values())):
             at_ms = batch.block.at_ms[batch.block.accelerator == place]
             span = int(at_ms.min()), min(int(at_ms.max()) + 1, int(at_ms.min()) + DAY_MS)
             rows.append(
@@ -117,13 +136,13 @@ def presence_of(batches: Sequence[Numbered]) -> Stretches:
     return _as_columns(rows, epochs)
 
 
-def _as_columns(rows: Sequence[tuple[int, ...]], epochs: Sequence[bytes]) -> Stretches:
+def _as_columns(rows: Sequence[tuple[int, ...]], epochs: Sequence[bytes]) -> UsageIntervals:
     table = np.array(rows, dtype="<i8").reshape(-1, len(_NUMBERS)).T.copy()
-    return Stretches(**dict(zip(_NUMBERS, table, strict=True)), epoch=np.frombuffer(b"".join(epochs), "V16"))
+    return UsageIntervals(**dict(zip(_NUMBERS, table, strict=True)), epoch=np.frombuffer(b"".join(epochs), "V16"))
 
 
-def copy_stretches(connection: Connection, *parts: Stretches) -> None:
-    """COPY the stretches."""
+def copy_usage_intervals(connection: Connection, *parts: UsageIntervals) -> None:
+    """COPY the usage_intervals."""
     blocks = []
     for rows, (number, state) in product(parts, enumerate(STATES)):
         chosen = np.flatnonzero(rows.state == number)
@@ -131,16 +150,29 @@ def copy_stretches(connection: Connection, *parts: Stretches) -> None:
             continue
         named = np.full(len(chosen), state.encode())
         blocks.append(
-            [rows.accelerator[chosen], rows.workload[chosen], named, rows.start_ms[chosen], rows.end_ms[chosen],
-             rows.held_ms[chosen], rows.busy_ms[chosen], rows.idle_ms[chosen], rows.unknown_ms[chosen],
-             rows.energy_mj[chosen], rows.node[chosen], rows.epoch[chosen], rows.seq[chosen],
-             rows.record[chosen].astype("<i4"), rows.accelerator_attributes[chosen],
-             rows.workload_attributes[chosen]]
-        )  # fmt: skip
+            [
+                rows.accelerator[chosen],
+                rows.workload[chosen],
+                named,
+                rows.start_ms[chosen],
+                rows.end_ms[chosen],
+                rows.held_ms[chosen],
+                rows.busy_ms[chosen],
+                rows.idle_ms[chosen],
+                rows.unknown_ms[chosen],
+                rows.energy_mj[chosen],
+                rows.node[chosen],
+                rows.epoch[chosen],
+                rows.seq[chosen],
+                rows.record[chosen].astype("<i4"),
+                rows.accelerator_attributes[chosen],
+                rows.workload_attributes[chosen],
+            ]
+        )
     with (
         connection.cursor() as cursor,
         cursor.copy(
-            "COPY stretch (accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,"
+            "COPY usage_interval (accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,"
             " unknown_ms, energy_mj, node_id, epoch, seq, record, accelerator_attributes_id, workload_attributes_id)"
             " FROM STDIN (FORMAT BINARY)"
         ) as copy,
@@ -149,8 +181,8 @@ def copy_stretches(connection: Connection, *parts: Stretches) -> None:
             copy.write(part)
 
 
-def latest_states(rows: Stretches) -> States:
-    """Of each accelerator the end, the state and the (chief) holder of its latest stretch."""
+def latest_states(rows: UsageIntervals) -> States:
+    """Of each accelerator the end, the state and the (chief) holder of its latest usage interval."""
     first_wins = -np.arange(len(rows.accelerator))
     order = np.lexsort((first_wins, rows.held_ms, rows.end_ms, rows.accelerator))
     last = order[last_of_each(rows.accelerator[order])]

@@ -28,8 +28,8 @@ from gpuledger_common.wire import (
     Heartbeat,
     Rejected,
     Samples,
-    Stretch,
     WireAccelerator,
+    WireUsageInterval,
     WireWorkload,
 )
 
@@ -37,7 +37,7 @@ DAY_MS = 86_400_000
 EARLIEST_MS = 946_684_800_000
 """2000-01-01: a clock that shows less has never been set."""
 FUTURE_MS = DAY_MS
-MAX_STRETCH_MS = DAY_MS
+MAX_USAGE_INTERVAL_MS = DAY_MS
 """Agents cut at every hour; a day bounds how far back a reader must look for what reaches into an hour."""
 MAX_DAYS = 40
 """Distinct UTC days that one batch may touch: each may cost a new partition."""
@@ -106,7 +106,7 @@ class Accepted:
     heartbeat: Heartbeat | None
     accelerators: Kept[WireAccelerator]
     workloads: Kept[WireWorkload]
-    stretches: dict[int, Stretch]
+    usage_intervals: dict[int, WireUsageInterval]
     block: SampleBlock | None
     rejected: list[Rejected]
     counts: dict[int, Count] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Accepted:
     def is_heavy(self) -> bool:
         """Whether writing it takes long enough for others to notice."""
         names = len(self.accelerators) + len(self.workloads)
-        return names + len(self.stretches) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
+        return names + len(self.usage_intervals) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
 
 
 def workload_key(kind: str, node: str, external_id: str) -> str:
@@ -146,10 +146,10 @@ def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest
     workloads, refused = judge_workloads(batch.workloads)
     rejected += refused
     known = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
-    stretches = _each("stretches", batch.stretches, check_stretch, rejected, *known)
-    _refuse_wrong_sums(stretches, rejected)
+    usage_intervals = _each("usage_intervals", batch.usage_intervals, check_usage_interval, rejected, *known)
+    _refuse_wrong_sums(usage_intervals, rejected)
     block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
-    block = _bound_days(stretches, block, rejected)
+    block = _bound_days(usage_intervals, block, rejected)
     counts = _each("counts", batch.counts, check_count, rejected, workloads, now_ms)
     return Accepted(
         node=batch.node,
@@ -160,7 +160,7 @@ def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest
         heartbeat=short(batch.heartbeat),
         accelerators=accelerators,
         workloads=workloads,
-        stretches=stretches,
+        usage_intervals=usage_intervals,
         block=block,
         rejected=bounded(rejected),
         counts=counts,
@@ -292,20 +292,20 @@ def check_workload(workload: WireWorkload) -> str | None:
     return None
 
 
-def check_stretch(
-    one: Stretch,
+def check_usage_interval(
+    one: WireUsageInterval,
     accelerators: dict[int, WireAccelerator],
     workloads: dict[int, WireWorkload],
     latest_ms: int,
     oldest_ms: int = EARLIEST_MS,
 ) -> str | None:
-    """Why a stretch cannot be kept; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
+    """Why a usage interval cannot be kept; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
     if one.accelerator not in accelerators:
         return f"accelerator: there is no accepted accelerators[{one.accelerator}]"
     start_ms, end_ms = one.start_ms, one.end_ms
     if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
         return _out_of_time(start_ms, oldest_ms)
-    if not 0 < end_ms - start_ms <= MAX_STRETCH_MS:
+    if not 0 < end_ms - start_ms <= MAX_USAGE_INTERVAL_MS:
         return "end_ms: is not after start_ms, or more than a day after it"
     if one.energy_mj is not None and not 0 <= one.energy_mj <= _INT64:
         return "energy_mj: is out of range"
@@ -356,24 +356,24 @@ def check_count(one: Count, workloads: dict[int, WireWorkload], now_ms: int) -> 
     return None
 
 
-def _refuse_wrong_sums(stretches: dict[int, Stretch], rejected: list[Rejected]) -> None:
+def _refuse_wrong_sums(usage_intervals: dict[int, WireUsageInterval], rejected: list[Rejected]) -> None:
     """Holders that share a span hold it whole, no more and no less; else none of them is kept."""
     spans: dict[tuple[int, int, int], list[int]] = {}
     right = True
-    for place, one in stretches.items():
+    for place, one in usage_intervals.items():
         if one.state == "held":
             right = right and one.held_ms == one.end_ms - one.start_ms
             spans.setdefault((one.accelerator, one.start_ms, one.end_ms), []).append(place)
     if right and sum(map(len, spans.values())) == len(spans):
         return  # one holder a span, who holds it whole
     for (_, start_ms, end_ms), places in spans.items():
-        held = sum(stretches[place].held_ms for place in places)
+        held = sum(usage_intervals[place].held_ms for place in places)
         if held == end_ms - start_ms:
             continue
         reason = f"held_ms: the holders of this span hold {held} of {end_ms - start_ms} ms"
         for place in places:
-            rejected.append(Rejected(f"stretches[{place}]", reason))
-            del stretches[place]
+            rejected.append(Rejected(f"usage_intervals[{place}]", reason))
+            del usage_intervals[place]
 
 
 def _accept_samples(
@@ -444,19 +444,21 @@ def _good_rows(
 
 
 def _bound_days(
-    stretches: dict[int, Stretch], block: SampleBlock | None, rejected: list[Rejected]
+    usage_intervals: dict[int, WireUsageInterval], block: SampleBlock | None, rejected: list[Rejected]
 ) -> SampleBlock | None:
     """Keep what lies in the earliest MAX_DAYS days of the batch."""
-    days = {stretch.start_ms // DAY_MS for stretch in stretches.values()}
+    days = {usage_interval.start_ms // DAY_MS for usage_interval in usage_intervals.values()}
     if block is not None:
         days |= days_of(block)
     if len(days) <= MAX_DAYS:
         return block
     last = sorted(days)[MAX_DAYS - 1]
     reason = f"lies beyond the first {MAX_DAYS} days of its batch"
-    for place in [place for place, stretch in stretches.items() if stretch.start_ms // DAY_MS > last]:
-        rejected.append(Rejected(f"stretches[{place}]", reason))
-        del stretches[place]
+    for place in [
+        place for place, usage_interval in usage_intervals.items() if usage_interval.start_ms // DAY_MS > last
+    ]:
+        rejected.append(Rejected(f"usage_intervals[{place}]", reason))
+        del usage_intervals[place]
     if block is None:
         return None
     kept = block.at_ms // DAY_MS <= last

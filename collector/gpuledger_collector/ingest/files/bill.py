@@ -17,8 +17,15 @@ from gpuledger_collector.accounting.bill import PLACES, BillLine
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.table import RowReader, missing_columns, read_text, rows_of
 
-REQUIRED = ("BilledCost", "BillingCurrency", "BillingPeriodStart", "BillingPeriodEnd", "ChargeCategory",
-            "ChargePeriodStart", "ChargePeriodEnd")  # fmt: skip
+REQUIRED = (
+    "BilledCost",
+    "BillingCurrency",
+    "BillingPeriodStart",
+    "BillingPeriodEnd",
+    "ChargeCategory",
+    "ChargePeriodStart",
+    "ChargePeriodEnd",
+)
 PROVIDERS = ("ServiceProviderName", "ProviderName")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
 MOST_MISTAKES = 100
@@ -140,9 +147,23 @@ def _parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Iterator[R
         problems.append(Problem("bad_parquet", str(path), f"is not Parquet: {error}"))
         return [], iter(())
     header = list(file.schema_arrow.names)
-    read = {*REQUIRED, *PROVIDERS, "EffectiveCost", "PricingQuantity", "ConsumedQuantity", "ChargeClass", "ResourceId",
-            "ChargeDescription", "SkuId", "ResourceName", "RegionId", "ServiceName", "CommitmentDiscountStatus",
-            "PricingUnit", "ConsumedUnit"}  # fmt: skip
+    read = {
+        *REQUIRED,
+        *PROVIDERS,
+        "EffectiveCost",
+        "PricingQuantity",
+        "ConsumedQuantity",
+        "ChargeClass",
+        "ResourceId",
+        "ChargeDescription",
+        "SkuId",
+        "ResourceName",
+        "RegionId",
+        "ServiceName",
+        "CommitmentDiscountStatus",
+        "PricingUnit",
+        "ConsumedUnit",
+    }
 
     def rows() -> Iterator[RowReader]:
         line = 0

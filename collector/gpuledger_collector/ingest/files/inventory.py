@@ -31,24 +31,24 @@ def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[Inventor
     if parsed.problems:
         return parsed
     parsed.notes.extend(unknown_columns(header, COLUMNS))
-    stays: dict[str, list[InventoryRow]] = {}
+    placements: dict[str, list[InventoryRow]] = {}
     for row in rows:
-        stay = _stay(row)
-        if stay is None:
+        placement = _placement(row)
+        if placement is None:
             continue
-        others = stays.setdefault(stay.uuid, [])
-        if any(_same(stay, other) for other in others):
+        others = placements.setdefault(placement.uuid, [])
+        if any(_same(placement, other) for other in others):
             continue
-        clash = next((other for other in others if _overlap(stay, other)), None)
+        clash = next((other for other in others if _overlap(placement, other)), None)
         if clash is not None:
-            row.refuse("in_at", "overlap", f"{stay.uuid} is also there by line {clash.line} at that time")
+            row.refuse("in_at", "overlap", f"{placement.uuid} is also there by line {clash.line} at that time")
             continue
-        others.append(stay)
-        parsed.rows.append(stay)
+        others.append(placement)
+        parsed.rows.append(placement)
     return parsed
 
 
-def _stay(row: RowReader) -> InventoryRow | None:
+def _placement(row: RowReader) -> InventoryRow | None:
     in_ms = row.instant("in_at", required=True, dates=True)
     out_ms = row.instant("out_at", dates=True)
     if in_ms is not None and out_ms is not None and out_ms <= in_ms:

@@ -166,11 +166,11 @@ class _Parser:
         if self._depth > MAX_DEPTH:
             raise BadExpression("is nested too deeply")
         try:
-            return self._atom()
+            return self._rating_interval()
         finally:
             self._depth -= 1
 
-    def _atom(self) -> Tree:
+    def _rating_interval(self) -> Tree:
         if self._take("-"):
             inner = self._factor()
             return _combine("-", lambda _: Fraction(0), inner)

@@ -22,8 +22,26 @@ from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.config.table import DECLARED, Instants, Parsed, RowReader, read_text
 from gpuledger_collector.ingest.files.usage import keep_one
 
-COLUMNS = ("jobidraw", "cluster", "account", "user", "partition", "qos", "state", "submit", "eligible", "start", "end",
-           "elapsedraw", "suspended", "alloctres", "nodelist", "comment", "wckey", "jobname")  # fmt: skip
+COLUMNS = (
+    "jobidraw",
+    "cluster",
+    "account",
+    "user",
+    "partition",
+    "qos",
+    "state",
+    "submit",
+    "eligible",
+    "start",
+    "end",
+    "elapsedraw",
+    "suspended",
+    "alloctres",
+    "nodelist",
+    "comment",
+    "wckey",
+    "jobname",
+)
 FREE_FROM = COLUMNS.index("comment")
 """The first column that users fill with what they like."""
 MICRO = 1_000_000
@@ -134,8 +152,11 @@ def _instant(row: RowReader, column: str) -> int | None:
         return None
     at_ms = row.instant(column)
     if at_ms is None and "has no zone" in row.problems[-1].message:
-        row.problems[-1] = Problem(row.problems[-1].code, row.problems[-1].source,
-                                   row.problems[-1].message + "; or run sacct with SLURM_TIME_FORMAT=%s")  # fmt: skip
+        row.problems[-1] = Problem(
+            row.problems[-1].code,
+            row.problems[-1].source,
+            row.problems[-1].message + "; or run sacct with SLURM_TIME_FORMAT=%s",
+        )
     return at_ms
 
 

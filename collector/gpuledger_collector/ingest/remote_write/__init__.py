@@ -1,1 +1,1 @@
-"""Prometheus remote write: from scrapes that somebody else made to samples and stretches."""
+"""Prometheus remote write: from scrapes that somebody else made to samples and usage intervals."""

@@ -19,11 +19,27 @@ from gpuledger_common import serving_counters as counted
 from gpuledger_common.readings import Workload
 from gpuledger_common.wire import WireWorkload
 
-WHERE = frozenset({
-    "__name__", "__replica__", "cluster", "container", "endpoint", "exported_container", "exported_namespace",
-    "exported_pod", "instance", "job", "namespace", "node", "pod", "prometheus", "prometheus_replica", "replica",
-    "service",
-})  # fmt: skip
+WHERE = frozenset(
+    {
+        "__name__",
+        "__replica__",
+        "cluster",
+        "container",
+        "endpoint",
+        "exported_container",
+        "exported_namespace",
+        "exported_pod",
+        "instance",
+        "job",
+        "namespace",
+        "node",
+        "pod",
+        "prometheus",
+        "prometheus_replica",
+        "replica",
+        "service",
+    }
+)
 """Labels that say where a series was scraped, not what it counts."""
 KNOWN_SECONDS = 60
 """How long the workload of a pod is remembered: its agent may tell its UID later than its counters come."""
@@ -57,8 +73,15 @@ def counted_series(name: str, labels: Mapping[str, str], owner: Workload | None)
         return None
     part = counted.part_of({label: value for label, value in labels.items() if label not in WHERE})
     source = labels.get("instance") or labels.get("pod") or owner.id
-    return CountedSeries(owner.kind, owner.id, owner.tags.get("namespace", ""), owner.tags.get("pod", ""),
-                         source[:1000], part[:2000], *means)  # fmt: skip
+    return CountedSeries(
+        owner.kind,
+        owner.id,
+        owner.tags.get("namespace", ""),
+        owner.tags.get("pod", ""),
+        source[:1000],
+        part[:2000],
+        *means,
+    )
 
 
 @dataclass(slots=True)
@@ -74,12 +97,13 @@ class CounterStore:
         ids = self._workloads(connection, {series for series, _, _ in samples}, now)
         rows = [
             (
-                counters.Series(ids[one.kind, one.external_id], "remote_write", one.source, one.part, one.counter,
-                                one.engine),
+                counters.Series(
+                    ids[one.kind, one.external_id], "remote_write", one.source, one.part, one.counter, one.engine
+                ),
                 CounterReading(at_ms, value),
             )
             for one, value, at_ms in samples
-        ]  # fmt: skip
+        ]
         with connection.transaction():
             counters.keep(connection, rows)
 

@@ -158,7 +158,7 @@ class Gathered:
             heartbeat=None,
             accelerators=Kept(accelerators),
             workloads=Kept({place: self.book.workloads[number] for place, number in enumerate(workloads)}),
-            stretches={},
+            usage_intervals={},
             block=SampleBlock.of(np.array([places[name] for name in uuids]), self.at_ms[chosen], {}),
             rejected=[],
         )
@@ -231,9 +231,18 @@ class Gathered:
 
 def _with_health(face: WireAccelerator, health: Health) -> WireAccelerator:
     return WireAccelerator(
-        face.uuid, face.device_uuid, face.index, face.model, face.mig_instance, face.gpu_micro, face.memory_bytes,
-        face.pci_bus_id, face.pool, health.status, health.cause,
-    )  # fmt: skip
+        face.uuid,
+        face.device_uuid,
+        face.index,
+        face.model,
+        face.mig_instance,
+        face.gpu_micro,
+        face.memory_bytes,
+        face.pci_bus_id,
+        face.pool,
+        health.status,
+        health.cause,
+    )
 
 
 def _as_kind(column: Array, kind: str) -> Array:

@@ -20,27 +20,45 @@ _ONE: dict[str, list[_Field]] = {
     "Sample": _SAMPLE,
     "Histogram": [("timestamp", 15, "int64")],
     "Exemplar": [("labels", 1, "*Label"), ("value", 2, "double"), ("timestamp", 3, "int64")],
-    "MetricMetadata": [("type", 1, "int32"), ("metric_family_name", 2, "string"), ("help", 4, "string"),
-                       ("unit", 5, "string")],
-    "TimeSeries": [("labels", 1, "*Label"), ("samples", 2, "*Sample"), ("exemplars", 3, "*Exemplar"),
-                   ("histograms", 4, "*Histogram")],
+    "MetricMetadata": [
+        ("type", 1, "int32"),
+        ("metric_family_name", 2, "string"),
+        ("help", 4, "string"),
+        ("unit", 5, "string"),
+    ],
+    "TimeSeries": [
+        ("labels", 1, "*Label"),
+        ("samples", 2, "*Sample"),
+        ("exemplars", 3, "*Exemplar"),
+        ("histograms", 4, "*Histogram"),
+    ],
     "WriteRequest": [("timeseries", 1, "*TimeSeries"), ("metadata", 3, "*MetricMetadata")],
-}  # fmt: skip
+}
 _RAW: dict[str, list[_Field]] = {
     "Sample": _SAMPLE,
-    "TimeSeries": [("labels", 1, "*bytes"), ("samples", 2, "*Sample"), ("exemplars", 3, "*bytes"),
-                   ("histograms", 4, "*bytes")],
+    "TimeSeries": [
+        ("labels", 1, "*bytes"),
+        ("samples", 2, "*Sample"),
+        ("exemplars", 3, "*bytes"),
+        ("histograms", 4, "*bytes"),
+    ],
     "WriteRequest": [("timeseries", 1, "*TimeSeries")],
-}  # fmt: skip
+}
 _TWO: dict[str, list[_Field]] = {
     "Sample": [*_SAMPLE, ("start_timestamp", 3, "int64")],
     "Histogram": [("timestamp", 15, "int64")],
     "Exemplar": [("labels_refs", 1, "*uint32"), ("value", 2, "double"), ("timestamp", 3, "int64")],
     "Metadata": [("type", 1, "int32"), ("help_ref", 3, "uint32"), ("unit_ref", 4, "uint32")],
-    "TimeSeries": [("labels_refs", 1, "*uint32"), ("samples", 2, "*Sample"), ("histograms", 3, "*Histogram"),
-                   ("exemplars", 4, "*Exemplar"), ("metadata", 5, "Metadata"), ("created_timestamp", 6, "int64")],
+    "TimeSeries": [
+        ("labels_refs", 1, "*uint32"),
+        ("samples", 2, "*Sample"),
+        ("histograms", 3, "*Histogram"),
+        ("exemplars", 4, "*Exemplar"),
+        ("metadata", 5, "Metadata"),
+        ("created_timestamp", 6, "int64"),
+    ],
     "Request": [("symbols", 4, "*string"), ("timeseries", 5, "*TimeSeries")],
-}  # fmt: skip
+}
 _Proto = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "double": _Proto.TYPE_DOUBLE,

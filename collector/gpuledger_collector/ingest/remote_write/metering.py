@@ -1,8 +1,9 @@
-"""The meter on the collector's side: from scrapes to stretches, slot by slot, always from all scrapes of the slot.
+"""The meter on the collector's side: from scrapes to usage intervals, slot by slot, always from all scrapes of the
+slot.
 
 Each scrape speaks for the interval since the scrape before it, as an agent's tick does, and the same meter does the
 counting; an interval belongs to the slot of its end. A slot is made again as a whole whenever a scrape of it arrives,
-so the stretches depend on which scrapes there are, and not on when, in what parts or how often they came.
+so the usage intervals depend on which scrapes there are, and not on when, in what parts or how often they came.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpuledger_collector.ingest.batches.attributes import (
 )
 from gpuledger_collector.ingest.batches.evidence import HOUR_MS
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.ingest.batches.usage_intervals import copy_stretches, join_stretches
+from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_intervals, join_usage_intervals
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, Kept, workload_key
 from gpuledger_collector.ingest.remote_write.gather import WITNESSES, Scrape
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
@@ -33,7 +34,8 @@ from gpuledger_common.meter import Meter
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")
-"""The epoch of every stretch that was made from scrapes (`gpu`, `remotewrite`); its `seq` is the slot's number."""
+"""The epoch of every usage interval that was made from scrapes (`gpu`, `remotewrite`); its `seq` is the slot's number.
+"""
 MOST_ACCELERATORS = 500
 """Accelerators of one transaction."""
 _Slots = dict[int, set[int]]
@@ -127,7 +129,7 @@ def alike(
             yield shown, last + part
 
 
-def stretches_of(
+def usage_intervals_of(
     accelerator: Accelerator,
     scrapes: Sequence[tuple[int, Scrape]],
     split_ms: frozenset[int],
@@ -135,7 +137,7 @@ def stretches_of(
     gap_ms: int,
     known: Known,
 ) -> Accepted | None:
-    """The stretches that end in a slot, in the form of an agent's batch; None when there are none.
+    """The usage intervals that end in a slot, in the form of an agent's batch; None when there are none.
 
     `scrapes` are those of the slot that one node and one set of facts speak for (`alike`) and the one before them, in
     order of time. At the instants `split_ms` the accelerator's MIG instances have scrapes: they are what is held then,
@@ -154,7 +156,7 @@ def stretches_of(
     if not spans:
         return None
     maker = BatchMaker([accelerator], "", {})
-    made = maker.stretches(spans)
+    made = maker.usage_intervals(spans)
     batch = maker.batch(node, str(EPOCH), slot_ms // SLOT_MS, wire.Heartbeat("", "", "ok"), made, wire.Samples())
     return Accepted(
         node=node,
@@ -165,7 +167,7 @@ def stretches_of(
         heartbeat=None,
         accelerators=Kept(enumerate(batch.accelerators)),
         workloads=Kept(enumerate(batch.workloads)),
-        stretches=dict(enumerate(batch.stretches)),
+        usage_intervals=dict(enumerate(batch.usage_intervals)),
         block=None,
         rejected=[],
     )
@@ -183,7 +185,7 @@ def values_of(one: Scrape) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Metering:
-    """Makes stretches of the scrapes that nobody has metered yet."""
+    """Makes usage intervals of the scrapes that nobody has metered yet."""
 
     store: Store
     limits: Limits
@@ -197,8 +199,9 @@ class Metering:
             try:
                 while True:
                     marks = connection.execute(
-                        "SELECT id, accelerator_id, slot_ms FROM dirty_scrape WHERE accelerator_id IN (SELECT DISTINCT"
-                        " accelerator_id FROM dirty_scrape ORDER BY accelerator_id LIMIT %s)",
+                        "SELECT id, accelerator_id, slot_ms FROM scrape_recompute WHERE accelerator_id IN (SELECT "
+                        "DISTINCT"
+                        " accelerator_id FROM scrape_recompute ORDER BY accelerator_id LIMIT %s)",
                         (MOST_ACCELERATORS,),
                     ).fetchall()
                     if not marks:
@@ -218,18 +221,18 @@ class Metering:
             slots[device_id] |= slots.get(instance_id, set())
         days = {slot // DAY_MS * DAY_MS for of_one in slots.values() for slot in of_one}
         with connection.transaction():
-            self.store.ensure_partitions(connection, "stretch", sorted(days | {day - DAY_MS for day in days}))
+            self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
         with connection.transaction():
             batches, made, ids = self._make(connection, slots, splits)
-            drop_stretches(connection, made)
+            drop_usage_intervals(connection, made)
             numbered = [ids.numbered(batch) for batch in batches]
-            copy_stretches(connection, join_stretches(numbered))
+            copy_usage_intervals(connection, join_usage_intervals(numbered))
             # A slot that is made again may show the instances where it showed the device.
             devices = {device_id for device_id, _ in splits}
             since_ms = min(min(of_one) for of_one in slots.values())
             after = self.store.keep_inventory(connection, numbered, devices, since_ms)
             mark_hours_of(connection, made)
-            connection.execute("DELETE FROM dirty_scrape WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
+            connection.execute("DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
             forget_old(connection, list(slots), self.limits.keep_ms)
         after()
         return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in marks})
@@ -237,7 +240,7 @@ class Metering:
     def _make(
         self, connection: Connection, slots: _Slots, splits: Sequence[tuple[int, int]]
     ) -> tuple[list[Accepted], _Slots, Ids]:
-        """The stretches of these slots, the slots that have scrapes, and the ids of all that is named."""
+        """The usage intervals of these slots, the slots that have scrapes, and the ids of all that is named."""
         reach = self.limits.gap_ms
         ranges = {
             accelerator_id: (min(of_one) - reach, max(of_one) + SLOT_MS) for accelerator_id, of_one in slots.items()
@@ -256,7 +259,7 @@ class Metering:
                 before = [one for one in scrapes if slot_ms - reach <= one[0] < slot_ms]
                 at_split = split.get(accelerator_id, frozenset())
                 for accelerator, part in alike(accelerator_id, before, inside, known):
-                    batch = stretches_of(accelerator, part, at_split, slot_ms, reach, known)
+                    batch = usage_intervals_of(accelerator, part, at_split, slot_ms, reach, known)
                     if batch is not None:
                         batches.append(batch)
         ids = known.ids()
@@ -330,15 +333,15 @@ def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[
     )
 
 
-def drop_stretches(connection: Connection, slots: _Slots) -> None:
-    """Remove the stretches that were made of these slots before."""
+def drop_usage_intervals(connection: Connection, slots: _Slots) -> None:
+    """Remove the usage intervals that were made of these slots before."""
     pairs = [(accelerator_id, slot) for accelerator_id, of_one in slots.items() for slot in of_one]
     # Day by day, so that each statement reaches the partitions of that day and not of all between two far ones.
     for day in sorted({slot // DAY_MS for _, slot in pairs}):
         of_day = [(accelerator_id, slot) for accelerator_id, slot in pairs if slot // DAY_MS == day]
         first, last = min(slot for _, slot in of_day) - SLOT_MS, max(slot for _, slot in of_day) + SLOT_MS
         connection.execute(
-            "DELETE FROM stretch USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
+            "DELETE FROM usage_interval USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
             " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
             ([one for one, _ in of_day], [slot // SLOT_MS for _, slot in of_day], EPOCH, first, last),
         )
@@ -355,7 +358,7 @@ def mark_hours_of(connection: Connection, slots: _Slots) -> None:
         }
     )
     connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
         ([one for one, _ in hours], [hour for _, hour in hours]),
     )
 
@@ -365,6 +368,6 @@ def forget_old(connection: Connection, accelerators: list[int], keep_ms: int) ->
     connection.execute(
         "DELETE FROM scrape USING scrape_head AS head WHERE scrape.accelerator_id = head.accelerator_id"
         " AND scrape.accelerator_id = ANY(%s) AND at_ms < newest_ms - %s AND NOT EXISTS"
-        " (SELECT 1 FROM dirty_scrape WHERE dirty_scrape.accelerator_id = scrape.accelerator_id)",
+        " (SELECT 1 FROM scrape_recompute WHERE scrape_recompute.accelerator_id = scrape.accelerator_id)",
         (accelerators, keep_ms),
     )

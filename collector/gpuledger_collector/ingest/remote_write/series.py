@@ -41,8 +41,17 @@ HOT_BIT = {metric.name: bit for bit, metric in enumerate(HOT)}
 LEVELS = ("org", "team", "project", "experiment", "run")
 """Labels that attribute: those that are named like a level of the owner tree."""
 _EXPORTER = "dcgm-exporter"
-_ROW = np.dtype([("kind", "i1"), ("face", "<i4"), ("metric", "<i2"), ("factor", "<f8"), ("percent", "?"),
-                 ("workload", "<i4"), ("pod", "<i4")])  # fmt: skip
+_ROW = np.dtype(
+    [
+        ("kind", "i1"),
+        ("face", "<i4"),
+        ("metric", "<i2"),
+        ("factor", "<f8"),
+        ("percent", "?"),
+        ("workload", "<i4"),
+        ("pod", "<i4"),
+    ]
+)
 
 
 class BadSeries(Exception):

@@ -29,14 +29,33 @@ from gpuledger_common.dcgm_page import judged
 from gpuledger_common.health import EVIDENCE
 
 SLOT_MS = 300_000
-"""The unit in which stretches are made again from scrapes."""
+"""The unit in which usage intervals are made again from scrapes."""
 SOURCE = "remote-write"
 _HEALTH = [name for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER]
 _SAID = ("accelerator_attributes_ids", "workload_attributes_ids")
-_COLUMNS = ("accelerator_id", "at_ms", "node_id", "workload_ids", "readings", "pods", "pod_utilization", *_SAID,
-            *WITNESSES)  # fmt: skip
-_TYPES = ["int8", "int8", "int8", "int8[]", "int8", "text[]", "float8[]", "int8[]", "int8[]",
-          *["float8"] * len(WITNESSES)]  # fmt: skip
+_COLUMNS = (
+    "accelerator_id",
+    "at_ms",
+    "node_id",
+    "workload_ids",
+    "readings",
+    "pods",
+    "pod_utilization",
+    *_SAID,
+    *WITNESSES,
+)
+_TYPES = [
+    "int8",
+    "int8",
+    "int8",
+    "int8[]",
+    "int8",
+    "text[]",
+    "float8[]",
+    "int8[]",
+    "int8[]",
+    *["float8"] * len(WITNESSES),
+]
 _Key = tuple[int, int]
 """Accelerator and instant."""
 
@@ -78,8 +97,10 @@ class RemoteStore:
                 for place, (good, old) in zip(places, written, strict=True):
                     answers[place] = Written(answers[place].samples + good, old)
         self.counters.keep(connection, [sample for one in batches for sample in one.counts], now)
-        return [Written(answer.samples + len(one.counts), answer.too_old)
-                for answer, one in zip(answers, batches, strict=True)]  # fmt: skip
+        return [
+            Written(answer.samples + len(one.counts), answer.too_old)
+            for answer, one in zip(answers, batches, strict=True)
+        ]
 
     def is_due(self, _ending: bool) -> bool:
         """Nothing is left for later."""
@@ -272,7 +293,7 @@ def mark(connection: Connection, keys: Sequence[_Key]) -> None:
     slots = sorted({(accelerator, at_ms - at_ms % SLOT_MS) for accelerator, at_ms in keys})
     if slots:
         connection.execute(
-            "INSERT INTO dirty_scrape (accelerator_id, slot_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
+            "INSERT INTO scrape_recompute (accelerator_id, slot_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
             ([accelerator for accelerator, _ in slots], [slot for _, slot in slots]),
         )
 

@@ -99,7 +99,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Nature:
+class AnomalyCause:
     """What an episode is, one sentence with its numbers, and the workload names that it is about, dearest first."""
 
     kind: str
@@ -107,14 +107,14 @@ class Nature:
     workloads: tuple[str, ...] = ()
 
 
-def nature_of(case: Case) -> Nature:
+def cause_of(case: Case) -> AnomalyCause:
     """The nature of an episode; first match wins."""
     change = sum(case.moved.values())
     if case.price_micro and case.price_micro >= MOST_OF_IT * max(change, 1):
         return _price(case)
     risen = sorted(((more, name) for name, more in case.moved.items() if more > 0), reverse=True)
     if not risen:
-        return Nature(MANY, "no workload costs more than in the same hours before")
+        return AnomalyCause(MANY, "no workload costs more than in the same hours before")
     rise = sum(more for more, _ in risen)
     names = [name for _, name in risen]
     if risen[0][0] >= MOST_OF_IT * rise:
@@ -124,15 +124,11 @@ def nature_of(case: Case) -> Nature:
     return _leak(case, names) or _new(case, names, rise) or _scale_up(case, names) or _many(risen, rise)
 
 
-def _of_name(case: Case, name: str) -> Nature | None:
+def _of_name(case: Case, name: str) -> AnomalyCause | None:
     """What one name that makes most of the rise is, if it is something of its own."""
     mine = [run for run in case.runs if run.name == name and _inside(run, case)]
     such, whose = such_runs(case, name)
-    return (
-        _storm(name, mine, such, whose)
-        or _plateau(name, mine)
-        or _runaway(name, mine, such, whose)
-    )  # fmt: skip
+    return _storm(name, mine, such, whose) or _plateau(name, mine) or _runaway(name, mine, such, whose)
 
 
 def such_runs(case: Case, name: str) -> tuple[list[Run], str]:
@@ -152,12 +148,12 @@ def _inside(run: Run, case: Case) -> bool:
     return run.start_ms < case.until_ms and run.end_ms > case.begin_ms
 
 
-def _price(case: Case) -> Nature:
+def _price(case: Case) -> AnomalyCause:
     said = [f"{rate.model} costs {rate.now} {case.currency} an hour instead of {rate.before}" for rate in case.rates]
-    return Nature(PRICE, "; ".join(said) or "the same usage costs more than three days before")
+    return AnomalyCause(PRICE, "; ".join(said) or "the same usage costs more than three days before")
 
 
-def _storm(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> Nature | None:
+def _storm(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> AnomalyCause | None:
     if len(mine) < STORM_RUNS:
         return None
     length = median(run.length_ms for run in mine)
@@ -167,10 +163,10 @@ def _storm(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> N
     span = max(run.end_ms for run in mine) - min(run.start_ms for run in mine)
     usual = "" if old is None else f"; {whose} lasted {lasting(old)} before (median)"
     many = f"{len(mine)} runs of {name} of {lasting(length)} each in {lasting(span)}{usual}"
-    return Nature(STORM, many, (name,))
+    return AnomalyCause(STORM, many, (name,))
 
 
-def _plateau(name: str, mine: Sequence[Run]) -> Nature | None:
+def _plateau(name: str, mine: Sequence[Run]) -> AnomalyCause | None:
     held = sum(run.gpu_ns for run in mine)
     known = sum(run.busy_ms + run.idle_ms for run in mine)
     first, last = min((run.start_ms for run in mine), default=0), max((run.end_ms for run in mine), default=0)
@@ -182,7 +178,7 @@ def _plateau(name: str, mine: Sequence[Run]) -> Nature | None:
     gpus = gpus_text(sum(run.gpu_micro for run in mine) if _at_once(mine) else max(run.gpu_micro for run in mine))
     end = "and still holds them" if any(run.going_on for run in mine) else f"to {weekday(last)}"
     said = f"{name} has held {gpus} flat for {lasting(last - first)}, from {weekday(first)} {end}"
-    return Nature(PLATEAU, f"{said}, and used {100 * busy / known:.1f} % of it", (name,))
+    return AnomalyCause(PLATEAU, f"{said}, and used {100 * busy / known:.1f} % of it", (name,))
 
 
 def _at_once(runs: Sequence[Run]) -> bool:
@@ -190,7 +186,7 @@ def _at_once(runs: Sequence[Run]) -> bool:
     return max(run.start_ms for run in runs) < min(run.end_ms for run in runs)
 
 
-def _runaway(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> Nature | None:
+def _runaway(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> AnomalyCause | None:
     if not mine:
         return None
     wild = max(mine, key=lambda run: (run.length_ms, run.gpu_micro))
@@ -208,7 +204,7 @@ def _runaway(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) ->
         return None
     at = max(mine, key=lambda run: run.gpu_micro).gpu_micro
     goes = "has gone on" if wild.going_on else "went on"
-    return Nature(
+    return AnomalyCause(
         RUNAWAY,
         f"{name} {goes} for {lasting(wild.length_ms)} on {gpus_text(at)}; {whose} lasted {lasting(usual)} (median), "
         f"19 of 20 at most {lasting(longest)}, on {gpus_text(round(gpus))} (median), {gpus_text(most)} at most",
@@ -216,7 +212,7 @@ def _runaway(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) ->
     )
 
 
-def _leak(case: Case, names: Sequence[str]) -> Nature | None:
+def _leak(case: Case, names: Sequence[str]) -> AnomalyCause | None:
     """Slow growth over days: hardly a day below the one before, and no day that makes half of the rise."""
     days = case.daily
     if case.until_ms - case.begin_ms < LEAK_MS or len(days) < LEAK_DAYS:
@@ -227,10 +223,10 @@ def _leak(case: Case, names: Sequence[str]) -> Nature | None:
         return None
     each = 100 * ((days[-1] / days[0]) ** (1 / len(steps)) - 1)
     said = f"spending grows by {each:.0f} % a day for {len(days)} days, never by a leap; most by {names[0]}"
-    return Nature(LEAK, said, tuple(names[:3]))
+    return AnomalyCause(LEAK, said, tuple(names[:3]))
 
 
-def _new(case: Case, names: Sequence[str], rise: int) -> Nature | None:
+def _new(case: Case, names: Sequence[str], rise: int) -> AnomalyCause | None:
     known = {run.name for run in case.runs if run.start_ms < case.begin_ms - HOUR_MS}
     new = [name for name in names if name not in known]
     part = sum(case.moved[name] for name in new)
@@ -243,10 +239,10 @@ def _new(case: Case, names: Sequence[str], rise: int) -> Nature | None:
         f"{new[0]} is new since {weekday(first)}, {len(mine)} run{'' if len(mine) == 1 else 's'} on up to {gpus} each"
     )
     others = f", with {len(new) - 1} other new names" if len(new) > 1 else ""
-    return Nature(NEW, f"{said}{others}: {100 * part // rise} % of the rise", tuple(new[:5]))
+    return AnomalyCause(NEW, f"{said}{others}: {100 * part // rise} % of the rise", tuple(new[:5]))
 
 
-def _scale_up(case: Case, names: Sequence[str]) -> Nature | None:
+def _scale_up(case: Case, names: Sequence[str]) -> AnomalyCause | None:
     """The workloads of before on more GPUs at a time."""
     length = case.until_ms - case.begin_ms
     now: dict[str, int] = defaultdict(int)
@@ -260,7 +256,7 @@ def _scale_up(case: Case, names: Sequence[str]) -> Nature | None:
         after = now[name] / length
         if after > 0 and after >= SCALED * before:
             more = f"{name} holds {after / GPU:.1f} GPUs on average instead of {before / GPU:.1f} in the week before"
-            return Nature(SCALE_UP, more, (name,))
+            return AnomalyCause(SCALE_UP, more, (name,))
     return None
 
 
@@ -270,13 +266,13 @@ def _held(run: Run, begin_ms: int, until_ms: int) -> int:
     return run.gpu_ns * inside // max(1, run.length_ms)
 
 
-def _many(risen: Sequence[tuple[int, str]], rise: int) -> Nature:
+def _many(risen: Sequence[tuple[int, str]], rise: int) -> AnomalyCause:
     top, name = risen[0]
     part = f"{100 * top // rise} % of it"
     said = f"{len(risen)} workload names cost more than before; the largest, {name}, makes {part}"
     if len(risen) == 1:
         said = f"{name} costs more than in the same hours before, at no more GPUs than in the week before"
-    return Nature(MANY, said, tuple(name for _, name in risen[:5]))
+    return AnomalyCause(MANY, said, tuple(name for _, name in risen[:5]))
 
 
 def nearly_all(lengths: Sequence[int]) -> int:
@@ -294,7 +290,7 @@ class Storm:
     opened_ms: int
     """End of the run with which it could be told."""
     runs: tuple[Run, ...]
-    nature: Nature
+    cause: AnomalyCause
 
 
 def storms(owner: str, runs: Sequence[Run], since_ms: int) -> list[Storm]:

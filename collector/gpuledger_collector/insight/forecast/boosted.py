@@ -67,9 +67,11 @@ Answer = tuple[Floats, Floats]
 
 
 def answers(
-    plans: Sequence[Plan], quantiles: Floats, growth: Growth | None = None,
+    plans: Sequence[Plan],
+    quantiles: Floats,
+    growth: Growth | None = None,
     holidays: frozenset[dt.date] = frozenset(),
-) -> list[dict[int, Answer]]:  # fmt: skip
+) -> list[dict[int, Answer]]:
     """Levels (H, Q) and means (H,) of each plan's series by origin; empty where there is too little to learn from."""
     growth = growth or Growth()
     rows = [_taught(plan, growth, max(1, growth.rows // max(1, len(plans))), holidays) for plan in plans]
@@ -100,10 +102,16 @@ def _learn(taught: _Rows, question: Floats, quantiles: Floats, growth: Growth) -
 
     def trees(quantile: float) -> Any:
         return HistGradientBoostingRegressor(
-            loss="quantile", quantile=quantile, max_iter=growth.rounds, max_leaf_nodes=growth.leaves,
+            loss="quantile",
+            quantile=quantile,
+            max_iter=growth.rounds,
+            max_leaf_nodes=growth.leaves,
             learning_rate=growth.rate,
-            min_samples_leaf=growth.in_leaf, random_state=growth.seed, early_stopping=False, max_bins=63,
-        )  # fmt: skip
+            min_samples_leaf=growth.in_leaf,
+            random_state=growth.seed,
+            early_stopping=False,
+            max_bins=63,
+        )
 
     out = np.empty((len(question), len(quantiles)))
     with threadpool_limits(1):  # tables this small lose more to threads that wait for each other than they win
@@ -190,8 +198,16 @@ def _calendar(target_ms: Ints, now_ms: Ints, holidays: frozenset[dt.date]) -> li
         off[rows], in_month[rows] = _day(int(one), holidays)
     weekday = ((day + 3) % 7).astype(float)
     weekend_now = ((now_ms // DAY_MS + 3) % 7 >= 5).astype(float)
-    return [np.sin(hour * np.pi / 12), np.cos(hour * np.pi / 12), hour_now, weekday,
-            (weekday >= 5) - weekend_now, off, in_month, np.minimum(in_month, 4)]  # fmt: skip
+    return [
+        np.sin(hour * np.pi / 12),
+        np.cos(hour * np.pi / 12),
+        hour_now,
+        weekday,
+        (weekday >= 5) - weekend_now,
+        off,
+        in_month,
+        np.minimum(in_month, 4),
+    ]
 
 
 @lru_cache(maxsize=4096)

@@ -50,9 +50,14 @@ class Settings:
     power: float = 12.0  # how sharply a smaller loss is preferred
     doubt: float = 1.0  # origins' worth of disbelief in the judgement
     prior: tuple[tuple[str, float], ...] = (
-        ("analog", 4.0), ("recent", 1.0), ("rhythm", 1.0), ("persistence", 0.5), ("day ago", 0.25), ("week ago", 0.25),
+        ("analog", 4.0),
+        ("recent", 1.0),
+        ("rhythm", 1.0),
+        ("persistence", 0.5),
+        ("day ago", 0.25),
+        ("week ago", 0.25),
         ("workloads", 1.0),
-    )  # fmt: skip
+    )
     outsider: float = 2.0  # what a model beyond the series counts beside all its own, when its loss was the same
     doubted: float = 5.0  # how sharply it counts less as its loss was larger
     least: float = 0.2  # the share below which it does not count
@@ -159,8 +164,15 @@ def _asked(series: Series, horizon: int, settings: Settings) -> _Asked:
     past = past_of(values, series.start_ms + cut * series.step_ms, series.step_ms)
     at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
     judged = np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int))
-    return _Asked(series.name, past, at_ms, (at_ms - past.at_ms[-1]) // series.step_ms, judged,
-                  _origins(len(past.values), horizon, settings), int(past.known.sum()))  # fmt: skip
+    return _Asked(
+        series.name,
+        past,
+        at_ms,
+        (at_ms - past.at_ms[-1]) // series.step_ms,
+        judged,
+        _origins(len(past.values), horizon, settings),
+        int(past.known.sum()),
+    )
 
 
 def _origins(count: int, horizon: int, settings: Settings) -> tuple[int, ...]:
@@ -250,8 +262,13 @@ def _judge(asked: _Asked, quantiles: Floats, settings: Settings, given: Answers)
         if not np.isfinite(actual).any():
             continue
         # The arrays are cut, not recomputed: all of `Past` at an instant depends on what came before only.
-        then = replace(past, values=past.values[:origin], known=past.known[:origin], at_ms=past.at_ms[:origin],
-                       age=past.age[:origin])  # fmt: skip
+        then = replace(
+            past,
+            values=past.values[:origin],
+            known=past.known[:origin],
+            at_ms=past.at_ms[:origin],
+            age=past.age[:origin],
+        )
         models = _models(then, leads, quantiles, {*prior}, given)
         losses.append({name: pinball(actual, made[0], quantiles) for name, made in models.items()})
         pairs.append((actual, models))
@@ -266,14 +283,22 @@ def _judge(asked: _Asked, quantiles: Floats, settings: Settings, given: Answers)
     ours = sum(pinball(actual, values, quantiles) for actual, values in promised)
     naive = sum(loss["persistence"] for loss in losses)
     skill = 1 - ours / naive if naive > 0 else 0.0
-    return _Judged(weights, skill, np.concatenate([actual for actual, _ in promised]),
-                   np.concatenate([values for _, values in promised]))  # fmt: skip
+    return _Judged(
+        weights,
+        skill,
+        np.concatenate([actual for actual, _ in promised]),
+        np.concatenate([values for _, values in promised]),
+    )
 
 
 def _beside(
-    own: dict[str, float], pairs: Sequence[tuple[Floats, dict[str, Answer]]], losses: list[dict[str, float]],
-    quantiles: Floats, settings: Settings, outsiders: Sequence[str],
-) -> dict[str, float]:  # fmt: skip
+    own: dict[str, float],
+    pairs: Sequence[tuple[Floats, dict[str, Answer]]],
+    losses: list[dict[str, float]],
+    quantiles: Floats,
+    settings: Settings,
+    outsiders: Sequence[str],
+) -> dict[str, float]:
     """The weights with the outsiders: each counts beside the own models together by a power of its loss over theirs.
 
     One that had no answer at half of the origins, or that would count for little, does not count.

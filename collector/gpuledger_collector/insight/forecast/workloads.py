@@ -141,9 +141,17 @@ class Lives:
 
 
 def _left(
-    start: Ints, gpus: Floats, owner: Ints, ended: npt.NDArray[np.bool_], life: Ints, workloads: Workloads,
-    now_ms: int, ahead_ms: Ints, simulation: Simulation, generator: np.random.Generator,
-) -> Floats:  # fmt: skip
+    start: Ints,
+    gpus: Floats,
+    owner: Ints,
+    ended: npt.NDArray[np.bool_],
+    life: Ints,
+    workloads: Workloads,
+    now_ms: int,
+    ahead_ms: Ints,
+    simulation: Simulation,
+    generator: np.random.Generator,
+) -> Floats:
     """GPUs (paths, H) of what runs or waits now that are still held at each lead."""
     paths, count = simulation.paths, len(ahead_ms)
     total = np.zeros((paths, count + 1))
@@ -181,9 +189,15 @@ def _weights(one: int, owner: Ints, ended: npt.NDArray[np.bool_], simulation: Si
 
 
 def _fresh(
-    start: Ints, end: Ints, gpus: Floats, now_ms: int, ahead_ms: Ints, first_ms: int, simulation: Simulation,
+    start: Ints,
+    end: Ints,
+    gpus: Floats,
+    now_ms: int,
+    ahead_ms: Ints,
+    first_ms: int,
+    simulation: Simulation,
     generator: np.random.Generator,
-) -> Floats | None:  # fmt: skip
+) -> Floats | None:
     """GPUs (paths, H) of what will have begun by each lead and is still held then, as on a past day; None without one.
 
     The day is one whose leads had all passed by now, recent ones rather, and of the same kind (weekend or not) rather.
@@ -214,14 +228,22 @@ def _weekend(at_ms: int) -> bool:
 
 
 def answers(
-    workloads: Workloads, past: Past, asked: Sequence[tuple[int, Ints]], quantiles: Floats,
+    workloads: Workloads,
+    past: Past,
+    asked: Sequence[tuple[int, Ints]],
+    quantiles: Floats,
     simulation: Simulation | None = None,
-) -> dict[int, Answer]:  # fmt: skip
+) -> dict[int, Answer]:
     """The answers at these lengths of the past with their leads, where there is one."""
     made = {}
     for origin, leads in asked:
-        then = replace(past, values=past.values[:origin], known=past.known[:origin], at_ms=past.at_ms[:origin],
-                       age=past.age[:origin])  # fmt: skip
+        then = replace(
+            past,
+            values=past.values[:origin],
+            known=past.known[:origin],
+            at_ms=past.at_ms[:origin],
+            age=past.age[:origin],
+        )
         found = answer(workloads, then, leads, quantiles, simulation)
         if found is not None:
             made[origin] = found

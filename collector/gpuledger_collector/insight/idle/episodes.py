@@ -1,4 +1,4 @@
-"""Stretches of minutes in one state: what a person sees of them, once each."""
+"""Usage intervals of minutes in one state: what a person sees of them, once each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes
 from gpuledger_collector.insight.idle.states import BRIDGED, State, Verdict
 from gpuledger_collector.insight.idle.survival import OPEN_CURVE, Curve
 
-SHOWN = (State.UNALLOCATED, State.ZOMBIE, State.NEVER_USED, State.GONE_IDLE, State.THROTTLED, State.DATA_STARVED,
-         State.HOLLOW, State.UNDERUSED, State.FAULTY)  # fmt: skip
+SHOWN = (
+    State.UNALLOCATED,
+    State.ZOMBIE,
+    State.NEVER_USED,
+    State.GONE_IDLE,
+    State.THROTTLED,
+    State.DATA_STARVED,
+    State.HOLLOW,
+    State.UNDERUSED,
+    State.FAULTY,
+)
 CERTAINTY = {
-    State.FAULTY: 1.0, State.UNALLOCATED: 0.95, State.ZOMBIE: 0.9, State.THROTTLED: 0.9, State.DATA_STARVED: 0.8,
-    State.HOLLOW: 0.8, State.UNDERUSED: 0.7,
-}  # fmt: skip
+    State.FAULTY: 1.0,
+    State.UNALLOCATED: 0.95,
+    State.ZOMBIE: 0.9,
+    State.THROTTLED: 0.9,
+    State.DATA_STARVED: 0.8,
+    State.HOLLOW: 0.8,
+    State.UNDERUSED: 0.7,
+}
 TRAILING = 30
 """Minutes without data at the very end that do not end an episode yet: samples take their time."""
 

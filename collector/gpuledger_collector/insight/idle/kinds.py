@@ -12,9 +12,15 @@ TAGS = ("class", "kind", "workload_class", "app.kubernetes.io/component")
 FALSE = frozenset({"", "0", "false", "no"})
 
 CARDS: dict[str, tuple[float, float]] = {
-    "H200": (75.0, 700.0), "H100": (70.0, 700.0), "A100": (55.0, 400.0), "L40S": (35.0, 350.0), "L4": (16.0, 72.0),
-    "A10": (20.0, 150.0), "T4": (10.0, 70.0), "V100": (40.0, 300.0),
-}  # fmt: skip
+    "H200": (75.0, 700.0),
+    "H100": (70.0, 700.0),
+    "A100": (55.0, 400.0),
+    "L40S": (35.0, 350.0),
+    "L4": (16.0, 72.0),
+    "A10": (20.0, 150.0),
+    "T4": (10.0, 70.0),
+    "V100": (40.0, 300.0),
+}
 """Watts of rest and of full power (data sheets; rest as commonly read), by a word of the model's name."""
 FLOOR_BYTES = 640 * 2.0**20
 """Memory that a card and its driver hold with nobody on it."""

@@ -36,7 +36,7 @@ def service_of(name: str, tags: Mapping[str, str]) -> str:
     if said:
         return said
     found = _REPLICA.search(name)
-    if found is None or (found[1] is None and not any(letter.isdigit() for letter in found[2])):
+    if found is None or (found[1] is None and not any(notification.isdigit() for notification in found[2])):
         return name
     return name[: found.start()] or name
 

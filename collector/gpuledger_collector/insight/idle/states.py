@@ -268,8 +268,12 @@ def _slow(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flag
     memory = _mean(minutes.memory_bytes, rules.underused) <= 0.5 * minutes.memory_total[:, None]
     # What answers requests or waits for a person is not too large because it is often quiet.
     underused = here & small & memory & ~minutes.serving & ~minutes.interactive & (hold.age > rules.underused)
-    spans = ((State.THROTTLED, throttled, rules.throttled), (State.DATA_STARVED, starved, rules.starved),
-             (State.HOLLOW, hollow, rules.hollow), (State.UNDERUSED, underused, rules.underused))  # fmt: skip
+    spans = (
+        (State.THROTTLED, throttled, rules.throttled),
+        (State.DATA_STARVED, starved, rules.starved),
+        (State.HOLLOW, hollow, rules.hollow),
+        (State.UNDERUSED, underused, rules.underused),
+    )
     return [(name, where, np.maximum(_first(where, at) - length + 1, hold.begin)) for name, where, length in spans]
 
 
@@ -288,10 +292,11 @@ def _factors(minutes: Minutes, state: Counts, rules: Rules) -> Floats:
     share = np.nan_to_num(minutes.memory_bytes) / minutes.memory_total[:, None]
     parts: dict[State, Floats] = {
         **{name: np.ones(state.shape) for name in WHOLLY},
-        State.THROTTLED: 1 - clock, State.DATA_STARVED: 1 - np.nan_to_num(_mean(minutes.utilization, rules.starved)),
+        State.THROTTLED: 1 - clock,
+        State.DATA_STARVED: 1 - np.nan_to_num(_mean(minutes.utilization, rules.starved)),
         State.HOLLOW: 1 - np.nan_to_num(minutes.sm_active),
         State.UNDERUSED: 1 - np.maximum(activity, np.nan_to_num(share)),
-    }  # fmt: skip
+    }
     factor = np.zeros(state.shape)
     for name, part in parts.items():
         where = state == name

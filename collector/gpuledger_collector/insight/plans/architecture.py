@@ -60,9 +60,11 @@ class Architecture:
     @property
     def parameters(self) -> float:
         """All parameters, with embedding and head."""
-        ends = 2 * self.vocabulary * self.hidden + self.hidden if self.gated else (
-            (self.vocabulary + self.positions) * self.hidden + 2 * self.hidden
-        )  # fmt: skip
+        ends = (
+            2 * self.vocabulary * self.hidden + self.hidden
+            if self.gated
+            else ((self.vocabulary + self.positions) * self.hidden + 2 * self.hidden)
+        )
         return self.layers * self.layer_parameters + ends
 
 

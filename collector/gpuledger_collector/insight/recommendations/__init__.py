@@ -13,8 +13,19 @@ from gpuledger_collector.insight.recommendations.reclaim import reclaim_free, re
 from gpuledger_collector.insight.recommendations.running import batch_size, input_pipeline, off_hours, power_cap
 from gpuledger_collector.insight.recommendations.sizing import mig_slice, pack, right_size
 
-SIGNATURES = (reclaim_held, reclaim_free, right_size, mig_slice, pack, spot, reserve, off_hours, power_cap,
-              input_pipeline, batch_size)  # fmt: skip
+SIGNATURES = (
+    reclaim_held,
+    reclaim_free,
+    right_size,
+    mig_slice,
+    pack,
+    spot,
+    reserve,
+    off_hours,
+    power_cap,
+    input_pipeline,
+    batch_size,
+)
 
 __all__ = ["KINDS", "Advice", "Atom", "Estimate", "Holding", "NotEvaluated", "Place", "Reading", "Window", "advise"]
 

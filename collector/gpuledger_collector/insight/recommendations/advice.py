@@ -8,8 +8,18 @@ from typing import Any
 
 from gpuledger_collector.accounting.counterfactual import Change, Reservation
 
-KINDS = ("reclaim", "right_size", "mig_slice", "pack", "spot", "reserve", "off_hours", "power_cap", "input_pipeline",
-         "batch_size")  # fmt: skip
+KINDS = (
+    "reclaim",
+    "right_size",
+    "mig_slice",
+    "pack",
+    "spot",
+    "reserve",
+    "off_hours",
+    "power_cap",
+    "input_pipeline",
+    "batch_size",
+)
 
 
 @dataclass(frozen=True)

@@ -47,15 +47,22 @@ def spot(window: Window) -> Found:
             silent[one.pool, one.model].append(one)
         elif one.protected_by is not None:
             gaps.append(NotEvaluated("spot", one.key, f"its tag {one.protected_by} says that it is to stay"))
-        elif min(window.places[atom.accelerator_id].seen for atom in one.atoms) < LEAST_KNOWN:
+        elif (
+            min(window.places[rating_interval.accelerator_id].seen for rating_interval in one.rating_intervals)
+            < LEAST_KNOWN
+        ):
             gaps.append(NotEvaluated("spot", one.key, f"less than {LEAST_KNOWN:.0%} of the time of its GPUs was seen"))
         else:
             overhead = [round(PERMILLE * a_day / 24 * LOST_HOURS) for a_day in INTERRUPTIONS_A_DAY]
             low, expected, high = (
-                Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, moved_to=dearer(rate, permille))
-                          for a in one.atoms])
+                Estimate(
+                    [
+                        Change(a.accelerator_id, one.workload_id, a.at_ms, moved_to=dearer(rate, permille))
+                        for a in one.rating_intervals
+                    ]
+                )
                 for permille in overhead
-            )  # fmt: skip
+            )
             advice.append(
                 Advice(
                     kind="spot",
@@ -67,11 +74,14 @@ def spot(window: Window) -> Found:
                     high=high,
                     owner=one.owner,
                     scope={"workload_id": one.workload_id},
-                    evidence={"tag": tag, "gpu_hours": round(one.held_ms / HOUR_MS, 2),
-                              "assumed": {"interruptions_a_day": INTERRUPTIONS_A_DAY, "lost_hours_each": LOST_HOURS},
-                              "guards": "the book's own spot rate of this model; never a flat discount"},
+                    evidence={
+                        "tag": tag,
+                        "gpu_hours": round(one.held_ms / HOUR_MS, 2),
+                        "assumed": {"interruptions_a_day": INTERRUPTIONS_A_DAY, "lost_hours_each": LOST_HOURS},
+                        "guards": "the book's own spot rate of this model; never a flat discount",
+                    },
                 )
-            )  # fmt: skip
+            )
     for (pool, model), ones in sorted(silent.items()):
         hours = sum(one.held_ms for one in ones) / HOUR_MS
         reason = f"nothing says whether {plural(len(ones), 'workload')} with {hours:.0f} GPU-hours can be restarted"
@@ -115,8 +125,10 @@ def reserve(window: Window) -> Found:
         regret = cost(after, newsvendor(before, break_even), break_even)
         regret -= cost(after, newsvendor(after, break_even), break_even)
         safe = min(best, math.floor(float(np.quantile(gpus, 0.05))))
-        made = {count: Estimate(reservation=Reservation(pool, model, count, rate.rate, rate.currency, rate.id))
-                for count in {best, safe}}  # fmt: skip
+        made = {
+            count: Estimate(reservation=Reservation(pool, model, count, rate.rate, rate.currency, rate.id))
+            for count in {best, safe}
+        }
         advice.append(
             Advice(
                 kind="reserve",
@@ -126,14 +138,20 @@ def reserve(window: Window) -> Found:
                 expected=made[best],
                 high=made[best],
                 scope={"pool": pool, "model": model},
-                evidence={"break_even": round(break_even, 4), "days": round(days, 1), "hours": len(gpus),
-                          "demand_p5": round(float(np.quantile(gpus, 0.05)), 2),
-                          "demand_p50": round(float(np.quantile(gpus, 0.5)), 2),
-                          "demand_p95": round(float(np.quantile(gpus, 0.95)), 2), "safe": safe,
-                          "regret_on_demand_hours": round(regret, 2), "judged_hours": len(after),
-                          "guards": "a model ages while it is reserved; regret: chosen on 2/3, judged on the rest"},
+                evidence={
+                    "break_even": round(break_even, 4),
+                    "days": round(days, 1),
+                    "hours": len(gpus),
+                    "demand_p5": round(float(np.quantile(gpus, 0.05)), 2),
+                    "demand_p50": round(float(np.quantile(gpus, 0.5)), 2),
+                    "demand_p95": round(float(np.quantile(gpus, 0.95)), 2),
+                    "safe": safe,
+                    "regret_on_demand_hours": round(regret, 2),
+                    "judged_hours": len(after),
+                    "guards": "a model ages while it is reserved; regret: chosen on 2/3, judged on the rest",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps
 
 

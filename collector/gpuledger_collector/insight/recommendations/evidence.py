@@ -19,7 +19,7 @@ PROTECTED = ("warm_standby", "warm-standby", "standby", "debug", "reservation", 
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """What a holder (or nobody) had of an accelerator from an atom's begin on, in milliseconds."""
+    """What a holder (or nobody) had of an accelerator from an rating interval's begin on, in milliseconds."""
 
     accelerator_id: int
     at_ms: int
@@ -54,31 +54,33 @@ class Holding:
     model: str
     tags: Mapping[str, str] = field(default_factory=dict)
     owner: Mapping[str, str] = field(default_factory=dict)
-    atoms: Sequence[Atom] = ()
+    rating_intervals: Sequence[Atom] = ()
     readings: Mapping[str, Reading] = field(default_factory=dict)
 
     @property
     def held_ms(self) -> int:
         """Milliseconds of accelerators."""
-        return sum(atom.held_ms for atom in self.atoms)
+        return sum(rating_interval.held_ms for rating_interval in self.rating_intervals)
 
     @property
     def busy_ms(self) -> int:
         """Milliseconds in which they worked."""
-        return sum(atom.busy_ms for atom in self.atoms)
+        return sum(rating_interval.busy_ms for rating_interval in self.rating_intervals)
 
     @property
     def known_share(self) -> float:
         """Part of the held time whose activity somebody measured."""
         held = self.held_ms
-        return 0.0 if not held else 1 - sum(atom.unknown_ms for atom in self.atoms) / held
+        return (
+            0.0 if not held else 1 - sum(rating_interval.unknown_ms for rating_interval in self.rating_intervals) / held
+        )
 
     @property
     def most_at_once(self) -> int:
         """The most accelerators that it had in one hour."""
         hours: dict[int, set[int]] = defaultdict(set)
-        for atom in self.atoms:
-            hours[atom.at_ms // HOUR_MS].add(atom.accelerator_id)
+        for rating_interval in self.rating_intervals:
+            hours[rating_interval.at_ms // HOUR_MS].add(rating_interval.accelerator_id)
         return max((len(cards) for cards in hours.values()), default=0)
 
     @property
@@ -124,4 +126,8 @@ class Window:
         """Hours of the window in which nobody could have had a further accelerator of this kind."""
         hours = set(range(self.start_ms // HOUR_MS, self.end_ms // HOUR_MS))
         free = self.free.get((pool, model))
-        return hours - {atom.at_ms // HOUR_MS for atom in (() if free is None else free.atoms) if atom.held_ms}
+        return hours - {
+            rating_interval.at_ms // HOUR_MS
+            for rating_interval in (() if free is None else free.rating_intervals)
+            if rating_interval.held_ms
+        }

@@ -87,13 +87,16 @@ def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequenc
         owner=first.owner,
         scope={"workload_ids": ids, "measure": "idle", **named},
         evidence={
-            "states": states, "accelerators": sorted(cards), "findings": sorted(one.key for one in findings),
-            "workloads": [holding.key for holding, _ in runs], "idle_hours": round(hours, 2),
+            "states": states,
+            "accelerators": sorted(cards),
+            "findings": sorted(one.key for one in findings),
+            "workloads": [holding.key for holding, _ in runs],
+            "idle_hours": round(hours, 2),
             "confidence": round(min(one.confidence for one in findings), 3),
             "seen": round(min(holding.known_share for holding, _ in runs), 4),
             "guards": f"seen at least {LEAST_KNOWN:.0%}; no tag keeps it; idle search held its windows and exemptions",
         },
-    )  # fmt: skip
+    )
 
 
 def _together(parts: Sequence[Estimate]) -> Estimate:
@@ -109,7 +112,10 @@ def _count(cards: int) -> str:
 
 def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], since: dict[str, int]) -> Estimate:
     """What is wasted from each finding's instant on, as changes; energy at the power that was read meanwhile."""
-    held = {(atom.accelerator_id, atom.at_ms): atom.held_ms for atom in holding.atoms}
+    held = {
+        (rating_interval.accelerator_id, rating_interval.at_ms): rating_interval.held_ms
+        for rating_interval in holding.rating_intervals
+    }
     changes = []
     joules = 0.0
     known = True
@@ -138,10 +144,12 @@ def reclaim_free(window: Window) -> Found:
             gaps.append(NotEvaluated("reclaim", subject, reason))
             continue
         by_hour: dict[int, list[Atom]] = defaultdict(list)
-        for atom in free.atoms:
-            by_hour[atom.at_ms // HOUR_MS].append(atom)
+        for rating_interval in free.rating_intervals:
+            by_hour[rating_interval.at_ms // HOUR_MS].append(rating_interval)
         hours = range(window.start_ms // HOUR_MS, window.end_ms // HOUR_MS)
-        counts = sorted(sum(atom.held_ms for atom in by_hour.get(hour, ())) // HOUR_MS for hour in hours)
+        counts = sorted(
+            sum(rating_interval.held_ms for rating_interval in by_hour.get(hour, ())) // HOUR_MS for hour in hours
+        )
         safe, least = counts[int(len(counts) * SAFE_SHARE)], counts[0]
         if not safe:
             continue
@@ -155,22 +163,41 @@ def reclaim_free(window: Window) -> Found:
                 expected=Estimate(_up_to(by_hour.values(), safe)),
                 high=Estimate(_up_to(by_hour.values(), len(window.places))),
                 scope={"pool": pool, "model": model, "state": "unallocated"},
-                evidence={"gpus": safe, "free_always": least, "free_mean": round(sum(counts) / len(counts), 2),
-                          "hours": len(counts), "seen": round(min(seen), 4),
-                          "guards": "high: every free hour, as if capacity followed demand at once"},
+                evidence={
+                    "gpus": safe,
+                    "free_always": least,
+                    "free_mean": round(sum(counts) / len(counts), 2),
+                    "hours": len(counts),
+                    "seen": round(min(seen), 4),
+                    "guards": "high: every free hour, as if capacity followed demand at once",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps
 
 
 def _up_to(hours: Iterable[Sequence[Atom]], gpus: int) -> list[Change]:
     """Changes that give back so many GPUs of the free time of each hour."""
     changes = []
-    for atoms in hours:
+    for rating_intervals in hours:
         left = gpus * HOUR_MS
-        for atom in sorted(atoms, key=lambda atom: (-atom.held_ms, atom.accelerator_id, atom.at_ms)):
-            part = min(left, atom.held_ms)
-            if part and atom.held_ms:
-                changes.append(Change(atom.accelerator_id, None, atom.at_ms, part * PERMILLE // atom.held_ms))
+        for rating_interval in sorted(
+            rating_intervals,
+            key=lambda rating_interval: (
+                -rating_interval.held_ms,
+                rating_interval.accelerator_id,
+                rating_interval.at_ms,
+            ),
+        ):
+            part = min(left, rating_interval.held_ms)
+            if part and rating_interval.held_ms:
+                changes.append(
+                    Change(
+                        rating_interval.accelerator_id,
+                        None,
+                        rating_interval.at_ms,
+                        part * PERMILLE // rating_interval.held_ms,
+                    )
+                )
             left -= part
     return changes

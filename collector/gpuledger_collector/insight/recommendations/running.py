@@ -34,11 +34,15 @@ def off_hours(window: Window) -> Found:
         subject = f"{pool}/{model}"
         mine = [one for one in window.holdings if (one.pool, one.model) == (pool, model)]
         free = window.free.get((pool, model))
-        everything = [(one, atom) for one in [*mine, *([] if free is None else [free])] for atom in one.atoms]
-        off = [(one, atom) for one, atom in everything if is_off(atom.at_ms)]
-        held = sum(atom.held_ms for _, atom in off)
-        busy = sum(atom.busy_ms for _, atom in off)
-        by_day = sum(atom.busy_ms for _, atom in everything) - busy
+        everything = [
+            (one, rating_interval)
+            for one in [*mine, *([] if free is None else [free])]
+            for rating_interval in one.rating_intervals
+        ]
+        off = [(one, rating_interval) for one, rating_interval in everything if is_off(rating_interval.at_ms)]
+        held = sum(rating_interval.held_ms for _, rating_interval in off)
+        busy = sum(rating_interval.busy_ms for _, rating_interval in off)
+        by_day = sum(rating_interval.busy_ms for _, rating_interval in everything) - busy
         if not held or busy > MOST_BUSY * held or not by_day or not mine:
             continue
         if window.days < LEAST_DAYS:
@@ -47,7 +51,7 @@ def off_hours(window: Window) -> Found:
             )
             continue
         seen = min(place.seen for place in window.places.values() if (place.pool, place.model) == (pool, model))
-        unknown = sum(atom.unknown_ms for _, atom in off) / held
+        unknown = sum(rating_interval.unknown_ms for _, rating_interval in off) / held
         if min(seen, 1 - unknown) < LEAST_KNOWN:
             reason = f"only {min(seen, 1 - unknown):.1%} of its time was seen, {LEAST_KNOWN:.0%} is needed"
             gaps.append(NotEvaluated("off_hours", subject, reason))
@@ -61,15 +65,31 @@ def off_hours(window: Window) -> Found:
                 kind="off_hours",
                 subject=subject,
                 text=f"switch {model} of pool {pool} off at night and on weekends: {busy / held:.1%} of it worked",
-                low=Estimate([_off(one, atom) for one, atom in off if one.workload_id is None and atom.held_ms]),
-                expected=Estimate([_off(one, atom) for one, atom in off if not atom.busy_ms and atom.held_ms]),
-                high=Estimate([_off(one, atom) for one, atom in off if atom.held_ms]),
+                low=Estimate(
+                    [
+                        _off(one, rating_interval)
+                        for one, rating_interval in off
+                        if one.workload_id is None and rating_interval.held_ms
+                    ]
+                ),
+                expected=Estimate(
+                    [
+                        _off(one, rating_interval)
+                        for one, rating_interval in off
+                        if not rating_interval.busy_ms and rating_interval.held_ms
+                    ]
+                ),
+                high=Estimate([_off(one, rating_interval) for one, rating_interval in off if rating_interval.held_ms]),
                 scope={"pool": pool, "model": model},
-                evidence={"busy_share": round(busy / held, 4), "gpu_hours": round(held / HOUR_MS, 2),
-                          "hours_off": f"{NIGHT}:00 to {MORNING}:00 UTC and weekends", "seen": round(seen, 4),
-                          "guards": "what is owned saves energy only; who is on call needs an exception"},
+                evidence={
+                    "busy_share": round(busy / held, 4),
+                    "gpu_hours": round(held / HOUR_MS, 2),
+                    "hours_off": f"{NIGHT}:00 to {MORNING}:00 UTC and weekends",
+                    "seen": round(seen, 4),
+                    "guards": "what is owned saves energy only; who is on call needs an exception",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps
 
 
@@ -79,8 +99,8 @@ def is_off(at_ms: int) -> bool:
     return at.weekday() >= 5 or at.hour >= NIGHT or at.hour < MORNING
 
 
-def _off(one: Holding, atom: Atom) -> Change:
-    return Change(atom.accelerator_id, one.workload_id, atom.at_ms, PERMILLE)
+def _off(one: Holding, rating_interval: Atom) -> Change:
+    return Change(rating_interval.accelerator_id, one.workload_id, rating_interval.at_ms, PERMILLE)
 
 
 def power_cap(window: Window) -> Found:
@@ -97,8 +117,12 @@ def power_cap(window: Window) -> Found:
         if min(slowed.known, power.known, one.known_share) < LEAST_KNOWN:
             gaps.append(NotEvaluated("power_cap", one.key, f"power is not read in {LEAST_KNOWN:.0%} of its minutes"))
             continue
-        energies = [atom.energy_mj for atom in one.atoms if atom.energy_mj is not None]
-        if len(energies) < LEAST_KNOWN * len(one.atoms):
+        energies = [
+            rating_interval.energy_mj
+            for rating_interval in one.rating_intervals
+            if rating_interval.energy_mj is not None
+        ]
+        if len(energies) < LEAST_KNOWN * len(one.rating_intervals):
             gaps.append(NotEvaluated("power_cap", one.key, f"energy is not measured in {LEAST_KNOWN:.0%} of its hours"))
             continue
         kwh = sum(energies) / 3.6e9
@@ -113,11 +137,15 @@ def power_cap(window: Window) -> Found:
                 high=high,
                 owner=one.owner,
                 scope={"workload_id": one.workload_id},
-                evidence={"power_p50_watts": round(power.p50, 1), "limited_share": round(slowed.mean, 4),
-                          "kwh": round(kwh, 3), "assumed": {"saved_share": CAP_SAVES},
-                          "guards": "measure throughput per watt in a trial; saves no GPU-hours"},
+                evidence={
+                    "power_p50_watts": round(power.p50, 1),
+                    "limited_share": round(slowed.mean, 4),
+                    "kwh": round(kwh, 3),
+                    "assumed": {"saved_share": CAP_SAVES},
+                    "guards": "measure throughput per watt in a trial; saves no GPU-hours",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps
 
 
@@ -145,7 +173,11 @@ def input_pipeline(window: Window) -> Found:
             )
             continue
         hours = {(finding.accelerator_id, int(at)) for finding in findings for at in finding.evidence["wasted_gpu_ns"]}
-        touched = [atom for atom in one.atoms if (atom.accelerator_id, atom.at_ms) in hours]
+        touched = [
+            rating_interval
+            for rating_interval in one.rating_intervals
+            if (rating_interval.accelerator_id, rating_interval.at_ms) in hours
+        ]
         spare = round(PERMILLE * max(0.0, 1 - work.mean / work.p90))
         if not spare or not touched:
             continue
@@ -163,11 +195,15 @@ def input_pipeline(window: Window) -> Found:
                 high=made[1],
                 owner=one.owner,
                 scope={"workload_id": one.workload_id},
-                evidence={"activity_mean": round(work.mean, 4), "activity_p90": round(work.p90, 4),
-                          "findings": sorted(finding.key for finding in findings), "gpu_hours": len(touched),
-                          "guards": "high: always at its own p90; expected: half way there"},
+                evidence={
+                    "activity_mean": round(work.mean, 4),
+                    "activity_p90": round(work.p90, 4),
+                    "findings": sorted(finding.key for finding in findings),
+                    "gpu_hours": len(touched),
+                    "guards": "high: always at its own p90; expected: half way there",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps
 
 
@@ -198,8 +234,10 @@ def batch_size(window: Window) -> Found:
         if not (0 < work.mean < INEFFECTIVE and dram.mean < DRAM_LIGHT and room <= ROOM):
             continue
         spare = round(PERMILLE * (1 - work.mean / EFFECTIVE))
-        made = [Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, 0, permille) for a in one.atoms])
-                for permille in (spare // 2, spare)]  # fmt: skip
+        made = [
+            Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, 0, permille) for a in one.rating_intervals])
+            for permille in (spare // 2, spare)
+        ]
         advice.append(
             Advice(
                 kind="batch_size",
@@ -210,10 +248,14 @@ def batch_size(window: Window) -> Found:
                 high=made[1],
                 owner=one.owner,
                 scope={"workload_id": one.workload_id},
-                evidence={"utilization_mean": round(busy.mean, 4), "sm_active_mean": round(work.mean, 4),
-                          "dram_active_mean": round(dram.mean, 4), "memory_p99_share": round(room, 4),
-                          "assumed": {"effective_sm_active": EFFECTIVE},
-                          "guards": "one GPU, no serving; throughput must be tried; never together with a slice of it"},
+                evidence={
+                    "utilization_mean": round(busy.mean, 4),
+                    "sm_active_mean": round(work.mean, 4),
+                    "dram_active_mean": round(dram.mean, 4),
+                    "memory_p99_share": round(room, 4),
+                    "assumed": {"effective_sm_active": EFFECTIVE},
+                    "guards": "one GPU, no serving; throughput must be tried; never together with a slice of it",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps

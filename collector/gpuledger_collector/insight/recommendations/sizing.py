@@ -77,7 +77,9 @@ def mig_slice(window: Window) -> Found:
         part, eighths = fits[0]
         spare = PERMILLE - math.ceil(PERMILLE * max(part / 7, eighths / 8))
         full = window.full_hours(one.pool, one.model)
-        wanted = [atom for atom in one.atoms if atom.at_ms // HOUR_MS in full]
+        wanted = [
+            rating_interval for rating_interval in one.rating_intervals if rating_interval.at_ms // HOUR_MS in full
+        ]
         profile = f"{part}g.{int(card.memory_gib * eighths / 8)}gb"
         advice.append(
             Advice(
@@ -87,20 +89,30 @@ def mig_slice(window: Window) -> Found:
                 f"{work.p99:.0%}",
                 low=NOTHING,
                 expected=Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, 0, spare) for a in wanted]),
-                high=Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, 0, spare) for a in one.atoms]),
+                high=Estimate(
+                    [Change(a.accelerator_id, one.workload_id, a.at_ms, 0, spare) for a in one.rating_intervals]
+                ),
                 owner=one.owner,
                 scope={"workload_id": one.workload_id},
-                evidence={**_measured(memory, work), "slice": profile, "hours_wanted": len(wanted),
-                          "guards": "frees capacity only; the rest is worth something where somebody takes it"},
+                evidence={
+                    **_measured(memory, work),
+                    "slice": profile,
+                    "hours_wanted": len(wanted),
+                    "guards": "frees capacity only; the rest is worth something where somebody takes it",
+                },
             )
-        )  # fmt: skip
+        )
     return advice, gaps
 
 
 def _measured(memory: Reading, work: Reading) -> dict[str, float]:
-    return {"memory_p95_bytes": round(memory.p95), "memory_p99_bytes": round(memory.p99),
-            "activity_p95": round(work.p95, 4), "activity_p99": round(work.p99, 4),
-            "known": round(min(memory.known, work.known), 4)}  # fmt: skip
+    return {
+        "memory_p95_bytes": round(memory.p95),
+        "memory_p99_bytes": round(memory.p99),
+        "activity_p95": round(work.p95, 4),
+        "activity_p99": round(work.p99, 4),
+        "known": round(min(memory.known, work.known), 4),
+    }
 
 
 def right_size(window: Window) -> Found:
@@ -125,9 +137,12 @@ def right_size(window: Window) -> Found:
                 NotEvaluated("right_size", one.key, "tensor and DRAM activity are not read (profiling metrics)")
             )
             continue
-        able = [(other, rate) for other, rate in smaller
-                if tensor.p99 * card.teraflops <= WORK_SHARE * other.teraflops
-                and dram.p99 * card.bandwidth <= WORK_SHARE * other.bandwidth]  # fmt: skip
+        able = [
+            (other, rate)
+            for other, rate in smaller
+            if tensor.p99 * card.teraflops <= WORK_SHARE * other.teraflops
+            and dram.p99 * card.bandwidth <= WORK_SHARE * other.bandwidth
+        ]
         if able:
             advice.append(_moved(one, card, *min(able, key=lambda pair: pair[1].rate), memory, work))
     return advice, gaps
@@ -146,7 +161,10 @@ def _moved(one: Holding, card: Card, other: Card, rate: Price, memory: Reading, 
     slow = [round((factor - 1) * PERMILLE) for factor in (bound, math.sqrt(bound), 1.0)]
     low, expected, high = (
         Estimate(
-            [Change(a.accelerator_id, one.workload_id, a.at_ms, moved_to=dearer(rate, permille)) for a in one.atoms]
+            [
+                Change(a.accelerator_id, one.workload_id, a.at_ms, moved_to=dearer(rate, permille))
+                for a in one.rating_intervals
+            ]
         )
         for permille in slow
     )
@@ -160,9 +178,14 @@ def _moved(one: Holding, card: Card, other: Card, rate: Price, memory: Reading, 
         high=high,
         owner=one.owner,
         scope={"workload_id": one.workload_id},
-        evidence={**_measured(memory, work), "from": card.word, "to": other.word, "slowdown_at_most": round(bound, 3),
-                  "guards": "necessary, not sufficient: check the number format, and make a trial run"},
-    )  # fmt: skip
+        evidence={
+            **_measured(memory, work),
+            "from": card.word,
+            "to": other.word,
+            "slowdown_at_most": round(bound, 3),
+            "guards": "necessary, not sufficient: check the number format, and make a trial run",
+        },
+    )
 
 
 def pack(window: Window) -> Found:
@@ -211,9 +234,12 @@ def _packed(pool: str, model: str, group: Sequence[Holding]) -> Advice | None:
     changes = []
     hosts: set[int] = set()
     for one in group:
-        mine = {atom.at_ms // HOUR_MS for atom in one.atoms if atom.held_ms}
-        changes += [Change(atom.accelerator_id, one.workload_id, atom.at_ms, PERMILLE)
-                    for atom in one.atoms if atom.at_ms // HOUR_MS in hosts]  # fmt: skip
+        mine = {rating_interval.at_ms // HOUR_MS for rating_interval in one.rating_intervals if rating_interval.held_ms}
+        changes += [
+            Change(rating_interval.accelerator_id, one.workload_id, rating_interval.at_ms, PERMILLE)
+            for rating_interval in one.rating_intervals
+            if rating_interval.at_ms // HOUR_MS in hosts
+        ]
         hosts |= mine
     if len(changes) < LEAST_MS // HOUR_MS:
         return None
@@ -227,8 +253,11 @@ def _packed(pool: str, model: str, group: Sequence[Holding]) -> Advice | None:
         high=Estimate(changes),
         owner={level: value for level, value in group[0].owner.items() if level in {"org", "team"}},
         scope={"workload_ids": [one.workload_id for one in group]},
-        evidence={"workloads": [one.key for one in group], "hours_together": len(changes),
-                  "activity_p99": [round(work.p99, 4) for one in group if (work := activity(one)) is not None],
-                  "memory_p99_bytes": [round(_p99(one, "memory_used_bytes")) for one in group],
-                  "guards": "one team only; a trial run shows whether they slow each other down (low: they do)"},
-    )  # fmt: skip
+        evidence={
+            "workloads": [one.key for one in group],
+            "hours_together": len(changes),
+            "activity_p99": [round(work.p99, 4) for one in group if (work := activity(one)) is not None],
+            "memory_p99_bytes": [round(_p99(one, "memory_used_bytes")) for one in group],
+            "guards": "one team only; a trial run shows whether they slow each other down (low: they do)",
+        },
+    )

@@ -49,8 +49,7 @@ class Tally:
 
     def between(self, first: int, last: int) -> Tally:
         """The days from `first` to before `last`."""
-        return Tally(*(table[first:last] for table in
-                       (self.capacity, self.wait, self.risk, self.actions, self.demand)))  # fmt: skip
+        return Tally(*(table[first:last] for table in (self.capacity, self.wait, self.risk, self.actions, self.demand)))
 
     @classmethod
     def joined(cls, *parts: Tally) -> Tally:
@@ -62,8 +61,13 @@ class Tally:
 
     def of(self, columns: Ints) -> Tally:
         """The same for some of the candidates."""
-        return Tally(self.capacity[:, columns], self.wait[:, columns], self.risk[:, columns],
-                     self.actions[:, columns], self.demand)  # fmt: skip
+        return Tally(
+            self.capacity[:, columns],
+            self.wait[:, columns],
+            self.risk[:, columns],
+            self.actions[:, columns],
+            self.demand,
+        )
 
 
 def surprise(demand: Floats, delay: int) -> float:

@@ -45,8 +45,11 @@ def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: 
         if t % every and t > start:
             out[t] = out[t - 1]
             continue
-        parts = [ahead[max(0, t - k * per_day - wide) : t - k * per_day + wide + 1] for k in range(1, CLIMATE_DAYS + 1)
-                 if t - k * per_day + wide + reach < t and t - k * per_day >= 0]  # fmt: skip
+        parts = [
+            ahead[max(0, t - k * per_day - wide) : t - k * per_day + wide + 1]
+            for k in range(1, CLIMATE_DAYS + 1)
+            if t - k * per_day + wide + reach < t and t - k * per_day >= 0
+        ]
         if parts:
             out[t] = np.quantile(np.concatenate(parts), quantiles)
     return np.maximum(out, 0.0)

@@ -46,9 +46,14 @@ class Terms:
     def facts(self) -> dict[str, object]:
         """Everything but the pool's name, as JSON keeps it."""
         money = None if self.money_per_hour is None else f"{self.money_per_hour.normalize():f}"
-        return {"limits": {name: value for name, value in asdict(self.limits).items() if name != "money_gpus"},
-                "lead_ms": self.lead_ms, "mode": self.mode, "money_per_hour": money, "currency": self.currency,
-                "webhook": self.webhook}  # fmt: skip
+        return {
+            "limits": {name: value for name, value in asdict(self.limits).items() if name != "money_gpus"},
+            "lead_ms": self.lead_ms,
+            "mode": self.mode,
+            "money_per_hour": money,
+            "currency": self.currency,
+            "webhook": self.webhook,
+        }
 
     @classmethod
     def of(cls, pool: str, facts: Mapping[str, object]) -> Terms:
@@ -56,8 +61,7 @@ class Terms:
         rest = dict(facts)
         limits, money = rest.pop("limits"), rest.pop("money_per_hour")
         assert isinstance(limits, Mapping)
-        return cls(pool, Limits(**limits), money_per_hour=None if money is None else Decimal(str(money)),
-                   **rest)  # type: ignore[arg-type]  # fmt: skip
+        return cls(pool, Limits(**limits), money_per_hour=None if money is None else Decimal(str(money)), **rest)  # type: ignore[arg-type]
 
     def payable(self, rate: Rate | None) -> Limits:
         """The limits with what the money limit pays for. Raises Unpriced where there is a limit and no rate for it."""
@@ -206,8 +210,16 @@ def served(series: Series, from_ms: int, until_ms: int, desired: float, reactive
     def total(gpus: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
         return float((np.maximum(gpus, 0.0) * seconds).sum())
 
-    return Served(from_ms, until_ms, round(float(seconds.sum()) * 1000), total(demand), total(demand - desired),
-                  total(desired - demand), total(demand - reactive), total(reactive - demand))  # fmt: skip
+    return Served(
+        from_ms,
+        until_ms,
+        round(float(seconds.sum()) * 1000),
+        total(demand),
+        total(demand - desired),
+        total(desired - demand),
+        total(demand - reactive),
+        total(reactive - demand),
+    )
 
 
 def money_micro(gpu_s: float, rate: Rate | None) -> int | None:

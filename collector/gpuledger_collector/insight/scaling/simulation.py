@@ -124,7 +124,7 @@ class Purse:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Allocations:
     """The policy that is never to be done worse than: its capacity in each step, its wishes, and how much dearer we
     may be.
     """
@@ -135,7 +135,14 @@ class Beside:
 
 
 def simulate_within(
-    demand: Floats, wish: Wish, delay: int, start: int, node_gpus: float, known: Bools, purse: Purse, beside: Beside
+    demand: Floats,
+    wish: Wish,
+    delay: int,
+    start: int,
+    node_gpus: float,
+    known: Bools,
+    purse: Purse,
+    beside: Allocations,
 ) -> Floats:
     """Capacity (n,) of one policy, as `simulate`, that never spends more than its purse holds.
 
@@ -168,7 +175,9 @@ def simulate_within(
     return capacity
 
 
-def _together(wanted: float, kept: float, t: int, beside: Beside, share: float, behind: float) -> tuple[float, float]:
+def _together(
+    wanted: float, kept: float, t: int, beside: Allocations, share: float, behind: float
+) -> tuple[float, float]:
     """Ours beside the other's wishes: no more than those when its money is spent, no less while we wait more."""
     other, others_keep = beside.wish.target[t], max(beside.wish.keep[t], beside.wish.target[t])
     if share < 1:

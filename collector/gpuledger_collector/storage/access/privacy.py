@@ -39,7 +39,7 @@ KEPT = {
     "audit": "the audit log is only added to",
     "attribution_rule": "declared in a file: it no longer matches; put the pseudonym there and apply it",
     "budget": "declared in a file: change it there and apply it",
-    "letter_rule": "declared in a file: change it there and apply it",
+    "notification_rule": "declared in a file: change it there and apply it",
 }
 """Tables in which a name stays, and why."""
 MENTIONS = {
@@ -48,7 +48,7 @@ MENTIONS = {
     "invoice": ("owner",),
     "audit": ("subject", "before", "after"),
     "token": ("name",),
-    "letter": ("subject", "why"),
+    "notification": ("subject", "why"),
     "action": ("detail",),
     "recommendation": ("subject", "advice", "reason"),
     "finding": ("subject",),
@@ -59,7 +59,9 @@ MESSAGE = ("recipient", "subject", "text", "html", "attachments")
 OVER = ("sent", "unconfirmed", "dead", "joined")
 """States of messages that nobody hands over any more: they are emptied, for what they told is in the ledger."""
 ON_ITS_WAY = "still to be sent: erase again afterwards"
-EVIDENCE = frozenset({"gpu_sample", "gpu_state", "gpu_latest", "gpu_minute", "stretch", "sample_archive", "usage_hour"})
+EVIDENCE = frozenset(
+    {"gpu_sample", "gpu_state", "gpu_latest", "gpu_minute", "usage_interval", "sample_archive", "usage_hour"}
+)
 """Big tables without any name."""
 
 
@@ -110,7 +112,7 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
         if places:
             # Of a closed day a correction would book the name anew, beside the pseudonym.
             connection.execute(
-                "INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof p WHERE NOT EXISTS "
+                "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check p WHERE NOT EXISTS "
                 "(SELECT FROM billing_period b WHERE p.day_ms >= b.start_ms AND p.day_ms < b.end_ms)"
             )
             rows = sum(place.rows for place in places if not place.kept)

@@ -20,12 +20,42 @@ from gpuledger_collector.storage.errors import StorageError
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 READABLE = (
-    "accelerator", "backtest", "billing_period", "billing_zone", "budget", "budget_alert", "capacity", "charge",
-    "corrected_day", "correction", "day_proof", "dirty_day", "dirty_hour", "finding", "gpu_latest", "gpu_minute",
-    "gpu_state", "imported_usage", "ingest_batch", "ingest_conflict", "invoice", "job_run", "ledger_day",
-    "ledger_month", "node", "node_heat", "owner", "owner_5min", "price", "queue_reading", "scaling_decision",
-    "scaling_outcome", "scaling_pool", "usage_hour", "workload",
-)  # fmt: skip
+    "accelerator",
+    "backtest",
+    "billing_period",
+    "billing_zone",
+    "budget",
+    "budget_alert",
+    "capacity",
+    "charge",
+    "corrected_day",
+    "correction",
+    "conservation_check",
+    "day_recompute",
+    "hour_recompute",
+    "finding",
+    "gpu_latest",
+    "gpu_minute",
+    "gpu_state",
+    "imported_usage",
+    "ingest_batch",
+    "ingest_conflict",
+    "invoice",
+    "job_run",
+    "ledger_day",
+    "ledger_month",
+    "node",
+    "node_utilization",
+    "owner",
+    "owner_5min",
+    "price",
+    "queue_reading",
+    "scaling_decision",
+    "scaling_outcome",
+    "scaling_pool",
+    "usage_hour",
+    "workload",
+)
 """Rollups, ledgers and the names they need; those that this schema does not have are passed over."""
 READABLE_COLUMNS = {
     "dispute": ("id", "state", "opened_ms", "resolved_ms"),
@@ -61,7 +91,7 @@ class Step:
     statement: sql.Composed
     optional: bool = False
     secret: bool = False
-    lacking: sql.Composed | None = None
+    readiness_problems: sql.Composed | None = None
     """A query that says whether it is still to be run; Postgres only warns where a REVOKE changed nothing."""
 
 
@@ -114,14 +144,14 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     yield Step(
         sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}").format(name, sql.Literal(CONNECTIONS)),
         optional=True,
-        lacking=sql.SQL("SELECT rolconnlimit <> {} FROM pg_roles WHERE rolname = {}").format(
+        readiness_problems=sql.SQL("SELECT rolconnlimit <> {} FROM pg_roles WHERE rolname = {}").format(
             sql.Literal(CONNECTIONS), text
         ),
     )
     yield Step(
         sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC, {}").format(place, name),
         optional=True,
-        lacking=sql.SQL("SELECT has_database_privilege({}, current_database(), 'TEMPORARY')").format(text),
+        readiness_problems=sql.SQL("SELECT has_database_privilege({}, current_database(), 'TEMPORARY')").format(text),
     )
     functions = sql.SQL(", ").join(
         sql.SQL(row[0]) for row in connection.execute(f"SELECT oid::regprocedure::text FROM pg_proc WHERE {FUNCTIONS}")
@@ -129,9 +159,9 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     yield Step(
         sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(functions),
         optional=True,
-        lacking=sql.SQL("SELECT bool_or(has_function_privilege({}, oid, 'EXECUTE')) FROM pg_proc WHERE {}").format(
-            text, sql.SQL(FUNCTIONS)
-        ),
+        readiness_problems=sql.SQL(
+            "SELECT bool_or(has_function_privilege({}, oid, 'EXECUTE')) FROM pg_proc WHERE {}"
+        ).format(text, sql.SQL(FUNCTIONS)),
     )
     inherits = " WITH INHERIT TRUE, SET FALSE" if connection.info.server_version >= 160_000 else ""
     me = connection.execute("SELECT current_user").fetchone()
@@ -139,7 +169,7 @@ def _limits(connection: Connection, role: str, database: str) -> Iterator[Step]:
     yield Step(
         sql.SQL(f"GRANT {{}} TO {{}}{inherits}").format(name, sql.Identifier(me[0])),
         optional=True,
-        lacking=sql.SQL("SELECT NOT pg_has_role({}, 'USAGE')").format(text),
+        readiness_problems=sql.SQL("SELECT NOT pg_has_role({}, 'USAGE')").format(text),
     )
 
 
@@ -182,13 +212,13 @@ def grant(connection: Connection, role: str, password: str | None, owner: Mappin
         for step in plan(connection, role, password, owner):
             if not step.optional:
                 connection.execute(step.statement)
-            elif _is_lacking(connection, step) and not _tried(connection, step):
+            elif _is_readiness_problems(connection, step) and not _tried(connection, step):
                 left.append(step.statement.as_string(connection))
     return left
 
 
-def _is_lacking(connection: Connection, step: Step) -> bool:
-    row = None if step.lacking is None else connection.execute(step.lacking).fetchone()
+def _is_readiness_problems(connection: Connection, step: Step) -> bool:
+    row = None if step.readiness_problems is None else connection.execute(step.readiness_problems).fetchone()
     return row is None or bool(row[0])
 
 
@@ -199,7 +229,7 @@ def _tried(connection: Connection, step: Step) -> bool:
             connection.execute(step.statement)
     except psycopg.errors.InsufficientPrivilege:
         return False
-    return step.lacking is None or not _is_lacking(connection, step)
+    return step.readiness_problems is None or not _is_readiness_problems(connection, step)
 
 
 _NOT_HELD = """

@@ -65,9 +65,13 @@ OWNED = {
 }
 """Tables of which a viewer sees its own rows, and which those are. Tables within a condition are held by their own."""
 COMMON = {
-    "day_proof": "", "corrected_day": "", "finding_mark": "", "billing_zone": "", "series_day": "",
+    "conservation_check": "",
+    "corrected_day": "",
+    "finding_progress": "",
+    "billing_zone": "",
+    "series_day": "",
     "billing_period": "start_ms, end_ms, name, closed_ms, closed_by, lines, seal",
-}  # fmt: skip
+}
 """Tables of days and months, that name no owner, and which columns of them (empty: all)."""
 
 

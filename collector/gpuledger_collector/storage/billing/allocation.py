@@ -14,7 +14,7 @@ from functools import cache
 from itertools import groupby
 
 from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micrograms
-from gpuledger_collector.accounting.chargeback import Beside, SharedOut, SharedPart, shown_keys
+from gpuledger_collector.accounting.chargeback import Allocations, SharedOut, SharedPart, shown_keys
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.shared_costs import (
@@ -38,9 +38,9 @@ Lines = Callable[[Period], Sequence[ChargedLine]]
 
 def beside(
     connection: Connection, period: Period, by: Sequence[str], now_ms: int, owner: Mapping[str, str] | None = None
-) -> Beside:
+) -> Allocations:
     """Shares and grams for a report of a period up to now, by these dimensions. `owner`: only what it bears itself."""
-    calendar, lines, made = zones.calendar(connection), _lines(connection, by), Beside()
+    calendar, lines, made = zones.calendar(connection), _lines(connection, by), Allocations()
     for month, part, at in _months(connection, calendar, period):
         for cost in declared.shared_costs(connection, at):
             _share(made, cost, _held_days(cost, calendar.days(part), calendar), month, now_ms, lines, by, owner)
@@ -54,7 +54,7 @@ def shares(
     connection: Connection, period: Period, level: str, now_ms: int, at_ms: int | None = None
 ) -> list[SharedPart]:
     """What each owner of a level bears of shared costs in a period up to now. `at_ms`: when an open month is closed."""
-    calendar, lines, made = zones.calendar(connection), _lines(connection, (level,)), Beside()
+    calendar, lines, made = zones.calendar(connection), _lines(connection, (level,)), Allocations()
     closing = None if at_ms is None else dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
     for month, part, at in _months(connection, calendar, period):
         for cost in declared.shared_costs(connection, at or closing):
@@ -63,7 +63,7 @@ def shares(
 
 
 def _lines(connection: Connection, by: Sequence[str]) -> Lines:
-    """The lines of a stretch of time, read once."""
+    """The lines of a usage interval of time, read once."""
 
     @cache
     def lines(part: Period) -> Sequence[ChargedLine]:
@@ -93,7 +93,7 @@ def _held_days(cost: SharedCost, days: Sequence[Period], calendar: Calendar) -> 
 
 
 def _share(
-    made: Beside,
+    made: Allocations,
     cost: SharedCost,
     part: Period | None,
     month: Period,
@@ -140,7 +140,7 @@ def _seen(line: ChargedLine, owner: Mapping[str, str] | None) -> bool:
 
 
 def _emit(
-    made: Beside,
+    made: Allocations,
     known: Sequence[Intensity],
     calendar: Calendar,
     part: Period,

@@ -143,13 +143,17 @@ def observed(connection: Connection, period: Period) -> list[Observed]:
 def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], Place]:
     """Where each node stood on each day, and the GPUs that were there at any time of it."""
     whole = Period(days[0].start_ms, days[-1].end_ms)
-    stays = inventory.capacity(connection, whole)
+    placements = inventory.capacity(connection, whole)
     found: dict[tuple[str, int], dict[int, tuple[str, int]]] = {}
     for day in days:
-        for stay in stays:
-            if stay.node and stay.in_ms < day.end_ms and (stay.out_ms is None or stay.out_ms > day.start_ms):
-                mine = found.setdefault((stay.node, day.start_ms), {})
-                mine[stay.accelerator_id] = (stay.pool, stay.gpu_micro)
+        for placement in placements:
+            if (
+                placement.node
+                and placement.in_ms < day.end_ms
+                and (placement.out_ms is None or placement.out_ms > day.start_ms)
+            ):
+                mine = found.setdefault((placement.node, day.start_ms), {})
+                mine[placement.accelerator_id] = (placement.pool, placement.gpu_micro)
     return {
         key: Place(next(iter(mine.values()))[0], sum(micro for _, micro in mine.values()))
         for key, mine in found.items()

@@ -114,7 +114,7 @@ class BudgetUnit(Protocol):
         """Micro-units of each day of the period, in order."""
 
     def burnt(self, budget: Budget, period: Period) -> int:
-        """About what a stretch of time cost: charges spread evenly over the time that they span."""
+        """About what a usage interval of time cost: charges spread evenly over the time that they span."""
 
     def held(self, budget: Budget, period: Period) -> Sequence[Held]:
         """Who held what on the days of the period."""

@@ -22,7 +22,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.notifications import finding_notifications as letters
+from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.finding_rules import TOLD_STATES, give_back
 from gpuledger_collector.storage.notifications.messages import Message
@@ -195,7 +195,7 @@ class WatchUnit:
     def rated_until(self, at_ms: int) -> int | None:
         """Up to when the ledger is rated before an instant."""
         row = self.connection.execute(
-            "SELECT max(until_ms) FROM day_proof WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
+            "SELECT max(until_ms) FROM conservation_check WHERE day_ms < %s AND until_ms > day_ms", (at_ms,)
         ).fetchone()
         return None if row is None or row[0] is None else min(int(row[0]), at_ms)
 
@@ -204,7 +204,7 @@ class WatchUnit:
         days = zones.calendar(self.connection)
         first = days.day_of(until_ms).start_ms
         rows = self.connection.execute(
-            "SELECT day_ms FROM day_proof WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
+            "SELECT day_ms FROM conservation_check WHERE day_ms < %s ORDER BY 1 DESC LIMIT 100", (first,)
         )
         for (day_ms,) in rows:
             if day_ms != days.day_of(first - 1).start_ms:
@@ -218,7 +218,7 @@ class WatchUnit:
             "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))"
         ).fetchone()
         rows = self.connection.execute(
-            "SELECT day_ms FROM day_proof WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
+            "SELECT day_ms FROM conservation_check WHERE day_ms >= %s AND day_ms < %s", (period.start_ms, period.end_ms)
         )
         rated = {int(row[0]) for row in rows}
         first_ms = period.end_ms
@@ -259,7 +259,7 @@ class WatchUnit:
         return [found.get(day.start_ms, 0) for day in budget.calendar.days(period)]
 
     def burnt(self, budget: Budget, period: Period) -> int:
-        """About what a stretch of time cost."""
+        """About what a usage interval of time cost."""
         where, values = _of(budget)
         row = self.connection.execute(
             f"""
@@ -296,12 +296,13 @@ class WatchUnit:
     def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:
         """Workloads of the owner that hold idle GPUs now and could give them back, the dearest day first."""
         found = []
-        for one in letters.holdings(self.connection, at_ms):
+        for one in notifications.holdings(self.connection, at_ms):
             mine = tuple(
-                card for card in one.cards
+                card
+                for card in one.cards
                 if card.finding.state in TOLD_STATES
                 and budget.owner.items() <= {**card.finding.owner, "team": one.team}.items()
-            )  # fmt: skip
+            )
             amounts = dataclasses.replace(one, cards=mine).money()
             money = {currency: (cost, day) for currency, cost, day in amounts}
             if budget.currency in money:
@@ -328,9 +329,20 @@ class WatchUnit:
                 "seen = excluded.seen, evaluated_ms = excluded.evaluated_ms, fired_ms = excluded.fired_ms, "
                 "escalated_ms = excluded.escalated_ms, acked_by = excluded.acked_by, "
                 "spent_micro = coalesce(budget_alert.spent_micro, excluded.spent_micro)",
-                (budget.id, period.start_ms, alert.rule, alert.percent, alert.state, alert.seen, alert.evaluated_ms,
-                 alert.fired_ms, alert.escalated_ms, spent, alert.acked_by),
-            )  # fmt: skip
+                (
+                    budget.id,
+                    period.start_ms,
+                    alert.rule,
+                    alert.percent,
+                    alert.state,
+                    alert.seen,
+                    alert.evaluated_ms,
+                    alert.fired_ms,
+                    alert.escalated_ms,
+                    spent,
+                    alert.acked_by,
+                ),
+            )
 
     def put(self, message: Message) -> bool:
         """A message of this transaction."""

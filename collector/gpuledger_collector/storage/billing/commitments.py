@@ -18,8 +18,19 @@ from gpuledger_collector.storage import declared
 from gpuledger_collector.storage.ledger import usage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_COLUMNS = ("name", "gpus", "upfront_micro", "rate_per_gpu_hour", "currency", "starts_ms", "ends_ms", "pool",
-            "gpu_model", "node", "region")  # fmt: skip
+_COLUMNS = (
+    "name",
+    "gpus",
+    "upfront_micro",
+    "rate_per_gpu_hour",
+    "currency",
+    "starts_ms",
+    "ends_ms",
+    "pool",
+    "gpu_model",
+    "node",
+    "region",
+)
 _CHOICE = ("name", "position", "purchase", "pool", "gpu_model", "node", "tags", "effective_from_ms", "effective_to_ms")
 _EXCHANGE = ("from_currency", "to_currency", "rate", "effective_from_ms")
 
@@ -41,20 +52,37 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Commitment]:
 def replace(connection: Connection, commitments: Sequence[Commitment], now: dt.datetime) -> ImportOutcome:
     """The commitments become these; the days of the terms of those that came or went are marked for rating."""
     rows = [
-        dict(zip(_COLUMNS, (one.name, one.gpus, one.upfront_micro, one.rate, one.currency, one.starts_ms, one.ends_ms,
-                            one.pool, one.gpu_model, one.node, one.region), strict=True))
+        dict(
+            zip(
+                _COLUMNS,
+                (
+                    one.name,
+                    one.gpus,
+                    one.upfront_micro,
+                    one.rate,
+                    one.currency,
+                    one.starts_ms,
+                    one.ends_ms,
+                    one.pool,
+                    one.gpu_model,
+                    one.node,
+                    one.region,
+                ),
+                strict=True,
+            )
+        )
         for one in commitments
-    ]  # fmt: skip
+    ]
     before = current(connection)
     outcome = declared.replace_rows(connection, "commitment", _COLUMNS, rows, now)
     now_ms = int(now.timestamp() * 1000)
     marked = 0
     for one in set(before) ^ set(current(connection)):
         marked += connection.execute(
-            "INSERT INTO dirty_day (day_ms) SELECT generate_series(%s::bigint, %s::bigint - 1, %s)",
+            "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint - 1, %s)",
             (one.starts_ms - one.starts_ms % DAY_MS, min(one.ends_ms, now_ms), DAY_MS),
         ).rowcount
-    return changed(outcome, dirty_days=marked)
+    return changed(outcome, days_to_recompute=marked)
 
 
 def choices(connection: Connection) -> list[PurchaseChoice]:
@@ -74,8 +102,8 @@ def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], no
     if outcome.added or outcome.updated:
         bounds = {at for one in [*before, *wanted] for at in (one.effective_from_ms, one.effective_to_ms)}
         usage.mark_cuts(connection, [at for at in bounds if at is not None])
-        marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
-    return changed(outcome, dirty_days=marked)
+        marked = connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check").rowcount
+    return changed(outcome, days_to_recompute=marked)
 
 
 def exchange(connection: Connection) -> list[ExchangeRate]:

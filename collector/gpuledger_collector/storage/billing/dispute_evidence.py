@@ -27,11 +27,11 @@ from gpuledger_collector.storage.telemetry import minutes
 Connection = psycopg.Connection[tuple[Any, ...]]
 MOST = 2_000
 """Rows of one kind that stand in full."""
-_STRETCHES = """
+_USAGE_INTERVALS = """
     SELECT a.uuid AS accelerator, w.key AS workload, s.state, s.start_ms, s.end_ms, s.held_ms, s.busy_ms, s.idle_ms,
         s.unknown_ms, s.energy_mj, n.name AS node, s.epoch::text AS epoch, s.seq, s.record,
         encode(b.sha256, 'hex') AS batch_sha256, b.received_at::text AS received_at
-    FROM stretch s JOIN accelerator a ON a.id = s.accelerator_id JOIN node n ON n.id = s.node_id
+    FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id JOIN node n ON n.id = s.node_id
     LEFT JOIN workload w ON w.id = s.workload_id
     LEFT JOIN ingest_batch b ON b.node_id = s.node_id AND b.epoch = s.epoch AND b.seq = s.seq
     WHERE s.accelerator_id = ANY(%(accelerators)s) AND s.workload_id = ANY(%(workloads)s)
@@ -86,7 +86,7 @@ _PRICES = """
 _PROOFS = """
     SELECT day_ms, 'proof' AS kind, capacity_ns::text, held_ns::text, unallocated_ns::text, unavailable_ns::text,
         unobserved_ns::text, capacity_cost, charged_cost, until_ms, holds, proved_at::text AS proved_at
-    FROM day_proof WHERE day_ms = ANY(%(days)s)
+    FROM conservation_check WHERE day_ms = ANY(%(days)s)
     UNION ALL
     SELECT day_ms, 'proof with corrections', capacity_ns::text, held_ns::text, unallocated_ns::text,
         unavailable_ns::text, unobserved_ns::text, capacity_cost, charged_cost, until_ms, holds, proved_at::text
@@ -123,7 +123,7 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
             for one in periods.closed(connection)
             if one.period.clip(period)
         ],
-        "stretches": _excerpt(_rows(connection, _STRETCHES, asked)),
+        "usage_intervals": _excerpt(_rows(connection, _USAGE_INTERVALS, asked)),
         "hours": _excerpt(_rows(connection, _HOURS, asked)),
         "counts": _excerpt(_rows(connection, _COUNTS, asked)),
         "samples": _rows(connection, _SAMPLES, asked),

@@ -96,18 +96,37 @@ def open_dispute(connection: Connection, contest: Contest, reason: str, who: str
         charge = lines[0].charge
         accelerator_id, workload_id = charge.accelerator_id, charge.workload_id
         contest = replace(contest, line=line_id(lines[0]), period=_day(connection, charge.day_ms, contest.period))
-    text = disputes.canonical({
-        "owner": dict(contest.owner), "reason": reason, "opened_ms": now_ms, "opened_by": who,
-        **gather(connection, lines, contest.period),
-    })  # fmt: skip
+    text = disputes.canonical(
+        {
+            "owner": dict(contest.owner),
+            "reason": reason,
+            "opened_ms": now_ms,
+            "opened_by": who,
+            **gather(connection, lines, contest.period),
+        }
+    )
     gpu_ns, cost = totals(lines)
     row = connection.execute(
         "INSERT INTO dispute (owner, start_ms, end_ms, accelerator_id, workload_id, line, reason, state, opened_ms, "
         "opened_by, gpu_ns, cost, evidence, seal) VALUES (%s::jsonb, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, "
         "%s::jsonb, %s, %s) RETURNING id",
-        (json.dumps(dict(contest.owner)), contest.period.start_ms, contest.period.end_ms, accelerator_id, workload_id,
-         contest.line, reason, disputes.OPEN, now_ms, who, gpu_ns, json.dumps(cost), text, disputes.seal_of(text)),
-    ).fetchone()  # fmt: skip
+        (
+            json.dumps(dict(contest.owner)),
+            contest.period.start_ms,
+            contest.period.end_ms,
+            accelerator_id,
+            workload_id,
+            contest.line,
+            reason,
+            disputes.OPEN,
+            now_ms,
+            who,
+            gpu_ns,
+            json.dumps(cost),
+            text,
+            disputes.seal_of(text),
+        ),
+    ).fetchone()
     assert row is not None
     _say(connection, row[0], Entry(now_ms, who, "opened", reason))
     made = one(connection, row[0])
@@ -303,8 +322,8 @@ def billed_now(connection: Connection, dispute: Dispute) -> tuple[dict[str, int]
     _, cost = totals(lines_of(connection, contest))
     span = {"start": dispute.period.start_ms, "end": dispute.period.end_ms}
     waiting = connection.execute(
-        "SELECT EXISTS (SELECT FROM dirty_day WHERE day_ms < %(end)s AND day_ms > %(start)s - 86400000) "
-        "OR EXISTS (SELECT FROM dirty_hour WHERE hour_ms < %(end)s AND hour_ms > %(start)s - 3600000)",
+        "SELECT EXISTS (SELECT FROM day_recompute WHERE day_ms < %(end)s AND day_ms > %(start)s - 86400000) "
+        "OR EXISTS (SELECT FROM hour_recompute WHERE hour_ms < %(end)s AND hour_ms > %(start)s - 3600000)",
         span,
     ).fetchone()
     return {name: cost.get(name, 0) for name in sorted({*cost, *dispute.cost})}, not (waiting and waiting[0])

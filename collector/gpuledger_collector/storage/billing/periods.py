@@ -31,9 +31,9 @@ def marked(connection: Connection) -> list[Period]:
     rows = connection.execute(
         """
         SELECT start_ms, end_ms FROM billing_period p
-        WHERE EXISTS (SELECT FROM dirty_day WHERE day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
-            OR EXISTS (SELECT FROM dirty_hour h WHERE hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
-                AND NOT EXISTS (SELECT FROM dropped_day WHERE h.hour_ms >= day_ms AND h.hour_ms < day_ms + 172800000))
+        WHERE EXISTS (SELECT FROM day_recompute WHERE day_ms > p.start_ms - 86400000 AND day_ms < p.end_ms)
+            OR EXISTS (SELECT FROM hour_recompute h WHERE hour_ms > p.start_ms - 3600000 AND hour_ms < p.end_ms
+                AND NOT EXISTS (SELECT FROM expired_day WHERE h.hour_ms >= day_ms AND h.hour_ms < day_ms + 172800000))
         ORDER BY start_ms
         """
     )
@@ -53,9 +53,18 @@ def close(
     connection.execute(
         "INSERT INTO billing_period (start_ms, end_ms, name, closed_ms, closed_by, level, lines, seal, receipt) "
         "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb)",
-        (done.period.start_ms, done.period.end_ms, done.name, done.closed_ms, done.closed_by, level, done.lines,
-         done.seal, json.dumps(content)),
-    )  # fmt: skip
+        (
+            done.period.start_ms,
+            done.period.end_ms,
+            done.name,
+            done.closed_ms,
+            done.closed_by,
+            level,
+            done.lines,
+            done.seal,
+            json.dumps(content),
+        ),
+    )
     facts = {"closed_by": done.closed_by, "level": level, "lines": done.lines, "seal": done.seal}
     audit.record(connection, [audit.Change("close", done.name, None, facts)], done.closed_ms)
     with connection.cursor() as cursor:

@@ -125,7 +125,7 @@ def add_derived(connection: Connection, prices: Sequence[Price], now: dt.datetim
     audit.record(connection, [audit.Change("price", _place(one), _facts(one), None) for one in gone], at_ms)
     days = _mark(connection, gone, at_ms)
     done = add(connection, prices, now)
-    return ImportOutcome(done.added, done.updated + len(gone), done.unchanged, done.dirty_days + days)
+    return ImportOutcome(done.added, done.updated + len(gone), done.unchanged, done.days_to_recompute + days)
 
 
 def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> None:
@@ -136,11 +136,22 @@ def _supersede(connection: Connection, ids: Sequence[int], now: dt.datetime) -> 
 def _insert(connection: Connection, prices: Sequence[Price], now: dt.datetime) -> None:
     with connection.cursor().copy(f"COPY price ({_WRITTEN}) FROM STDIN") as copy:
         for price in prices:
-            copy.write_row((
-                price.pool, price.gpu_model, price.purchase, price.rate, price.currency, price.effective_from_ms,
-                price.effective_to_ms, price.list_rate, price.region, price.node,
-                None if price.basis is None else json.dumps(price.basis), now,
-            ))  # fmt: skip
+            copy.write_row(
+                (
+                    price.pool,
+                    price.gpu_model,
+                    price.purchase,
+                    price.rate,
+                    price.currency,
+                    price.effective_from_ms,
+                    price.effective_to_ms,
+                    price.list_rate,
+                    price.region,
+                    price.node,
+                    None if price.basis is None else json.dumps(price.basis),
+                    now,
+                )
+            )
 
 
 def _facts(price: Price) -> dict[str, object]:
@@ -179,7 +190,7 @@ def mark_days_with_evidence(connection: Connection, first_ms: int, last_ms: int)
     """Mark the days between two instants, from the first day that has any capacity or imported usage on."""
     return connection.execute(
         """
-        INSERT INTO dirty_day (day_ms) SELECT day_ms FROM (
+        INSERT INTO day_recompute (day_ms) SELECT day_ms FROM (
             SELECT greatest(%(first)s::bigint, least(
                 (SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM imported_usage))) AS at_ms
             WHERE EXISTS (SELECT FROM capacity) OR EXISTS (SELECT FROM imported_usage)

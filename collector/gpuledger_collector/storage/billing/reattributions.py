@@ -53,7 +53,7 @@ def add(connection: Connection, dispute_id: int, decisions: Sequence[Reattributi
             ],
         )
     return connection.execute(
-        "INSERT INTO dirty_day (day_ms) SELECT DISTINCT p.day_ms FROM day_proof p JOIN reattribution r "
+        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT p.day_ms FROM conservation_check p JOIN reattribution r "
         "ON r.start_ms < p.until_ms AND r.end_ms > p.day_ms WHERE r.dispute_id = %s",
         (dispute_id,),
     ).rowcount

@@ -55,7 +55,9 @@ def owners(connection: Connection, level: str, period: Period) -> list[str]:
 def months(connection: Connection) -> list[str]:
     """The months `YYYY-MM` that have a rated day, newest first."""
     days = zones.calendar(connection)
-    return sorted({days.month_of(day_ms) for (day_ms,) in connection.execute("SELECT day_ms FROM day_proof")})[::-1]
+    return sorted({days.month_of(day_ms) for (day_ms,) in connection.execute("SELECT day_ms FROM conservation_check")})[
+        ::-1
+    ]
 
 
 def parts(connection: Connection, level: str, owner: str, below: str | None, period: Period) -> list[Part]:

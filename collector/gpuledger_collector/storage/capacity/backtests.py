@@ -20,7 +20,7 @@ _KEY = "grouped = :grouped AND series = :series AND origin_ms = :origin_ms AND s
 
 @dataclass(frozen=True)
 class ForecastStore:
-    """Where forecasts are kept (jobs.keep_forecasts.Forecasts)."""
+    """Where forecasts are kept (jobs.store_forecasts.Forecasts)."""
 
     engine: Callable[[], Engine]
 
@@ -66,13 +66,27 @@ class ForecastUnit:
                 ":replayed, CAST(:forecast AS jsonb), 0, 0, '{}') ON CONFLICT DO NOTHING"
             ),
             [
-                {"grouped": one.grouped, "series": one.series, "origin_ms": one.origin_ms, "step_ms": HOUR_MS,
-                 "horizon_ms": HORIZON_HOURS * HOUR_MS, "made_ms": one.made_ms, "replayed": one.replayed,
-                 "forecast": json.dumps({"quantiles": one.quantiles, "values": one.values, "naive": one.naive,
-                                         "models": dict(one.models), "note": one.note})}
+                {
+                    "grouped": one.grouped,
+                    "series": one.series,
+                    "origin_ms": one.origin_ms,
+                    "step_ms": HOUR_MS,
+                    "horizon_ms": HORIZON_HOURS * HOUR_MS,
+                    "made_ms": one.made_ms,
+                    "replayed": one.replayed,
+                    "forecast": json.dumps(
+                        {
+                            "quantiles": one.quantiles,
+                            "values": one.values,
+                            "naive": one.naive,
+                            "models": dict(one.models),
+                            "note": one.note,
+                        }
+                    ),
+                }
                 for one in made
             ],
-        )  # fmt: skip
+        )
 
     def score(self, kept: Kept, score: Score, now_ms: int) -> None:
         """Note what came of one."""
@@ -81,10 +95,20 @@ class ForecastUnit:
                 "UPDATE backtest SET known = :known, inside = :inside, under = CAST(:under AS jsonb), loss = :loss, "
                 f"naive_loss = :naive_loss, actual = :actual, scored_ms = :now_ms WHERE {_KEY}"
             ),
-            {"grouped": kept.grouped, "series": kept.series, "origin_ms": kept.origin_ms, "step_ms": HOUR_MS,
-             "known": score.known, "inside": score.inside, "under": json.dumps(dict(score.under)), "loss": score.loss,
-             "naive_loss": score.naive_loss, "actual": score.actual, "now_ms": now_ms},
-        )  # fmt: skip
+            {
+                "grouped": kept.grouped,
+                "series": kept.series,
+                "origin_ms": kept.origin_ms,
+                "step_ms": HOUR_MS,
+                "known": score.known,
+                "inside": score.inside,
+                "under": json.dumps(dict(score.under)),
+                "loss": score.loss,
+                "naive_loss": score.naive_loss,
+                "actual": score.actual,
+                "now_ms": now_ms,
+            },
+        )
 
 
 def _kept(row: sa.Row[tuple[object, ...]]) -> Kept:
@@ -93,8 +117,18 @@ def _kept(row: sa.Row[tuple[object, ...]]) -> Kept:
     def rows(name: str) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(one) for one in made[name])
 
-    return Kept(row.grouped, row.series, row.origin_ms, row.made_ms, row.replayed, tuple(made["quantiles"]),
-                rows("values"), rows("naive"), made["models"], made["note"])  # fmt: skip
+    return Kept(
+        row.grouped,
+        row.series,
+        row.origin_ms,
+        row.made_ms,
+        row.replayed,
+        tuple(made["quantiles"]),
+        rows("values"),
+        rows("naive"),
+        made["models"],
+        made["note"],
+    )
 
 
 def records(connection: Connection, group: str, only: str | None = None) -> list[Record]:

@@ -1,9 +1,9 @@
 """What demand is made from: held time, capacity, imported usage and queues, by pool, model or level of the owner tree.
 
-Hours come from the hourly ledger. Shorter steps come from the stretches themselves, as far back as they are kept: time
-that two agents report of one accelerator is capped at the step there and not resolved as the ledger does it, which is
-good enough for a forecast and for nothing else. Weeks of five minutes (`fine`) are read as they were drawn for rated
-days, and from the stretches only for the hours since.
+Hours come from the hourly ledger. Shorter steps come from the usage intervals themselves, as far back as they are kept:
+time that two agents report of one accelerator is capped at the step there and not resolved as the ledger does it, which
+is good enough for a forecast and for nothing else. Weeks of five minutes (`fine`) are read as they were drawn for rated
+days, and from the usage intervals only for the hours since.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
 STEPS_MS = (300_000, HOUR_MS)
 TAIL_MS = 6 * HOUR_MS
-"""How far back stretches are read for what is not drawn yet: a fleet writes millions of them a day."""
+"""How far back usage intervals are read for what is not drawn yet: a fleet writes millions of them a day."""
 _MICRO = 1_000_000
 _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 """Where a queue's items name the group; a scheduler knows no other level."""
@@ -46,11 +46,12 @@ _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 _STAYS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms, coalesce(c.out_ms, :end_ms) AS out_ms, c.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
     WHERE c.in_ms < :end_ms AND (c.out_ms IS NULL OR c.out_ms > :start_ms)"""
-_STRETCHES = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), :step_ms) AS held_ms FROM (
+_USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), :step_ms) AS
+    held_ms FROM (
         SELECT s.accelerator_id, s.workload_id, s.state, at,
                (CASE WHEN s.state = 'held' THEN s.held_ms ELSE s.end_ms - s.start_ms END)::float
                * (least(s.end_ms, at + :step_ms) - greatest(s.start_ms, at)) / (s.end_ms - s.start_ms) AS part
-        FROM stretch s, generate_series(greatest(s.start_ms, :start_ms) / :step_ms * :step_ms,
+        FROM usage_interval s, generate_series(greatest(s.start_ms, :start_ms) / :step_ms * :step_ms,
                                         least(s.end_ms, :end_ms) - 1, :step_ms) AS at
         WHERE s.start_ms >= :start_ms - 86400000 AND s.start_ms < :end_ms AND s.end_ms > :start_ms
               AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
@@ -86,7 +87,7 @@ _DRAWN = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE 
         sum(gpu_ns) AS seen
     FROM owner_5min WHERE at_ms >= :start_ms AND at_ms < :end_ms AND (CAST(:only AS text) IS NULL OR pool = :only)
     GROUP BY 1, 2"""
-_DRAWN_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN day_proof p USING (day_ms)
+_DRAWN_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation_check p USING (day_ms)
     WHERE s.proved_at = p.proved_at AND p.until_ms <= :end_ms"""
 _LIVES = """WITH stay AS ({stays}), used AS (
         SELECT stay.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
@@ -112,10 +113,10 @@ def evidence(
 ) -> tuple[list[HeldHour], list[Span], list[Span]]:
     """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`."""
     period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-    stays = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
+    placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     held = [
         HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
-        for row in connection.execute(sa.text(_HELD.format(stays=stays, use=_use(step_ms))), period)
+        for row in connection.execute(sa.text(_HELD.format(placements=placements, use=_use(step_ms))), period)
     ]
     capacity, counted = _there(connection, start_ms, end_ms, group)
     return held, capacity, counted
@@ -124,10 +125,10 @@ def evidence(
 def _there(connection: Connection, start_ms: int, end_ms: int, group: str) -> tuple[list[Span], list[Span]]:
     """Capacity and imported usage of a period, by `pool` or `model`."""
     period = {"start_ms": start_ms, "end_ms": end_ms}
-    stays = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
+    placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     capacity = [
         Span(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
-        for row in connection.execute(sa.text(stays), period)
+        for row in connection.execute(sa.text(placements), period)
     ]
     counted = [
         Span(row.grouped, row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
@@ -139,7 +140,7 @@ def _there(connection: Connection, start_ms: int, end_ms: int, group: str) -> tu
 
 
 def _use(step_ms: int) -> str:
-    return "usage_hour" if step_ms == HOUR_MS else _STRETCHES
+    return "usage_hour" if step_ms == HOUR_MS else _USAGE_INTERVALS
 
 
 def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS) -> list[Series]:
@@ -158,7 +159,7 @@ def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = 
     step = STEPS_MS[0]
     period = {"start_ms": start_ms, "end_ms": end_ms}
     drawn_ms = connection.execute(sa.text(_DRAWN_UNTIL), period).scalar() or start_ms
-    # What came late within the last hour before is in the stretches already, and not in the drawing yet.
+    # What came late within the last hour before is in the usage intervals already, and not in the drawing yet.
     since_ms = max(start_ms, (drawn_ms - HOUR_MS) // step * step, (end_ms - TAIL_MS) // step * step)
     drawn = [
         HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
@@ -173,8 +174,8 @@ def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = 
 def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, step_ms: int) -> list[Series]:
     """Series by one level of the owner tree: workloads attributed by the rules in force at each step."""
     period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-    stays = _STAYS.format(group="c.pool")
-    used = connection.execute(sa.text(_BY_WORKLOAD.format(stays=stays, use=_use(step_ms))), period).all()
+    placements = _STAYS.format(group="c.pool")
+    used = connection.execute(sa.text(_BY_WORKLOAD.format(placements=placements, use=_use(step_ms))), period).all()
     counted = connection.execute(sa.text(_COUNTED.format(group="pool")), period).all()
     raw: Any = connection.connection.driver_connection
     known = workloads.facts(raw, sorted({row.workload_id for row in [*used, *counted]}))
@@ -255,9 +256,9 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
     if group not in {"pool", "model"}:
         return {}
     period = {"start_ms": start_ms, "end_ms": end_ms}
-    stays = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
+    placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     rows: dict[str, list[tuple[int, int, float, str]]] = {}
-    for row in connection.execute(sa.text(_LIVES.format(stays=stays)), period):
+    for row in connection.execute(sa.text(_LIVES.format(placements=placements)), period):
         gpus = float(row.most if row.last_ms - row.first_ms >= 2 * HOUR_MS else row.there) / _MICRO
         begun = row.first_ms + HOUR_MS - round(min(1.0, float(row.first_held) / _MICRO / gpus) * HOUR_MS)
         if row.first_ms == row.last_ms:

@@ -95,7 +95,15 @@ def _summed(row: QueueRow) -> list[dict[str, object]]:
         known = [at for at in (oldest.get(key), one.submitted_ms) if at is not None]
         oldest[key] = min(known, default=None)
     return [
-        {"pool": key[0], "gpu_model": key[1], "team": key[2], "user": key[3], "account": key[4], "gpu_micro": micro,
-         "workloads": workloads, "oldest_ms": oldest[key]}
+        {
+            "pool": key[0],
+            "gpu_model": key[1],
+            "team": key[2],
+            "user": key[3],
+            "account": key[4],
+            "gpu_micro": micro,
+            "workloads": workloads,
+            "oldest_ms": oldest[key],
+        }
         for key, (micro, workloads) in sorted(sums.items())
-    ]  # fmt: skip
+    ]

@@ -267,16 +267,27 @@ class ScalingUnit:
         """Write a decision, and the message that tells of it; its number."""
         advice = decision.advice
         row = {
-            "pool": decision.pool, "made_ms": decision.made_ms, "as_of_ms": advice.as_of_ms,
-            "step_ms": decision.step_ms, "lead_ms": decision.lead_ms, "valid_until_ms": advice.valid_until_ms,
-            "policy": advice.mode, "mode": decision.mode, "demand_gpus": advice.demand_now,
+            "pool": decision.pool,
+            "made_ms": decision.made_ms,
+            "as_of_ms": advice.as_of_ms,
+            "step_ms": decision.step_ms,
+            "lead_ms": decision.lead_ms,
+            "valid_until_ms": advice.valid_until_ms,
+            "policy": advice.mode,
+            "mode": decision.mode,
+            "demand_gpus": advice.demand_now,
             "ahead": json.dumps({f"{quantile:g}": gpus for quantile, gpus in advice.demand_ahead.items()}),
-            "reactive_gpus": advice.reactive_gpus, "wanted_gpus": advice.wanted_gpus,
-            "desired_gpus": advice.desired_gpus, "desired_nodes": advice.desired_nodes,
-            "before_gpus": decision.before_gpus, "quantile": advice.setting.quantile,
-            "setting": advice.setting.sentence(), "reason": advice.reason, "inputs_hash": decision.inputs_hash,
+            "reactive_gpus": advice.reactive_gpus,
+            "wanted_gpus": advice.wanted_gpus,
+            "desired_gpus": advice.desired_gpus,
+            "desired_nodes": advice.desired_nodes,
+            "before_gpus": decision.before_gpus,
+            "quantile": advice.setting.quantile,
+            "setting": advice.setting.sentence(),
+            "reason": advice.reason,
+            "inputs_hash": decision.inputs_hash,
             "told": f"webhook:{decision.told}" if decision.told else "",
-        }  # fmt: skip
+        }
         given = ", ".join("CAST(:ahead AS jsonb)" if name == "ahead" else f":{name}" for name in row)
         query = f"INSERT INTO scaling_decision ({', '.join(row)}) VALUES ({given}) RETURNING id"
         number = int(self.connection.execute(sa.text(query), row).scalar_one())
@@ -299,12 +310,19 @@ class ScalingUnit:
     def put_outcome(self, waiting: Waiting, came: Served, rate: Rate | None, now_ms: int) -> None:
         """Write what came of a decision."""
         row = {
-            "decision_id": waiting.decision_id, "from_ms": came.from_ms, "until_ms": came.until_ms,
-            "known_ms": came.known_ms, "demand_gpu_s": came.demand_gpu_s, "wait_gpu_s": came.wait_gpu_s,
-            "waste_gpu_s": came.waste_gpu_s, "reactive_wait_gpu_s": came.reactive_wait_gpu_s,
-            "reactive_waste_gpu_s": came.reactive_waste_gpu_s, "currency": None if rate is None else rate.currency,
-            "waste_micro": money_micro(came.waste_gpu_s, rate), "judged_ms": now_ms,
-        }  # fmt: skip
+            "decision_id": waiting.decision_id,
+            "from_ms": came.from_ms,
+            "until_ms": came.until_ms,
+            "known_ms": came.known_ms,
+            "demand_gpu_s": came.demand_gpu_s,
+            "wait_gpu_s": came.wait_gpu_s,
+            "waste_gpu_s": came.waste_gpu_s,
+            "reactive_wait_gpu_s": came.reactive_wait_gpu_s,
+            "reactive_waste_gpu_s": came.reactive_waste_gpu_s,
+            "currency": None if rate is None else rate.currency,
+            "waste_micro": money_micro(came.waste_gpu_s, rate),
+            "judged_ms": now_ms,
+        }
         names = ", ".join(row)
         query = f"INSERT INTO scaling_outcome ({names}) VALUES ({', '.join(f':{name}' for name in row)})"
         self.connection.execute(sa.text(query), row)

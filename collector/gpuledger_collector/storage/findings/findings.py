@@ -26,9 +26,25 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_COLUMNS = ("key", "kind", "state", "subject", "accelerator_id", "workload_id", "team", "owner", "since_ms",
-            "opened_ms", "until_ms", "resolved_ms", "confidence", "currency", "cost_micro", "per_day_micro",
-            "evidence")  # fmt: skip
+_COLUMNS = (
+    "key",
+    "kind",
+    "state",
+    "subject",
+    "accelerator_id",
+    "workload_id",
+    "team",
+    "owner",
+    "since_ms",
+    "opened_ms",
+    "until_ms",
+    "resolved_ms",
+    "confidence",
+    "currency",
+    "cost_micro",
+    "per_day_micro",
+    "evidence",
+)
 
 
 def put(connection: Connection, findings: Iterable[Finding]) -> int:
@@ -68,14 +84,14 @@ def drop(connection: Connection, keys: Sequence[str]) -> None:
 
 def mark(connection: Connection, kind: str) -> int | None:
     """How far the search of this kind has come (unix ms)."""
-    row = connection.execute("SELECT until_ms FROM finding_mark WHERE kind = %s", (kind,)).fetchone()
+    row = connection.execute("SELECT until_ms FROM finding_progress WHERE kind = %s", (kind,)).fetchone()
     return None if row is None else int(row[0])
 
 
 def set_mark(connection: Connection, kind: str, until_ms: int) -> None:
     """The search of this kind has come so far."""
     connection.execute(
-        "INSERT INTO finding_mark (kind, until_ms) VALUES (%s, %s) "
+        "INSERT INTO finding_progress (kind, until_ms) VALUES (%s, %s) "
         "ON CONFLICT (kind) DO UPDATE SET until_ms = excluded.until_ms",
         (kind, until_ms),
     )
@@ -89,8 +105,8 @@ def late(kind: str) -> str:
 def mark_late(connection: Connection, kind: str, hour_ms: int) -> None:
     """Evidence of an hour changed: when the search of this kind has left that hour behind, it goes back to it."""
     connection.execute(
-        "INSERT INTO finding_mark AS old (kind, until_ms) SELECT %s, %s WHERE EXISTS "
-        "(SELECT FROM finding_mark WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE "
+        "INSERT INTO finding_progress AS old (kind, until_ms) SELECT %s, %s WHERE EXISTS "
+        "(SELECT FROM finding_progress WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE "
         "SET until_ms = excluded.until_ms WHERE old.until_ms > excluded.until_ms",
         (late(kind), hour_ms, kind, hour_ms + 3_600_000),
     )
@@ -98,7 +114,7 @@ def mark_late(connection: Connection, kind: str, hour_ms: int) -> None:
 
 def drop_late(connection: Connection, kind: str, until_ms: int) -> None:
     """The search has gone back to this instant; a mark that has moved meanwhile stays."""
-    connection.execute("DELETE FROM finding_mark WHERE kind = %s AND until_ms = %s", (late(kind), until_ms))
+    connection.execute("DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (late(kind), until_ms))
 
 
 _NAMED = """
@@ -177,7 +193,7 @@ class FindingUnit:
         return minutes.gone_before(self.connection)
 
     def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[HourUse]:
-        """What workloads held, by atom."""
+        """What workloads held, by rating interval."""
         return minutes.hourly_use(self.connection, start_ms, end_ms)
 
     def newest_evidence(self, now_ms: int) -> int | None:

@@ -30,13 +30,36 @@ from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import minutes
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-READINGS = ("utilization_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "memory_used_bytes",
-            "power_watts", "slowed_ratio")  # fmt: skip
+READINGS = (
+    "utilization_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "memory_used_bytes",
+    "power_watts",
+    "slowed_ratio",
+)
 _MINUTE = np.dtype([("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)])
-_KEPT = ("key", "kind", "subject", "team", "owner", "advice", "evidence", "scope", "start_ms", "end_ms", "price_ids",
-         "currency", "freed_gpu_ns", "made_ms", "expires_ms")  # fmt: skip
-_AMOUNTS = tuple(f"{what}_{which}_micro" for what in ("cash", "capacity", "energy")
-                 for which in ("low", "expected", "high"))  # fmt: skip
+_KEPT = (
+    "key",
+    "kind",
+    "subject",
+    "team",
+    "owner",
+    "advice",
+    "evidence",
+    "scope",
+    "start_ms",
+    "end_ms",
+    "price_ids",
+    "currency",
+    "freed_gpu_ns",
+    "made_ms",
+    "expires_ms",
+)
+_AMOUNTS = tuple(
+    f"{what}_{which}_micro" for what in ("cash", "capacity", "energy") for which in ("low", "expected", "high")
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +108,7 @@ class RecommendationUnit:
         found: dict[tuple[str, str], dict[int, int]] = {}
         for use in minutes.hourly_use(self.connection, start_ms, end_ms):
             hours = found.setdefault((use.pool, use.gpu_model), {})
-            hour_ms = use.atom_ms - use.atom_ms % HOUR_MS
+            hour_ms = use.rating_interval_ms - use.rating_interval_ms % HOUR_MS
             hours[hour_ms] = hours.get(hour_ms, 0) + use.gpu_ns
         return found
 
@@ -134,8 +157,10 @@ class RecommendationUnit:
     def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
         """The charges of a scope by day and place, corrections included; of a named series all its runs."""
         ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
-        columns = ("day_ms, accelerator_id, workload_id, owner_id, pool, gpu_model, node, state, price_id, "
-                   "commitment_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns, idle_ns")  # fmt: skip
+        columns = (
+            "day_ms, accelerator_id, workload_id, owner_id, pool, gpu_model, node, state, price_id, "
+            "commitment_id, currency, cost_micro, idle_cost_micro, gpu_ns, busy_ns, idle_ns"
+        )
         rows = self.connection.execute(
             f"""
             SELECT c.day_ms, c.pool, c.gpu_model, c.node, p.purchase, c.commitment_id,
@@ -153,15 +178,24 @@ class RecommendationUnit:
                 AND (%(state)s::text IS NULL OR c.state = %(state)s)
             GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
             """,
-            {"start": period.start_ms, "end": period.end_ms, "ids": None if "name" in scope else ids,
-             "name": scope.get("name"), "team": scope.get("team"), "pool": scope.get("pool"),
-             "model": scope.get("model"), "state": scope.get("state"), "unused": COMMITMENT_UNUSED},
-        ).fetchall()  # fmt: skip
+            {
+                "start": period.start_ms,
+                "end": period.end_ms,
+                "ids": None if "name" in scope else ids,
+                "name": scope.get("name"),
+                "team": scope.get("team"),
+                "pool": scope.get("pool"),
+                "model": scope.get("model"),
+                "state": scope.get("state"),
+                "unused": COMMITMENT_UNUSED,
+            },
+        ).fetchall()
         covering = commitments.by_id(self.connection, {row[5] for row in rows if row[5] is not None})
         found = []
         for day_ms, pool, model, node, purchase, commitment_id, tags, unused, currency, *amounts in rows:
-            place = Place(pool, model, node, purchase, covering.get(commitment_id),
-                          tuple(sorted((tags or {}).items())), unused)  # fmt: skip
+            place = Place(
+                pool, model, node, purchase, covering.get(commitment_id), tuple(sorted((tags or {}).items())), unused
+            )
             found.append(Spent(day_ms, place, currency, *map(int, amounts)))
         return found
 

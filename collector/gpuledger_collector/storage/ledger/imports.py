@@ -71,7 +71,7 @@ def add_usage(connection: Connection, rows: Sequence[UsageRow], now: dt.datetime
     updated = sum(row[0] is not None for row in changed)
     spans = [(row[1], row[2]) for row in changed] + [(row[3], row[4]) for row in changed if row[0] is not None]
     days = _days(spans, int(now.timestamp() * 1000))
-    connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (days,))
+    connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (days,))
     if spans:
         pools = sorted({row.pool for row in rows} | {pool for (pool,) in before})
         settle_pools(connection, pools, min(start for start, _ in spans))
@@ -179,7 +179,7 @@ def add_samples(connection: Connection, rows: Sequence[SampleRow], coarse_before
         (min((row.at_ms for row in rows), default=0), max((row.at_ms for row in rows), default=0)),
     ).rowcount
     connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) "
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) "
         "SELECT DISTINCT accelerator_id, at_ms - at_ms %% %s FROM incoming_sample",
         (HOUR_MS,),
     )

@@ -37,12 +37,12 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
 
     The file is the last word on when and where an accelerator is: what agents say of that is not taken over.
     """
-    stays: dict[str, list[InventoryRow]] = defaultdict(list)
+    placements: dict[str, list[InventoryRow]] = defaultdict(list)
     for row in rows:
-        stays[row.uuid].append(row)
+        placements[row.uuid].append(row)
     connection.execute("LOCK TABLE inventory IN SHARE ROW EXCLUSIVE MODE")
     nodes = _nodes(connection, sorted({row.node for row in rows}), now)
-    accelerators = _accelerators(connection, stays)
+    accelerators = _accelerators(connection, placements)
     known = _known(connection, list(accelerators.values()))
     there = connection.execute(
         "SELECT DISTINCT accelerator_id FROM capacity WHERE accelerator_id = ANY(%s)", (list(accelerators.values()),)
@@ -51,7 +51,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
     counts = {"added": 0, "updated": 0, "unchanged": 0}
     changed: list[int] = []
     told: list[audit.Change] = []
-    for uuid, wanted in stays.items():
+    for uuid, wanted in placements.items():
         accelerator_id = accelerators[uuid]
         new = sorted((nodes[row.node], row.pool, row.gpu_model, row.in_ms, row.out_ms or 0) for row in wanted)
         old = known.get(accelerator_id, [])
@@ -74,7 +74,7 @@ def replace(connection: Connection, rows: Sequence[InventoryRow], now: dt.dateti
     settle(connection, changed, 0)
     since_ms = min(row.in_ms for row in rows)
     days = prices.mark_days_with_evidence(connection, since_ms, int(now.timestamp() * 1000))
-    return ImportOutcome(**counts, dirty_days=days)
+    return ImportOutcome(**counts, days_to_recompute=days)
 
 
 Stated = tuple[int, str, str, int, int]
@@ -85,11 +85,16 @@ def _said(rows: Sequence[Stated], nodes: Mapping[str, int]) -> dict[str, object]
     names = {number: name for name, number in nodes.items()}
     return {
         "rows": [
-            {"node": names.get(node_id, str(node_id)), "pool": pool, "gpu_model": model, "in_ms": in_ms,
-             "out_ms": out_ms or None}
+            {
+                "node": names.get(node_id, str(node_id)),
+                "pool": pool,
+                "gpu_model": model,
+                "in_ms": in_ms,
+                "out_ms": out_ms or None,
+            }
             for node_id, pool, model, in_ms, out_ms in rows
         ]
-    }  # fmt: skip
+    }
 
 
 def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> dict[str, int]:
@@ -102,15 +107,15 @@ def _nodes(connection: Connection, names: Sequence[str], now: dt.datetime) -> di
     return dict(rows.fetchall())
 
 
-def _accelerators(connection: Connection, stays: Mapping[str, Sequence[InventoryRow]]) -> dict[str, int]:
+def _accelerators(connection: Connection, placements: Mapping[str, Sequence[InventoryRow]]) -> dict[str, int]:
     """Ids by uuid; an accelerator that an agent described keeps its model, one without gets the inventory's."""
     connection.execute(
         "INSERT INTO accelerator AS old (uuid, device_uuid, model) "
         "SELECT uuid, uuid, model FROM unnest(%s::text[], %s::text[]) AS given (uuid, model) "
         "ON CONFLICT (uuid) DO UPDATE SET model = excluded.model WHERE old.model = '' AND excluded.model <> ''",
-        (sorted(stays), [stays[uuid][0].gpu_model for uuid in sorted(stays)]),
+        (sorted(placements), [placements[uuid][0].gpu_model for uuid in sorted(placements)]),
     )
-    rows = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(stays),))
+    rows = connection.execute("SELECT uuid, id FROM accelerator WHERE uuid = ANY(%s)", (list(placements),))
     return dict(rows.fetchall())
 
 

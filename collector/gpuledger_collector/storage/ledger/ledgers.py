@@ -34,7 +34,7 @@ from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.rating import Charge, ImportedUsage
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
-from gpuledger_collector.accounting.usage import Contradiction, StretchFact, UsagePiece
+from gpuledger_collector.accounting.usage import Contradiction, HourlyUsage, UsageInterval
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.billing import commitments, periods, prices, reattributions
@@ -43,7 +43,7 @@ from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import claims, inventory, months, reports, rules, usage, workloads, zones
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import minutes, partitions
-from gpuledger_collector.storage.telemetry import node_utilization as heat
+from gpuledger_collector.storage.telemetry import node_utilization as node_utilization
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
@@ -139,20 +139,22 @@ class LedgerUnit:
         """Capacity that overlaps the period."""
         return inventory.capacity(self.connection, period)
 
-    def stretches(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[StretchFact]:
+    def usage_intervals(self, accelerator_ids: Sequence[int], period: Period) -> Iterable[UsageInterval]:
         """Evidence of these accelerators that overlaps the period."""
-        return usage.stretches(self.connection, accelerator_ids, period)
+        return usage.usage_intervals(self.connection, accelerator_ids, period)
 
     def latest_evidence_ms(self, since_ms: int) -> int | None:
         """Where the newest evidence that begins at or after an instant ends; None when there is none."""
-        row = self.connection.execute("SELECT max(end_ms) FROM stretch WHERE start_ms >= %s", (since_ms,)).fetchone()
+        row = self.connection.execute(
+            "SELECT max(end_ms) FROM usage_interval WHERE start_ms >= %s", (since_ms,)
+        ).fetchone()
         return None if row is None else row[0]
 
-    def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[UsagePiece]) -> None:
+    def replace_usage(self, hours: Sequence[tuple[int, int]], pieces: Sequence[HourlyUsage]) -> None:
         """The hourly ledger of these (accelerator, hour) pairs becomes these pieces."""
         usage.replace(self.connection, hours, pieces)
 
-    def roll_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
+    def roll_up_minutes(self, hours: Sequence[tuple[int, int]]) -> None:
         """Minutes of these (accelerator, hour) pairs and their nodes' heat; the idle search returns to late ones.
 
         Hours whose minutes retention has removed are passed over: made again of one accelerator, they would be the
@@ -160,8 +162,8 @@ class LedgerUnit:
         """
         gone_before_ms = minutes.gone_before(self.connection)
         kept = [pair for pair in hours if pair[1] >= gone_before_ms]
-        usage.roll_minutes(self.connection, kept)
-        heat.roll(self.connection, kept)
+        usage.roll_up_minutes(self.connection, kept)
+        node_utilization.roll(self.connection, kept)
         if kept:
             findings.mark_late(self.connection, "idle", min(hour_ms for _, hour_ms in kept))
 
@@ -171,14 +173,14 @@ class LedgerUnit:
 
     def mark_days(self, days_ms: Iterable[int]) -> None:
         """Add a mark to each of these days."""
-        self.connection.execute("INSERT INTO dirty_day (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),))
+        self.connection.execute("INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),))
 
     def days_to_rate(self, period: Period, now_ms: int) -> Sequence[int]:
         """Days with a mark, or with capacity, a commitment or imported usage and no proof up to their end or now."""
         calendar = self.calendar()
         first = self.connection.execute(
             "SELECT min(at) FROM (SELECT min(in_ms) AS at FROM capacity UNION ALL SELECT min(start_ms) "
-            "FROM imported_usage UNION ALL SELECT min(day_ms) FROM dirty_day "
+            "FROM imported_usage UNION ALL SELECT min(day_ms) FROM day_recompute "
             "UNION ALL SELECT min(starts_ms) FROM commitment WHERE superseded_at IS NULL) AS first_evidence"
         ).fetchone()
         end_ms = min(period.end_ms, now_ms)
@@ -192,14 +194,15 @@ class LedgerUnit:
         rows = self.connection.execute(
             """
             SELECT d FROM unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS days (d, stop)
-            WHERE d IN (SELECT day_ms FROM dirty_day) OR ((
+            WHERE d IN (SELECT day_ms FROM day_recompute) OR ((
                 EXISTS (SELECT FROM capacity c WHERE c.in_ms < least(stop, %(now)s)
                     AND (c.out_ms IS NULL OR c.out_ms > d))
                 OR EXISTS (SELECT FROM imported_usage u WHERE u.start_ms < least(stop, %(now)s)
                     AND (u.end_ms IS NULL OR u.end_ms > d))
                 OR EXISTS (SELECT FROM commitment m WHERE m.superseded_at IS NULL
                     AND m.starts_ms < least(stop, %(now)s) AND m.ends_ms > d)
-            ) AND NOT EXISTS (SELECT FROM day_proof p WHERE p.day_ms = d AND p.until_ms >= least(stop, %(now)s)))
+            ) AND NOT EXISTS (SELECT FROM conservation_check p WHERE p.day_ms = d AND p.until_ms >= least(stop,
+            %(now)s)))
             ORDER BY d
             """,
             {"starts": starts, "ends": ends, "now": now_ms},
@@ -208,7 +211,7 @@ class LedgerUnit:
 
     def _align_marks(self, calendar: Calendar) -> None:
         """What marks UTC days (imports, prices, rules) marks the days of the bill that they touch."""
-        marks = [int(row[0]) for row in self.connection.execute("SELECT DISTINCT day_ms FROM dirty_day")]
+        marks = [int(row[0]) for row in self.connection.execute("SELECT DISTINCT day_ms FROM day_recompute")]
         known = set(marks)
         missing: set[int] = set()
         foreign: list[int] = []
@@ -222,9 +225,9 @@ class LedgerUnit:
         if missing - known:
             self.mark_days(missing - known)
         if foreign:
-            self.connection.execute("DELETE FROM dirty_day WHERE day_ms = ANY(%s)", (foreign,))
+            self.connection.execute("DELETE FROM day_recompute WHERE day_ms = ANY(%s)", (foreign,))
 
-    def pieces(self, day: Period) -> Sequence[UsagePiece]:
+    def pieces(self, day: Period) -> Sequence[HourlyUsage]:
         """The hourly ledger of a day."""
         return usage.pieces(self.connection, day)
 
@@ -266,7 +269,7 @@ class LedgerUnit:
 
     def replace_day(self, day_ms: int, rated: RatedDay, now_ms: int) -> None:
         """The day's charges, ledger lines and proof become these; the marks of the day that were seen are removed."""
-        for table in ("charge", "ledger_day", "day_proof", "dirty_day"):
+        for table in ("charge", "ledger_day", "conservation_check", "day_recompute"):
             self.connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
         owners = self._owner_ids({charge.owner for charge in rated.charges if charge.owner is not None})
         with self.connection.cursor().copy(f"COPY charge ({_CHARGE_COLUMNS}) FROM STDIN") as copy:
@@ -275,7 +278,9 @@ class LedgerUnit:
         with self.connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
             for line in rated.lines:
                 copy.write_row(_line_cells(line, owners))
-        _insert_proof(self.connection, "day_proof", rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+        _insert_proof(
+            self.connection, "conservation_check", rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+        )
 
     def lacks_month(self, now_ms: int) -> bool:
         """Whether a month that is over and has rated days is not added up."""
@@ -309,7 +314,7 @@ class LedgerUnit:
         with self.connection.cursor().copy(f"COPY correction ({columns}) FROM STDIN") as copy:
             for charge in lines:
                 copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners)))
-        self.connection.execute("DELETE FROM dirty_day WHERE day_ms = %s", (day_ms,))
+        self.connection.execute("DELETE FROM day_recompute WHERE day_ms = %s", (day_ms,))
         if lines:
             self.connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
             at = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)

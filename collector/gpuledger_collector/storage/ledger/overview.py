@@ -94,9 +94,12 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     assert row is not None
     counts = tuple((str(health), int(number)) for health, number, _ in healths)
     return Fleet(
-        sum(number for _, number in counts), sum(int(micro) for _, _, micro in healths), counts,
-        tuple((str(node), str(card), str(cause)) for node, card, cause in causes), *row,
-    )  # fmt: skip
+        sum(number for _, number in counts),
+        sum(int(micro) for _, _, micro in healths),
+        counts,
+        tuple((str(node), str(card), str(cause)) for node, card, cause in causes),
+        *row,
+    )
 
 
 def nodes(connection: Connection) -> list[Node]:

@@ -107,7 +107,7 @@ def settle(
 
 def _complete_since(connection: Connection) -> int:
     """Where evidence begins of which retention has removed nothing that a decision looks back at."""
-    row = connection.execute("SELECT max(day_ms) FROM dropped_day").fetchone()
+    row = connection.execute("SELECT max(day_ms) FROM expired_day").fetchone()
     return 0 if row is None or row[0] is None else int(row[0]) + DAY_MS + RETURN_MS + _LONGEST_MS
 
 
@@ -148,7 +148,7 @@ def _sightings(
         f"""
         SELECT DISTINCT s.accelerator_id, s.start_ms, s.end_ms, n.name, s.node_id, t.id, t.model,
             coalesce(t.mig_instance, ''), t.gpu_micro, t.pool
-        FROM stretch s JOIN node n ON n.id = s.node_id
+        FROM usage_interval s JOIN node n ON n.id = s.node_id
         LEFT JOIN accelerator_attributes t ON t.id = s.accelerator_attributes_id
         WHERE s.accelerator_id = ANY(%s) AND s.start_ms >= {int(max(0, from_ms - _LONGEST_MS))}
         """,
@@ -255,8 +255,8 @@ def _mark(connection: Connection, number: int, changed: Period) -> None:
     changed = Period(changed.start_ms - changed.start_ms % HOUR_MS, changed.end_ms + -changed.end_ms % HOUR_MS)
     connection.execute(
         f"""
-        INSERT INTO dirty_hour (accelerator_id, hour_ms)
-        SELECT DISTINCT accelerator_id, h FROM stretch,
+        INSERT INTO hour_recompute (accelerator_id, hour_ms)
+        SELECT DISTINCT accelerator_id, h FROM usage_interval,
             generate_series(start_ms - start_ms %% {HOUR_MS}, greatest(end_ms - 1, start_ms), {HOUR_MS}) AS h
         WHERE accelerator_id = %s AND start_ms >= {int(max(0, changed.start_ms - _LONGEST_MS))}
             AND start_ms < {int(changed.end_ms)} AND end_ms > {int(changed.start_ms)}
@@ -265,6 +265,6 @@ def _mark(connection: Connection, number: int, changed: Period) -> None:
         prepare=False,
     )
     connection.execute(
-        "INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof WHERE day_ms > %s AND day_ms < %s",
+        "INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check WHERE day_ms > %s AND day_ms < %s",
         (changed.start_ms - 2 * DAY_MS, changed.end_ms),
     )

@@ -198,7 +198,7 @@ def proofs(connection: Connection, period: Period) -> list[Proof]:
     columns = """day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns,
         capacity_cost, charged_cost, until_ms, holds, commitments, stranded_ns"""
     rows = connection.execute(
-        f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM day_proof "
+        f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM conservation_check "
         f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
         "ORDER BY day_ms, corrected DESC",
         (period.start_ms, period.end_ms),
@@ -208,7 +208,7 @@ def proofs(connection: Connection, period: Period) -> list[Proof]:
 
 def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
     """Every rated day (its start) and when it was rated last, corrections of a closed one left out."""
-    return connection.execute("SELECT day_ms, proved_at FROM day_proof ORDER BY day_ms").fetchall()
+    return connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms").fetchall()
 
 
 def _proof(row: tuple[Any, ...]) -> Proof:

@@ -58,7 +58,7 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
     changed = [known[content] for content in known if content not in wanted] + new
     usage.mark_cuts(connection, edges_of(changed))
     if gone or new:
-        marked = connection.execute("INSERT INTO dirty_day (day_ms) SELECT day_ms FROM day_proof").rowcount
+        marked = connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check").rowcount
     return ImportOutcome(len(new), 0, len(wanted) - len(new), marked)
 
 

@@ -51,9 +51,12 @@ _LINES = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, 
 
 
 def listed(
-    connection: Connection, period: Period, owner: Mapping[str, str], name: str | None = None,
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    name: str | None = None,
     ids: Sequence[int] | None = None,
-) -> list[RunRow]:  # fmt: skip
+) -> list[RunRow]:
     """Workloads that were charged for days of the period, corrections of those days included.
 
     `owner`: levels that the bearer of its charges must have; `name`, `ids`: only workloads of this name, or these.
@@ -115,7 +118,7 @@ def counted(connection: Connection, ids: Sequence[int], period: Period) -> dict[
 
 
 def held_hours(connection: Connection, workload_id: int, cards: Sequence[int], period: Period) -> list[HeldHour]:
-    """What a workload had of these accelerators, atom by atom."""
+    """What a workload had of these accelerators, rating interval by rating interval."""
     rows = connection.execute(
         "SELECT u.accelerator_id, u.hour_ms, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, EXISTS (SELECT FROM "
         "usage_hour other WHERE other.accelerator_id = u.accelerator_id AND other.hour_ms = u.hour_ms "
@@ -135,8 +138,18 @@ def named_cards(connection: Connection, cards: Sequence[int]) -> dict[int, tuple
     return {row[0]: (row[1], row[2], row[3]) for row in rows}
 
 
-READINGS = ("utilization_ratio", "zero_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio",
-            "memory_used_bytes", "power_watts", "temperature_celsius", "sm_clock_hertz", "slowed_ratio")  # fmt: skip
+READINGS = (
+    "utilization_ratio",
+    "zero_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "memory_used_bytes",
+    "power_watts",
+    "temperature_celsius",
+    "sm_clock_hertz",
+    "slowed_ratio",
+)
 TRAFFIC = {
     "nvlink_bytes_per_second": "gpu_nvlink_transmit_bytes_per_second + gpu_nvlink_receive_bytes_per_second",
     "pcie_receive_bytes_per_second": "gpu_pcie_receive_bytes_per_second",

@@ -1,4 +1,4 @@
-"""Usage in Postgres: stretches and marks in, the hourly ledger and the minute rollup out."""
+"""Usage in Postgres: usage intervals and marks in, the hourly ledger and the minute rollup out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.ports import Mark
-from gpuledger_collector.accounting.usage import StretchFact, UsagePiece
+from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-_LONGEST_STRETCH_MS = DAY_MS
+_LONGEST_USAGE_INTERVAL_MS = DAY_MS
 """Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
-_STRETCH = """accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms, energy_mj,
+_USAGE_INTERVAL = """accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,
+    unknown_ms, energy_mj,
     node_id, epoch::text, seq, record, coalesce(n.name, ''), coalesce(s.workload_attributes_id,
         (SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = s.workload_id))"""
 
@@ -22,8 +23,8 @@ _STRETCH = """accelerator_id, workload_id, state, start_ms, end_ms, held_ms, bus
 def marks(connection: Connection, period: Period, limit: int | None) -> list[Mark]:
     """Dirty hours of the period, by hour and accelerator, but for those whose evidence retention has removed."""
     rows = connection.execute(
-        "SELECT id, accelerator_id, hour_ms FROM dirty_hour WHERE hour_ms >= %s AND hour_ms < %s "
-        "AND NOT EXISTS (SELECT FROM dropped_day WHERE hour_ms >= day_ms AND hour_ms < day_ms + 172800000) "
+        "SELECT id, accelerator_id, hour_ms FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s "
+        "AND NOT EXISTS (SELECT FROM expired_day WHERE hour_ms >= day_ms AND hour_ms < day_ms + 172800000) "
         "ORDER BY hour_ms, accelerator_id, id LIMIT %s",
         (period.start_ms - HOUR_MS + 1, period.end_ms, limit),
     )
@@ -32,27 +33,28 @@ def marks(connection: Connection, period: Period, limit: int | None) -> list[Mar
 
 def drop_marks(connection: Connection, ids: Iterable[int]) -> None:
     """Remove exactly these marks."""
-    connection.execute("DELETE FROM dirty_hour WHERE id = ANY(%s)", (list(ids),))
+    connection.execute("DELETE FROM hour_recompute WHERE id = ANY(%s)", (list(ids),))
 
 
-def stretches(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[StretchFact]:
+def usage_intervals(connection: Connection, accelerator_ids: Sequence[int], period: Period) -> Iterator[UsageInterval]:
     """Evidence of use that overlaps the period. The bounds stand in the text, so that the plan names the partitions."""
     rows = connection.execute(
-        f"SELECT {_STRETCH} FROM stretch s LEFT JOIN node n ON n.id = s.node_id WHERE accelerator_id = ANY(%s) "
+        f"SELECT {_USAGE_INTERVAL} FROM usage_interval s LEFT JOIN node n ON n.id = s.node_id WHERE accelerator_id "
+        f"= ANY(%s) "
         f"AND start_ms < {int(period.end_ms)} AND end_ms > {int(period.start_ms)} "
-        f"AND start_ms >= {int(period.start_ms) - _LONGEST_STRETCH_MS} AND state <> 'present'",
+        f"AND start_ms >= {int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS} AND state <> 'present'",
         (list(accelerator_ids),),
         prepare=False,
     )
     for row in rows:
-        yield StretchFact(*row)
+        yield UsageInterval(*row)
 
 
-def replace(connection: Connection, hours: Sequence[tuple[int, int]], pieces: Sequence[UsagePiece]) -> None:
+def replace(connection: Connection, hours: Sequence[tuple[int, int]], pieces: Sequence[HourlyUsage]) -> None:
     """The hourly ledger of these (accelerator, hour) pairs becomes these pieces.
 
-    A piece stands under the start of its atom in `hour_ms`: the hour itself, or the instant inside it at which a
-    price changed or the accelerator moved.
+    A piece stands under the start of its rating interval in `hour_ms`: the hour itself, or the instant inside it at
+    which a price changed or the accelerator moved.
     """
     connection.execute(
         "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms) "
@@ -80,8 +82,10 @@ def replace(connection: Connection, hours: Sequence[tuple[int, int]], pieces: Se
             )
 
 
-def pieces(connection: Connection, day: Period) -> list[UsagePiece]:
-    """The hourly ledger of a day by accelerator and atom; what is stored is an atom's start, so each ends its hour."""
+def pieces(connection: Connection, day: Period) -> list[HourlyUsage]:
+    """The hourly ledger of a day by accelerator and rating interval; what is stored is an rating interval's start, so
+    each ends its hour.
+    """
     rows = connection.execute(
         "SELECT accelerator_id, hour_ms, hour_ms - hour_ms %% %s + %s, state, workload_id, held_ms, busy_ms, idle_ms, "
         "unknown_ms, energy_mj, coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
@@ -89,10 +93,10 @@ def pieces(connection: Connection, day: Period) -> list[UsagePiece]:
         "ORDER BY accelerator_id, hour_ms, state, workload_id NULLS FIRST",
         (HOUR_MS, HOUR_MS, day.start_ms, day.end_ms),
     )
-    return [UsagePiece(*row) for row in rows]
+    return [HourlyUsage(*row) for row in rows]
 
 
-def roll_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
+def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
     """The minute rollup of these (accelerator, hour) pairs is made again from the samples."""
     if not hours:
         return
@@ -153,13 +157,13 @@ def sampled_hours(connection: Connection, period: Period) -> list[tuple[int, int
 
 
 def mark_evidence(connection: Connection, accelerator_ids: Sequence[int], start_ms: int, end_ms: int) -> None:
-    """Mark every hour in which these accelerators have stretches between two instants, to be folded again."""
+    """Mark every hour in which these accelerators have usage intervals between two instants, to be folded again."""
     connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) "
-        "SELECT DISTINCT accelerator_id, h FROM stretch, "
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) "
+        "SELECT DISTINCT accelerator_id, h FROM usage_interval, "
         "generate_series(start_ms - start_ms %% %s, greatest(end_ms - 1, start_ms), %s) AS h "
         "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s",
-        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms, start_ms - _LONGEST_STRETCH_MS),
+        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms, start_ms - _LONGEST_USAGE_INTERVAL_MS),
     )
 
 
@@ -173,7 +177,7 @@ def mark_cuts(connection: Connection, instants: Iterable[int]) -> None:
 def mark_cut_hours(connection: Connection, hours_ms: Sequence[int]) -> None:
     """Mark these hours for every accelerator that has usage in them: they are cut in another way."""
     connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) SELECT DISTINCT u.accelerator_id, h "
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT u.accelerator_id, h "
         "FROM unnest(%s::bigint[]) AS h JOIN usage_hour u ON u.hour_ms >= h AND u.hour_ms < h + %s",
         (list(hours_ms), HOUR_MS),
     )

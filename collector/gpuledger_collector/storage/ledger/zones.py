@@ -90,22 +90,22 @@ def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
     )
     cut = {int(hour) for (hour,) in hours}
     bounds = connection.execute(
-        "SELECT min(day_ms), max(until_ms) FROM day_proof WHERE day_ms >= %s", (from_ms,)
+        "SELECT min(day_ms), max(until_ms) FROM conservation_check WHERE day_ms >= %s", (from_ms,)
     ).fetchone()
     if bounds is not None and bounds[0] is not None:
         cut |= {at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))}
     usage.mark_cut_hours(connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms))
     marked = connection.execute(
         """
-        INSERT INTO dirty_day (day_ms) SELECT DISTINCT at - at %% %(day)s FROM (
-            SELECT day_ms AS at FROM day_proof WHERE day_ms >= %(from)s
-            UNION ALL SELECT until_ms - 1 FROM day_proof WHERE day_ms >= %(from)s AND until_ms > day_ms
-            UNION ALL SELECT day_ms FROM dirty_day UNION ALL SELECT day_ms + %(day)s - 1 FROM dirty_day
+        INSERT INTO day_recompute (day_ms) SELECT DISTINCT at - at %% %(day)s FROM (
+            SELECT day_ms AS at FROM conservation_check WHERE day_ms >= %(from)s
+            UNION ALL SELECT until_ms - 1 FROM conservation_check WHERE day_ms >= %(from)s AND until_ms > day_ms
+            UNION ALL SELECT day_ms FROM day_recompute UNION ALL SELECT day_ms + %(day)s - 1 FROM day_recompute
         ) AS touched
         """,
         {"day": DAY_MS, "from": from_ms},
     ).rowcount
-    connection.execute("DELETE FROM dirty_day WHERE day_ms %% %s <> 0", (DAY_MS,))
-    for table in ("charge", "ledger_day", "day_proof"):
+    connection.execute("DELETE FROM day_recompute WHERE day_ms %% %s <> 0", (DAY_MS,))
+    for table in ("charge", "ledger_day", "conservation_check"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms >= %s", (from_ms,))
     return marked

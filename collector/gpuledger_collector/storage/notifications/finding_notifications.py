@@ -1,4 +1,6 @@
-"""Letters and actions in Postgres (jobs.write_letters, jobs.act_on_idle): each episode is told in one transaction."""
+"""Letters and actions in Postgres (jobs.notify_findings, jobs.reclaim_idle): each episode is told in one
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+from gpuledger_collector.storage.notifications import notification_rules as notification_rules
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.finding_rules import (
     ANOMALY,
@@ -28,31 +30,59 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     Card,
     Contact,
     Holding,
-    Letter,
+    Notification,
 )
 from gpuledger_collector.storage.notifications.messages import Message
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LATELY_MS = 2 * DAY_MS
 """What was seen of an anomaly longer ago than this is history."""
-_LETTER = ("id", "key", "kind", "subject", "team", "recipients", "findings", "since_ms", "until_ms", "told_ms",
-           "escalated_ms", "acked_ms", "acked_by", "ack_until_ms", "why", "closed_ms")  # fmt: skip
-_ACTION = ("id", "key", "letter_id", "what", "target", "team", "state", "first_shown_ms", "last_shown_ms",
-           "acted_ms", "done_ms", "detail")  # fmt: skip
+_LETTER = (
+    "id",
+    "key",
+    "kind",
+    "subject",
+    "team",
+    "recipients",
+    "findings",
+    "since_ms",
+    "until_ms",
+    "told_ms",
+    "escalated_ms",
+    "acked_ms",
+    "acked_by",
+    "ack_until_ms",
+    "why",
+    "closed_ms",
+)
+_ACTION = (
+    "id",
+    "key",
+    "notification_id",
+    "what",
+    "target",
+    "team",
+    "state",
+    "first_shown_ms",
+    "last_shown_ms",
+    "acted_ms",
+    "done_ms",
+    "detail",
+)
 
 
 @dataclass(frozen=True)
-class LetterBook:
+class NotificationStore:
     """Where letters are kept; `connect` opens an autocommit connection."""
 
     connect: Callable[[], Connection]
 
     @contextmanager
-    def unit(self) -> Iterator[LetterUnit]:
+    def unit(self) -> Iterator[NotificationTransaction]:
         """A transaction, alone in writing letters; undone when the block raises."""
         with self.connect() as connection, connection.transaction():
             locks.take(connection, Lock.LETTERS)
-            yield LetterUnit(connection)
+            yield NotificationTransaction(connection)
 
     @contextmanager
     def alone(self, action: Action) -> Iterator[bool]:
@@ -66,7 +96,7 @@ class LetterBook:
 
 @dataclass
 class Rehearsal:
-    """jobs.write_letters.Letters whose letters are kept nowhere but in `put`; `connection` is an autocommit one."""
+    """jobs.notify_findings.Letters whose letters are kept nowhere but in `put`; `connection` is an autocommit one."""
 
     connection: Connection
     put: list[Message] = field(default_factory=list)
@@ -79,18 +109,18 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
-class LetterUnit:
+class NotificationTransaction:
     """What the writing of letters reads and writes, over one connection inside a transaction."""
 
     connection: Connection
 
     def contacts(self) -> Sequence[Contact]:
         """Who is written to."""
-        return letter_rules.contacts(self.connection)
+        return notification_rules.contacts(self.connection)
 
     def actions(self) -> Sequence[ActionRule]:
         """What teams opted in to."""
-        return letter_rules.actions(self.connection)
+        return notification_rules.actions(self.connection)
 
     def prices(self) -> Sequence[Price]:
         """The price book in force."""
@@ -115,42 +145,58 @@ class LetterUnit:
         rows = findings.named(self.connection, IDLE, start_ms, end_ms)
         return [{**row, "gpu_micro": sizes.get(row["accelerator_id"], 0)} for row in rows]
 
-    def letters(self, kind: str, since_ms: int) -> Sequence[Letter]:
+    def notifications(self, kind: str, since_ms: int) -> Sequence[Notification]:
         """Letters of a kind that were told since, go on, or are meant so."""
         rows = self.connection.execute(
-            f"SELECT {', '.join(_LETTER)} FROM letter WHERE kind = %s "
+            f"SELECT {', '.join(_LETTER)} FROM notification WHERE kind = %s "
             "AND (told_ms >= %s OR closed_ms IS NULL OR ack_until_ms >= %s) ORDER BY id",
             (kind, since_ms, since_ms),
         )
-        return [_letter(row) for row in rows]
+        return [_notification(row) for row in rows]
 
-    def add(self, letter: Letter) -> int | None:
+    def add(self, notification: Notification) -> int | None:
         """A letter, with its number; None when its episode was told before."""
         row = self.connection.execute(
-            "INSERT INTO letter (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms) "
+            "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms) "
             "VALUES (%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s) ON CONFLICT (key) DO NOTHING RETURNING id",
-            (letter.key, letter.kind, letter.subject, letter.team, json.dumps(letter.recipients),
-             json.dumps(letter.findings), letter.since_ms, letter.until_ms, letter.told_ms),
-        ).fetchone()  # fmt: skip
+            (
+                notification.key,
+                notification.kind,
+                notification.subject,
+                notification.team,
+                json.dumps(notification.recipients),
+                json.dumps(notification.findings),
+                notification.since_ms,
+                notification.until_ms,
+                notification.told_ms,
+            ),
+        ).fetchone()
         return None if row is None else int(row[0])
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, notification: Notification) -> None:
         """A letter as it is now."""
         self.connection.execute(
-            "UPDATE letter SET findings = %s::jsonb, until_ms = %s, escalated_ms = %s, closed_ms = %s WHERE id = %s",
-            (json.dumps(letter.findings), letter.until_ms, letter.escalated_ms, letter.closed_ms, letter.id),
+            "UPDATE notification SET findings = %s::jsonb, until_ms = %s, escalated_ms = %s, closed_ms = %s WHERE "
+            "id = %s",
+            (
+                json.dumps(notification.findings),
+                notification.until_ms,
+                notification.escalated_ms,
+                notification.closed_ms,
+                notification.id,
+            ),
         )
 
     def put(self, message: Message) -> bool:
         """A message of this transaction."""
         return outbox.put(self.connection, message)
 
-    def sent_ms(self, letter: Letter) -> int | None:
+    def sent_ms(self, notification: Notification) -> int | None:
         """When one of those it was for had the letter, by itself or in a digest; None: nobody yet."""
         row = self.connection.execute(
             "SELECT min(coalesce(d.sent_ms, o.sent_ms)) FROM outbox o LEFT JOIN outbox d ON d.id = o.digest_id "
             "WHERE o.kind = %s AND o.key = ANY(%s) AND (o.state = 'sent' OR o.state = 'joined' AND d.state = 'sent')",
-            (letter.kind, message_keys(self.connection, letter)),
+            (notification.kind, message_keys(self.connection, notification)),
         ).fetchone()
         return None if row is None or row[0] is None else int(row[0])
 
@@ -161,14 +207,16 @@ class LetterUnit:
         )
         return [Action(*row) for row in rows]
 
-    def show(self, key: str, letter: Letter, rule: ActionRule, target: Mapping[str, str], at_ms: int) -> bool:
+    def show(
+        self, key: str, notification: Notification, rule: ActionRule, target: Mapping[str, str], at_ms: int
+    ) -> bool:
         """A dry run shows this; False when it was done before. What was spared begins anew."""
         row = self.connection.execute(
-            "INSERT INTO action AS a (key, letter_id, what, target, team, state, first_shown_ms, last_shown_ms) "
+            "INSERT INTO action AS a (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms) "
             "VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON CONFLICT (key) DO UPDATE SET state = 'shown', "
             "last_shown_ms = excluded.last_shown_ms, detail = '', first_shown_ms = CASE WHEN a.state = 'spared' "
             "THEN excluded.first_shown_ms ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
-            (key, letter.id, rule.do, json.dumps(dict(target)), letter.team, at_ms, at_ms),
+            (key, notification.id, rule.do, json.dumps(dict(target)), notification.team, at_ms, at_ms),
         ).fetchone()
         return row is not None
 
@@ -207,7 +255,7 @@ class LetterUnit:
 
 
 @dataclass(frozen=True)
-class RehearsedUnit(LetterUnit):
+class RehearsedUnit(NotificationTransaction):
     """The same, which remembers the messages."""
 
     messages: list[Message]
@@ -222,24 +270,29 @@ class RehearsedUnit(LetterUnit):
 
 def _change(action: Action, before: str | None, after: str, detail: str = "") -> audit.Change:
     def said(state: str) -> dict[str, object]:
-        return {"do": action.what, "target": dict(action.target), "letter": action.letter_id, "state": state}
+        return {
+            "do": action.what,
+            "target": dict(action.target),
+            "notification": action.notification_id,
+            "state": state,
+        }
 
     old = None if before is None else said(before)
     return audit.Change("give_back", action.key, old, {**said(after), **({"detail": detail} if detail else {})})
 
 
-def _letter(row: Sequence[Any]) -> Letter:
+def _notification(row: Sequence[Any]) -> Notification:
     facts = dict(zip(_LETTER, row, strict=True))
-    return Letter(**{**facts, "recipients": tuple(facts["recipients"]), "findings": tuple(facts["findings"])})
+    return Notification(**{**facts, "recipients": tuple(facts["recipients"]), "findings": tuple(facts["findings"])})
 
 
-def message_keys(connection: Connection, letter: Letter) -> list[str]:
+def message_keys(connection: Connection, notification: Notification) -> list[str]:
     """Keys of the messages that told of a letter: those of the letters that went out with it, at its instant."""
     rows = connection.execute(
-        "SELECT id FROM letter WHERE kind = %s AND told_ms = %s AND recipients = %s::jsonb",
-        (letter.kind, letter.told_ms, json.dumps(letter.recipients)),
+        "SELECT id FROM notification WHERE kind = %s AND told_ms = %s AND recipients = %s::jsonb",
+        (notification.kind, notification.told_ms, json.dumps(notification.recipients)),
     )
-    return [f"{letter.kind}/{number}" for (number,) in rows]
+    return [f"{notification.kind}/{number}" for (number,) in rows]
 
 
 def holdings(connection: Connection, at_ms: int) -> list[Holding]:
@@ -259,10 +312,18 @@ def holdings(connection: Connection, at_ms: int) -> list[Holding]:
     since = {number: min(card.finding.since_ms for card in cards) for number, cards in by_workload.items()}
     held = _held(connection, since, at_ms)
     made = [
-        Holding(row[0], row[1], row[2], row[3], row[4], row[5], tuple(by_workload[row[0]]),
-                max(held.get(row[0], 0), len(by_workload[row[0]])))
+        Holding(
+            row[0],
+            row[1],
+            row[2],
+            row[3],
+            row[4],
+            row[5],
+            tuple(by_workload[row[0]]),
+            max(held.get(row[0], 0), len(by_workload[row[0]])),
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     return sorted(made, key=lambda one: (-max((day for _, _, day in one.money()), default=0), one.workload_id))
 
 
@@ -281,42 +342,48 @@ def _held(connection: Connection, since_ms: Mapping[int, int], at_ms: int) -> di
     return {int(workload): int(count) for workload, count in rows}
 
 
-def acknowledge(connection: Connection, letter_id: int, who: str, until_ms: int, why: str, at_ms: int) -> Letter | None:
+def acknowledge(
+    connection: Connection, notification_id: int, who: str, until_ms: int, why: str, at_ms: int
+) -> Notification | None:
     """It is meant so until then, in the caller's transaction and in the audit log; None where there is no such one."""
     row = connection.execute(
-        "UPDATE letter SET acked_ms = %s, acked_by = %s, ack_until_ms = %s, why = %s WHERE id = %s "
+        "UPDATE notification SET acked_ms = %s, acked_by = %s, ack_until_ms = %s, why = %s WHERE id = %s "
         f"RETURNING {', '.join(_LETTER)}",
-        (at_ms, who, until_ms, why, letter_id),
+        (at_ms, who, until_ms, why, notification_id),
     ).fetchone()
     if row is None:
         return None
-    letter = _letter(row)
-    change = audit.Change("letter", letter.key, None, {"meant_so_until_ms": until_ms, "why": why, "by": who})
+    notification = _notification(row)
+    change = audit.Change(
+        "notification", notification.key, None, {"acknowledged_until_ms": until_ms, "why": why, "by": who}
+    )
     audit.record(connection, [change], at_ms, who)
-    return letter
+    return notification
 
 
-def by_id(connection: Connection, letter_id: int) -> Letter | None:
+def by_id(connection: Connection, notification_id: int) -> Notification | None:
     """A letter by its number."""
-    row = connection.execute(f"SELECT {', '.join(_LETTER)} FROM letter WHERE id = %s", (letter_id,)).fetchone()
-    return None if row is None else _letter(row)
-
-
-def subject_of(connection: Connection, letter: Letter) -> str:
-    """What a letter is about, as people call it."""
-    if letter.kind != IDLE:
-        job = letter.matter.removeprefix(letter.subject).removeprefix(":")
-        return f"spending of {f'{job} of ' if job else ''}{letter.subject.rpartition(':')[0]}"
     row = connection.execute(
-        "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s", (letter.subject,)
+        f"SELECT {', '.join(_LETTER)} FROM notification WHERE id = %s", (notification_id,)
     ).fetchone()
-    return letter.subject if row is None else str(row[0])
+    return None if row is None else _notification(row)
 
 
-def newest(connection: Connection, most: int) -> list[Letter]:
+def subject_of(connection: Connection, notification: Notification) -> str:
+    """What a letter is about, as people call it."""
+    if notification.kind != IDLE:
+        job = notification.matter.removeprefix(notification.subject).removeprefix(":")
+        return f"spending of {f'{job} of ' if job else ''}{notification.subject.rpartition(':')[0]}"
+    row = connection.execute(
+        "SELECT coalesce(nullif(name, ''), external_id) FROM workload WHERE id::text = %s", (notification.subject,)
+    ).fetchone()
+    return notification.subject if row is None else str(row[0])
+
+
+def newest(connection: Connection, most: int) -> list[Notification]:
     """The last letters, newest first."""
-    rows = connection.execute(f"SELECT {', '.join(_LETTER)} FROM letter ORDER BY id DESC LIMIT %s", (most,))
-    return [_letter(row) for row in rows]
+    rows = connection.execute(f"SELECT {', '.join(_LETTER)} FROM notification ORDER BY id DESC LIMIT %s", (most,))
+    return [_notification(row) for row in rows]
 
 
 def actions(connection: Connection, most: int) -> list[Action]:

@@ -1,4 +1,5 @@
-"""Letters about what was found: who is written to, what is worth a letter, how it is given back, and what may be done.
+"""Notifications about what was found: who is written to, what is worth a letter, how it is given back, and what may be
+done.
 
 A letter is about an episode: one workload that holds GPUs which do nothing. What decides is here and pure; the guards
 of the search (warm replicas, pauses with a rhythm, missing data) are held up a second time, because a wrong letter
@@ -143,7 +144,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Notification:
     """An episode that people were told of. `acked_ms`: it is meant so, until `ack_until_ms`."""
 
     id: int
@@ -165,10 +166,10 @@ class Letter:
 
     @property
     def matter(self) -> str:
-        """What it is about (see matter_of)."""
-        return matter_of(self.key, self.subject)
+        """What it is about (see deduplication_key)."""
+        return deduplication_key(self.key, self.subject)
 
-    def meant_so(self, at_ms: int) -> bool:
+    def acknowledged(self, at_ms: int) -> bool:
         """Whether somebody said that it is meant so, and that still holds."""
         return self.ack_until_ms is not None and at_ms < self.ack_until_ms
 
@@ -177,7 +178,7 @@ class Letter:
 class Section:
     """One workload in a letter, with the number that its link is made for."""
 
-    letter_id: int
+    notification_id: int
     holding: Holding
 
 
@@ -197,7 +198,7 @@ class IdleNews:
 class AnomalyNews:
     """Spending that stands out, of one owner."""
 
-    letter_id: int
+    notification_id: int
     finding: Finding
     at_ms: int
 
@@ -226,12 +227,12 @@ class SummaryNews:
     zone: str
     wasted: tuple[Wasted, ...]
     told: int
-    meant_so: int
+    acknowledged: int
     gave_back: int
     unreachable: tuple[str, ...] = field(default_factory=tuple)
 
 
-def matter_of(key: str, subject: str) -> str:
+def deduplication_key(key: str, subject: str) -> str:
     """What an episode is about: a workload, an owner's spending in a currency, or one job's storm, which its key names.
 
     A storm of some cents is another matter than the spending of the same owner: neither hides the other.
@@ -290,14 +291,14 @@ def recipients_of(holding: Holding, contacts: Sequence[Contact]) -> tuple[str, .
     return of_team(contacts, holding.team).recipients if address is None else (address,)
 
 
-def must_escalate(letter: Letter, contact: Contact, at_ms: int) -> bool:
+def must_escalate(notification: Notification, contact: Contact, at_ms: int) -> bool:
     """Whether nobody said anything for as long as the team allows, and its leads are to be told, once."""
     return (
         bool(contact.leads)
-        and letter.escalated_ms is None
-        and letter.closed_ms is None
-        and not letter.meant_so(at_ms)
-        and at_ms >= letter.told_ms + contact.escalate_days * DAY_MS
+        and notification.escalated_ms is None
+        and notification.closed_ms is None
+        and not notification.acknowledged(at_ms)
+        and at_ms >= notification.told_ms + contact.escalate_days * DAY_MS
     )
 
 
@@ -332,7 +333,7 @@ class Action:
 
     id: int
     key: str
-    letter_id: int
+    notification_id: int
     what: str
     target: Mapping[str, Any]
     team: str
@@ -357,7 +358,7 @@ def fits(rule: ActionRule, holding: Holding) -> dict[str, str] | None:
     return facts
 
 
-def may_act(rule: ActionRule, holding: Holding, letter: Letter, sent_ms: int | None, at_ms: int) -> str:
+def may_act(rule: ActionRule, holding: Holding, notification: Notification, sent_ms: int | None, at_ms: int) -> str:
     """Why a workload is spared now; '' when a dry run may show it. `sent_ms`: when its people's letter was taken."""
     if is_serving(holding.kind, holding.name, holding.tags):
         return "a warm replica of a service"
@@ -371,8 +372,8 @@ def may_act(rule: ActionRule, holding: Holding, letter: Letter, sent_ms: int | N
         return f"idle for less than {rule.after_minutes} minutes"
     if holding.confidence * 100 < rule.confidence:
         return f"less sure than {rule.confidence} %"
-    if letter.meant_so(at_ms):
-        return f"meant so, says {letter.acked_by or 'its owner'}"
+    if notification.acknowledged(at_ms):
+        return f"meant so, says {notification.acked_by or 'its owner'}"
     if sent_ms is None:
         return "its people were not told yet"
     if at_ms < sent_ms + rule.notice_minutes * MINUTE_MS:

@@ -36,7 +36,7 @@ def actions(connection: Connection) -> list[ActionRule]:
 
 def _current(connection: Connection, kind: str) -> dict[str, dict[str, Any]]:
     rows = connection.execute(
-        "SELECT name, terms FROM letter_rule WHERE kind = %s AND superseded_at IS NULL ORDER BY name", (kind,)
+        "SELECT name, terms FROM notification_rule WHERE kind = %s AND superseded_at IS NULL ORDER BY name", (kind,)
     )
     return {name: {key: _tuple(value) for key, value in terms.items()} for name, terms in rows}
 
@@ -65,18 +65,18 @@ def _replace(
 ) -> ImportOutcome:
     plain = {name: json.loads(json.dumps(terms)) for name, terms in wanted.items()}
     rows = connection.execute(
-        "SELECT name, terms FROM letter_rule WHERE kind = %s AND superseded_at IS NULL", (kind,)
+        "SELECT name, terms FROM notification_rule WHERE kind = %s AND superseded_at IS NULL", (kind,)
     ).fetchall()
     known: dict[str, Any] = dict(rows)
     changed = sorted(name for name in known.keys() | plain.keys() if known.get(name) != plain.get(name))
     connection.execute(
-        "UPDATE letter_rule SET superseded_at = %s WHERE kind = %s AND superseded_at IS NULL AND name = ANY(%s)",
+        "UPDATE notification_rule SET superseded_at = %s WHERE kind = %s AND superseded_at IS NULL AND name = ANY(%s)",
         (now, kind, changed),
     )
     for name in changed:
         if name in plain:
             connection.execute(
-                "INSERT INTO letter_rule (kind, name, terms, recorded_at) VALUES (%s, %s, %s::jsonb, %s)",
+                "INSERT INTO notification_rule (kind, name, terms, recorded_at) VALUES (%s, %s, %s::jsonb, %s)",
                 (kind, name, json.dumps(plain[name]), now),
             )
     changes = [audit.Change(kind, name, known.get(name), plain.get(name)) for name in changed]

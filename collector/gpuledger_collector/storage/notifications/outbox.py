@@ -22,7 +22,7 @@ import psycopg
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.notifications import notification_rules as letter_rules
+from gpuledger_collector.storage.notifications import notification_rules as notification_rules
 from gpuledger_collector.storage.notifications.delivery_rules import (
     DIGEST,
     Digest,
@@ -111,7 +111,7 @@ def rehearse(
 
 def _arrange(connection: Connection, now_ms: int, write: WriteDigest, on_step: OnStep) -> int:
     locks.take(connection, Lock.OUTBOX_PLAN)
-    rules = letter_rules.recipients(connection)
+    rules = notification_rules.recipients(connection)
     _plan(connection, rules, now_ms)
     on_step("planned")
     return _digests(connection, rules, now_ms, write, on_step)

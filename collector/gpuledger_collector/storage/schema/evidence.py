@@ -1,4 +1,4 @@
-"""What agents sent, as it came: batches, samples, stretches, and the samples of old days, packed."""
+"""What agents sent, as it came: batches, samples, usage intervals, and the samples of old days, packed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ingest_batch = sa.Table(
     sa.Column("sha256", sa.LargeBinary, nullable=False),
     instant("received_at"),
     sa.Column("samples", sa.Integer, nullable=False),
-    sa.Column("stretches", sa.Integer, nullable=False),
+    sa.Column("usage_intervals", sa.Integer, nullable=False),
     sa.Column("rejected", pg.JSONB, comment="refused records: the same batch again gets the same answer"),
     sa.Index("ix_ingest_batch_received_at", "received_at"),
     comment="The batch ledger: one row makes a batch count once.",
@@ -68,8 +68,8 @@ gpu_latest = sa.Table(
     comment="The newest sample of each accelerator, for pages that ask about now.",
 )
 
-stretch = sa.Table(
-    "stretch",
+usage_interval = sa.Table(
+    "usage_interval",
     metadata,
     sa.Column("accelerator_id", BIG, nullable=False),
     sa.Column("workload_id", BIG),
@@ -87,19 +87,19 @@ stretch = sa.Table(
     sa.Column("record", sa.Integer, nullable=False, comment="position in its batch"),
     sa.Column("accelerator_attributes_id", BIG, comment="what its batch says of the accelerator"),
     sa.Column("workload_attributes_id", BIG, comment="what its batch says of the workload"),
-    sa.Index("ix_stretch_accelerator_id_start_ms", "accelerator_id", "start_ms"),
-    sa.Index("ix_stretch_end_ms", "end_ms", postgresql_using="brin"),
+    sa.Index("ix_usage_interval_accelerator_id_start_ms", "accelerator_id", "start_ms"),
+    sa.Index("ix_usage_interval_end_ms", "end_ms", postgresql_using="brin"),
     postgresql_partition_by="RANGE (start_ms)",
     comment="Evidence of holding: what agents integrated, as they reported it.",
 )
 
-dirty_hour = sa.Table(
-    "dirty_hour",
+hour_recompute = sa.Table(
+    "hour_recompute",
     metadata,
     identity(),
     sa.Column("accelerator_id", BIG, nullable=False),
     sa.Column("hour_ms", BIG, nullable=False),
-    sa.Index("ix_dirty_hour_hour_ms", "hour_ms"),
+    sa.Index("ix_hour_recompute_hour_ms", "hour_ms"),
     comment="Hours with new evidence: marks are only ever added, and removed by the fold that saw them.",
 )
 
@@ -136,16 +136,17 @@ sample_archive = sa.Table(
     comment="Samples of an accelerator and day, packed; late ones lie in gpu_sample until the next packing.",
 )
 
-dropped_day = sa.Table(
-    "dropped_day",
+expired_day = sa.Table(
+    "expired_day",
     metadata,
     sa.Column("day_ms", BIG, primary_key=True, autoincrement=False),
     instant("dropped_at"),
-    comment="Days whose stretches retention removed: their hours, and those of the day after, are not folded again.",
+    comment="Days whose usage intervals retention removed: their hours, and those of the day after, are not folded "
+    "again.",
 )
 
-let_go = sa.Table(
-    "let_go",
+expired = sa.Table(
+    "expired",
     metadata,
     sa.Column("name", sa.Text, primary_key=True, comment="the table"),
     sa.Column("before_ms", BIG, nullable=False),

@@ -33,15 +33,15 @@ finding = sa.Table(
     comment="Things that a person should see, opened and resolved.",
 )
 
-finding_mark = sa.Table(
-    "finding_mark",
+finding_progress = sa.Table(
+    "finding_progress",
     metadata,
     sa.Column("kind", sa.Text, primary_key=True),
     sa.Column("until_ms", BIG, nullable=False),
     comment="How far each search for findings has come.",
 )
 
-# Remote write: scrapes of Prometheus, until the meter has made stretches of them.
+# Remote write: scrapes of Prometheus, until the meter has made usage intervals of them.
 
 
 def _estimate(what: str) -> list[sa.Column[int]]:

@@ -31,7 +31,7 @@ usage_hour = sa.Table(
         postgresql_nulls_not_distinct=True,
     ),
     sa.Index("ix_usage_hour_hour_ms", "hour_ms"),
-    comment="Hourly usage ledger per accelerator and workload: the fold of the stretches, overlaps resolved.",
+    comment="Hourly usage ledger per accelerator and workload: the fold of the usage intervals, overlaps resolved.",
 )
 
 imported_usage = sa.Table(
@@ -259,8 +259,8 @@ ledger_month = sa.Table(
     "changed.",
 )
 
-day_proof = sa.Table(
-    "day_proof",
+conservation_check = sa.Table(
+    "conservation_check",
     metadata,
     sa.Column("day_ms", BIG, primary_key=True),
     sa.Column("capacity_ns", sa.Numeric(30, 0), nullable=False),
@@ -285,12 +285,12 @@ day_proof = sa.Table(
     comment="Proof of conservation, a row per rated day.",
 )
 
-dirty_day = sa.Table(
-    "dirty_day",
+day_recompute = sa.Table(
+    "day_recompute",
     metadata,
     identity(),
     sa.Column("day_ms", BIG, nullable=False),
-    sa.Index("ix_dirty_day_day_ms", "day_ms"),
+    sa.Index("ix_day_recompute_day_ms", "day_ms"),
     comment="Days to rate again; marks are added by folds, imports and changes of prices or rules.",
 )
 

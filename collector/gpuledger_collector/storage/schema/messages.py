@@ -1,4 +1,4 @@
-"""Budgets and their alerts, the messages to hand over, letters about findings, and what is done about them."""
+"""Budgets and their alerts, the messages to hand over, notifications about findings, and what is done about them."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ used_link = sa.Table(
     comment="Links of mails whose button was pressed: they say so, and change nothing again.",
 )
 
-letter_rule = sa.Table(
-    "letter_rule",
+notification_rule = sa.Table(
+    "notification_rule",
     metadata,
     identity(),
     sa.Column("kind", sa.Text, nullable=False, comment="recipient, contact or action"),
@@ -104,12 +104,14 @@ letter_rule = sa.Table(
     sa.Column("terms", pg.JSONB, nullable=False),
     instant("recorded_at"),
     instant("superseded_at", nullable=True),
-    sa.Index("uq_letter_rule_kind", "kind", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+    sa.Index(
+        "uq_notification_rule_kind", "kind", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")
+    ),
     comment="How recipients want their messages, who is written to, and what may be done by itself; never edited.",
 )
 
-letter = sa.Table(
-    "letter",
+notification = sa.Table(
+    "notification",
     metadata,
     identity(),
     sa.Column("key", sa.Text, nullable=False, comment="kind, subject, begin and round: an episode is told once"),
@@ -130,7 +132,7 @@ letter = sa.Table(
     text("why"),
     sa.Column("closed_ms", BIG, comment="when the episode ended; null: it goes on"),
     sa.UniqueConstraint("key"),
-    sa.Index("ix_letter_kind_subject", "kind", "subject"),
+    sa.Index("ix_notification_kind_subject", "kind", "subject"),
     comment="Episodes that people were told of, each once, and what they said to it.",
 )
 
@@ -139,7 +141,7 @@ action = sa.Table(
     metadata,
     identity(),
     sa.Column("key", sa.Text, nullable=False, comment="letter and what is done: done once"),
-    foreign("letter_id", "letter.id"),
+    foreign("notification_id", "notification.id"),
     sa.Column("what", sa.Text, nullable=False, comment="scancel, evict or webhook:NAME"),
     sa.Column("target", pg.JSONB, nullable=False, comment="the workload as the way of doing it names it"),
     text("team"),

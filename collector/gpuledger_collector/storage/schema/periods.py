@@ -95,5 +95,5 @@ corrected_day = sa.Table(
     instant("proved_at"),
     sa.Column("commitments", pg.JSONB, nullable=False, server_default="{}"),
     sa.Column("stranded_ns", sa.Numeric(30, 0), nullable=False, server_default="0"),
-    comment="Proof of a closed day with its corrections; the sealed proof stays in day_proof.",
+    comment="Proof of a closed day with its corrections; the sealed proof stays in conservation_check.",
 )

@@ -46,13 +46,13 @@ scrape = sa.Table(
     comment="What remote write showed of an accelerator at an instant, merged from all requests that spoke of it.",
 )
 
-dirty_scrape = sa.Table(
-    "dirty_scrape",
+scrape_recompute = sa.Table(
+    "scrape_recompute",
     metadata,
     identity(),
     sa.Column("accelerator_id", BIG, nullable=False),
     sa.Column("slot_ms", BIG, nullable=False),
-    sa.Index("ix_dirty_scrape_accelerator_id", "accelerator_id"),
+    sa.Index("ix_scrape_recompute_accelerator_id", "accelerator_id"),
     comment="Slots with new scrapes: marks are only ever added, and removed by the metering that saw them.",
 )
 

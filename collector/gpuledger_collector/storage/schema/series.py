@@ -36,11 +36,12 @@ series_day = sa.Table(
     metadata,
     sa.Column("day_ms", BIG, primary_key=True, autoincrement=False),
     instant("proved_at"),
-    comment="Days in owner_5min, and which rating they were made from: another one in day_proof makes them again.",
+    comment="Days in owner_5min, and which rating they were made from: another one in conservation_check makes "
+    "them again.",
 )
 
-node_heat = sa.Table(
-    "node_heat",
+node_utilization = sa.Table(
+    "node_utilization",
     metadata,
     sa.Column("hour_ms", BIG, primary_key=True),
     foreign("node_id", "node.id", primary_key=True),
@@ -62,10 +63,11 @@ node_heat = sa.Table(
     comment="Activity of a node's accelerators by quarters of an hour, from gpu_minute: what heat maps read.",
 )
 
-heat_day = sa.Table(
-    "heat_day",
+node_utilization_day = sa.Table(
+    "node_utilization_day",
     metadata,
     sa.Column("day_ms", BIG, primary_key=True, autoincrement=False),
     sa.Column("made_ms", BIG, nullable=False),
-    comment="Days of node_heat that were made as a whole, and when: minutes of before it was there are taken in so.",
+    comment="Days of node_utilization that were made as a whole, and when: minutes of before it was there are "
+    "taken in so.",
 )

@@ -89,8 +89,13 @@ def _run(tool: Path, dsn: str | None, *arguments: str, stdout: object = subproce
     address = make_conninfo("", **parts)
     done = subprocess.run(
         [tool, *(() if dsn is None else ("--dbname", address)), *arguments],
-        env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
-    )  # type: ignore[call-overload]  # fmt: skip
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )  # type: ignore[call-overload]
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         raise StorageError(f"{tool.name}: {said[0].removeprefix(f'{tool.name}: error: ')}")

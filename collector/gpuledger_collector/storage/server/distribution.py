@@ -15,7 +15,7 @@ from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 COLUMN = "accelerator_id"
-DISTRIBUTED = ("gpu_sample", "stretch", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
+DISTRIBUTED = ("gpu_sample", "usage_interval", "gpu_minute", "usage_hour", "gpu_state", "gpu_latest", "sample_archive")
 """In this order: the first one says how many shards there are, the others lie beside it."""
 REFERENCE = ("node", "accelerator", "workload")
 """Names and models, whole on every worker."""

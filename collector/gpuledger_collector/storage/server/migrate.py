@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gpuledger_collector.storage import database as engine
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.errors import EnvironmentLacks, SchemaBehind, ServerUnavailable, TablesLocked
 from gpuledger_collector.storage.locks import ABOUT, Lock
 from gpuledger_collector.storage.server import replicas, schema_version
@@ -112,7 +112,7 @@ def status(dsn: str) -> SchemaStatus:
     known = steps()
     head = next(reversed(known), "")
     with connected(dsn) as connection:
-        if connection.scalar(sa.text("SELECT to_regclass('stretch') IS NOT NULL")):
+        if connection.scalar(sa.text("SELECT to_regclass('usage_interval') IS NOT NULL")):
             raise SchemaBehind(
                 "this ledger was written before the first release and cannot be upgraded: keep its exports, and start "
                 "with an empty database"
@@ -177,7 +177,7 @@ def upgrade(dsn: str, *, post: bool = True) -> Upgraded:
         return _run(dsn, before, post=post)
     finally:
         with engine.open_connection(dsn, application="gpuledger-migrate") as opened:
-            viewer_wall.lift(opened, LOCK_TRIES, LOCK_PAUSE_SECONDS)
+            row_level_security.lift(opened, LOCK_TRIES, LOCK_PAUSE_SECONDS)
 
 
 def _run(dsn: str, before: SchemaStatus, *, post: bool) -> Upgraded:

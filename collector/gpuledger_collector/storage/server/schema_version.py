@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 
 from gpuledger_collector.storage import database as engine
-from gpuledger_collector.storage.access import row_level_security as viewer_wall
+from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.errors import EnvironmentLacks
 
 
@@ -39,4 +39,4 @@ def is_newest(dsn: str, *, walled: bool = False) -> bool:
             found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
         except psycopg.errors.UndefinedTable:
             return False
-        return found == [(newest(),)] and (not walled or viewer_wall.stands(connection))
+        return found == [(newest(),)] and (not walled or row_level_security.stands(connection))

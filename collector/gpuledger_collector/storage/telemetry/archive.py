@@ -37,13 +37,18 @@ LOCK_WAIT = "5s"
 """How long a day may wait for its locks; writers of other days queue behind it no longer than this."""
 SLICE = 256
 """Accelerators of one transaction of packing; the partition is read once for each slice."""
-_SENT = {"f4": "float4send(coalesce({0}, 'NaN'))", "f8": "float8send(coalesce({0}, 'NaN'))",
-         "i8": "int8send(coalesce({0}, 0))"}  # fmt: skip
+_SENT = {
+    "f4": "float4send(coalesce({0}, 'NaN'))",
+    "f8": "float8send(coalesce({0}, 'NaN'))",
+    "i8": "int8send(coalesce({0}, 0))",
+}
 _ROW = np.dtype([("at_ms", ">i8"), ("absent", ">i8"), *((name, f">{kind}") for name, kind in KINDS.items())])
 _ABSENT = " | ".join(f"(({name} IS NULL)::int::bigint << {place})" for place, name in enumerate(KINDS))
-_SEND = f"string_agg(int8send(at_ms) || int8send({_ABSENT}) || " + " || ".join(
-    _SENT[kind].format(name) for name, kind in KINDS.items()
-) + ", ''::bytea ORDER BY at_ms)"  # fmt: skip
+_SEND = (
+    f"string_agg(int8send(at_ms) || int8send({_ABSENT}) || "
+    + " || ".join(_SENT[kind].format(name) for name, kind in KINDS.items())
+    + ", ''::bytea ORDER BY at_ms)"
+)
 
 
 BATCHES = 10_000
@@ -126,35 +131,37 @@ class Archive:
         with open_connection(self._dsn) as connection:
             return connection.execute("DELETE FROM sample_archive WHERE day_ms < %s", (before_ms,)).rowcount
 
-    def droppable_stretches(self, before_ms: int) -> list[int]:
-        """Days before this one whose stretches may go: they and the day after are closed, and they never went before.
+    def droppable_usage_intervals(self, before_ms: int) -> list[int]:
+        """Days before this one whose usage intervals may go: they and the day after are closed, and they never went
+        before.
 
-        A stretch may reach into the day after its start, so that day's evidence is in both partitions.
+        A usage interval may reach into the day after its start, so that day's evidence is in both partitions.
         """
         with open_connection(self._dsn) as connection:
-            days = day_rows.days(connection, "stretch")
+            days = day_rows.days(connection, "usage_interval")
             rows = connection.execute(
                 "SELECT day FROM unnest(%s::bigint[]) AS day WHERE day < %s "
                 "AND EXISTS (SELECT FROM billing_period WHERE start_ms <= day AND end_ms >= day + %s) "
                 "AND EXISTS (SELECT FROM billing_period WHERE start_ms <= day + %s AND end_ms >= day + 2 * %s) "
-                "AND NOT EXISTS (SELECT FROM dropped_day WHERE day_ms = day) ORDER BY day",
+                "AND NOT EXISTS (SELECT FROM expired_day WHERE day_ms = day) ORDER BY day",
                 (days, before_ms, DAY_MS, DAY_MS, DAY_MS),
             ).fetchall()
         return [int(row[0]) for row in rows]
 
-    def drop_stretches(self, day_ms: int, now_ms: int) -> bool:
-        """Drop a day's stretches and remember it; False when its locks are not to be had now."""
+    def drop_usage_intervals(self, day_ms: int, now_ms: int) -> bool:
+        """Drop a day's usage intervals and remember it; False when its locks are not to be had now."""
         with open_connection(self._dsn) as connection:
             try:
                 with connection.transaction():
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
                     connection.execute(
-                        "INSERT INTO dropped_day (day_ms, dropped_at) VALUES (%s, %s)",
+                        "INSERT INTO expired_day (day_ms, dropped_at) VALUES (%s, %s)",
                         (day_ms, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)),
                     )
-                    connection.execute("DELETE FROM dirty_hour WHERE hour_ms >= %s AND hour_ms < %s",
-                                       (day_ms, day_ms + 2 * DAY_MS))  # fmt: skip
-                    _drop(connection, "stretch", day_ms)
+                    connection.execute(
+                        "DELETE FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s", (day_ms, day_ms + 2 * DAY_MS)
+                    )
+                    _drop(connection, "usage_interval", day_ms)
             except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
                 return False
         return True

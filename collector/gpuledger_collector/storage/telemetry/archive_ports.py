@@ -19,7 +19,7 @@ class PackedDay:
 
 
 class Archive(Protocol):
-    """Days of samples and stretches; a call may be stopped anywhere and made again."""
+    """Days of samples and usage intervals; a call may be stopped anywhere and made again."""
 
     def days(self, table: str) -> Sequence[int]:
         """Starts of the UTC days for which a table has a partition, by time."""
@@ -33,8 +33,8 @@ class Archive(Protocol):
     def forget_batches(self, before_ms: int) -> int:
         """Remove keys of batches received before an instant; how many."""
 
-    def droppable_stretches(self, before_ms: int) -> Sequence[int]:
-        """Days before this one of closed periods, the day after included, whose stretches are still there."""
+    def droppable_usage_intervals(self, before_ms: int) -> Sequence[int]:
+        """Days before this one of closed periods, the day after included, whose usage intervals are still there."""
 
-    def drop_stretches(self, day_ms: int, now_ms: int) -> bool:
-        """Drop a day's stretches; False when it cannot be locked now."""
+    def drop_usage_intervals(self, day_ms: int, now_ms: int) -> bool:
+        """Drop a day's usage intervals; False when it cannot be locked now."""

@@ -15,8 +15,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-READINGS = ("utilization_ratio", "sm_active_ratio", "dram_active_ratio", "memory_used_bytes", "power_watts",
-            "zero_ratio", "memory_copy_ratio", "sm_clock_hertz", "slowed_ratio", "processes")  # fmt: skip
+READINGS = (
+    "utilization_ratio",
+    "sm_active_ratio",
+    "dram_active_ratio",
+    "memory_used_bytes",
+    "power_watts",
+    "zero_ratio",
+    "memory_copy_ratio",
+    "sm_clock_hertz",
+    "slowed_ratio",
+    "processes",
+)
 _MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
 """A minute as the server packs it: a million rows come as one value an accelerator, which a row each does not."""
 _ROW = [("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)]
@@ -62,7 +72,8 @@ def cards(connection: Connection, start_ms: int, end_ms: int) -> list[Card]:
 def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[HeldSpan]:
     """Who held these accelerators, and when they could not be held, by begin."""
     rows = connection.execute(
-        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM stretch WHERE accelerator_id = ANY(%s) "
+        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM usage_interval WHERE accelerator_id = "
+        "ANY(%s) "
         "AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' "
         "ORDER BY start_ms, workload_id DESC NULLS LAST",
         (list(ids), end_ms, start_ms, start_ms - 86_400_000),
@@ -98,12 +109,12 @@ def newest(connection: Connection) -> tuple[int, int] | None:
 
 def gone_before(connection: Connection) -> int:
     """Where retention has come to (unix ms, the begin of a UTC day): there are no minutes before, nor will there be."""
-    row = connection.execute("SELECT before_ms FROM let_go WHERE name = 'gpu_minute'").fetchone()
+    row = connection.execute("SELECT before_ms FROM expired WHERE name = 'gpu_minute'").fetchone()
     return 0 if row is None else int(row[0])
 
 
 def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourUse]:
-    """What workloads held, by atom, workload and kind of accelerator, from the hourly usage ledger."""
+    """What workloads held, by rating interval, workload and kind of accelerator, from the hourly usage ledger."""
     rows = connection.execute(
         """
         WITH stay AS (
@@ -127,7 +138,7 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourU
 def newest_evidence(connection: Connection, now_ms: int) -> int | None:
     """End of the newest evidence of the last two hours (unix ms)."""
     row = connection.execute(
-        "SELECT max(end_ms) FROM stretch WHERE end_ms > %s AND end_ms <= %s AND start_ms >= %s",
+        "SELECT max(end_ms) FROM usage_interval WHERE end_ms > %s AND end_ms <= %s AND start_ms >= %s",
         (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
     ).fetchone()
     return None if row is None or row[0] is None else int(row[0])
@@ -143,7 +154,7 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[HeldNow]:
         f"""
         SELECT s.accelerator_id, s.workload_id, c.pool, a.model, coalesce(n.name, ''), a.gpu_micro, min(s.start_ms),
             {sums}
-        FROM stretch s JOIN accelerator a ON a.id = s.accelerator_id
+        FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id
         JOIN LATERAL (
             SELECT pool, node_id FROM capacity WHERE accelerator_id = s.accelerator_id AND in_ms < %s
                 AND (out_ms IS NULL OR out_ms > %s) ORDER BY in_ms DESC LIMIT 1
@@ -198,7 +209,7 @@ def replicas(
     Held is by the hourly ledger, over the hours from its first to its last; a replica is an accelerator that it holds.
     """
     ids, numbers = list(service_of), list(service_of.values())
-    stay = """
+    placement = """
         WITH replica AS MATERIALIZED (
             SELECT w.service, c.pool, a.model, u.accelerator_id, u.hour_ms, u.held_ms
             FROM usage_hour u JOIN unnest(%(ids)s::bigint[], %(numbers)s::bigint[]) AS w (id, service)
@@ -213,13 +224,13 @@ def replicas(
     values = {"ids": ids, "numbers": numbers, "start": start_ms, "end": end_ms, "busy": busy_above}
     found: dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]] = {}
     for row in connection.execute(
-        stay + "SELECT service, pool, model, sum(held_ms) / "
+        placement + "SELECT service, pool, model, sum(held_ms) / "
         "(3600000.0 * ((max(hour_ms) - min(hour_ms)) / 3600000 + 1)) FROM replica GROUP BY 1, 2, 3",
         values,
     ):
         found[row[0], row[1], row[2]] = (float(row[3]), [])
     for row in connection.execute(
-        stay + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id), "
+        placement + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id), "
         "count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio, m.utilization_ratio) > %(busy)s) "
         "FROM replica r JOIN gpu_minute m ON m.accelerator_id = r.accelerator_id AND m.minute_ms >= r.hour_ms "
         "AND m.minute_ms < r.hour_ms - r.hour_ms %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",

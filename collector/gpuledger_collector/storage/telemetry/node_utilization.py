@@ -32,7 +32,7 @@ RATIOS = {"utilization": "utilization_ratio", "sm_active": "sm_active_ratio"}
 _TOUCHED = """
 SELECT c.node_id FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN capacity c ON c.accelerator_id = asked.id
 WHERE c.node_id IS NOT NULL AND c.in_ms < %(hour)s + 3600000 AND (c.out_ms IS NULL OR c.out_ms > %(hour)s)
-UNION SELECT h.node_id FROM node_heat h CROSS JOIN LATERAL unnest(h.accelerator_ids) AS was (id)
+UNION SELECT h.node_id FROM node_utilization h CROSS JOIN LATERAL unnest(h.accelerator_ids) AS was (id)
     JOIN unnest(%(ids)s::bigint[]) AS asked (id) ON asked.id = was.id WHERE h.hour_ms = %(hour)s
 """
 _STAYS = """
@@ -49,7 +49,7 @@ WHERE in_ms < %(hour)s + 3600000 AND (out_ms IS NULL OR out_ms > %(hour)s)
 _THERE = """
 SELECT DISTINCT node_id FROM capacity WHERE node_id IS NOT NULL AND in_ms < %(hour)s + 3600000
     AND (out_ms IS NULL OR out_ms > %(hour)s)
-UNION SELECT node_id FROM node_heat WHERE hour_ms = %(hour)s
+UNION SELECT node_id FROM node_utilization WHERE hour_ms = %(hour)s
 """
 
 
@@ -84,10 +84,10 @@ WITH stay AS (
         {", ".join(f"{_quarters(name)} AS {name}" for name in _COLUMNS)}
     FROM part GROUP BY 1
 ), gone AS (
-    DELETE FROM node_heat WHERE hour_ms = %(hour)s AND node_id = ANY(%(nodes)s)
+    DELETE FROM node_utilization WHERE hour_ms = %(hour)s AND node_id = ANY(%(nodes)s)
         AND node_id NOT IN (SELECT node_id FROM made)
 )
-INSERT INTO node_heat AS old (hour_ms, node_id, accelerator_ids, {", ".join(_COLUMNS)})
+INSERT INTO node_utilization AS old (hour_ms, node_id, accelerator_ids, {", ".join(_COLUMNS)})
 SELECT %(hour)s, node_id, accelerator_ids, {", ".join(_COLUMNS)} FROM made
 ON CONFLICT (hour_ms, node_id) DO UPDATE SET accelerator_ids = excluded.accelerator_ids,
     {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
@@ -114,15 +114,15 @@ def _roll_hour(connection: Connection, hour_ms: int, nodes: Sequence[int]) -> No
     """The heat of these nodes in an hour, from the minutes of every accelerator that was there. In a transaction."""
     if not nodes:
         return
-    stays = connection.execute(_STAYS, {"hour": hour_ms, "nodes": list(nodes)}).fetchall()
-    ids, at, since, until = ([row[place] for row in stays] for place in range(4))
+    placements = connection.execute(_STAYS, {"hour": hour_ms, "nodes": list(nodes)}).fetchall()
+    ids, at, since, until = ([row[place] for row in placements] for place in range(4))
     values = {"hour": hour_ms, "nodes": list(nodes), "ids": ids, "at": at, "from": since, "until": until}
     connection.execute("SET LOCAL work_mem = '64MB'")
     connection.execute(_WRITE.encode(), values)
 
 
 @dataclass(frozen=True)
-class HeatStore:
+class NodeUtilizationStore:
     """What the job of heat asks of Postgres; an hour is a transaction of its own, alone in writing the ledger."""
 
     dsn: str
@@ -137,7 +137,8 @@ class HeatStore:
             rows = connection.execute(
                 "SELECT d FROM (SELECT greatest(%(since)s::bigint, min(in_ms)) AS at FROM capacity "
                 "HAVING count(*) > 0) first, "
-                "generate_series(at - at %% %(day)s, %(now)s - 1, %(day)s) AS d LEFT JOIN heat_day h ON h.day_ms = d "
+                "generate_series(at - at %% %(day)s, %(now)s - 1, %(day)s) AS d LEFT JOIN node_utilization_day h "
+                "ON h.day_ms = d "
                 "WHERE h.day_ms IS NULL OR d + %(day)s <= %(now)s AND h.made_ms < d + %(day)s ORDER BY d DESC",
                 {"since": since_ms, "now": now_ms, "day": DAY_MS},
             ).fetchall()
@@ -154,7 +155,7 @@ class HeatStore:
                     rows = connection.execute(_THERE, {"hour": hour_ms}).fetchall()
                     _roll_hour(connection, hour_ms, [int(row[0]) for row in rows])
             connection.execute(
-                "INSERT INTO heat_day (day_ms, made_ms) VALUES (%s, %s) "
+                "INSERT INTO node_utilization_day (day_ms, made_ms) VALUES (%s, %s) "
                 "ON CONFLICT (day_ms) DO UPDATE SET made_ms = excluded.made_ms",
                 (day_ms, now_ms),
             )
@@ -171,5 +172,5 @@ class HeatStore:
     def forget(self, before_ms: int) -> int:
         """Remove the heat of before an instant; how many rows."""
         with open_connection(self.dsn) as connection:
-            connection.execute("DELETE FROM heat_day WHERE day_ms < %s", (before_ms,))
-            return connection.execute("DELETE FROM node_heat WHERE hour_ms < %s", (before_ms,)).rowcount
+            connection.execute("DELETE FROM node_utilization_day WHERE day_ms < %s", (before_ms,))
+            return connection.execute("DELETE FROM node_utilization WHERE hour_ms < %s", (before_ms,)).rowcount

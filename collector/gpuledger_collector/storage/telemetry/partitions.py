@@ -21,7 +21,7 @@ from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[object, ...]]
 DAY_MS = 86_400_000
-PARTITIONED = {"gpu_sample": "at_ms", "stretch": "start_ms"}
+PARTITIONED = {"gpu_sample": "at_ms", "usage_interval": "start_ms"}
 """Partitioned tables and their key."""
 JOB_WAIT = "30s"
 """How long the job waits for whoever makes partitions or holds a table; it comes again within the hour."""

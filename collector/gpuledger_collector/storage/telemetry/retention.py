@@ -18,7 +18,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 FINDINGS = 10_000
@@ -39,15 +39,17 @@ DELETE FROM finding WHERE id = ANY(ARRAY(
 
 
 @dataclass(frozen=True)
-class LetGoStore:
-    """What the job asks of Postgres (jobs.let_go.LetGoStore). True from `gives_way` leaves the rest to the next run."""
+class RetentionStore:
+    """What the job asks of Postgres (jobs.expired.RetentionStore). True from `gives_way` leaves the rest to the next
+    run.
+    """
 
     dsn: str
     gives_way: Callable[[], bool] = lambda: False
 
-    def days_without_heat(self, since_ms: int, now_ms: int) -> list[int]:
+    def days_without_node_utilization(self, since_ms: int, now_ms: int) -> list[int]:
         """Days since an instant whose heat was never made as a whole, or not since they ended."""
-        return HeatStore(self.dsn).days_to_make(since_ms, now_ms)
+        return NodeUtilizationStore(self.dsn).days_to_make(since_ms, now_ms)
 
     def forget_minutes(self, before_ms: int) -> int:
         """Remove minutes of before an instant; how many. None is made again for them, whatever comes late.
@@ -58,7 +60,7 @@ class LetGoStore:
             # A fold that does not know the bound yet holds this lock until its minutes are there to be removed.
             locks.take(connection, Lock.LEDGER)
             row = connection.execute(
-                "INSERT INTO let_go AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) DO UPDATE "
+                "INSERT INTO expired AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) DO UPDATE "
                 "SET before_ms = greatest(old.before_ms, excluded.before_ms) RETURNING before_ms",
                 (before_ms,),
             ).fetchone()

@@ -1,9 +1,9 @@
 """Five-minute series per owner in Postgres: made from a rated day, made again when it is rated again, read for drawing.
 
 A day's series is its charges drawn over time. Time comes from the hourly ledger: each piece of it is spread over its
-five minutes as its stretches lie, by cumulated shares rounded down, so that the parts add up to the piece and so every
-hour to `usage_hour`. Money comes from `charge`: each one's cost is spread over the time that it was drawn as, and adds
-up to it. What evidence no longer shows (its stretches let go, or a mere count) is spread evenly.
+five minutes as its usage intervals lie, by cumulated shares rounded down, so that the parts add up to the piece and so
+every hour to `usage_hour`. Money comes from `charge`: each one's cost is spread over the time that it was drawn as, and
+adds up to it. What evidence no longer shows (its usage intervals let go, or a mere count) is spread evenly.
 
 Drawn are held, unallocated and unavailable time; unobserved time is what is missing to the capacity. A day that was
 corrected after its month was closed is drawn as it was billed.
@@ -34,7 +34,7 @@ OWNED = ("org", "team", "project")
 MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
 UNKNOWN = -1
 """Where a measure of a step is not known: energy that nobody measured, the cost of what has no price."""
-_LONGEST_STRETCH_MS = DAY_MS
+_LONGEST_USAGE_INTERVAL_MS = DAY_MS
 
 
 def _part(total: str, until: str, weight: str, whole: str) -> str:
@@ -78,7 +78,8 @@ SELECT accelerator_id, coalesce(workload_id, 0) AS workload_id, state, at,
     sum(unknown_ms * part / long)::bigint AS unknown, (sum(energy_mj * part / long) / 1000)::bigint AS joules
 FROM (
     SELECT s.*, at, end_ms - start_ms AS long, least(end_ms, at + 300000) - greatest(start_ms, at) AS part
-    FROM stretch s, generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms, %(end)s) - 1,
+    FROM usage_interval s, generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms,
+    %(end)s) - 1,
         300000) AS at
     WHERE start_ms >= %(start)s - %(longest)s AND start_ms < %(end)s AND end_ms > %(start)s AND end_ms > start_ms
         AND state <> 'present'
@@ -190,7 +191,7 @@ GROUP BY 1, 2, 3, 4, 5, 6 HAVING sum(s.gpu_ns) + sum(s.weight) > 0
 
 def roll_day(connection: Connection, day: Period) -> None:
     """The series of a day of the bill become those of its rating now. In the caller's transaction."""
-    values = {"day": day.start_ms, "start": day.start_ms, "end": day.end_ms, "longest": _LONGEST_STRETCH_MS}
+    values = {"day": day.start_ms, "start": day.start_ms, "end": day.end_ms, "longest": _LONGEST_USAGE_INTERVAL_MS}
     connection.execute("SET LOCAL work_mem = '64MB'")
     for statement in (_PIECES, _SHAPE, _CHARGES):
         connection.execute(_composed(statement, values))
@@ -203,7 +204,7 @@ def roll_day(connection: Connection, day: Period) -> None:
     connection.execute(_WRITE.encode())
     connection.execute("DROP TABLE piece, shape, drawn_charge, slot, pays, drawn")
     connection.execute(
-        "INSERT INTO series_day (day_ms, proved_at) SELECT day_ms, proved_at FROM day_proof WHERE day_ms = %s "
+        "INSERT INTO series_day (day_ms, proved_at) SELECT day_ms, proved_at FROM conservation_check WHERE day_ms = %s "
         "ON CONFLICT (day_ms) DO UPDATE SET proved_at = excluded.proved_at",
         (day.start_ms,),
     )
@@ -226,7 +227,7 @@ class SeriesStore:
         """Days of the bill from here on that were rated since their series were made, the newest first."""
         with open_connection(self.dsn) as connection:
             rows = connection.execute(
-                "SELECT p.day_ms FROM day_proof p LEFT JOIN series_day s USING (day_ms) "
+                "SELECT p.day_ms FROM conservation_check p LEFT JOIN series_day s USING (day_ms) "
                 "WHERE p.day_ms >= %s AND s.proved_at IS DISTINCT FROM p.proved_at ORDER BY p.day_ms DESC",
                 (since_ms,),
             ).fetchall()
@@ -323,7 +324,7 @@ def _sums(
 def known(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
     """Which steps of a period have series: the others were not rated, or were let go, and are not zero but unknown."""
     rows = connection.execute(
-        "SELECT s.day_ms, p.until_ms FROM series_day s JOIN day_proof p USING (day_ms) "
+        "SELECT s.day_ms, p.until_ms FROM series_day s JOIN conservation_check p USING (day_ms) "
         "WHERE p.until_ms > %s AND s.day_ms < %s",
         (period.start_ms, period.end_ms),
     ).fetchall()

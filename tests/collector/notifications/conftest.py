@@ -13,18 +13,18 @@ from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import Writers, Written, write_letters
-from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.jobs.notify_findings import Writers, Written, notify_findings
+from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.findings.findings import FindingStore
-from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 
 __all__ = ["findings", "fleet", "run"]
 
 LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 WRITERS = Writers(
-    partial(letter_mail.idle, links=LINKS), partial(letter_mail.anomaly, links=LINKS), letter_mail.summary
+    partial(finding_mail.idle, links=LINKS), partial(finding_mail.anomaly, links=LINKS), finding_mail.summary
 )
 CONTACTS = """
 [[contact]]
@@ -74,4 +74,4 @@ def idle_day(fleet: Fleet, findings: FindingStore) -> Fleet:
 @pytest.fixture
 def write(connect) -> Callable[[float], Written]:
     """Writes the letters as of a day of October (0 is its first midnight)."""
-    return lambda day: write_letters(LetterBook(connect), OCTOBER + round(day * DAY), WRITERS)
+    return lambda day: notify_findings(NotificationStore(connect), OCTOBER + round(day * DAY), WRITERS)

@@ -26,7 +26,7 @@ CLOSED_ONES = 31 * DAY_MS
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-def cures(found: Promises, wanted: Settings, now_ms: int) -> Iterator[Finding]:
+def remediation(found: Promises, wanted: Settings, now_ms: int) -> Iterator[Finding]:
     """What of it needs a cure. `now_ms` is the collector's clock when `found` was read."""
     yield from clock(found.server_ms, now_ms)
     yield from zones(found.zones)
@@ -34,9 +34,13 @@ def cures(found: Promises, wanted: Settings, now_ms: int) -> Iterator[Finding]:
     yield from messages(found.recipients, wanted)
     yield from queues(found.queues, now_ms)
     for pool in found.acting:
-        yield Finding("bad", "scaling", f"pool {pool} is acted on, and no rate of the price book covers it",
-                      "gpuledger prices set --pool, or mode = \"advice\" in its [[pool]] table")  # fmt: skip
-    yield from disputes(found.disputed_ms, wanted.keep_stretch_days, now_ms)
+        yield Finding(
+            "bad",
+            "scaling",
+            f"pool {pool} is acted on, and no rate of the price book covers it",
+            'gpuledger prices set --pool, or mode = "advice" in its [[pool]] table',
+        )
+    yield from disputes(found.disputed_ms, wanted.keep_usage_interval_days, now_ms)
     yield from versions(found.versions)
     if wanted.tls_certificate_file is not None:
         yield from certificate(wanted.tls_certificate_file, now_ms)
@@ -46,8 +50,12 @@ def clock(server_ms: int, now_ms: int) -> Iterator[Finding]:
     """The database's clock beside the collector's."""
     apart_ms = abs(server_ms - now_ms)
     if apart_ms > SKEW_MS:
-        yield Finding("bad", "clock", f"this machine and the database are {apart_ms / 1000:.0f} s apart",
-                      "keep both by NTP: timedatectl, or chronyc tracking, on each")  # fmt: skip
+        yield Finding(
+            "bad",
+            "clock",
+            f"this machine and the database are {apart_ms / 1000:.0f} s apart",
+            "keep both by NTP: timedatectl, or chronyc tracking, on each",
+        )
 
 
 def zones(names: tuple[str, ...]) -> Iterator[Finding]:
@@ -58,8 +66,12 @@ def zones(names: tuple[str, ...]) -> Iterator[Finding]:
         try:
             zone_of(name)
         except ValueError:
-            yield Finding("bad", "zone", f"this machine has no data of the billing zone {name}: no month can be made",
-                          "install the system's tzdata package, or pip install tzdata")  # fmt: skip
+            yield Finding(
+                "bad",
+                "zone",
+                f"this machine has no data of the billing zone {name}: no month can be made",
+                "install the system's tzdata package, or pip install tzdata",
+            )
 
 
 def commitments(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Finding]:
@@ -85,14 +97,26 @@ def messages(recipients: tuple[tuple[str, tuple[str, ...]], ...], wanted: Settin
     for name, who in recipients:
         channels = {channel_of(one) for one in who}
         if not who:
-            yield Finding("bad", "messages", f"budget {name} tells nobody: it has no recipients",
-                          "recipients = [\"lead@example.com\"] in its [[budget]] table")  # fmt: skip
+            yield Finding(
+                "bad",
+                "messages",
+                f"budget {name} tells nobody: it has no recipients",
+                'recipients = ["lead@example.com"] in its [[budget]] table',
+            )
         if "mail" in channels and not mails:
-            yield Finding("bad", "messages", f"budget {name} writes mails, and no way to send one is set",
-                          "set mail_server (or mail_dir), then gpuledger outbox send")  # fmt: skip
+            yield Finding(
+                "bad",
+                "messages",
+                f"budget {name} writes mails, and no way to send one is set",
+                "set mail_server (or mail_dir), then gpuledger outbox send",
+            )
         if channels - {"mail"} and wanted.hooks_file is None:
-            yield Finding("bad", "messages", f"budget {name} posts to a chat or webhook, and hooks_file is not set",
-                          "set hooks_file, and name the address in it (docs/guides/mails.md)")  # fmt: skip
+            yield Finding(
+                "bad",
+                "messages",
+                f"budget {name} posts to a chat or webhook, and hooks_file is not set",
+                "set hooks_file, and name the address in it (docs/guides/mails.md)",
+            )
 
 
 def queues(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Finding]:
@@ -102,17 +126,24 @@ def queues(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Finding]
     for source, at_ms in found:
         silent_ms = now_ms - at_ms
         if QUEUE_KEPT_MS < silent_ms <= 7 * QUEUE_GONE_MS:
-            yield Finding("bad", "queue", f"the queue of {source} was last read {silent_ms // 60_000} min ago",
-                          "on its controller: systemctl status gpuledger-queue.timer")  # fmt: skip
+            yield Finding(
+                "bad",
+                "queue",
+                f"the queue of {source} was last read {silent_ms // 60_000} min ago",
+                "on its controller: systemctl status gpuledger-queue.timer",
+            )
 
 
 def disputes(found: tuple[tuple[int, int], ...], keep_days: int, now_ms: int) -> Iterator[Finding]:
     """Disputes that wait about days of which the evidence is let go."""
     for number, start_ms in found:
         if keep_days and start_ms < now_ms - keep_days * DAY_MS:
-            yield Finding("bad", "retention", f"dispute {number} is open about days before those that "
-                          f"keep_stretch_days = {keep_days} keeps",
-                          "decide it (gpuledger disputes resolve), or keep evidence for longer")  # fmt: skip
+            yield Finding(
+                "bad",
+                "retention",
+                f"dispute {number} is open about days before those that keep_usage_interval_days = {keep_days} keeps",
+                "decide it (gpuledger disputes resolve), or keep evidence for longer",
+            )
 
 
 def versions(found: tuple[tuple[str, str], ...]) -> Iterator[Finding]:
@@ -128,11 +159,19 @@ def versions(found: tuple[tuple[str, str], ...]) -> Iterator[Finding]:
             continue
         (newer if theirs > ours else older).append(f"{node} ({version})")
     if newer:
-        yield Finding("bad", "versions", f"agents newer than this collector ({__version__}): {_some(newer)}",
-                      "upgrade the collector first: a newer agent may say what this one refuses")  # fmt: skip
+        yield Finding(
+            "bad",
+            "versions",
+            f"agents newer than this collector ({__version__}): {_some(newer)}",
+            "upgrade the collector first: a newer agent may say what this one refuses",
+        )
     if older:
-        yield Finding("note", "versions", f"agents older than this collector ({__version__}): {_some(older)}",
-                      "upgrade them when it suits: apt install ./gpuledger-agent_*.deb")  # fmt: skip
+        yield Finding(
+            "note",
+            "versions",
+            f"agents older than this collector ({__version__}): {_some(older)}",
+            "upgrade them when it suits: apt install ./gpuledger-agent_*.deb",
+        )
 
 
 def _numbers(text: str) -> tuple[int, ...] | None:

@@ -95,7 +95,7 @@ def test_a_file_that_is_no_backup_leaves_nothing_behind(postgres, tmp_path):
         assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
 
 
-def test_an_erased_name_is_gone_and_the_sums_stay(two_months, run):
+def test_an_erased_name_is_gone_and_the_sums_placement(two_months, run):
     """From workloads, tags and open owners; the sealed month stays as it was sealed, and the command says so."""
     before = [bill(run, MONTH), bill(run, NOVEMBER)]
     by_user = {row["user"]: row["cost"] for row in bill(run, NOVEMBER, "team,user")}
@@ -131,10 +131,10 @@ def test_open_days_forget_at_once_and_closed_ones_get_no_correction(two_months, 
     assert run("privacy", "erase", "alice")[0] == 0
     two_months.connection.commit()
     assert two_months.connection.execute("SELECT count(*) FROM correction").fetchone() == (0,)
-    assert two_months.connection.execute("SELECT count(*) FROM dirty_day").fetchone() == (0,)
+    assert two_months.connection.execute("SELECT count(*) FROM day_recompute").fetchone() == (0,)
 
 
-def test_what_only_looks_like_a_name_stays(two_months, run):
+def test_what_only_looks_like_a_name_placements(two_months, run):
     """A team that is called like the user keeps its name: only what names a user is erased."""
     two_months.workload(3, team="alice", user="carol")
     run("privacy", "erase", "alice")
@@ -143,7 +143,8 @@ def test_what_only_looks_like_a_name_stays(two_months, run):
 
 
 TOLD = (
-    "INSERT INTO letter (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms, acked_by) VALUES "
+    "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms, until_ms, told_ms, "
+    "acked_by) VALUES "
     "('k', 'idle', 'slurm::1', 'vision', '[\"alice@example.com\", \"lead@example.com\"]', '[]', 0, 0, 0, 'alice')",
     "INSERT INTO outbox (key, recipient, subject, text, html, attachments, made_ms, not_before_ms, state) VALUES "
     "('a', 'alice@example.com', 'Your GPUs', 'Dear alice', 'alice', '{\"idle.csv\": \"1,alice\"}', 0, 0, 'sent'),"
@@ -164,11 +165,12 @@ def named_in(connection, name):
         "AND NOT relispartition"
     ).fetchall()
     return {
-        table for (table,) in tables
+        table
+        for (table,) in tables
         if connection.execute(
             sql.SQL("SELECT count(*) FROM {} t WHERE t::text ~ %s").format(sql.Identifier(table)), (rf"\y{name}\y",)
         ).fetchone()[0]
-    }  # fmt: skip
+    }
 
 
 def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
@@ -183,7 +185,14 @@ def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
     connection.execute("UPDATE outbox SET state = 'waiting' WHERE key = 'b'")
     connection.commit()
     before = bill(run, NOVEMBER)
-    assert named_in(connection, "alice") >= {"letter", "outbox", "queue_reading", "finding", "dispute", "workload"}
+    assert named_in(connection, "alice") >= {
+        "notification",
+        "outbox",
+        "queue_reading",
+        "finding",
+        "dispute",
+        "workload",
+    }
     code, out, err = run("privacy", "erase", "alice")
     assert code == 0, err
     assert "still to be sent" in out
@@ -196,7 +205,7 @@ def test_after_an_erasure_a_name_stands_only_where_it_must(two_months, run):
     assert left == named_in(connection, "alice")
     rows = dict(connection.execute("SELECT key, text FROM outbox").fetchall())
     assert rows == {"a": "", "b": "", "c": "malice and alice2 have no part in it"}
-    assert connection.execute("SELECT recipients->>1 FROM letter").fetchone() == ("lead@example.com",)
+    assert connection.execute("SELECT recipients->>1 FROM notification").fetchone() == ("lead@example.com",)
     assert bill(run, NOVEMBER) == before
 
 

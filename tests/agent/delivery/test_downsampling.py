@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from gpuledger_agent import thinning
+from gpuledger_agent import downsampling
 from gpuledger_agent.exposition import AgentCollector
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
@@ -82,7 +82,9 @@ def delivered(spool):
 
 
 def held_ms(batches):
-    return sum(stretch.end_ms - stretch.start_ms for batch in batches for stretch in batch.stretches)
+    return sum(
+        usage_interval.end_ms - usage_interval.start_ms for batch in batches for usage_interval in batch.usage_intervals
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     counts, lost = spool.counts(), spool.lost()
     assert counts.conserved
     assert counts.dropped > 0
-    assert lost.stretches_dropped == 0
+    assert lost.usage_intervals_dropped == 0
     assert lost.readings_dropped > 0
     assert lost.readings_thinned > 0
     assert largest <= 2 * MIB
@@ -123,17 +125,22 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     assert spool.counts().acked == spool.counts().produced - spool.counts().dropped
 
 
-def test_readings_and_stretches_part_when_batches_pile_up(noise, tmp_path):
-    """Below an eighth one batch holds both; from there the stretches have their own; from a half the other is thin."""
+def test_readings_and_usage_intervals_part_when_batches_pile_up(noise, tmp_path):
+    """Below an eighth one batch holds both; from there the usage intervals have their own; from a half the other is
+    thin.
+    """
     with contextlib.closing(spool_of(tmp_path)) as spool:
         shapes = {}
         while len(shapes) < 3:
-            level = thinning.level(spool.fill())
+            level = downsampling.level(spool.fill())
             before = spool.counts().produced
             minutes(noise, spool, 1)
-            new = [batch for batch in (unpack(row[0]) for row in spool._rows("SELECT body FROM batch ORDER BY seq"))
-                   if batch.seq > before]  # fmt: skip
-            shapes.setdefault(level, [(bool(batch.stretches), len(batch.samples.at_ms)) for batch in new])
+            new = [
+                batch
+                for batch in (unpack(row[0]) for row in spool._rows("SELECT body FROM batch ORDER BY seq"))
+                if batch.seq > before
+            ]
+            shapes.setdefault(level, [(bool(batch.usage_intervals), len(batch.samples.at_ms)) for batch in new])
     assert shapes == {
         "together": [(True, 24)],
         "apart": [(True, 0), (False, 24)],
@@ -143,11 +150,18 @@ def test_readings_and_stretches_part_when_batches_pile_up(noise, tmp_path):
 
 def test_thin_keeps_the_fullest_reading_of_each_minute():
     """The one with the slow tier's metrics in it; each accelerator has its own."""
-    rows = [(at, Sample(uuid, 0, values)) for at, uuid, values in (
-        (0, "a", {"x": 1}), (0, "b", {"x": 1}), (10_000, "a", {"x": 2, "slow": 1}), (20_000, "a", {"x": 3}),
-        (60_000, "a", {"x": 4}), (70_000, "a", {"x": 5}),
-    )]  # fmt: skip
-    kept = [(at, sample.uuid, dict(sample.values)) for at, sample in thinning.thinned(rows)]
+    rows = [
+        (at, Sample(uuid, 0, values))
+        for at, uuid, values in (
+            (0, "a", {"x": 1}),
+            (0, "b", {"x": 1}),
+            (10_000, "a", {"x": 2, "slow": 1}),
+            (20_000, "a", {"x": 3}),
+            (60_000, "a", {"x": 4}),
+            (70_000, "a", {"x": 5}),
+        )
+    ]
+    kept = [(at, sample.uuid, dict(sample.values)) for at, sample in downsampling.thinned(rows)]
     assert kept == [(0, "b", {"x": 1}), (10_000, "a", {"x": 2, "slow": 1}), (70_000, "a", {"x": 5})]
 
 
@@ -156,10 +170,10 @@ def big(size):
 
 
 def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
-    """The last resort, with its numbers and how many stretches were in them."""
+    """The last resort, with its numbers and how many usage intervals were in them."""
     with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
         for _ in range(60):
-            spool.add(big(40_000), START, Holds(stretches=3, readings=5))
+            spool.add(big(40_000), START, Holds(usage_intervals=3, readings=5))
         counts, lost = spool.counts(), spool.lost()
         assert counts.conserved
         assert lost == Lost(3 * counts.dropped, 5 * counts.dropped, 0)
@@ -167,7 +181,7 @@ def test_when_only_money_is_left_the_oldest_of_it_goes_and_is_counted(tmp_path):
 
 
 def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
-    """The file does not grow; what waits of readings gives its pages to new stretches, until none is left."""
+    """The file does not grow; what waits of readings gives its pages to new usage intervals, until none is left."""
     with contextlib.closing(spool_of(tmp_path, 64 * MIB)) as spool:
         for _ in range(40):
             spool.add(big(40_000), START, Holds(readings=9))
@@ -176,7 +190,7 @@ def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
 
         def pile_up():
             for _ in range(50):
-                spool.add(big(40_000), START, Holds(stretches=1))
+                spool.add(big(40_000), START, Holds(usage_intervals=1))
 
         with pytest.raises(DiskNearlyFull):
             pile_up()
@@ -189,12 +203,12 @@ def test_on_a_disk_that_is_nearly_full_readings_make_room_for_time(tmp_path):
 
 
 def test_a_spool_of_an_older_version_is_taken_over(tmp_path):
-    """Its batches wait on as they were; they may hold stretches, so they are kept as long as those."""
+    """Its batches wait on as they were; they may hold usage intervals, so they are kept as long as those."""
     with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
         spool.add(big(40_000), START)
         epoch = spool.epoch
     with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as file, file:
-        file.execute("ALTER TABLE batch DROP COLUMN stretches")
+        file.execute("ALTER TABLE batch DROP COLUMN usage_intervals")
         file.execute("ALTER TABLE batch DROP COLUMN readings")
         file.execute("DELETE FROM counter WHERE name LIKE '%_dropped'")
     with contextlib.closing(spool_of(tmp_path, MIB)) as spool:
@@ -225,7 +239,7 @@ class Broken:
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_disk_that_refuses_for_a_day_costs_readings_and_no_time(noise, tmp_path, monkeypatch, everything):
-    """Stretches wait in memory, abutting ones as one for each hour; readings up to a bound, the rest counted."""
+    """Usage intervals wait in memory, abutting ones as one for each hour; readings up to a bound, the rest counted."""
     monkeypatch.setattr("gpuledger_agent.sampler.MOST_ROWS", 100)
     source, sampler = noise
     for _ in range(2880):

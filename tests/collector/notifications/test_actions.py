@@ -18,13 +18,13 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.idle_day import minutes
 from fakes.mail import Inbox, mail_server
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.reclaim_idle import Acted, act_on_idle
-from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.jobs.reclaim_idle import Acted, reclaim_idle
+from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.reclaim import ByHook, NotDone, Slurm, Way
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.smtp import Smtp
 from gpuledger_collector.notifications.webhooks import Hook
-from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 from gpuledger_collector.storage.notifications.finding_rules import Action
 from gpuledger_collector.storage.notifications.outbox import Box
 
@@ -50,18 +50,18 @@ echo "$1" >> {log}
 """
 DIES = """
 import os, signal, sys
-from gpuledger_collector.jobs.reclaim_idle import act_on_idle
-from gpuledger_collector.notifications import letter_mail
+from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
+from gpuledger_collector.notifications import finding_mail
 from gpuledger_collector.notifications.reclaim import Slurm
 from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 dsn, folder, now, last = sys.argv[1:]
 def on_step(name):
     if name == last:
         os.kill(os.getpid(), signal.SIGKILL)
-book = LetterBook(lambda: open_connection(dsn, autocommit=True))
+book = NotificationStore(lambda: open_connection(dsn, autocommit=True))
 ways = {"scancel": Slurm(folder + "/scancel", folder + "/squeue")}
-act_on_idle(book, int(now), ways, letter_mail.acted, enabled=True, on_step=on_step)
+reclaim_idle(book, int(now), ways, finding_mail.acted, enabled=True, on_step=on_step)
 """
 
 
@@ -100,7 +100,7 @@ def act(connect, told):
     def acted(hour: float, ways: Mapping[str, Way], *, enabled: bool = True) -> Acted:
         at_ms = OCTOBER + DAY + round(hour * HOUR)
         told.connection.execute("UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (at_ms,))
-        return act_on_idle(LetterBook(connect), at_ms, ways, letter_mail.acted, enabled=enabled)
+        return reclaim_idle(NotificationStore(connect), at_ms, ways, finding_mail.acted, enabled=enabled)
 
     return acted
 
@@ -143,13 +143,13 @@ def test_a_team_that_did_not_opt_in_is_left_alone(act, told, apply) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("UPDATE letter SET ack_until_ms = 9e12, acked_by = 'ada'", "meant so, says ada"),
+        ("UPDATE notification SET ack_until_ms = 9e12, acked_by = 'ada'", "meant so, says ada"),
         ("UPDATE outbox SET state = 'waiting', sent_ms = NULL", "its people were not told yet"),
         ("UPDATE finding SET confidence = 0.5", "less sure than 80 %"),
         ("UPDATE finding SET state = 'underused'", "in another state"),
         ('UPDATE workload SET tags = \'{"serving": "true"}\'', "a warm replica of a service"),
         ("UPDATE finding SET resolved_ms = until_ms", "no longer idle"),
-        ("DELETE FROM letter_rule WHERE kind = 'action'", "no longer idle"),
+        ("DELETE FROM notification_rule WHERE kind = 'action'", "no longer idle"),
     ],
 )
 def test_what_changes_meanwhile_spares_it_and_the_dry_run_begins_anew(change, why, act, told) -> None:
@@ -168,8 +168,9 @@ def test_a_limit_of_an_hour_holds(act, told) -> None:
     """Others of the team were ended this hour: it waits for the next."""
     act(2, {"scancel": Recorded()})
     told.connection.execute(
-        "INSERT INTO action (key, letter_id, what, target, team, state, first_shown_ms, last_shown_ms, acted_ms) "
-        "SELECT 'other' || n, l.id, 'scancel', '{}', 'vision', 'done', 0, 0, %s FROM letter l, generate_series(1, 5) n "
+        "INSERT INTO action (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms, acted_ms) "
+        "SELECT 'other' || n, l.id, 'scancel', '{}', 'vision', 'done', 0, 0, %s FROM notification l, "
+        "generate_series(1, 5) n "
         "WHERE l.team = 'vision'",
         (OCTOBER + DAY + 4 * HOUR,),
     )
@@ -190,9 +191,14 @@ def slurm(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "step",
-    [pytest.param("shown", marks=pytest.mark.long), "begun", "asked", "acted",
-     pytest.param("recorded", marks=pytest.mark.long)],
-)  # fmt: skip
+    [
+        pytest.param("shown", marks=pytest.mark.long),
+        "begun",
+        "asked",
+        "acted",
+        pytest.param("recorded", marks=pytest.mark.long),
+    ],
+)
 def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn, connect) -> None:
     """SIGKILL at the step, then two at once: one call of scancel, one message."""
     ways = {"scancel": Slurm(str(slurm / "scancel"), str(slurm / "squeue"))}
@@ -201,9 +207,9 @@ def test_whoever_dies_while_he_acts_it_is_done_once(step, act, told, slurm, dsn,
     told.connection.execute("UPDATE finding SET until_ms = %s WHERE state = 'gone_idle'", (now,))
     done = subprocess.run([sys.executable, "-c", DIES, dsn, str(slurm), str(now), step], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    book = LetterBook(connect)
+    book = NotificationStore(connect)
     threads = [
-        threading.Thread(target=act_on_idle, args=(book, now, ways, letter_mail.acted), kwargs={"enabled": True})
+        threading.Thread(target=reclaim_idle, args=(book, now, ways, finding_mail.acted), kwargs={"enabled": True})
         for _ in range(2)
     ]
     for thread in threads:

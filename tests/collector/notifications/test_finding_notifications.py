@@ -18,11 +18,11 @@ from gpuledger_collector import storage
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.api import acks
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.notify_findings import Writers, write_letters
+from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.billing.budgets import WatchUnit
 from gpuledger_collector.storage.ledger.ledgers import Ledger
-from gpuledger_collector.storage.notifications.finding_notifications import LetterBook, holdings
+from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, holdings
 from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
 from gpuledger_collector.storage.notifications.messages import Content
 
@@ -61,16 +61,21 @@ def test_the_owner_is_told_once_with_what_helps(idle_day, apply, write) -> None:
     assert set(told) == {"ada@example.org", "robots@example.org"}
     text = told["ada@example.org"]
     for part in (
-        "train-yolo (Slurm job 1, ada)", "scancel 1", "1 Oct, 06:00 UTC, for 18 h 0 min", "worked, and then stopped",
-        "utilisation 0 %", "60.0 GiB of memory held", "It is meant so: https://gpuledger.example.com/v1/letters/ack?",
-    ):  # fmt: skip
+        "train-yolo (Slurm job 1, ada)",
+        "scancel 1",
+        "1 Oct, 06:00 UTC, for 18 h 0 min",
+        "worked, and then stopped",
+        "utilisation 0 %",
+        "60.0 GiB of memory held",
+        "It is meant so: https://gpuledger.example.com/v1/notifications/ack?",
+    ):
         assert part in text
     assert "No address of their owner is known" in told["robots@example.org"]
     assert write(1.01).told == 0
     assert len(outbox(idle_day)) == 2
 
 
-def test_money_of_the_letter_is_that_of_the_finding(idle_day, apply, write) -> None:
+def test_money_of_the_notification_is_that_of_the_finding(idle_day, apply, write) -> None:
     """Cost so far and per day, to the cent, and in the CSV to the micro-unit."""
     apply(CONTACTS)
     write(1)
@@ -107,7 +112,7 @@ def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, connect,
     put = storage.outbox.put
     monkeypatch.setattr(storage.outbox, "put", lambda *given: (put(*given), dies())[0])
     with pytest.raises(KeyboardInterrupt):
-        write_letters(LetterBook(connect), OCTOBER + DAY, Writers(words, words, words))
+        notify_findings(NotificationStore(connect), OCTOBER + DAY, Writers(words, words, words))
     monkeypatch.undo()
     assert outbox(idle_day) == []
     threads = [threading.Thread(target=write, args=(1,)) for _ in range(2)]
@@ -116,7 +121,7 @@ def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, connect,
     for thread in threads:
         thread.join()
     assert sorted(recipient for _, recipient, _ in outbox(idle_day)) == ["ada@example.org", "robots@example.org"]
-    assert idle_day.rows("SELECT count(*) FROM letter") == [(2,)]
+    assert idle_day.rows("SELECT count(*) FROM notification") == [(2,)]
 
 
 def test_leads_are_told_when_nobody_answers_and_only_once(idle_day, apply, write, findings) -> None:
@@ -135,13 +140,16 @@ def _go_on(fleet: Fleet, findings, first: int, last: int) -> None:
     for number in (1, 3):
         minutes(fleet, number, first * DAY, last * DAY, 0.0, processes=1 if number == 1 else 0)
     fleet.evidence(
-        [Held(number, number, hour * HOUR, hour * HOUR + HOUR) for hour in range(24 * first, 24 * last)
-         for number in (1, 3)]
-    )  # fmt: skip
+        [
+            Held(number, number, hour * HOUR, hour * HOUR + HOUR)
+            for hour in range(24 * first, 24 * last)
+            for number in (1, 3)
+        ]
+    )
     find_idle(findings, OCTOBER + last * DAY)
 
 
-def test_it_is_meant_so_for_a_while(idle_day, apply, write, findings, dsn) -> None:
+def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -> None:
     """Opening the link changes nothing, its button mutes for the days asked; after them it is told anew."""
     apply(CONTACTS)
     write(1)
@@ -153,15 +161,15 @@ def test_it_is_meant_so_for_a_while(idle_day, apply, write, findings, dsn) -> No
     parts = urlsplit(str(link))
     page = f"{parts.path}?{parts.query}"
     assert "train-yolo" in client.get(page).text
-    assert idle_day.rows("SELECT count(*) FROM letter WHERE acked_ms IS NOT NULL") == [(0,)]
+    assert idle_day.rows("SELECT count(*) FROM notification WHERE acked_ms IS NOT NULL") == [(0,)]
     assert "2025-10-03" in client.post(f"{page}&days=1").text
     for again in (client.get(page), client.post(f"{page}&days=30")):
         assert again.status_code == 410
         assert "This link was used at 2025-10-02T09:00:00Z" in again.text
-    assert idle_day.rows("SELECT ack_until_ms - acked_ms FROM letter WHERE acked_ms IS NOT NULL") == [(DAY,)]
+    assert idle_day.rows("SELECT ack_until_ms - acked_ms FROM notification WHERE acked_ms IS NOT NULL") == [(DAY,)]
     assert client.post(page.replace("letter=", "letter=9")).status_code == 403
     assert client.post(f"{page}&days=1000").status_code == 422
-    assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("letter",)]
+    assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("notification",)]
     _go_on(idle_day, findings, 1, 4)
     assert (write(2).told, write(2).escalated) == (0, 0)
     assert write(3).told == 1
@@ -243,10 +251,23 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
             "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms, until_ms, confidence, "
             "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
             "'{}', %s, %s, %s, 0.9, 'USD', 1234567890, 9876543210, %s)",
-            (f"anomaly:{since}", OCTOBER + since, OCTOBER + since + HOUR, OCTOBER + DAY,
-             json.dumps({"days_before": 7, "price_micro": 0, "volume_micro": 1234567890, "mix_micro": 0, "rates": [],
-                         "drivers": [{"workload": "sweep", "model": "H100", "change_micro": 1234567890}]})),
-        )  # fmt: skip
+            (
+                f"anomaly:{since}",
+                OCTOBER + since,
+                OCTOBER + since + HOUR,
+                OCTOBER + DAY,
+                json.dumps(
+                    {
+                        "days_before": 7,
+                        "price_micro": 0,
+                        "volume_micro": 1234567890,
+                        "mix_micro": 0,
+                        "rates": [],
+                        "drivers": [{"workload": "sweep", "model": "H100", "change_micro": 1234567890}],
+                    }
+                ),
+            ),
+        )
 
     finding(20 * HOUR)
     assert write(1).anomalies == 1
@@ -275,18 +296,18 @@ def test_a_storm_hides_no_spending_of_its_team(fleet, apply, run, write) -> None
 
     finding("anomaly:storm:robotics:USD:eval:1", "storm", "eval", 2 * HOUR)
     assert write(1).anomalies == 1
-    assert "spending of eval of robotics" in run("letters", "list")[1]
+    assert "spending of eval of robotics" in run("notifications", "list")[1]
     finding("anomaly:storm:robotics:USD:eval:2", "storm", "eval", HOUR)
     finding("anomaly:robotics:USD:2", "usage", "eval", 3 * HOUR)
     assert write(1.01).anomalies == 0
-    assert run("letters", "ack", "1")[0] == 0
+    assert run("notifications", "ack", "1")[0] == 0
     finding("anomaly:robotics:USD:3", "usage", "sweep", 20 * HOUR)
     assert write(1.02).anomalies == 1
     assert write(1.03).anomalies == 0
     assert [text.split(" has spent")[0] for _, _, text in outbox(fleet)] == ["eval of robotics", "robotics"]
 
 
-def test_what_is_meant_so_is_an_episode_and_not_later_spending(fleet, apply, write, dsn) -> None:
+def test_what_is_acknowledged_is_an_episode_and_not_later_spending(fleet, apply, write, dsn) -> None:
     """A sweep that was planned, as long as it grows and under whatever key, is not told again; the next runaway is."""
     apply(CONTACTS)
 
@@ -296,14 +317,19 @@ def test_what_is_meant_so_is_an_episode_and_not_later_spending(fleet, apply, wri
             "currency, cost_micro, per_day_micro, evidence) VALUES (%s, 'anomaly', 'usage', 'robotics', 'robotics', "
             "'{}', %s, %s, %s, 0.8, 'USD', 5000000, 5000000, %s) ON CONFLICT (key) DO UPDATE "
             "SET until_ms = excluded.until_ms",
-            (key, OCTOBER + int(since * DAY), OCTOBER + int(since * DAY) + HOUR, OCTOBER + int(until * DAY),
-             json.dumps({"workloads": ["sweep"]})),
-        )  # fmt: skip
+            (
+                key,
+                OCTOBER + int(since * DAY),
+                OCTOBER + int(since * DAY) + HOUR,
+                OCTOBER + int(until * DAY),
+                json.dumps({"workloads": ["sweep"]}),
+            ),
+        )
 
     finding("anomaly:robotics:USD:1", 0.5, 1)
     assert write(1).anomalies == 1
-    ((number,),) = fleet.rows("SELECT id FROM letter")
-    parts = urlsplit(LINKS.letter(number, OCTOBER + 9 * DAY))
+    ((number,),) = fleet.rows("SELECT id FROM notification")
+    parts = urlsplit(LINKS.notification(number, OCTOBER + 9 * DAY))
     app = FastAPI()
     app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
     assert "A later episode is told" in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
@@ -361,11 +387,11 @@ def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> Non
 def test_the_commands(idle_day, apply, run, connect) -> None:
     """What was told is listed, can be said to be meant so, and a dry run writes to nobody."""
     apply(CONTACTS)
-    write_letters(LetterBook(connect), OCTOBER + DAY, Writers(*(3 * [lambda _: Content("s", "t")])))
-    code, out, _ = run("letters", "list")
+    notify_findings(NotificationStore(connect), OCTOBER + DAY, Writers(*(3 * [lambda _: Content("s", "t")])))
+    code, out, _ = run("notifications", "list")
     assert code == 0
     assert "train-yolo  to ada@example.org" in out
-    assert run("letters", "ack", "1", "--why", "deadline")[0] == 0
-    assert "meant so to" in run("letters", "list")[1]
-    assert run("letters", "ack", "99")[0] == 2
-    assert "dry run: nobody is written to" in run("letters", "write", "--dry-run")[1]
+    assert run("notifications", "ack", "1", "--why", "deadline")[0] == 0
+    assert "meant so to" in run("notifications", "list")[1]
+    assert run("notifications", "ack", "99")[0] == 2
+    assert "dry run: nobody is written to" in run("notifications", "write", "--dry-run")[1]

@@ -1,4 +1,4 @@
-"""gpuledger letters and actions: who was told of what is idle, and what is done where nobody answers."""
+"""gpuledger notifications and actions: who was told of what is idle, and what is done where nobody answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuledger_common.escapes import escape_lines
 if TYPE_CHECKING:
     import psycopg
 
-    from gpuledger_collector.storage.notifications.finding_rules import Letter
+    from gpuledger_collector.storage.notifications.finding_rules import Notification
 
 SHOWN = 200
 LETTER_COLUMNS = ("id", "told_at", "kind", "standing", "team", "subject", "recipients")
@@ -28,12 +28,14 @@ Connect = Callable[[], "psycopg.Connection[tuple[Any, ...]]"]
 
 
 def register(root: typer.Typer) -> None:
-    """Add `gpuledger letters` and `gpuledger actions`."""
-    letters = typer.Typer(help="Who was told of idle GPUs and of spending that stands out.", no_args_is_help=True)
-    letters.command("list", epilog="Example: gpuledger letters list")(list_letters)
-    letters.command("write", epilog="Example: gpuledger letters write --dry-run")(write)
-    letters.command("ack", epilog='Example: gpuledger letters ack 17 --days 7 --why "deadline on Friday"')(ack)
-    root.add_typer(letters, name="letters")
+    """Add `gpuledger notifications` and `gpuledger actions`."""
+    notifications = typer.Typer(help="Who was told of idle GPUs and of spending that stands out.", no_args_is_help=True)
+    notifications.command("list", epilog="Example: gpuledger notifications list")(list_notifications)
+    notifications.command("write", epilog="Example: gpuledger notifications write --dry-run")(write)
+    notifications.command("ack", epilog='Example: gpuledger notifications ack 17 --days 7 --why "deadline on Friday"')(
+        ack
+    )
+    root.add_typer(notifications, name="notifications")
     actions = typer.Typer(help="What is given back by itself, where a team opted in.", no_args_is_help=True)
     actions.command("list", epilog="Example: gpuledger actions list")(list_actions)
     actions.command("dry-run", epilog="Example: gpuledger actions dry-run")(dry_run)
@@ -51,23 +53,36 @@ def _opened(dsn: Dsn, config: Config) -> Iterator[tuple[Connect, int]]:
         yield lambda: Ledger(opened.dsn).connect(autocommit=True), int(now().timestamp() * 1000)
 
 
-def list_letters(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
+def list_notifications(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """List the last letters, newest first: of what, since when, to whom, and what came of it."""
     from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.storage.notifications import finding_notifications as letters
+    from gpuledger_collector.storage.notifications import finding_notifications as notifications
 
     with _opened(dsn, config) as (connect, now_ms), connect() as connection:
-        found = [(one, letters.subject_of(connection, one)) for one in letters.newest(connection, SHOWN)]
+        found = [(one, notifications.subject_of(connection, one)) for one in notifications.newest(connection, SHOWN)]
     if shape is not Shape.table:
-        _emit(shape, LETTER_COLUMNS, [
-            (one.id, format_instant(one.told_ms), one.kind, _standing(one, now_ms), one.team, name,
-             ", ".join(one.recipients))
-            for one, name in found
-        ])  # fmt: skip
+        _emit(
+            shape,
+            LETTER_COLUMNS,
+            [
+                (
+                    one.id,
+                    format_instant(one.told_ms),
+                    one.kind,
+                    _standing(one, now_ms),
+                    one.team,
+                    name,
+                    ", ".join(one.recipients),
+                )
+                for one, name in found
+            ],
+        )
         return
     for one, name in found:
-        say(f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
-              f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}")  # fmt: skip
+        say(
+            f"{one.id:>6}  {format_instant(one.told_ms)}  {one.kind:7}  {_standing(one, now_ms):22}  "
+            f"{one.team or '(unattributed)'}  {name}  to {', '.join(one.recipients)}"
+        )
 
 
 def _emit(shape: Shape, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -76,10 +91,10 @@ def _emit(shape: Shape, columns: Sequence[str], rows: Sequence[Sequence[object]]
     sys.stdout.write(rows_as(shape.value, columns, rows))
 
 
-def _standing(one: Letter, now_ms: int) -> str:
+def _standing(one: Notification, now_ms: int) -> str:
     from gpuledger_collector.accounting.period import format_date
 
-    if one.ack_until_ms is not None and one.meant_so(now_ms):
+    if one.ack_until_ms is not None and one.acknowledged(now_ms):
         return f"meant so to {format_date(one.ack_until_ms)}"
     if one.closed_ms is not None:
         return "ended"
@@ -92,18 +107,18 @@ def write(
     config: Config = None,
 ) -> None:
     """Write the letters that are due now, as the collector does on its schedule; with --dry-run, show them."""
-    from gpuledger_collector.jobs.notify_findings import write_letters
-    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook, Rehearsal
-    from gpuledger_collector.wiring import letter_writers
+    from gpuledger_collector.jobs.notify_findings import notify_findings
+    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, Rehearsal
+    from gpuledger_collector.wiring import notification_writers
 
     chosen = settings(config, dsn)
     with _opened(dsn, config) as (connect, now_ms):
         if not dry_run:
-            print(write_letters(LetterBook(connect), now_ms, letter_writers(chosen)))
+            print(notify_findings(NotificationStore(connect), now_ms, notification_writers(chosen)))
             return
         with connect() as connection:
             rehearsal = Rehearsal(connection)
-            done = write_letters(rehearsal, now_ms, letter_writers(chosen))
+            done = notify_findings(rehearsal, now_ms, notification_writers(chosen))
         for message in rehearsal.put:
             say(f"To: {message.recipient}")
             say(f"Subject: {message.content.subject}")
@@ -112,7 +127,9 @@ def write(
 
 
 def ack(
-    number: Annotated[int, typer.Argument(metavar="LETTER", help="Number of the letter (gpuledger letters list).")],
+    number: Annotated[
+        int, typer.Argument(metavar="LETTER", help="Number of the letter (gpuledger notifications list).")
+    ],
     days: Annotated[int, typer.Option("--days", min=1, max=90, help="For how long it is meant so.")] = 7,
     why: Annotated[str, typer.Option("--why", help="The reason, kept in the audit log.")] = "",
     dry_run: DryRun = False,
@@ -122,7 +139,7 @@ def ack(
     """Say of a letter's episode that it is meant so: nobody is told of it, and nothing is done about it, until then."""
     from gpuledger_collector.accounting.period import DAY_MS, format_instant
     from gpuledger_collector.storage.access import audit
-    from gpuledger_collector.storage.notifications import finding_notifications as letters
+    from gpuledger_collector.storage.notifications import finding_notifications as notifications
 
     with (
         _opened(dsn, config) as (connect, now_ms),
@@ -130,21 +147,30 @@ def ack(
         connection.transaction(force_rollback=dry_run),
     ):
         until_ms = now_ms + days * DAY_MS
-        found = letters.acknowledge(connection, number, audit.person(), until_ms, why[:500], now_ms)
+        found = notifications.acknowledge(connection, number, audit.person(), until_ms, why[:500], now_ms)
     if found is None:
-        refuse(f"{number} is the number of no letter; gpuledger letters list shows them")
+        refuse(f"{number} is the number of no letter; gpuledger notifications list shows them")
     print(f"noted until {format_instant(until_ms)}" + untouched(dry_run))
 
 
 def list_actions(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:
     """List the last actions, newest first. Ends with 1 when one of them failed or was begun and not ended."""
     from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.storage.notifications import finding_notifications as letters
+    from gpuledger_collector.storage.notifications import finding_notifications as notifications
 
     with _opened(dsn, config) as (connect, _), connect() as connection:
-        found = letters.actions(connection, SHOWN)
-    rows = [(format_instant(one.done_ms or one.acted_ms or one.last_shown_ms), one.state, one.what, one.team,
-             one.target.get("workload"), one.detail) for one in found]  # fmt: skip
+        found = notifications.actions(connection, SHOWN)
+    rows = [
+        (
+            format_instant(one.done_ms or one.acted_ms or one.last_shown_ms),
+            one.state,
+            one.what,
+            one.team,
+            one.target.get("workload"),
+            one.detail,
+        )
+        for one in found
+    ]
     if shape is not Shape.table:
         _emit(shape, ACTION_COLUMNS, rows)
     else:
@@ -158,18 +184,27 @@ def dry_run(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -
     """Show what would be given back, and since when that is shown; and what is spared, and why. Changes nothing."""
     from gpuledger_collector.accounting.period import HOUR_MS, format_instant
     from gpuledger_collector.jobs.reclaim_idle import candidates
-    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 
     enabled = settings(config, dsn).actions
-    with _opened(dsn, config) as (connect, now_ms), LetterBook(connect).unit() as unit:
+    with _opened(dsn, config) as (connect, now_ms), NotificationStore(connect).unit() as unit:
         found, shown = candidates(unit, now_ms), {one.key: one for one in unit.shown()}
     rows = []
     for one in found:
         since_ms = shown[one.key].first_shown_ms if one.key in shown else now_ms
         due_ms = since_ms + one.rule.dry_run_hours * HOUR_MS
         when = (None, None) if one.spared else (format_instant(since_ms), format_instant(due_ms))
-        rows.append(("spared" if one.spared else "shown", one.rule.do, one.holding.team, one.holding.external_id,
-                     one.holding.label, *when, one.spared))  # fmt: skip
+        rows.append(
+            (
+                "spared" if one.spared else "shown",
+                one.rule.do,
+                one.holding.team,
+                one.holding.external_id,
+                one.holding.label,
+                *when,
+                one.spared,
+            )
+        )
     if shape is not Shape.table:
         _emit(shape, REHEARSED_COLUMNS, rows)
     else:
@@ -185,9 +220,9 @@ def run(dsn: Dsn = None, config: Config = None) -> None:
 
     Needs `actions = true` in the settings, an [[action]] of the team, and a letter that its people had before.
     """
-    from gpuledger_collector.jobs.reclaim_idle import act_on_idle
-    from gpuledger_collector.notifications import finding_mail as letter_mail
-    from gpuledger_collector.storage.notifications.finding_notifications import LetterBook
+    from gpuledger_collector.jobs.reclaim_idle import reclaim_idle
+    from gpuledger_collector.notifications import finding_mail as finding_mail
+    from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
     from gpuledger_collector.wiring import ways
 
     chosen = settings(config, dsn)
@@ -196,7 +231,7 @@ def run(dsn: Dsn = None, config: Config = None) -> None:
             "actions are off: set actions = true in the settings; gpuledger actions dry-run shows what would be done"
         )
     with _opened(dsn, config) as (connect, now_ms):
-        done = act_on_idle(LetterBook(connect), now_ms, ways(chosen), letter_mail.acted, enabled=True)
+        done = reclaim_idle(NotificationStore(connect), now_ms, ways(chosen), finding_mail.acted, enabled=True)
     print(done)
     if done.failed:
         raise typer.Exit(FINDINGS)

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, parse_date, p
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.notifications import digest_mail
-from gpuledger_collector.notifications import finding_mail as letter_mail
+from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told
@@ -37,62 +37,126 @@ LINKS = AckLinks("https://gpuledger.example.com/", b"k" * 32)
 SINCE = parse_instant("2026-11-21T03:10:00Z")
 NOW = parse_instant("2026-11-21T09:20:00Z")
 NO_BREAK = "\u00a0"
-EVIDENCE = {"node": "n07", "pool": "train", "utilization_ratio": 0.0, "sm_active_ratio": 0.0004,
-            "memory_used_bytes": 42.25 * 2**30, "power_watts": 68.4, "wasted_gpu_ns": {}}  # fmt: skip
+EVIDENCE = {
+    "node": "n07",
+    "pool": "train",
+    "utilization_ratio": 0.0,
+    "sm_active_ratio": 0.0004,
+    "memory_used_bytes": 42.25 * 2**30,
+    "power_watts": 68.4,
+    "wasted_gpu_ns": {},
+}
 
 
 def card(index: int, state: str = "gone_idle", **more: object) -> Card:
-    facts = {"since_ms": SINCE + index * 60_000, "until_ms": NOW - 60_000, "confidence": 0.84, "currency": "USD",
-             "cost_micro": 15_354_166 + index, "per_day_micro": 59_760_000, "evidence": EVIDENCE, **more}  # fmt: skip
-    finding = Finding(f"idle:GPU-{index}:{state}:0", "idle", state, f"GPU-{index}", index, 1, "vision", {},
-                      opened_ms=SINCE, resolved_ms=None, **facts)  # fmt: skip
+    facts = {
+        "since_ms": SINCE + index * 60_000,
+        "until_ms": NOW - 60_000,
+        "confidence": 0.84,
+        "currency": "USD",
+        "cost_micro": 15_354_166 + index,
+        "per_day_micro": 59_760_000,
+        "evidence": EVIDENCE,
+        **more,
+    }
+    finding = Finding(
+        f"idle:GPU-{index}:{state}:0",
+        "idle",
+        state,
+        f"GPU-{index}",
+        index,
+        1,
+        "vision",
+        {},
+        opened_ms=SINCE,
+        resolved_ms=None,
+        **facts,
+    )
     return Card(finding, "NVIDIA H100 80GB HBM3", index)
 
 
 JOB = Holding(1, "slurm", "48211", "train-yolo", "ada", {}, tuple(card(index) for index in range(4)), 4)
 POD = Holding(
-    2, "kubernetes", "1f0c", "vision/notebook-0", "", {"namespace": "vision", "pod": "notebook-0", "pod_uid": "1f0c"},
-    (card(6, "never_used", confidence=0.64, currency=None, cost_micro=None, per_day_micro=None),), 1,
-)  # fmt: skip
+    2,
+    "kubernetes",
+    "1f0c",
+    "vision/notebook-0",
+    "",
+    {"namespace": "vision", "pod": "notebook-0", "pod_uid": "1f0c"},
+    (card(6, "never_used", confidence=0.64, currency=None, cost_micro=None, per_day_micro=None),),
+    1,
+)
 PARTLY = replace(JOB, workload_id=3, external_id="48212", name="sweep-a", cards=JOB.cards[:1])
 ANOMALY = Finding(
-    "anomaly:vision:USD:0", "anomaly", "both", "vision", None, None, "vision", {"team": "vision"}, SINCE - DAY_MS,
-    SINCE, NOW, None, 0.92, "USD", 3_141_592_653, 2_500_000_000,
-    {"days_before": 7, "highest_score": 9.5,
-     "price_micro": 141_592_653, "volume_micro": 2_900_000_000, "mix_micro": 100_000_000,
-     "drivers": [{"workload": "sweep-a", "model": "H100", "change_micro": 3_000_000_000},
-                 {"workload": "3 others", "model": "", "change_micro": 141_592_653}],
-     "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}]},
-)  # fmt: skip
+    "anomaly:vision:USD:0",
+    "anomaly",
+    "both",
+    "vision",
+    None,
+    None,
+    "vision",
+    {"team": "vision"},
+    SINCE - DAY_MS,
+    SINCE,
+    NOW,
+    None,
+    0.92,
+    "USD",
+    3_141_592_653,
+    2_500_000_000,
+    {
+        "days_before": 7,
+        "highest_score": 9.5,
+        "price_micro": 141_592_653,
+        "volume_micro": 2_900_000_000,
+        "mix_micro": 100_000_000,
+        "drivers": [
+            {"workload": "sweep-a", "model": "H100", "change_micro": 3_000_000_000},
+            {"workload": "3 others", "model": "", "change_micro": 141_592_653},
+        ],
+        "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}],
+    },
+)
 WEEK = SummaryNews(
-    "vision", parse_date("2026-11-09"), parse_date("2026-11-16"), "UTC",
-    (Wasted("train-yolo", "ada", ("gone_idle",), 123 * GPU_NS_PER_HOUR, "USD", 306_270_000, True, 59_760_000),
-     Wasted("notebook-3", "grace", ("never_used",), 41 * GPU_NS_PER_HOUR // 2, "USD", 51_045_000, False, 0),
-     Wasted("old-card", "", ("gone_idle",), 9 * GPU_NS_PER_HOUR, None, None, False)),
-    5, 1, 3, ("grace",),
-)  # fmt: skip
-ACTION = Action(
-    7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW
-)  # fmt: skip
+    "vision",
+    parse_date("2026-11-09"),
+    parse_date("2026-11-16"),
+    "UTC",
+    (
+        Wasted("train-yolo", "ada", ("gone_idle",), 123 * GPU_NS_PER_HOUR, "USD", 306_270_000, True, 59_760_000),
+        Wasted("notebook-3", "grace", ("never_used",), 41 * GPU_NS_PER_HOUR // 2, "USD", 51_045_000, False, 0),
+        Wasted("old-card", "", ("gone_idle",), 9 * GPU_NS_PER_HOUR, None, None, False),
+    ),
+    5,
+    1,
+    3,
+    ("grace",),
+)
+ACTION = Action(7, "k", 3, "scancel", {"workload": "48211", "name": "train-yolo"}, "vision", "doing", SINCE, NOW, NOW)
 TOLD = tuple(
     Told(kind, NOW - ago * HOUR_MS, subject, text, link)
     for kind, ago, subject, text, link in (
         ("budget", 12, "[GPU budget] vision: 83 % of USD 40,000 on day 12 of 30", "vision has spent 83 %.\n\nAll.", ""),
-        ("idle", 3, "[GPU idle] train-yolo: 4 GPUs idle", "4 GPUs of train-yolo\nhave done nothing.\n\nCost",
-         LINKS.letter(17, NOW)),
-        ("idle", 2, "[GPU idle] notebook-0: 1 GPU idle", "1 GPU has done nothing.", LINKS.letter(18, NOW)),
+        (
+            "idle",
+            3,
+            "[GPU idle] train-yolo: 4 GPUs idle",
+            "4 GPUs of train-yolo\nhave done nothing.\n\nCost",
+            LINKS.notification(17, NOW),
+        ),
+        ("idle", 2, "[GPU idle] notebook-0: 1 GPU idle", "1 GPU has done nothing.", LINKS.notification(18, NOW)),
     )
-)  # fmt: skip
+)
 CASES: dict[str, Content] = {
-    "idle-owner": letter_mail.idle(IdleNews((Section(17, JOB),), NOW, 3), LINKS),
-    "idle-several": letter_mail.idle(IdleNews((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0)),
-    "idle-team": letter_mail.idle(IdleNews((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
-    "idle-escalated": letter_mail.idle(
+    "idle-owner": finding_mail.idle(IdleNews((Section(17, JOB),), NOW, 3), LINKS),
+    "idle-several": finding_mail.idle(IdleNews((Section(17, JOB), Section(18, POD), Section(19, PARTLY)), NOW, 0)),
+    "idle-team": finding_mail.idle(IdleNews((Section(18, POD),), NOW, 3, to_owner=False), LINKS),
+    "idle-escalated": finding_mail.idle(
         IdleNews((Section(17, JOB),), NOW + 3 * DAY_MS, 3, NOW, ("ada@example.org",), to_owner=False), LINKS
     ),
-    "anomaly": letter_mail.anomaly(AnomalyNews(21, ANOMALY, NOW), LINKS),
-    "summary": letter_mail.summary(WEEK),
-    "acted": letter_mail.acted(ACTION, JOB),
+    "anomaly": finding_mail.anomaly(AnomalyNews(21, ANOMALY, NOW), LINKS),
+    "summary": finding_mail.summary(WEEK),
+    "acted": finding_mail.acted(ACTION, JOB),
     "digest": digest_mail.write(Digest("ada@example.org", NOW, "Europe/Berlin", TOLD)),
 }
 
@@ -103,7 +167,7 @@ def mail(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_letters_are_the_golden_ones(name: str) -> None:
+def test_notifications_are_the_golden_ones(name: str) -> None:
     """Byte for byte; GPULEDGER_GOLDEN=write writes them anew, for a person to look at."""
     path = GOLDEN / f"{name}.eml"
     if os.environ.get("GPULEDGER_GOLDEN") == "write":
@@ -120,7 +184,7 @@ def test_text_and_html_tell_the_same(name: str) -> None:
     for said in re.findall(r"\d[\d,]*\.\d\d|\d+ %|(?:scancel|kubectl|gpuledger) .+", content.text):
         assert said.strip() in html, said
     assert not re.search(r"(src|url)\s*[=(]", content.html)
-    assert set(re.findall(r'href="([^?"]*)', content.html)) <= {"https://gpuledger.example.com/v1/letters/ack"}
+    assert set(re.findall(r'href="([^?"]*)', content.html)) <= {"https://gpuledger.example.com/v1/notifications/ack"}
     lines = [line for line in content.text.splitlines() if "https://" not in line]
     assert max(map(len, lines)) <= 88
 
@@ -154,7 +218,7 @@ def test_commands_quote_what_users_wrote() -> None:
 def test_a_name_cannot_break_out() -> None:
     """Newlines, tags and formulas in names stay text: in the subject, in the HTML and in the CSV."""
     evil = replace(JOB, name="=x\r\nBcc: all@example.com\n<script>alert(1)</script>", user="<b>")
-    content = letter_mail.idle(IdleNews((Section(1, evil),), NOW, 3), LINKS)
+    content = finding_mail.idle(IdleNews((Section(1, evil),), NOW, 3), LINKS)
     made = compose(Message("k", "idle", "lead@example.com", content, 0, 0), "ledger@example.com")
     read = email.message_from_bytes(bytes(made), policy=email.policy.default)
     assert read["Bcc"] is None
@@ -166,12 +230,12 @@ def test_a_name_cannot_break_out() -> None:
 def told(**changes: object) -> Content:
     """The mail of the anomaly with other facts; those of the evidence by their names."""
     evidence = {**ANOMALY.evidence, "drivers": [], "rates": [], **changes.pop("evidence", {})}
-    return letter_mail.anomaly(AnomalyNews(21, replace(ANOMALY, evidence=evidence, **changes), NOW))
+    return finding_mail.anomaly(AnomalyNews(21, replace(ANOMALY, evidence=evidence, **changes), NOW))
 
 
 def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
     """The money is that of the one job: the team is not said to have spent it, and no day more is foretold of less."""
-    storm = {"nature": "retry storm", "sentence": "54 runs", "workloads": ["asr-eval"]}
+    storm = {"cause": "retry storm", "sentence": "54 runs", "workloads": ["asr-eval"]}
     made = told(state="storm", cost_micro=-4_300_000, per_day_micro=-900_000, evidence=storm)
     assert made.subject == "[GPU spending] asr-eval of vision: USD 4.30 less than usual since 20 Nov, 03:10 UTC"
     text = " ".join(made.text.split())
@@ -183,21 +247,26 @@ def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
 
 @pytest.mark.parametrize(
     ("state", "score", "said"),
-    [("usage", 9.5, "92 % of its hours stand out"), ("usage", None, "92 %, a guess: told within minutes"),
-     ("storm", None, "92 %, a guess: told by its runs")],
-)  # fmt: skip
+    [
+        ("usage", 9.5, "92 % of its hours stand out"),
+        ("usage", None, "92 %, a guess: told within minutes"),
+        ("storm", None, "92 %, a guess: told by its runs"),
+    ],
+)
 def test_how_sure_says_what_it_is_made_of(state: str, score: float | None, said: str) -> None:
     """Hours that were judged are counted; what no hour has confirmed is called a guess."""
     evidence = {name: value for name, value in ANOMALY.evidence.items() if name != "highest_score"}
     evidence |= {"workloads": ["x"], **({} if score is None else {"highest_score": score})}
-    made = letter_mail.anomaly(AnomalyNews(21, replace(ANOMALY, state=state, evidence=evidence), NOW))
+    made = finding_mail.anomaly(AnomalyNews(21, replace(ANOMALY, state=state, evidence=evidence), NOW))
     assert f"How sure {said}" in " ".join(made.text.split())
 
 
 def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:
     """Price, volume and mix are rounded together, and so is what moved it; a part of under half a cent is no row."""
-    moved = [{"workload": name, "change_micro": micro} for name, micro in
-             (("a", 27_264_800), ("b", 15_774_900), ("c", 6_004_900))]  # fmt: skip
+    moved = [
+        {"workload": name, "change_micro": micro}
+        for name, micro in (("a", 27_264_800), ("b", 15_774_900), ("c", 6_004_900))
+    ]
     parts = {"price_micro": 1_000, "volume_micro": 27_266_000, "mix_micro": 21_777_600, "drivers": moved}
     text = told(cost_micro=49_044_600, evidence=parts).text
     amounts = {name: round(float(amount) * 100) for name, amount in re.findall(r"(\w+) +USD ([\d.]+)", text)}

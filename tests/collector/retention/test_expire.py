@@ -13,20 +13,20 @@ from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.expire import Gone, Keep, let_go
+from gpuledger_collector.jobs.expire import Gone, Keep, expired
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
+from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings, SettingsError, check
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.minutes import gone_before
-from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
-from gpuledger_collector.storage.telemetry.retention import LetGoStore
+from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
+from gpuledger_collector.storage.telemetry.retention import RetentionStore
 
 NOTHING = Keep(0, 0, 0, 0)
 MINUTES = "SELECT accelerator_id, minute_ms, utilization_ratio::float8 FROM gpu_minute ORDER BY 1, 2"
-HEAT = "SELECT * FROM node_heat ORDER BY hour_ms, node_id"
+HEAT = "SELECT * FROM node_utilization ORDER BY hour_ms, node_id"
 
 
 def sample(fleet, number, at, utilization):
@@ -38,7 +38,7 @@ def sample(fleet, number, at, utilization):
         (card, OCTOBER + at, utilization),
     )
     fleet.connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)", (card, OCTOBER + at - at % HOUR)
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", (card, OCTOBER + at - at % HOUR)
     )
 
 
@@ -49,7 +49,7 @@ def three_days(fleet, ledger, dsn):
         for at in range(0, 3 * DAY, HOUR):
             sample(fleet, number, at, number / 4)
     fold_usage(ledger)
-    roll_heat(HeatStore(dsn), 0, OCTOBER + 3 * DAY + HOUR)
+    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 3 * DAY + HOUR)
 
 
 def days_left(fleet):
@@ -61,48 +61,49 @@ def days_left(fleet):
 def test_minutes_go_by_whole_days_counted_from_today(dsn, fleet, ledger, days, left):
     """0 keeps all of them; of the days that stay every minute stays as it was; again it finds nothing to do."""
     three_days(fleet, ledger, dsn)
-    before, heat = fleet.rows(MINUTES), fleet.rows(HEAT)
-    store, keep, now_ms = LetGoStore(dsn), Keep(days, 0, 0, 0), OCTOBER + 3 * DAY + 5 * HOUR
-    assert let_go(store, keep, now_ms) == Gone(48 * (3 - len(left)), 0, 0)
+    before, node_utilization = fleet.rows(MINUTES), fleet.rows(HEAT)
+    store, keep, now_ms = RetentionStore(dsn), Keep(days, 0, 0, 0), OCTOBER + 3 * DAY + 5 * HOUR
+    assert expired(store, keep, now_ms) == Gone(48 * (3 - len(left)), 0, 0)
     assert fleet.rows(MINUTES) == [row for row in before if (row[1] - OCTOBER) // DAY in left]
-    assert fleet.rows(HEAT) == heat
-    assert let_go(store, keep, now_ms) == Gone(0, 0, 0)
+    assert fleet.rows(HEAT) == node_utilization
+    assert expired(store, keep, now_ms) == Gone(0, 0, 0)
 
 
 def test_late_evidence_of_a_day_that_went_makes_no_part_of_it_again(dsn, fleet, ledger):
     """Usage and money take it in; minutes, the node's heat and the idle search leave the day as it is."""
     three_days(fleet, ledger, dsn)
-    fleet.connection.execute("INSERT INTO finding_mark VALUES ('idle', %s)", (OCTOBER + 3 * DAY,))
-    heat = fleet.rows(HEAT)
-    let_go(LetGoStore(dsn), Keep(1, 0, 0, 0), OCTOBER + 3 * DAY)
+    fleet.connection.execute("INSERT INTO finding_progress VALUES ('idle', %s)", (OCTOBER + 3 * DAY,))
+    node_utilization = fleet.rows(HEAT)
+    expired(RetentionStore(dsn), Keep(1, 0, 0, 0), OCTOBER + 3 * DAY)
     left = fleet.rows(MINUTES)
     sample(fleet, 1, HOUR + 60_000, 1.0)
     fleet.evidence([Held(1, 7, HOUR, 2 * HOUR)])
     fold_usage(ledger)
-    roll_minutes(ledger, Period(OCTOBER, OCTOBER + 2 * DAY))
-    roll_heat(HeatStore(dsn), 0, NOW_MS, lambda: False)
+    roll_up_minutes(ledger, Period(OCTOBER, OCTOBER + 2 * DAY))
+    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, NOW_MS, lambda: False)
     assert fleet.rows(MINUTES) == left
-    assert fleet.rows(HEAT) == heat, "with one of its two accelerators it would be another heat"
-    assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
-    assert fleet.rows("SELECT state, held_ms FROM usage_hour WHERE hour_ms = %s AND workload_id IS NOT NULL",
-                      OCTOBER + HOUR) == [("held", HOUR)]  # fmt: skip
+    assert fleet.rows(HEAT) == node_utilization, "with one of its two accelerators it would be another heat"
+    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
+    assert fleet.rows(
+        "SELECT state, held_ms FROM usage_hour WHERE hour_ms = %s AND workload_id IS NOT NULL", OCTOBER + HOUR
+    ) == [("held", HOUR)]
     sample(fleet, 1, 2 * DAY + 60_000, 1.0)
     fold_usage(ledger)
     assert len(fleet.rows(MINUTES)) == len(left) + 1, "a day that is kept takes late ones in"
-    assert fleet.rows(HEAT) != heat
+    assert fleet.rows(HEAT) != node_utilization
 
 
-def test_minutes_wait_for_the_heat_of_their_day(dsn, fleet, ledger):
+def test_minutes_wait_for_the_node_utilization_of_their_day(dsn, fleet, ledger):
     """A day whose heat was never made keeps its minutes and those after it; where heat is not kept none waits."""
     three_days(fleet, ledger, dsn)
-    fleet.connection.execute("DELETE FROM heat_day WHERE day_ms = %s", (OCTOBER + DAY,))
+    fleet.connection.execute("DELETE FROM node_utilization_day WHERE day_ms = %s", (OCTOBER + DAY,))
     now_ms = OCTOBER + 4 * DAY
-    assert let_go(LetGoStore(dsn), Keep(1, 0, 0, 0), now_ms).minutes == 48
+    assert expired(RetentionStore(dsn), Keep(1, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [1, 2]
-    assert let_go(LetGoStore(dsn), Keep(2, 2, 0, 0), now_ms).minutes == 48
+    assert expired(RetentionStore(dsn), Keep(2, 2, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [2]
-    roll_heat(HeatStore(dsn), 0, now_ms)
-    assert let_go(LetGoStore(dsn), Keep(1, 0, 0, 0), now_ms).minutes == 48
+    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, now_ms)
+    assert expired(RetentionStore(dsn), Keep(1, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == []
 
 
@@ -110,13 +111,13 @@ def test_stopped_anywhere_it_goes_on_and_nothing_is_made_of_what_is_left(dsn, fl
     """After one of two accelerators: heat made anew does not take the other for the whole node; a longer time set
     later brings nothing back."""
     three_days(fleet, ledger, dsn)
-    heat, now_ms = fleet.rows(HEAT), OCTOBER + 3 * DAY
+    node_utilization, now_ms = fleet.rows(HEAT), OCTOBER + 3 * DAY
     asked = iter([False, True])
-    assert let_go(LetGoStore(dsn, lambda: next(asked)), Keep(1, 0, 0, 0), now_ms).minutes == 48
-    fleet.connection.execute("DELETE FROM heat_day")
-    roll_heat(HeatStore(dsn), 0, now_ms)
-    assert fleet.rows(HEAT) == heat
-    assert let_go(LetGoStore(dsn), Keep(3, 0, 0, 0), now_ms).minutes == 48
+    assert expired(RetentionStore(dsn, lambda: next(asked)), Keep(1, 0, 0, 0), now_ms).minutes == 48
+    fleet.connection.execute("DELETE FROM node_utilization_day")
+    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, now_ms)
+    assert fleet.rows(HEAT) == node_utilization
+    assert expired(RetentionStore(dsn), Keep(3, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [2]
     assert gone_before(fleet.connection) == OCTOBER + 2 * DAY
 
@@ -125,13 +126,13 @@ def test_a_fold_under_way_is_waited_for(dsn, fleet, ledger):
     """It does not know the bound yet: what it makes of the day is there before the day goes, and goes with it."""
     three_days(fleet, ledger, dsn)
     fleet.connection.execute("DELETE FROM gpu_minute WHERE minute_ms < %s", (OCTOBER + DAY,))
-    going = threading.Thread(target=let_go, args=(LetGoStore(dsn), Keep(2, 0, 0, 0), OCTOBER + 3 * DAY))
+    going = threading.Thread(target=expired, args=(RetentionStore(dsn), Keep(2, 0, 0, 0), OCTOBER + 3 * DAY))
     with ledger.unit() as unit:
         assert unit.marks(Period(OCTOBER, OCTOBER + DAY)) == []
         going.start()
         going.join(0.5)
         assert going.is_alive()
-        unit.roll_minutes([(fleet.accelerator(1), OCTOBER + HOUR)])
+        unit.roll_up_minutes([(fleet.accelerator(1), OCTOBER + HOUR)])
     going.join(30)
     assert not going.is_alive()
     assert days_left(fleet) == [1, 2]
@@ -147,18 +148,18 @@ def test_the_idle_search_goes_back_no_farther_than_minutes_are_whole(dsn, fleet,
     minutes(fleet, 5, 0, rest, 0.9)
     minutes(fleet, 5, rest, 2 * DAY, 0.0)
     minutes(fleet, 1, DAY, 2 * DAY, 0.0)
-    fleet.connection.execute("DELETE FROM dirty_hour")
+    fleet.connection.execute("DELETE FROM hour_recompute")
     find_idle(findings, OCTOBER + 2 * DAY)
     told = fleet.rows("SELECT key, since_ms, opened_ms, cost_micro FROM finding ORDER BY key")
     (over_midnight,) = fleet.rows("SELECT since_ms, opened_ms FROM finding WHERE subject = 'GPU-0005'")
     assert over_midnight[0] == OCTOBER + rest < OCTOBER + DAY < over_midnight[1]
-    roll_heat(HeatStore(dsn), 0, OCTOBER + 2 * DAY)
-    let_go(LetGoStore(dsn), Keep(1, 0, 0, 0), OCTOBER + 2 * DAY)
+    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 2 * DAY)
+    expired(RetentionStore(dsn), Keep(1, 0, 0, 0), OCTOBER + 2 * DAY)
     assert days_left(fleet) == [1]
-    fleet.connection.execute("INSERT INTO finding_mark VALUES ('idle_late', %s)", (OCTOBER + 2 * HOUR,))
+    fleet.connection.execute("INSERT INTO finding_progress VALUES ('idle_late', %s)", (OCTOBER + 2 * HOUR,))
     find_idle(findings, OCTOBER + 2 * DAY)
     assert fleet.rows("SELECT key, since_ms, opened_ms, cost_micro FROM finding ORDER BY key") == told
-    assert fleet.rows("SELECT kind FROM finding_mark") == [("idle",)]
+    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -178,20 +179,21 @@ def test_what_a_slow_metric_was_at_any_kept_instant_is_still_known(dsn, fleet, s
     def in_force(at):
         return fleet.rows(
             "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM gpu_state "
-            "WHERE at_ms <= %s ORDER BY accelerator_id, metric, at_ms DESC", at,
-        )  # fmt: skip
+            "WHERE at_ms <= %s ORDER BY accelerator_id, metric, at_ms DESC",
+            at,
+        )
 
     instants = [bound + step * HOUR for step in range(49)]
     before = [in_force(at) for at in instants]
-    gone = let_go(LetGoStore(dsn), Keep(0, 0, 2, 0), OCTOBER + 5 * DAY).states
+    gone = expired(RetentionStore(dsn), Keep(0, 0, 2, 0), OCTOBER + 5 * DAY).states
     assert [in_force(at) for at in instants] == before
     old = fleet.rows("SELECT count(*), count(DISTINCT (accelerator_id, metric)) FROM gpu_state WHERE at_ms < %s", bound)
     assert old[0][0] == old[0][1]
     assert len(fleet.rows("SELECT FROM gpu_state")) == len(rows) - gone
-    assert let_go(LetGoStore(dsn), Keep(0, 0, 2, 0), OCTOBER + 5 * DAY).states == 0
+    assert expired(RetentionStore(dsn), Keep(0, 0, 2, 0), OCTOBER + 5 * DAY).states == 0
 
 
-def test_findings_go_by_their_end_and_those_that_go_on_stay(dsn, fleet, monkeypatch):
+def test_findings_go_by_their_end_and_those_that_go_on_placement(dsn, fleet, monkeypatch):
     """Some at a time; one that began long ago and ended lately stays."""
     monkeypatch.setattr("gpuledger_collector.storage.telemetry.retention.FINDINGS", 3)
     fleet.connection.execute(
@@ -201,10 +203,10 @@ def test_findings_go_by_their_end_and_those_that_go_on_stay(dsn, fleet, monkeypa
         {"at": OCTOBER, "day": DAY},
     )
     now_ms = OCTOBER + 75 * DAY + HOUR
-    assert let_go(LetGoStore(dsn), Keep(0, 0, 0, 60), now_ms).findings == 14
+    assert expired(RetentionStore(dsn), Keep(0, 0, 0, 60), now_ms).findings == 14
     keys = fleet.rows("SELECT key::int FROM finding ORDER BY 1")
     assert [row[0] for row in keys] == [*range(15, 22)]
-    assert let_go(LetGoStore(dsn), NOTHING, now_ms + 900 * DAY) == Gone(0, 0, 0)
+    assert expired(RetentionStore(dsn), NOTHING, now_ms + 900 * DAY) == Gone(0, 0, 0)
 
 
 def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
@@ -214,23 +216,26 @@ def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
     for name, at in (("old", now_ms - 401 * DAY), ("young", now_ms - 399 * DAY)):
         fleet.connection.execute(
             "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) "
-            "VALUES (%s, %s, 1, '', to_timestamp(%s / 1000.0))", (name, EPOCH, at),
-        )  # fmt: skip
+            "VALUES (%s, %s, 1, '', to_timestamp(%s / 1000.0))",
+            (name, EPOCH, at),
+        )
         fleet.connection.execute(
             "INSERT INTO backtest (grouped, series, origin_ms, step_ms, horizon_ms, made_ms, replayed, forecast, "
-            "known, inside, under) VALUES ('pool', %s, %s, 1, 1, 1, false, '{}', 0, 0, '{}')", (name, at),
-        )  # fmt: skip
+            "known, inside, under) VALUES ('pool', %s, %s, 1, 1, 1, false, '{}', 0, 0, '{}')",
+            (name, at),
+        )
     card = fleet.accelerator(1)
     for days in (15, 31, 38, 3):
         fleet.connection.execute(
             "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples) VALUES (%s, %s, 1)",
             (card, today_ms - days * DAY),
         )
-        fleet.connection.execute("INSERT INTO gpu_state VALUES (%s, 'gpu_mig_mode', %s, 0)",
-                                 (card, today_ms - days * DAY))  # fmt: skip
+        fleet.connection.execute(
+            "INSERT INTO gpu_state VALUES (%s, 'gpu_mig_mode', %s, 0)", (card, today_ms - days * DAY)
+        )
     made = wiring.jobs(Settings(), database, lambda: psycopg.connect(dsn, autocommit=True))
-    done = {job.name: job.work() for job in made if job.name in {"let_go", "tidy"}}
-    assert str(done["let_go"]) == "1 minute, 2 changes of slow metrics, 0 findings and 0 unused names let go"
+    done = {job.name: job.work() for job in made if job.name in {"expired", "tidy"}}
+    assert str(done["expired"]) == "1 minute, 2 changes of slow metrics, 0 findings and 0 unused names let go"
     assert fleet.rows("SELECT (%s - minute_ms) / %s FROM gpu_minute ORDER BY 1", today_ms, DAY) == [(3,), (15,), (31,)]
     assert fleet.rows("SELECT (%s - at_ms) / %s FROM gpu_state ORDER BY 1", today_ms, DAY) == [(3,), (15,)]
     assert fleet.rows("SELECT node_name FROM ingest_conflict") == [("young",)]

@@ -2,12 +2,12 @@
 
 A batch's bytes never change once it is spooled; so the choice is made before that, by how full the spool is:
 
-- below an eighth: *together*, one batch with stretches and readings;
-- from an eighth: *apart*, a batch with the stretches and one with the readings, which is dropped first;
+- below an eighth: *together*, one batch with usage intervals and readings;
+- from an eighth: *apart*, a batch with the usage intervals and one with the readings, which is dropped first;
 - from a half: *thin*, apart, and of each accelerator's readings only one for each minute.
 
-The stretches of 8 GPUs are about a kilobyte a minute. Why not thin what waits already: the collector may have committed
-it and its answer may be lost; the same time under another number would then be told twice.
+The usage intervals of 8 GPUs are about a kilobyte a minute. Why not thin what waits already: the collector may have
+committed it and its answer may be lost; the same time under another number would then be told twice.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ from gpuledger_collector.storage.telemetry.partitions import DAY_MS, month_of
 MARCH = int(dt.datetime(2025, 3, 1, tzinfo=dt.UTC).timestamp()) * 1000
 APRIL = month_of(MARCH)[1]
 NOW = APRIL + 200 * DAY_MS
-STRETCH = "accelerator_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms, node_id, epoch, seq, record"
+USAGE_INTERVAL = (
+    "accelerator_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms, unknown_ms, node_id, epoch, seq, record"
+)
 
 
 def rows(dsn, query, *values):
@@ -29,7 +31,7 @@ def rows(dsn, query, *values):
         return connection.execute(query, values or None).fetchall()
 
 
-def names(dsn, table="stretch"):
+def names(dsn, table="usage_interval"):
     with open_connection(dsn) as connection:
         return [part.name for part in partitions.listing(connection) if part.table == table]
 
@@ -37,34 +39,35 @@ def names(dsn, table="stretch"):
 def put(dsn, days, coarse_before_ms=0):
     """A hundred usage intervals on each of these days."""
     with open_connection(dsn) as connection:
-        partitions.ensure(connection, "stretch", days, coarse_before_ms)
+        partitions.ensure(connection, "usage_interval", days, coarse_before_ms)
         for day in days:
             connection.execute(
-                f"INSERT INTO stretch ({STRETCH}) SELECT n, 'unallocated', %s + n * 1000, %s + n * 1000 + 500, 0, 0, 0,"
+                f"INSERT INTO usage_interval ({USAGE_INTERVAL}) SELECT n, 'unallocated', %s + n * 1000, %s + n * "
+                f"1000 + 500, 0, 0, 0,"
                 " 0, 1, '00000000-0000-4000-8000-000000000001', %s, n FROM generate_series(0, 99) AS n",
                 (day, day, day // DAY_MS),
             )
 
 
 def whole(dsn):
-    return sorted(map(repr, rows(dsn, "SELECT * FROM stretch")))
+    return sorted(map(repr, rows(dsn, "SELECT * FROM usage_interval")))
 
 
 def test_a_day_of_an_old_month_gets_the_month(dsn):
     """One partition for all of it, unless days of it are there; a recent day gets one of its own."""
     before_ms = APRIL + DAY_MS
     with open_connection(dsn) as connection:
-        made = partitions.ensure(connection, "stretch", [MARCH, MARCH + 5 * DAY_MS, APRIL], before_ms)
-        assert made == ["stretch_p202503", "stretch_p20250401"]
-        assert partitions.ensure(connection, "stretch", [MARCH + 30 * DAY_MS], before_ms) == []
+        made = partitions.ensure(connection, "usage_interval", [MARCH, MARCH + 5 * DAY_MS, APRIL], before_ms)
+        assert made == ["usage_interval_p202503", "usage_interval_p20250401"]
+        assert partitions.ensure(connection, "usage_interval", [MARCH + 30 * DAY_MS], before_ms) == []
         partitions.ensure(connection, "gpu_sample", [MARCH])
         made = partitions.ensure(connection, "gpu_sample", [MARCH, MARCH + DAY_MS], before_ms)
         assert made == ["gpu_sample_p20250302"]
-        found = partitions.holding(connection, "stretch", MARCH + 7 * DAY_MS)
+        found = partitions.holding(connection, "usage_interval", MARCH + 7 * DAY_MS)
         assert (found.day_ms, found.end_ms, found.is_day) == (MARCH, APRIL, False)
         assert partitions.count(connection) == 4
     put(dsn, [MARCH, APRIL - DAY_MS])
-    assert rows(dsn, "SELECT count(*) FROM stretch_p202503") == [(200,)]
+    assert rows(dsn, "SELECT count(*) FROM usage_interval_p202503") == [(200,)]
 
 
 def test_years_of_old_days_make_few_partitions(dsn):
@@ -73,12 +76,12 @@ def test_years_of_old_days_make_few_partitions(dsn):
     with running(dsn, node_new_days_per_hour=0) as collector:
         for seq in range(73):
             at = [start + (seq * 40 + day) * DAY_MS for day in range(40)]
-            stretches = [free(0, day, day + 60_000) for day in at]
-            made = batch(seq, "old", accelerators=1, stretches=stretches, samples=samples(1, []))
+            usage_intervals = [free(0, day, day + 60_000) for day in at]
+            made = batch(seq, "old", accelerators=1, usage_intervals=usage_intervals, samples=samples(1, []))
             assert collector.send(made)[0] == 200
         assert collector.send(batch(1, "other"))[0] == 200
     assert len(names(dsn)) == 96 + 1
-    assert rows(dsn, "SELECT count(*) FROM stretch WHERE start_ms < %s", APRIL) == [(73 * 40,)]
+    assert rows(dsn, "SELECT count(*) FROM usage_interval WHERE start_ms < %s", APRIL) == [(73 * 40,)]
 
 
 def sampled(dsn, days):
@@ -132,7 +135,7 @@ def test_retention_takes_days_out_of_a_month(dsn):
         )
     done = pack_samples(archive.Archive(dsn), Retention(3, 0, 40), days[2] + 40 * DAY_MS)
     assert done.dropped == tuple(days[:2])
-    assert rows(dsn, "SELECT count(*) FROM stretch") == [(100,)]
+    assert rows(dsn, "SELECT count(*) FROM usage_interval") == [(100,)]
     done = pack_samples(archive.Archive(dsn), Retention(3, 0, 40), NOW)
     assert done.dropped == (days[2],)
     assert names(dsn) == []
@@ -143,14 +146,14 @@ def test_days_of_an_old_month_become_one_partition(dsn):
     days = [MARCH + number * DAY_MS for number in range(6)]
     put(dsn, [*days, APRIL, APRIL + DAY_MS])
     before = whole(dsn)
-    assert merge_partitions(MergeStore(dsn), ["stretch"], APRIL + 20 * DAY_MS) == 6
-    assert names(dsn) == ["stretch_p202503", "stretch_p20250401", "stretch_p20250402"]
+    assert merge_partitions(MergeStore(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 6
+    assert names(dsn) == ["usage_interval_p202503", "usage_interval_p20250401", "usage_interval_p20250402"]
     assert whole(dsn) == before
     attached = "SELECT count(*) FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid WHERE x.indrelid = %s"
-    assert rows(dsn, attached + "::regclass", "stretch_p202503") == [(2,)]
-    checks = "SELECT count(*) FROM pg_constraint WHERE conrelid = 'stretch_p202503'::regclass AND contype = 'c'"
+    assert rows(dsn, attached + "::regclass", "usage_interval_p202503") == [(2,)]
+    checks = "SELECT count(*) FROM pg_constraint WHERE conrelid = 'usage_interval_p202503'::regclass AND contype = 'c'"
     assert rows(dsn, checks) == [(0,)]
-    assert merge_partitions(MergeStore(dsn), ["stretch"], APRIL + 20 * DAY_MS) == 0
+    assert merge_partitions(MergeStore(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 0
     put(dsn, [MARCH + 20 * DAY_MS])
     assert len(whole(dsn)) == 900
 
@@ -170,11 +173,11 @@ def test_a_merge_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
 
     monkeypatch.setattr(merging, step, faulty)
     with pytest.raises(KeyboardInterrupt):
-        MergeStore(dsn).merge("stretch", MARCH)
+        MergeStore(dsn).merge("usage_interval", MARCH)
     monkeypatch.setattr(merging, step, true)
     assert whole(dsn) == before
-    assert names(dsn) == ["stretch_p20250301", "stretch_p20250302"]
-    assert MergeStore(dsn).merge("stretch", MARCH) == 2
+    assert names(dsn) == ["usage_interval_p20250301", "usage_interval_p20250302"]
+    assert MergeStore(dsn).merge("usage_interval", MARCH) == 2
     assert whole(dsn) == before
 
 
@@ -185,9 +188,9 @@ def test_a_reader_of_before_sees_every_row(dsn, monkeypatch):
     with open_connection(dsn) as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reader.execute("SELECT count(*) FROM price").fetchall()
-        assert MergeStore(dsn).merge("stretch", MARCH) == 0
-        assert reader.execute("SELECT count(*) FROM stretch").fetchone() == (200,)
-    assert MergeStore(dsn).merge("stretch", MARCH) == 2
+        assert MergeStore(dsn).merge("usage_interval", MARCH) == 0
+        assert reader.execute("SELECT count(*) FROM usage_interval").fetchone() == (200,)
+    assert MergeStore(dsn).merge("usage_interval", MARCH) == 2
 
 
 def test_a_late_writer_waits_and_loses_nothing(dsn, monkeypatch):
@@ -203,11 +206,11 @@ def test_a_late_writer_waits_and_loses_nothing(dsn, monkeypatch):
     monkeypatch.setattr(merging, "_wait_for_snapshots", wait)
     writer = threading.Thread(target=lambda: copied.wait(30) and put_late(dsn))
     writer.start()
-    MergeStore(dsn).merge("stretch", MARCH)
+    MergeStore(dsn).merge("usage_interval", MARCH)
     writer.join(60)
-    MergeStore(dsn).merge("stretch", MARCH)
-    assert names(dsn) == ["stretch_p202503"]
-    assert rows(dsn, "SELECT count(*) FROM stretch WHERE state = 'unavailable'") == [(1,)]
+    MergeStore(dsn).merge("usage_interval", MARCH)
+    assert names(dsn) == ["usage_interval_p202503"]
+    assert rows(dsn, "SELECT count(*) FROM usage_interval WHERE state = 'unavailable'") == [(1,)]
     assert len(whole(dsn)) == 201
 
 
@@ -222,7 +225,7 @@ def put_late(dsn):
 def put_one(dsn):
     with open_connection(dsn) as connection:
         connection.execute(
-            f"INSERT INTO stretch ({STRETCH}) VALUES (1, 'unavailable', %s, %s, 0, 0, 0, 0, 1,"
+            f"INSERT INTO usage_interval ({USAGE_INTERVAL}) VALUES (1, 'unavailable', %s, %s, 0, 0, 0, 0, 1,"
             " '00000000-0000-4000-8000-000000000001', 1, 1)",
             (MARCH + 7, MARCH + 8),
         )
@@ -233,7 +236,7 @@ def test_two_do_not_merge_or_pack_at_once_and_a_stopping_program_gives_way(dsn):
     put(dsn, [MARCH, MARCH + DAY_MS])
     with archive.alone(dsn) as first:
         assert first
-        assert MergeStore(dsn).merge("stretch", MARCH) == 0
-    assert MergeStore(dsn, lambda: True).merge("stretch", MARCH) == 0
-    assert names(dsn) == ["stretch_p20250301", "stretch_p20250302"]
-    assert rows(dsn, "SELECT count(*) FROM pg_class WHERE relname = 'stretch_merging'") == [(0,)]
+        assert MergeStore(dsn).merge("usage_interval", MARCH) == 0
+    assert MergeStore(dsn, lambda: True).merge("usage_interval", MARCH) == 0
+    assert names(dsn) == ["usage_interval_p20250301", "usage_interval_p20250302"]
+    assert rows(dsn, "SELECT count(*) FROM pg_class WHERE relname = 'usage_interval_merging'") == [(0,)]

@@ -8,12 +8,12 @@ import pytest
 from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
 from gpuledger_collector.ingest.batches import attributes as directory
-from gpuledger_collector.jobs.expire import Gone, Keep, let_go
+from gpuledger_collector.jobs.expire import Gone, Keep, expired
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.schema import metadata
-from gpuledger_collector.storage.telemetry.retention import LetGoStore
+from gpuledger_collector.storage.telemetry.retention import RetentionStore
 
 NOW = dt.datetime.now(dt.UTC)
 LATER_MS = round(NOW.timestamp() * 1000) + 60 * 86_400_000
@@ -25,19 +25,19 @@ def rows(dsn, query, *values):
         return connection.execute(query, values or None).fetchall()
 
 
-def test_made_up_names_go_and_those_with_evidence_stay(dsn):
+def test_made_up_names_go_and_those_with_evidence_placement(dsn):
     """A batch with workloads and accelerators that nothing of it speaks of leaves rows for some weeks only."""
     made_up = [workload(f"made-up-{number}") for number in range(50)]
     with running(dsn) as collector:
         assert collector.send(batch(1))[0] == 200
         assert collector.send(batch(2, workloads=[workload(), *made_up]))[0] == 200
-        idle = batch(1, "node-9", stretches=[], samples=batch(accelerators=0).samples)
+        idle = batch(1, "node-9", usage_intervals=[], samples=batch(accelerators=0).samples)
         assert collector.send(idle)[0] == 200
-        assert let_go(LetGoStore(dsn), KEEP, round(NOW.timestamp() * 1000)) == Gone(0, 0, 0)
-        assert let_go(LetGoStore(dsn), KEEP, LATER_MS) == Gone(0, 0, 0, 52)
+        assert expired(RetentionStore(dsn), KEEP, round(NOW.timestamp() * 1000)) == Gone(0, 0, 0)
+        assert expired(RetentionStore(dsn), KEEP, LATER_MS) == Gone(0, 0, 0, 52)
         assert rows(dsn, "SELECT external_id FROM workload") == [("job-1",)]
         assert rows(dsn, "SELECT uuid FROM accelerator ORDER BY uuid") == [("GPU-node-1-0",), ("GPU-node-1-1",)]
-        assert let_go(LetGoStore(dsn), KEEP, LATER_MS) == Gone(0, 0, 0)
+        assert expired(RetentionStore(dsn), KEEP, LATER_MS) == Gone(0, 0, 0)
 
 
 def test_every_column_that_refers_to_a_name_is_looked_at():
@@ -113,7 +113,9 @@ def test_names_of_before_this_was_noted_have_their_time_before_them(dsn):
 def test_a_program_that_stops_gives_way(dsn):
     """Nothing goes half-way, and the lock of imports is given back."""
     with running(dsn) as collector:
-        collector.send(batch(1, workloads=[workload("made-up"), workload()], stretches=batch().stretches[:0]))
+        collector.send(
+            batch(1, workloads=[workload("made-up"), workload()], usage_intervals=batch().usage_intervals[:0])
+        )
     with psycopg.connect(dsn, autocommit=True) as job, psycopg.connect(dsn, autocommit=True) as other:
         assert names.forget_unused(job, "workload", NOW + dt.timedelta(days=1), lambda: True) == 0
         assert locks.seize(other, locks.Lock.IMPORTS)

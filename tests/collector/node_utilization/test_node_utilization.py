@@ -7,14 +7,14 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.roll_up_minutes import roll_minutes
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
+from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, HeatStore
+from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, NodeUtilizationStore
 
 MINUTE = 60_000
-KEPT = "SELECT * FROM node_heat ORDER BY hour_ms, node_id"
+KEPT = "SELECT * FROM node_utilization ORDER BY hour_ms, node_id"
 MINUTES = "SELECT accelerator_id, minute_ms, utilization_ratio::float8, sm_active_ratio::float8 FROM gpu_minute"
 STAYS = "SELECT accelerator_id, node_id, in_ms, out_ms FROM capacity WHERE node_id IS NOT NULL ORDER BY in_ms"
 
@@ -29,19 +29,19 @@ def sample(fleet, accelerator, at, utilization, sm_active=None):
         (number, OCTOBER + at, utilization, sm_active),
     )
     fleet.connection.execute(
-        "INSERT INTO dirty_hour (accelerator_id, hour_ms) VALUES (%s, %s)", (number, OCTOBER + at - at % HOUR)
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", (number, OCTOBER + at - at % HOUR)
     )
 
 
 def expected(fleet):
     """The whole table by plain Python: each minute at the node where its accelerator was last in that minute."""
-    stays = fleet.rows(STAYS)
+    placements = fleet.rows(STAYS)
     found = defaultdict(lambda: defaultdict(list))
     members = defaultdict(set)
     for accelerator, minute, *ratios in fleet.rows(MINUTES):
         there = [
             node
-            for number, node, since, until in stays
+            for number, node, since, until in placements
             if number == accelerator and since < minute + MINUTE and (until is None or until > minute)
         ]
         if not there:
@@ -90,7 +90,7 @@ def at_random(fleet, dice, accelerators=5, nodes=3):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_heat_is_what_the_minutes_say_in_whatever_order_they_come(fleet, ledger, seed):
+def test_node_utilization_is_what_the_minutes_say_in_whatever_order_they_come(fleet, ledger, seed):
     """Samples in three heaps by chance, folded after each; folded again nothing changes, and rows stay as they are."""
     dice = random.Random(seed)
     waiting = list(at_random(fleet, dice).items())
@@ -100,10 +100,10 @@ def test_heat_is_what_the_minutes_say_in_whatever_order_they_come(fleet, ledger,
             sample(fleet, number, at, *ratios)
         fold_usage(ledger)
         assert_laws(fleet)
-    versions = fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_heat ORDER BY 2, 3")
+    versions = fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_utilization ORDER BY 2, 3")
     assert len(versions) > 5 or seed
-    roll_minutes(ledger, Period(OCTOBER, OCTOBER + DAY))
-    assert fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_heat ORDER BY 2, 3") == versions
+    roll_up_minutes(ledger, Period(OCTOBER, OCTOBER + DAY))
+    assert fleet.rows("SELECT xmin::text, hour_ms, node_id FROM node_utilization ORDER BY 2, 3") == versions
 
 
 def test_unknown_is_no_number_and_idle_is_zero(fleet, ledger):
@@ -114,7 +114,7 @@ def test_unknown_is_no_number_and_idle_is_zero(fleet, ledger):
     sample(fleet, 1, QUARTER_MS, None)
     fold_usage(ledger)
     columns = "utilization, utilization_minutes, sm_active, sm_active_minutes"
-    assert fleet.rows(f"SELECT {columns} FROM node_heat") == [
+    assert fleet.rows(f"SELECT {columns} FROM node_utilization") == [
         ([0.0, None, None, None], [15, 0, 0, 0], [None] * 4, [0] * 4)
     ]
 
@@ -125,7 +125,7 @@ def test_an_accelerator_that_was_elsewhere_leaves_the_node(fleet, ledger, run, t
     fleet.evidence([Held(1, 1, 0, HOUR)])
     sample(fleet, 1, 0, 0.5)
     fold_usage(ledger)
-    names = "SELECT n.name, utilization[1] FROM node_heat JOIN node n ON n.id = node_id"
+    names = "SELECT n.name, utilization[1] FROM node_utilization JOIN node n ON n.id = node_id"
     assert fleet.rows(names) == [("n1", 0.5)]
     path = tmp_path / "inventory.csv"
     path.write_text("node,uuid,gpu_model,pool,in_at,out_at\nn2,GPU-0001,H100,train,2025-10-01T00:00:00Z,\n")
@@ -142,37 +142,40 @@ def test_days_of_before_are_made_once_and_once_more_when_they_are_over(dsn, flee
     fold_usage(ledger)
     whole = kept(fleet)
     assert len(whole) == 3
-    fleet.connection.execute("DELETE FROM node_heat")
-    store, now_ms = HeatStore(dsn), OCTOBER + 2 * DAY + 2 * HOUR
-    assert roll_heat(store, 0, now_ms) == 23
+    fleet.connection.execute("DELETE FROM node_utilization")
+    store, now_ms = NodeUtilizationStore(dsn), OCTOBER + 2 * DAY + 2 * HOUR
+    assert roll_up_node_utilization(store, 0, now_ms) == 23
     assert kept(fleet) == whole
-    assert roll_heat(store, 0, now_ms) == 0
-    fleet.connection.execute("DELETE FROM node_heat")
-    assert roll_heat(store, 0, OCTOBER + 3 * DAY) == 1, "the day that was not over"
+    assert roll_up_node_utilization(store, 0, now_ms) == 0
+    fleet.connection.execute("DELETE FROM node_utilization")
+    assert roll_up_node_utilization(store, 0, OCTOBER + 3 * DAY) == 1, "the day that was not over"
     assert kept(fleet) == whole[2:]
-    assert roll_heat(store, 0, OCTOBER + 3 * DAY) == 0
+    assert roll_up_node_utilization(store, 0, OCTOBER + 3 * DAY) == 0
 
 
 def test_a_stop_leaves_the_rest_to_the_next_run(dsn, fleet):
     """Asked before each day, the newest first."""
     fleet.capacity(1, 0)
     asked = iter([False, False, True])
-    assert roll_heat(HeatStore(dsn), 0, OCTOBER + 5 * DAY, lambda: next(asked)) == 2
+    assert roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 5 * DAY, lambda: next(asked)) == 2
     days = [(OCTOBER + day * DAY,) for day in (3, 4)]
-    assert fleet.rows("SELECT day_ms FROM heat_day ORDER BY 1") == days
-    assert roll_heat(HeatStore(dsn), 0, OCTOBER + 5 * DAY) == 3
+    assert fleet.rows("SELECT day_ms FROM node_utilization_day ORDER BY 1") == days
+    assert roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 5 * DAY) == 3
 
 
-def test_what_is_older_than_it_is_kept_is_let_go_and_not_made_again(dsn, fleet, ledger):
+def test_what_is_older_than_it_is_kept_is_expired_and_not_made_again(dsn, fleet, ledger):
     """The bound is a whole day; late samples of before it are gone again at the next run."""
     fleet.capacity(1, 0)
     for day in (0, 1, 2):
         sample(fleet, 1, day * DAY, 0.5)
     fold_usage(ledger)
     for _ in range(2):
-        roll_heat(HeatStore(dsn), 1, OCTOBER + 2 * DAY + HOUR)
-        assert fleet.rows("SELECT hour_ms FROM node_heat ORDER BY 1") == [(OCTOBER + DAY,), (OCTOBER + 2 * DAY,)]
-        assert fleet.rows("SELECT day_ms FROM heat_day ORDER BY 1") == [(OCTOBER + DAY,), (OCTOBER + 2 * DAY,)]
+        roll_up_node_utilization(NodeUtilizationStore(dsn), 1, OCTOBER + 2 * DAY + HOUR)
+        assert fleet.rows("SELECT hour_ms FROM node_utilization ORDER BY 1") == [(OCTOBER + DAY,), (OCTOBER + 2 * DAY,)]
+        assert fleet.rows("SELECT day_ms FROM node_utilization_day ORDER BY 1") == [
+            (OCTOBER + DAY,),
+            (OCTOBER + 2 * DAY,),
+        ]
         sample(fleet, 1, HOUR, 0.5)
         fold_usage(ledger)
         assert len(fleet.rows(KEPT)) == 3
@@ -180,4 +183,4 @@ def test_what_is_older_than_it_is_kept_is_let_go_and_not_made_again(dsn, fleet, 
 
 def test_an_empty_ledger_has_nothing_to_make(dsn):
     """No capacity, no days."""
-    assert roll_heat(HeatStore(dsn), 400, NOW_MS) == 0
+    assert roll_up_node_utilization(NodeUtilizationStore(dsn), 400, NOW_MS) == 0

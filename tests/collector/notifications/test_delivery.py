@@ -60,9 +60,13 @@ def states(connect) -> list[str]:
 
 @pytest.mark.parametrize(
     "step",
-    ["digest_put", "joined", "arranged",
-     *(pytest.param(step, marks=pytest.mark.long) for step in ("planned", "claimed", "recorded"))],
-)  # fmt: skip
+    [
+        "digest_put",
+        "joined",
+        "arranged",
+        *(pytest.param(step, marks=pytest.mark.long) for step in ("planned", "claimed", "recorded")),
+    ],
+)
 def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect, apply) -> None:
     """SIGKILL at the step, then two senders at once: one digest, with each message in it once."""
     assert apply(RECIPIENT.format('digest = "daily"'))[0] == 0
@@ -99,8 +103,9 @@ def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply) -> No
         inbox.wait(4)
     assert [mail["Subject"] for mail in inbox.mails[:2]] == ["Subject 1", "Subject 2"]
     assert {mail["Subject"] for mail in inbox.mails[2:]} == {
-        "[GPU Ledger] 4 messages of 21 Nov: 4 budget", "Subject 7",
-    }  # fmt: skip
+        "[GPU Ledger] 4 messages of 21 Nov: 4 budget",
+        "Subject 7",
+    }
 
 
 def test_quiet_hours_of_a_zone_hold_what_is_not_urgent(connect, apply) -> None:

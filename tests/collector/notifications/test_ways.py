@@ -155,10 +155,30 @@ def test_a_server_that_we_cannot_trust_or_that_refuses_us_gets_nothing(api) -> N
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
-     "255.255.255.255", "198.18.0.1", "192.0.2.1", "::1", "::", "fe80::1%eth0", "fd00::1", "ff02::1",
-     "::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a00:1", "2002:a00:1::", "2001:db8::1"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "198.18.0.1",
+        "192.0.2.1",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fd00::1",
+        "ff02::1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::a00:1",
+        "2002:a00:1::",
+        "2001:db8::1",
+    ],
+)
 def test_no_hook_reaches_a_private_address(address, monkeypatch) -> None:
     """Whatever a name stands for: nothing is connected to, and nothing is tried again."""
     assert not is_public(address)
@@ -204,8 +224,12 @@ def test_a_webhook_is_signed_and_waits_as_asked() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        hook = Hook("webhook", {"erp": f"http://127.0.0.1:{server.server_port}/"}, secrets={"erp": b"s" * 24},
-                    clock=lambda: 1_795_252_800)  # fmt: skip
+        hook = Hook(
+            "webhook",
+            {"erp": f"http://127.0.0.1:{server.server_port}/"},
+            secrets={"erp": b"s" * 24},
+            clock=lambda: 1_795_252_800,
+        )
         hook.deliver(message(recipient="webhook:erp"), lambda: None)
         with pytest.raises(NotTaken) as caught:
             hook.deliver(message(recipient="webhook:erp"), lambda: None)

@@ -19,18 +19,18 @@ from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.find_idle import find_idle
-from gpuledger_collector.jobs.roll_up_node_utilization import roll_heat
-from gpuledger_collector.jobs.roll_up_series import roll_series
+from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
+from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.billing.dispute_evidence import _STRETCHES
+from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVALS
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.findings.findings import FindingStore
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.telemetry import archive, partitions
-from gpuledger_collector.storage.telemetry.node_utilization import HeatStore
+from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 DAY_MS = 86_400_000
@@ -38,9 +38,9 @@ NOW = int(time.time()) * 1000
 TODAY = NOW - NOW % DAY_MS
 MOST = 8
 """Partitions of a statement: yesterday and today, the days made ahead, and a day that usage reaches in from."""
-BIG = re.compile(r"\b(stretch|gpu_sample)\b")
+BIG = re.compile(r"\b(usage interval|gpu_sample)\b")
 PLANNED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|CREATE TEMP TABLE \w+ ON COMMIT DROP AS)\b", re.IGNORECASE)
-PARTITION = re.compile(r"\b(?:stretch|gpu_sample)_p\d{6,8}\b")
+PARTITION = re.compile(r"\b(?:usage interval|gpu_sample)_p\d{6,8}\b")
 
 
 class Plans:
@@ -88,8 +88,8 @@ def whole_way(collector, dsn):
     ledger = Ledger(dsn)
     assert fold_usage(ledger) > 0
     assert rate_usage(ledger, NOW) > 0
-    roll_series(SeriesStore(dsn), 400, NOW, lambda: False)
-    roll_heat(HeatStore(dsn), 400, NOW, lambda: False)
+    roll_up_series(SeriesStore(dsn), 400, NOW, lambda: False)
+    roll_up_node_utilization(NodeUtilizationStore(dsn), 400, NOW, lambda: False)
     find_idle(FindingStore(dsn), NOW)
     with FindingStore(dsn).unit() as unit:
         unit.newest_evidence(NOW)
@@ -98,11 +98,20 @@ def whole_way(collector, dsn):
         archive.samples(connection, [1], Period(TODAY, NOW))
         usage.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))
         asked = {"accelerators": [1], "workloads": [1], "start": TODAY, "end": NOW, "most": 10}
-        connection.execute(_STRETCHES, asked)
+        connection.execute(_USAGE_INTERVALS, asked)
     today, tomorrow = (time.strftime("%Y-%m-%d", time.gmtime(at / 1000)) for at in (TODAY, TODAY + DAY_MS))
     days = f"from={today}&to={tomorrow}"
-    for path in ("chargeback", "runs", "samples?step=60&gpu=GPU-node-1-0", "series?pool=default", "idle",
-                 "nodes", "budgets", "anomalies", "forecast"):  # fmt: skip
+    for path in (
+        "chargeback",
+        "runs",
+        "samples?step=60&gpu=GPU-node-1-0",
+        "series?pool=default",
+        "idle",
+        "nodes",
+        "budgets",
+        "anomalies",
+        "forecast",
+    ):
         status, _, answer = collector.request("GET", f"/v1/{path}{'&' if '?' in path else '?'}{days}")
         assert status == 200, (path, answer)
 

@@ -11,10 +11,10 @@ import pytest
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.cli import cures
+from gpuledger_collector.cli import remediation
 from gpuledger_collector.settings import Settings
 
-CLI = Path(cures.__file__).parent
+CLI = Path(remediation.__file__).parent
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "doctor.md"
 HOUR_AGO = "(extract(epoch FROM now()) * 1000)::bigint - 3700000"
 BUDGET = (
@@ -35,22 +35,43 @@ DISPUTE = (
     "VALUES ('{}', 0, 86400000, 'r', 'open', 0, 'ada', 0, '[]', '{}', 's')"
 )
 FAULTS = [
-    ("INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES ('Mars/Base', 0, now())", "billing_zone", {},
-     "zone", "bad", "no data of the billing zone Mars/Base", "tzdata"),
+    (
+        "INSERT INTO billing_zone (zone, from_ms, recorded_at) VALUES ('Mars/Base', 0, now())",
+        "billing_zone",
+        {},
+        "zone",
+        "bad",
+        "no data of the billing zone Mars/Base",
+        "tzdata",
+    ),
     (COMMITMENT.format("-"), "commitment", {}, "commitment", "bad", "year ended on", "[[commitment]]"),
     (COMMITMENT.format("+"), "commitment", {}, "commitment", "note", "year ends on", "[[commitment]]"),
     (BUDGET.format(""), "budget", {}, "messages", "bad", "budget vision tells nobody", "recipients ="),
     (BUDGET.format('"a@example.com"'), "budget", {}, "messages", "bad", "no way to send one is set", "mail_server"),
     (BUDGET.format('"slack:ops"'), "budget", {}, "messages", "bad", "hooks_file is not set", "hooks_file"),
-    ("INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) "
-     f"VALUES ('slurm:c1', {HOUR_AGO}, 0, 0, '[]', now())", "queue_reading", {},
-     "queue", "bad", "the queue of slurm:c1 was last read 61 min ago", "gpuledger-queue.timer"),
+    (
+        "INSERT INTO queue_reading (source, at_ms, workloads, gpu_micro, waiting, received_at) "
+        f"VALUES ('slurm:c1', {HOUR_AGO}, 0, 0, '[]', now())",
+        "queue_reading",
+        {},
+        "queue",
+        "bad",
+        "the queue of slurm:c1 was last read 61 min ago",
+        "gpuledger-queue.timer",
+    ),
     (POOL, "scaling_pool", {}, "scaling", "bad", "no rate of the price book covers it", "gpuledger prices set"),
-    (DISPUTE, "dispute", {"GPULEDGER_KEEP_STRETCH_DAYS": "40"}, "retention", "bad", "keep_stretch_days = 40",
-     "gpuledger disputes resolve"),
+    (
+        DISPUTE,
+        "dispute",
+        {"GPULEDGER_KEEP_USAGE_INTERVAL_DAYS": "40"},
+        "retention",
+        "bad",
+        "keep_usage_interval_days = 40",
+        "gpuledger disputes resolve",
+    ),
     (NODE.format("99.1.0"), "node", {}, "versions", "bad", "n1 (99.1.0)", "upgrade the collector first"),
     (NODE.format("0.0.9"), "node", {}, "versions", "note", "n1 (0.0.9)", "apt install"),
-]  # fmt: skip
+]
 
 
 def topics(run):
@@ -104,32 +125,50 @@ def test_a_certificate_that_ends_soon_is_told(tmp_path, days, verdict):
     """Its end is read from the file as openssl reads it, in both forms of time; two weeks before it there is a cure."""
     pem = tmp_path / "server.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout",
-         tmp_path / "server.key", "-out", pem, "-days", str(days), "-subj", "/CN=collector"],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-keyout",
+            tmp_path / "server.key",
+            "-out",
+            pem,
+            "-days",
+            str(days),
+            "-subj",
+            "/CN=collector",
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     asked = subprocess.run(["openssl", "x509", "-enddate", "-noout", "-in", pem], check=True, capture_output=True)
     said = asked.stdout.decode().strip().removeprefix("notAfter=")
-    ends = cures.expiry(pem.read_text())
+    ends = remediation.expiry(pem.read_text())
     assert ends == dt.datetime.strptime(said, "%b %d %H:%M:%S %Y GMT").replace(tzinfo=dt.UTC)
     now_ms = round(ends.timestamp() * 1000) - days * DAY_MS
     settings = Settings(tls_certificate_file=pem, tls_key_file=tmp_path / "server.key")
     assert settings.tls_certificate_file is not None
-    (found,) = cures.certificate(settings.tls_certificate_file, now_ms)
+    (found,) = remediation.certificate(settings.tls_certificate_file, now_ms)
     assert found.verdict == verdict
-    (ended,) = cures.certificate(pem, now_ms + (days + 1) * DAY_MS)
+    (ended,) = remediation.certificate(pem, now_ms + (days + 1) * DAY_MS)
     assert "agents refuse the collector" in ended.sentence
     cut = tmp_path / "cut.pem"
     for text in ("", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"):
         cut.write_text(text)
-        (broken,) = cures.certificate(cut, now_ms)
+        (broken,) = remediation.certificate(cut, now_ms)
         assert broken.verdict == "bad"
         assert "cannot be read" in broken.sentence
 
 
 def test_the_guide_has_every_topic():
     """Each topic that the code can find stands in docs/guides/doctor.md, and no other does."""
-    source = "".join((CLI / name).read_text() for name in ("doctor.py", "cures.py"))
+    source = "".join((CLI / name).read_text() for name in ("doctor.py", "remediation.py"))
     found = set(re.findall(r'Finding\(\s*"(?:ok|note|bad)",\s*"([a-z]+)"', source))
     assert len(found) > 15
     assert set(re.findall(r"^\| `([a-z]+)` \|", GUIDE.read_text(), re.M)) == found

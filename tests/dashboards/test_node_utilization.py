@@ -71,7 +71,7 @@ def test_an_idle_node_is_drawn_and_an_unknown_one_is_not(seeded, reader):
     hour = UNTIL - dt.timedelta(days=200)
     with psycopg.connect(seeded, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO node_heat SELECT %s, min(id), '{1}', '{0,NULL,NULL,NULL}', '{15,0,0,0}', "
+            "INSERT INTO node_utilization SELECT %s, min(id), '{1}', '{0,NULL,NULL,NULL}', '{15,0,0,0}', "
             "'{NULL,NULL,NULL,NULL}', '{0,0,0,0}' FROM node",
             (int(hour.timestamp() * 1000),),
         )
