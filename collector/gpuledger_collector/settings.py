@@ -401,8 +401,8 @@ def _retention_faults(settings: Settings) -> list[str]:
         faults.append(f"keep_archive_days: must be 0 (for ever) or over pack_after_days, {settings.pack_after_days}")
     if settings.keep_usage_interval_days and settings.keep_usage_interval_days < LEAST_USAGE_INTERVAL_DAYS:
         faults.append(
-            f"keep_usage_interval_days: must be 0 (for ever) or {LEAST_USAGE_INTERVAL_DAYS} and more, as agents may still "
-            f"hold them"
+            f"keep_usage_interval_days: must be 0 (for ever) or {LEAST_USAGE_INTERVAL_DAYS} or more, as agents may "
+            "still hold them"
         )
     if settings.keep_batches_days < LEAST_BATCH_DAYS:
         faults.append(

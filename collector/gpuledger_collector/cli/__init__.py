@@ -32,7 +32,7 @@ COMMANDS = (
     "gpuledger_collector.cli.apply",
     "gpuledger_collector.cli.budgets",
     "gpuledger_collector.cli.outbox",
-    "gpuledger_collector.cli.letters",
+    "gpuledger_collector.cli.notifications",
     "gpuledger_collector.cli.token",
     "gpuledger_collector.cli.audit",
     "gpuledger_collector.cli.idle",
