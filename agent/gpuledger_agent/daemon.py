@@ -13,10 +13,8 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import queue
 import signal
-import socket
 import sqlite3
 import sys
 import threading
@@ -38,6 +36,7 @@ from gpuledger_agent.spool import Spool
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.meter import Meter
 from gpuledger_common.readings import SourceUnavailable, StillStarting
+from gpuledger_common.systemd import notify
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -62,8 +61,6 @@ RELOADED = frozenset(
 """Settings that change while the agent runs; the others do with a restart."""
 STALE_S = 120.0
 """A loop that has not moved for so long gets no watchdog signal."""
-NOTIFY_S = 1.0
-"""How long systemd may leave a word of ours unread."""
 OFTEN, EVERY_TIER = ("fast", "gpm"), ("fast", "gpm", "slow", "static")
 LAST_SEND_S = 10.0
 HANDOVER_S = 2.0
@@ -73,20 +70,6 @@ HANDOVER_S = 2.0
 def wall_ms() -> int:
     """The wall clock in unix milliseconds."""
     return time.time_ns() // 1_000_000
-
-
-def notify(state: str) -> None:
-    """Tells systemd (sd_notify(3)): one datagram to the socket that it named, if it named one.
-
-    A systemd that does not read just now (its queue holds ten) delays a round by a second, and stops none.
-    """
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.settimeout(NOTIFY_S)
-        channel.connect("\0" + address[1:] if address.startswith("@") else address)
-        channel.sendall(state.encode())
 
 
 class LineFormatter(logging.Formatter):

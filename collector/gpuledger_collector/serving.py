@@ -8,9 +8,7 @@ again. KILL loses nothing that was acknowledged: what was not committed was not 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import resource
 import signal
 import socket
@@ -33,6 +31,7 @@ from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.wiring import Collector
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.systemd import notify
 
 WATCH_SECONDS = 0.5
 CLOSE = (b"connection", b"close")
@@ -132,9 +131,9 @@ def run_http(
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"gpuledger listens on {'http' if settings.tls_certificate_file is None else 'https'}://{host}:{address[1]}")
-    notify_systemd("READY=1")
+    notify("READY=1")
     server.run(sockets=[listener])
-    notify_systemd("STOPPING=1")
+    notify("STOPPING=1")
 
 
 def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
@@ -202,16 +201,6 @@ def reload_tokens(settings: Settings, parts: Collector) -> None:
         log.info("the files of tokens were read again")
     except SettingsError as error:
         log.error("the old tokens stay in force: %s", error)  # noqa: TRY400 - the sentence says it all
-
-
-def notify_systemd(state: str) -> None:
-    """Tell systemd, when it asked to be told (Type=notify); one that does not listen now is no reason to stop."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.settimeout(1.0)
-        channel.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
 def escaped(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

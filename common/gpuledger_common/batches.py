@@ -12,7 +12,8 @@ import msgspec
 from gpuledger_common import wire
 from gpuledger_common.catalogue import BY_NAME
 from gpuledger_common.compression import zstd
-from gpuledger_common.meter import Span, split
+from gpuledger_common.largest_remainder import split
+from gpuledger_common.meter import Span
 from gpuledger_common.readings import Accelerator, Health, Sample, Workload
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class _Energy:
         if self.counter_mj is not None and previous is not None and self.counter_mj >= previous:
             return self.counter_mj - previous
         watts = values.get("gpu_power_watts")
-        if watts is None:
+        if watts is None or watts < 0:  # a broken exporter may print anything; energy is never negative
             return None
         self.carry += watts * elapsed_ms
         whole = int(self.carry)
@@ -274,14 +274,3 @@ def activity(values: Mapping[str, float | int], threshold: float) -> bool | None
         if value is not None:
             return value > threshold
     return None
-
-
-def split(total: int, weights: Sequence[int]) -> list[int]:
-    """Parts of `total` by largest remainder; equal parts when all weights are zero."""
-    counted = list(weights) if any(weights) else [1] * len(weights)
-    whole = sum(counted)
-    parts = [total * weight // whole for weight in counted]
-    by_remainder = sorted(range(len(counted)), key=lambda at: (-(total * counted[at] % whole), at))
-    for at in by_remainder[: total - sum(parts)]:
-        parts[at] += 1
-    return parts

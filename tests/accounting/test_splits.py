@@ -12,11 +12,11 @@ from gpuledger_collector.accounting.quantity import (
     GPU_NS_PER_HOUR,
     gpu_ns,
     hours_decimal,
-    plural,
     round_half_even_div,
     round_together,
-    split,
 )
+from gpuledger_common.largest_remainder import split
+from gpuledger_common.plurals import plural
 
 weights = st.lists(st.integers(0, 10**15), min_size=1, max_size=20).filter(any)
 rates = st.decimals(0, 1000, places=9, allow_nan=False, allow_infinity=False)

@@ -18,7 +18,7 @@ import typer.main
 
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
-from gpuledger_collector.serving import notify_systemd
+from gpuledger_common.systemd import notify
 
 ROOT = Path(__file__).parents[2]
 UNIT, CONFIG = ROOT / "deploy/systemd/gpuledger-collector.service", ROOT / "deploy/systemd/collector.toml"
@@ -126,13 +126,13 @@ def told(path):
 def test_a_systemd_that_does_not_listen_stops_nobody(tmp_path, monkeypatch):
     """Its queue is full after ten words, or its socket is gone: the word is lost, and the collector goes on."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    notify_systemd("READY=1")
+    notify("READY=1")
     with told(tmp_path / "notify") as channel:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others, contextlib.suppress(BlockingIOError):
             others.setblocking(False)
             while True:
                 others.sendto(b"STATUS=", str(tmp_path / "notify"))
-        notify_systemd("STOPPING=1")
+        notify("STOPPING=1")
         assert channel.recv(99) == b"STATUS="
 
 

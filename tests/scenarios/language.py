@@ -21,7 +21,6 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.owned import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
-from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost
 from gpuledger_collector.services.close import CannotClose, close_period
 from gpuledger_collector.services.reconciliation import reconcile
@@ -32,6 +31,7 @@ from gpuledger_collector.storage.billing.allocation import beside
 from gpuledger_collector.storage.ledger import reports, rules, zones
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.largest_remainder import split
 
 HOUR, DAY = 3_600_000, 86_400_000
 EPOCH = "00000000-0000-4000-8000-000000000002"

@@ -25,7 +25,8 @@ from fractions import Fraction
 
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, split
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_common.largest_remainder import split
 
 PLACES = 18
 MICRO = 1_000_000_000_000

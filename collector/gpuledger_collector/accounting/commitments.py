@@ -19,7 +19,8 @@ from decimal import Decimal
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import model_match
-from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns, split
+from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns
+from gpuledger_common.largest_remainder import split
 
 COMMITMENT_UNUSED = "commitment_unused"
 """The state of a charge that is a commitment's unused part: nobody's time, and no accelerator's."""

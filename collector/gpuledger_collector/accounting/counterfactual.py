@@ -17,10 +17,11 @@ from decimal import Decimal
 from gpuledger_collector.accounting.money import RATE_DIGITS, cost_micro
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
-from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns, split
+from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns
 from gpuledger_collector.accounting.rating import Charge, RatedAccelerator, rate_accelerator_day
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
+from gpuledger_common.largest_remainder import split
 
 GIVEN_BACK, SPARE, MOVED = "given_back", "spare", "moved"
 """States of the other ledger: returned to whom it was rented from, free for others, held at another rate."""

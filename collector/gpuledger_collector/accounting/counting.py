@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.quantity import split
+from gpuledger_common.largest_remainder import split
 
 SAME_START_MS = 2_000
 """Starts of a process that lie closer are one start, as told by clocks and roundings."""

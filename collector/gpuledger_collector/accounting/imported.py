@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.rating import ImportedUsage
+from gpuledger_common.largest_remainder import split
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Quantities: GPU-nanoseconds, and how a whole is split without losing any of it.
+"""Quantities: GPU-nanoseconds, and how they are rounded without losing any.
 
 A share of a device is counted in millionths (*micro-GPU*), time in milliseconds; their product is an integer number of
-GPU-nanoseconds, so that a tenth of a GPU for one millisecond is exact. A split goes from the whole to the parts, by
-largest remainder: the parts are integers, each within one of its exact share, and they add up to the whole.
+GPU-nanoseconds, so that a tenth of a GPU for one millisecond is exact. Rounded rows add up to the rounded total: what
+rounding leaves over goes to the largest remainders, as in `gpuledger_common.largest_remainder`.
 """
 
 from __future__ import annotations
@@ -16,36 +16,9 @@ GPU_NS_PER_HOUR = 3_600_000_000_000
 """GPU-nanoseconds of one whole device held for one hour."""
 
 
-def plural(count: int | str, word: str) -> str:
-    """`1 GPU`, `2,000 GPUs`; a count that is written already stays as it is written: `2.5 GPUs`."""
-    said = count if isinstance(count, str) else f"{count:,}"
-    return f"{said} {word}{'' if said == '1' else 's'}"
-
-
 def gpu_ns(gpu_micro: int, ms: int) -> int:
     """GPU-nanoseconds of a share held for some milliseconds: millionths x thousandths of a second."""
     return gpu_micro * ms
-
-
-def split(total: int, weights: Sequence[int]) -> list[int]:
-    """Parts of `total` in proportion to the weights, by largest remainder (ties: the earlier part gets more).
-
-    Raises ValueError for a negative total or weight, and when something is to be split over nothing.
-    """
-    if total < 0 or any(weight < 0 for weight in weights):
-        raise ValueError("a split needs a total and weights that are not negative")
-    whole = sum(weights)
-    if whole == 0:
-        if total:
-            raise ValueError("nothing to split over: all weights are zero")
-        return [0] * len(weights)
-    parts = [total * weight // whole for weight in weights]
-    left = total - sum(parts)
-    if left:
-        by_remainder = sorted(range(len(weights)), key=lambda at: (-(total * weights[at] % whole), at))
-        for at in by_remainder[:left]:
-            parts[at] += 1
-    return parts
 
 
 def round_half_even_div(numerator: int, denominator: int) -> int:

@@ -18,9 +18,10 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commit
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
-from gpuledger_collector.accounting.quantity import gpu_ns, split
+from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, HourlyUsage, rating_intervals
+from gpuledger_common.largest_remainder import split
 
 OwnerOf = Callable[[int, int, int | None], OwnerPath]
 """Who pays for a workload (its id) at an instant (unix ms), by what was reported of it then (the report's id)."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
-from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD, STATES
+from gpuledger_common.largest_remainder import split
 
 AMOUNT = "amount"
 SOURCES = (AMOUNT, *(state for state in STATES if state != HELD), COMMITMENT_UNUSED)

@@ -18,8 +18,9 @@ from decimal import Decimal
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.quantity import round_half_even_div, split
+from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
+from gpuledger_common.largest_remainder import split
 
 WAYS = ("agent", "remote_write", "reported")
 """Ways in which counters come, the one that is taken first among equals."""

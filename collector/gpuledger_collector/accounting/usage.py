@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.quantity import split
+from gpuledger_common.largest_remainder import split
 
 HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED = "held", "unallocated", "unavailable", "unobserved"
 STRANDED = "stranded"

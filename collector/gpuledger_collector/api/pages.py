@@ -22,7 +22,6 @@ from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Row,
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
@@ -39,6 +38,7 @@ from gpuledger_collector.storage.database import snapshot
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
+from gpuledger_common.plurals import plural
 
 SILENT_MS = 15 * 60_000
 """As the alert GpuLedgerNodeSilent."""

@@ -20,7 +20,6 @@ from psycopg import OperationalError
 from sqlalchemy.exc import OperationalError as EngineError
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.pages import Outlook, offered, page, refused
@@ -32,6 +31,7 @@ from gpuledger_collector.insight.pool_backtest import Month, month
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.capacity import backtests, demand, scaling
 from gpuledger_collector.storage.errors import StorageError
+from gpuledger_common.plurals import plural
 
 PAST_HOURS, HOURS_AHEAD = 7 * 24, 24
 MOST_DECISIONS = 30

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import print_table
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import (
     FINDINGS,
     LACKING,
@@ -23,6 +22,7 @@ from gpuledger_collector.cli.common import (
     refuse,
 )
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, Dsn, database, declared_owner, refuse, settings
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.progress import bar
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.storage.server.migrate import SchemaStatus

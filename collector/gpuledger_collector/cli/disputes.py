@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, Config, DryRun, Dsn, database, declared_owner, refuse, untouched
 from gpuledger_collector.cli.dispute_moves import preview, would_move
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy

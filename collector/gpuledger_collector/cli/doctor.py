@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, LACKING, Config, Dsn, database, explain, settings
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.settings import Settings

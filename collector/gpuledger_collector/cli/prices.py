@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, DryRun, Dsn, database, refuse, untouched
 from gpuledger_collector.cli.terminal import print_table, say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.commitments import Commitment

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import Config, Dsn, database
 from gpuledger_collector.cli.forecast import Shape
 from gpuledger_collector.cli.terminal import say
+from gpuledger_common.plurals import plural
 
 app = typer.Typer(name="privacy", help="What is known of a person, and its erasure.", no_args_is_help=True)
 COLUMNS = ("table", "column", "rows", "stays")

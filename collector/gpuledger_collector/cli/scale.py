@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import DONE, FINDINGS, Config, Dsn, refuse
 from gpuledger_collector.cli.scale_pools import emit as emit_month
 from gpuledger_collector.cli.scale_pools import pools as _pools
 from gpuledger_collector.cli.scale_pools import show
 from gpuledger_collector.cli.terminal import print_table, say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest

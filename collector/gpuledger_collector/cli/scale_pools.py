@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.cli.common import FINDINGS, database, refuse
 from gpuledger_collector.cli.terminal import print_table, say
+from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.pool_backtest import Month

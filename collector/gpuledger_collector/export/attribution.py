@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.quantity import hours_decimal, plural
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export.cells import lines_text
+from gpuledger_common.plurals import plural
 
 COLUMNS = ("what", "name", "workloads", "gpu_hours", "cost", "currency")
 SHOWN = 20

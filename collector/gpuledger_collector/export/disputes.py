@@ -11,9 +11,10 @@ from gpuledger_collector.accounting.money import format_minor, minor_digits, to_
 from gpuledger_collector.accounting.moves import Move
 from gpuledger_collector.accounting.period import Calendar, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.accounting.quantity import hours_decimal, plural
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.export.cells import lines_text
+from gpuledger_common.plurals import plural
 
 
 def owner_text(owner: Mapping[str, str]) -> str:

@@ -19,10 +19,10 @@ from itertools import groupby
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
 from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.accounting.quantity import split
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
 from gpuledger_collector.export.cells import neutral
+from gpuledger_common.largest_remainder import split
 
 METHOD = "dominant-share-v1"
 """A MIG instance's part of a device is the larger of its shares of compute and memory; holders of one accelerator share

@@ -17,8 +17,9 @@ from markupsafe import Markup, escape
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import format_minor, minor_digits
 from gpuledger_collector.accounting.period import format_date
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_common.escapes import escape_lines, escape_text
+from gpuledger_common.plurals import plural
 
 UNKNOWN = "not known"
 DOTS = {".", ".."}

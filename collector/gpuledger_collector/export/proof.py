@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.quantity import hours_decimal, plural
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.export.cells import lines_text
+from gpuledger_common.plurals import plural
 
 
 def _minor(sheet: Reconciliation, currency: str) -> tuple[dict[str, str], str]:

@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import json_text, lines_text, neutral
 from gpuledger_collector.insight.bottlenecks import Gpu, Verdict, drawn
 from gpuledger_collector.insight.run_report import RunReport, chief_of
+from gpuledger_common.plurals import plural
 
 UNITS = {
     "inferences": "1,000 inferences",

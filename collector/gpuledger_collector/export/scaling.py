@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.export.cells import lines_text, rows_as
+from gpuledger_common.plurals import plural
 
 COLUMNS = (
     "decision",

@@ -14,12 +14,13 @@ from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.ports import ClosedPeriod
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.statement import Change, Contested, Section
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
+from gpuledger_common.plurals import plural
 
 SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8

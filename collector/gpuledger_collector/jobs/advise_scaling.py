@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.insight.scaling.advice import Told
 from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, decide, served
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_common.plurals import plural
 
 GIVEN_UP_MS = 2 * DAY_MS
 """Demand of a time so long ago that is still not known never will be: the outcome says how much was."""

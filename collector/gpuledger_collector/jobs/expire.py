@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.accounting.quantity import plural
+from gpuledger_common.plurals import plural
 
 
 class RetentionStore(Protocol):

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.accounting.waste import Place, price_waste
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.storage.notifications.delivery_rules import local_week
@@ -37,6 +36,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
     told_cards,
 )
 from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_common.plurals import plural
 
 KEPT_MS = 90 * DAY_MS
 """Letters that ended longer ago than this are looked at no more."""

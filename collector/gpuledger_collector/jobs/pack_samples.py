@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import DAY_MS, day_of
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.storage.telemetry.archive_ports import Archive, PackedDay
+from gpuledger_common.plurals import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,12 @@ from gpuledger_collector.accounting.budgets import (
 )
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.templating import environment, named
 from gpuledger_collector.storage.billing.budget_status import IdleNow, News, Status
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import escape_text, neutral
+from gpuledger_common.plurals import plural
 
 PARTS = ("price", "volume", "mix")
 BAR = 30

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.notifications.templating import CALM, Block, Page, day, instant, named
 from gpuledger_collector.storage.notifications.delivery_rules import Digest, Told, counted_kinds
 from gpuledger_collector.storage.notifications.messages import Content
+from gpuledger_common.plurals import plural
 
 SHOWN = 30
 """Messages that are told one by one; the others are counted, and attached like all."""

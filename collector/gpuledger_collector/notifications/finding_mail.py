@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.budgets import money_text
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, plural
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.notifications.templating import (
@@ -43,6 +43,7 @@ from gpuledger_collector.storage.notifications.finding_rules import (
 )
 from gpuledger_collector.storage.notifications.messages import Content
 from gpuledger_common.escapes import neutral
+from gpuledger_common.plurals import plural
 
 KINDS = {"slurm": "Slurm job", "kubernetes": "pod", "container": "container", "process": "process"}
 STATES = {"never_used": "never used since it was given", "gone_idle": "worked, and then stopped working"}

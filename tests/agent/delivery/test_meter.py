@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuledger_agent.clock import MOST_AHEAD_MS, STEP_TOLERANCE_MS, Clock
 from gpuledger_common.batches import BatchMaker
-from gpuledger_common.meter import HOUR_MS, MOST_TOLD, Meter, split
+from gpuledger_common.meter import HOUR_MS, MOST_TOLD, Meter
 from gpuledger_common.readings import Accelerator, Health, Holder, Sample, Workload
 
 START = 1_790_812_800_000
@@ -144,11 +144,6 @@ def test_spans_that_could_not_be_stored_wait():
     later = run(meter, [(20_000, sample(0.9), (JOB,))])
     assert [(span.start_ms - START, span.end_ms - START) for span in later] == [(0, 10_000), (10_000, 20_000)]
     assert meter.take() == []
-
-
-def test_equal_weights_of_zero_share_equally():
-    """Weights that are all zero mean that nothing is known of them."""
-    assert split(10, [0, 0, 0]) == [4, 3, 3]
 
 
 STEPS = st.lists(

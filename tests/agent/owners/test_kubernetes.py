@@ -24,7 +24,7 @@ from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.podresources import LIST, GivenDevice, GivenPod, list_pods
 from gpuledger_agent.owners.refreshed import Refreshed, Silent
 from gpuledger_agent.settings import SettingsError, load
-from gpuledger_common.batches import split
+from gpuledger_common.largest_remainder import split
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
 UUID = "GPU-8c7a2f10-3b44-4a0e-9d55-0a1b2c3d4e5f"

@@ -15,7 +15,7 @@ from gpuledger_agent.owners.places import Places
 from gpuledger_agent.owners.processes import workload_of_cgroup
 from gpuledger_agent.owners.slurm import MAX_TAGS, MAX_TEXT, BadFile, SlurmOwners, prolog_job, slurm_owners, tags_of
 from gpuledger_agent.owners.slurm_alive import FORGOTTEN_S, GRACE_S, LOOK_S, OVERTIME_S, JobsAlive, Written
-from gpuledger_common.meter import split
+from gpuledger_common.largest_remainder import split
 from gpuledger_common.readings import Accelerator
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "slurm"

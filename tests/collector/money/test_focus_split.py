@@ -207,7 +207,7 @@ def test_billing_periods_are_open_until_they_are_closed(fleet, run):
 @given(st.lists(st.integers(1, 10**14), min_size=1, max_size=30))
 def test_ratios_of_any_split_add_up_to_one(weights):
     """Billionths by largest remainder, written as decimals."""
-    from gpuledger_collector.accounting.quantity import split
+    from gpuledger_common.largest_remainder import split
 
     written = [Decimal(focus.fixed(part, 9)) for part in split(focus.NANO, weights)]
     assert sum(written) == 1

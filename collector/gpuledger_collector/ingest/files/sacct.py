@@ -18,9 +18,9 @@ from pathlib import Path
 from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.config.table import DECLARED, Instants, Parsed, RowReader, read_text
 from gpuledger_collector.ingest.files.usage import keep_one
+from gpuledger_common.plurals import plural
 
 COLUMNS = (
     "jobidraw",

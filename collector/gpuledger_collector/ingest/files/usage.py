@@ -9,7 +9,6 @@ from pathlib import Path
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.accounting.quantity import plural
 from gpuledger_collector.config.table import (
     DECLARED,
     Instants,
@@ -21,6 +20,7 @@ from gpuledger_collector.config.table import (
     unknown_columns,
 )
 from gpuledger_collector.ingest.files.mapping import BadExpression, ColumnMap, parse, problem_of
+from gpuledger_common.plurals import plural
 
 REQUIRED = ("workload_id", "start", "end", "gpus")
 OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitted", "state")

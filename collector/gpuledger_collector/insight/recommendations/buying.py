@@ -10,11 +10,12 @@ import numpy as np
 
 from gpuledger_collector.accounting.counterfactual import PERMILLE, Change, Reservation, dearer
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.quantity import GPU_MICRO, plural
+from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.insight.idle.kinds import FALSE, is_interactive, is_serving
 from gpuledger_collector.insight.recommendations.advice import Advice, Estimate, Found, NotEvaluated
 from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Holding, Window
 from gpuledger_collector.insight.series import Floats
+from gpuledger_common.plurals import plural
 
 RESTARTABLE = ("restartable", "preemptible", "checkpoint", "checkpoints")
 """Tags that say that a workload can be interrupted."""
