@@ -10,7 +10,7 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuledger_collector.settings import Settings
@@ -18,7 +18,6 @@ from gpuledger_collector.settings import Settings
 if TYPE_CHECKING:
     import psycopg
     from fastapi import FastAPI
-    from sqlalchemy.engine import Engine
 
     from gpuledger_collector.api.batches import Intake
     from gpuledger_collector.api.limits import Quotas
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.readiness import Readiness
     from gpuledger_collector.schedule import Job, Schedule
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
-    from gpuledger_collector.storage.server.embedded import EmbeddedServer
+    from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.server.replicas import Presence
     from gpuledger_common.wire import Answer
 
@@ -55,31 +54,6 @@ def now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-@dataclass
-class Database:
-    """A database that is up and migrated. `server` is the embedded one, None for a database given by DSN."""
-
-    dsn: str
-    server: EmbeddedServer | None = None
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The SQLAlchemy engine, made when first asked for."""
-        from gpuledger_collector.storage import database as engine
-
-        return engine.connect(self.dsn)
-
-    def current_dsn(self) -> str:
-        """The DSN as it is now: the embedded server may have moved to another port when it was started again."""
-        return self.dsn if self.server is None else self.server.dsn
-
-    def close(self) -> None:
-        """Close the engine's connections, if there is one."""
-        made = self.__dict__.pop("engine", None)
-        if made is not None:
-            made.dispose()
-
-
 @contextlib.contextmanager
 def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]:
     """The database of these settings: the one by DSN, else the embedded one, started if need be and stopped after.
@@ -87,6 +61,8 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
     The embedded one is migrated; of an outside one it is only required that someone did. `migrated=False` leaves
     the schema alone. Raises StorageError with a sentence for people.
     """
+    from gpuledger_collector.storage.database import Database
+
     given = settings.database_dsn()
     if given is not None:
         opened = Database(given)

@@ -24,8 +24,8 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.keda import METRIC, Advised, Scaler, Secured, bind, wish_of
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger.ledgers import Ledger
-from gpuledger_collector.wiring import Database
 
 NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
 GPULEDGER = Path(sys.executable).with_name("gpuledger")

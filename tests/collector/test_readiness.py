@@ -12,10 +12,9 @@ from fakes.collector import running
 from gpuledger_collector import readiness, wiring
 from gpuledger_collector.cli.doctor import writing
 from gpuledger_collector.ingest.batches import commit
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.diagnosis import signs
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.wiring import Database
 
 Usage = namedtuple("Usage", "total used free")
 NOW = int(dt.datetime.now(dt.UTC).timestamp()) * 1000

@@ -14,7 +14,8 @@ import uvicorn
 from fakes.batches import body_of
 from gpuledger_collector import serving, wiring
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.wiring import Collector, Database
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.wiring import Collector
 from gpuledger_common.wire import Batch
 
 MSGPACK = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}

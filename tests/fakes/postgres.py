@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
-from gpuledger_collector.wiring import Database
 
 _numbers = itertools.count(1)
 _admins: dict[str, str] = {}

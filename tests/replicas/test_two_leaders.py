@@ -18,9 +18,8 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
-from gpuledger_collector.wiring import Database
 
 __all__ = ["findings"]
 LEADERS = 3

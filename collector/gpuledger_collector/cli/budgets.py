@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from gpuledger_collector.notifications.links import AckLinks
     from gpuledger_collector.storage.billing.budget_status import BudgetStore, News, Status
+    from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.notifications.messages import Content
-    from gpuledger_collector.wiring import Database
 
 
 class Shape(enum.StrEnum):

@@ -18,7 +18,7 @@ from gpuledger_collector.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.wiring import Database
+    from gpuledger_collector.storage.database import Database
 
 DONE, FINDINGS, BAD_INPUT, LACKING = 0, 1, 2, 3
 """Exit codes: done; findings; bad input; the environment lacks something."""

@@ -14,7 +14,7 @@ from gpuledger_collector.cli.common import LACKING, Config, Dsn, database, refus
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.config.export import Applied
-    from gpuledger_collector.wiring import Database
+    from gpuledger_collector.storage.database import Database
 
 app = typer.Typer(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
 

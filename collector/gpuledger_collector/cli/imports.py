@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome, UsageRow
     from gpuledger_collector.accounting.problems import Problem
     from gpuledger_collector.config.table import Instants, Parsed
-    from gpuledger_collector.wiring import Database
+    from gpuledger_collector.storage.database import Database
 
 app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples from files.", no_args_is_help=True)
 

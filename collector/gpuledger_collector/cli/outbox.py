@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from gpuledger_collector.notifications.sender import Sender
-    from gpuledger_collector.wiring import Database
+    from gpuledger_collector.storage.database import Database
 
 app = typer.Typer(name="outbox", help="Messages that wait, were sent, or could not be.", no_args_is_help=True)
 STATES = ("waiting", "held", "joined", "handing_over", "sent", "unconfirmed", "dead")

@@ -18,7 +18,7 @@ from gpuledger_common.plurals import plural
 if TYPE_CHECKING:
     from gpuledger_collector.insight.pool_backtest import Month
     from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Terms
-    from gpuledger_collector.wiring import Database
+    from gpuledger_collector.storage.database import Database
 
 
 @contextlib.contextmanager

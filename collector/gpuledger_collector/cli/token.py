@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from gpuledger_collector.storage.access.tokens import Token
-    from gpuledger_collector.wiring import Database
+    from gpuledger_collector.storage.database import Database
 
 app = typer.Typer(name="token", help="Tokens of agents and of people who read.", no_args_is_help=True)
 HOUR_MS = 3_600_000

@@ -1,16 +1,27 @@
-"""SQLAlchemy engines and psycopg connections from one DSN, with the limits that every session of ours keeps."""
+"""The database: one DSN, one kind of connection (psycopg), one helper for transactions.
+
+SQLAlchemy and Alembic know the schema and its migrations only (docs/decisions/0021-one-database.md).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.errors import ServerUnavailable
+from gpuledger_collector.storage.locks import Connection, Lock
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
+
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 SUPPORTED = range(15, 19)
 """Major versions of Postgres that are tested."""
@@ -19,19 +30,100 @@ SESSION = (
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     " -c plan_cache_mode=force_custom_plan"
 )
-"""The server notices within 25 s that a client's machine is gone, and gives its locks (the leadership) to others.
+"""Options of every session.
 
-A prepared statement is planned for its values each time: a generic plan locks every partition before it looks which
-ones it needs.
+With these keepalives the server notices within 25 s that a client's machine is gone and releases its locks (the
+leadership among them). A generic plan would lock every partition before it knows which ones it needs, so prepared
+statements are planned anew for their values.
 """
 SORT_MEMORY = "64MB"
-"""A month of a big team is added up in memory; the server's own setting is usually made for small queries."""
+"""Memory for sorts and hashes of reads: a month of a large team is aggregated without temporary files."""
+
+
+@dataclass(frozen=True)
+class Database:
+    """A Postgres database. `server` is the embedded server that runs it, None for a database given by DSN."""
+
+    given_dsn: str
+    server: EmbeddedServer | None = None
+    application: str = "gpuledger"
+    options: str = ""
+    """Further options of every session (`-c name=value`)."""
+
+    @property
+    def dsn(self) -> str:
+        """The DSN now: an embedded server may listen on another port after a restart."""
+        return self.given_dsn if self.server is None else self.server.dsn
+
+    def as_application(self, application: str, options: str = "") -> Database:
+        """The same database for sessions of another name, with further options."""
+        return replace(self, application=application, options=options)
+
+    def connect(self) -> Connection:
+        """Open a connection in autocommit mode; `with` closes it. Raises ServerUnavailable."""
+        keywords = parameters(self.dsn, self.application)
+        keywords["options"] = f"{keywords['options']} {self.options}".strip()
+        try:
+            return psycopg.connect(**keywords, autocommit=True)
+        except psycopg.OperationalError as error:
+            raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
+
+    @contextmanager
+    def transaction(self, *needed_locks: Lock, read_only: bool = False, dry_run: bool = False) -> Iterator[Connection]:
+        """Run one transaction on a connection of its own: commit at the end, roll back when the block raises.
+
+        With locks, and when `read_only`, all statements see one snapshot (REPEATABLE READ), taken once the locks are
+        held; otherwise each statement sees what was committed before it. `dry_run` always rolls back.
+        Raises ServerUnavailable.
+        """
+        with self.connect() as connection:
+            if needed_locks or read_only:
+                connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = read_only or None  # None leaves the server's own default
+            with connection.transaction(force_rollback=dry_run):
+                locks.take(connection, *needed_locks)
+                if read_only:
+                    connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
+                yield connection
+
+    @contextmanager
+    def hold(self, lock: Lock) -> Iterator[Connection]:
+        """Wait for a lock and hold it on a session of its own while the block runs, whatever others commit.
+
+        The session that is given stays in a transaction that the end of the block rolls back.
+        """
+        with closing(self.connect()) as connection:
+            connection.execute("SET idle_in_transaction_session_timeout = 0")
+            connection.execute("BEGIN")
+            locks.take(connection, lock)
+            yield connection
+
+    @contextmanager
+    def try_hold(self, lock: Lock) -> Iterator[Connection | None]:
+        """As `hold`, without waiting: None when another session holds the lock."""
+        with closing(self.connect()) as connection:
+            yield connection if locks.seize(connection, lock) else None
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The SQLAlchemy engine. To be removed when no query uses it any more."""
+        return connect(self.dsn)
+
+    def close(self) -> None:
+        """Close the connections of the engine, if there is one."""
+        engine = self.__dict__.pop("engine", None)
+        if engine is not None:
+            engine.dispose()
+
+    def current_dsn(self) -> str:
+        """The DSN now. To be removed: see `dsn`."""
+        return self.dsn
 
 
 def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
     """The DSN (URI or key=value, also SQLAlchemy's postgresql+psycopg://) as psycopg keywords.
 
-    Raises ServerUnavailable with a sentence, without the password, when it cannot be read.
+    Raises ServerUnavailable when it cannot be read, with a sentence that does not show the password.
     """
     plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
     try:
@@ -45,7 +137,7 @@ def parameters(dsn: str, application: str = "gpuledger") -> dict[str, Any]:
 
 
 def connect(dsn: str, *, pool_size: int = 5) -> Engine:
-    """An engine over psycopg 3; connections are tried before use, so that a restarted server is noticed."""
+    """An engine over psycopg 3. To be removed when no query uses it any more."""
     from sqlalchemy import create_engine  # most commands open connections of their own and need no SQLAlchemy
 
     keywords = parameters(dsn)
@@ -56,26 +148,20 @@ def connect(dsn: str, *, pool_size: int = 5) -> Engine:
 
 def open_connection(
     dsn: str, *, autocommit: bool = False, application: str = "gpuledger", session: str = ""
-) -> psycopg.Connection[tuple[Any, ...]]:
-    """A psycopg connection of our own, with further options of its session (`-c name=value`).
-
-    Raises ServerUnavailable when the server cannot be reached.
-    """
-    keywords = parameters(dsn, application)
-    keywords["options"] = f"{keywords['options']} {session}".strip()
-    try:
-        return psycopg.connect(**keywords, autocommit=autocommit)
-    except psycopg.OperationalError as error:
-        raise ServerUnavailable(f"the database cannot be reached: {reason(error)}") from error
+) -> Connection:
+    """A psycopg connection. To be removed: see Database.connect and Database.transaction."""
+    connection = Database(dsn, None, application, session).connect()
+    connection.autocommit = autocommit
+    return connection
 
 
-def snapshot(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-    """Every read of the connection's transaction sees the same state. To be called before the first read."""
+def snapshot(connection: Connection) -> None:
+    """Let every read of the connection's transaction see one state. To be removed: see Database.transaction."""
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.read_only = True
     connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
 
 
 def reason(error: Exception) -> str:
-    """The first line of what the driver said."""
+    """The first line of the driver's message."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -15,6 +15,7 @@ from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 MINUTE = HOUR // 60
@@ -93,7 +94,7 @@ def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path,
     """503 with the sentence for HTTP and KEDA, no series in the gauge, exit code 1 with the sentence at the command."""
     now = dt.datetime.fromtimestamp((OCTOBER + END + 2 * MINUTE) / 1000, dt.UTC)
     monkeypatch.setattr("gpuledger_collector.wiring.now", lambda: now)
-    opened = wiring.Database(dsn)
+    opened = Database(dsn)
     ask, fleet = wiring.advice(opened, lambda: now), reads.Fleet(lambda: opened.engine, lambda: now)
     assert ask("train", None)["desired_gpus"] >= reads.desired_of(fleet, 600)["train"] >= 2.5
     queue(run, tmp_path, (END // MINUTE - 90, 4))

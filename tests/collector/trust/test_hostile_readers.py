@@ -17,12 +17,11 @@ from gpuledger_collector.schedule import Leadership
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import readers, tokens
 from gpuledger_collector.storage.access.reader_watch import ReaderWatch
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS
-from gpuledger_collector.wiring import Database
 
 READER, STRANGER = "hostile_reader", "nobody_in_particular"
 OLD_KEYS = range(0x67707501, 0x67707518)

@@ -20,8 +20,8 @@ from gpuledger_collector import serving, wiring
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
-from gpuledger_collector.wiring import Database
 
 
 def openssl(*arguments, folder):
