@@ -55,7 +55,7 @@ _USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms,
                                         least(s.end_ms, :end_ms) - 1, :step_ms) AS at
         WHERE s.start_ms >= :start_ms - 86400000 AND s.start_ms < :end_ms AND s.end_ms > :start_ms
               AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
-_HELD = """WITH stay AS ({stays})
+_HELD = """WITH stay AS ({placements})
     SELECT stay.grouped, u.hour_ms / :step_ms * :step_ms AS hour_ms,
            sum(u.held_ms * stay.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
            sum(u.held_ms * stay.gpu_micro) AS seen
@@ -63,7 +63,7 @@ _HELD = """WITH stay AS ({stays})
          AND u.hour_ms + :step_ms - 1 >= stay.in_ms AND u.hour_ms < stay.out_ms
     WHERE u.hour_ms >= :start_ms AND u.hour_ms < :end_ms
     GROUP BY 1, 2"""
-_BY_WORKLOAD = """WITH stay AS ({stays})
+_BY_WORKLOAD = """WITH stay AS ({placements})
     SELECT u.workload_id, stay.grouped AS pool, u.hour_ms / :step_ms * :step_ms AS hour_ms,
            sum(u.held_ms * stay.gpu_micro) AS held
     FROM {use} u JOIN stay ON stay.accelerator_id = u.accelerator_id
@@ -89,7 +89,7 @@ _DRAWN = """SELECT pool AS grouped, at_ms AS hour_ms, sum(gpu_ns) FILTER (WHERE 
     GROUP BY 1, 2"""
 _DRAWN_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation_check p USING (day_ms)
     WHERE s.proved_at = p.proved_at AND p.until_ms <= :end_ms"""
-_LIVES = """WITH stay AS ({stays}), used AS (
+_LIVES = """WITH stay AS ({placements}), used AS (
         SELECT stay.grouped, u.workload_id, u.hour_ms / 3600000 * 3600000 AS hour_ms,
                sum(u.held_ms * stay.gpu_micro) / 3600000.0 AS held,
                sum(stay.gpu_micro) AS there
