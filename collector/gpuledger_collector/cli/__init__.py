@@ -43,7 +43,6 @@ COMMANDS = (
     "gpuledger_collector.cli.runs",
     "gpuledger_collector.cli.forecast",
     "gpuledger_collector.cli.scale",
-    "gpuledger_collector.cli.keda",
     "gpuledger_collector.cli.plan",
     "gpuledger_collector.cli.completion",
 )

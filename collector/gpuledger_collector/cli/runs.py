@@ -114,7 +114,8 @@ def runs(
         return
     levels = owner_levels(owner or [])
     with database(dsn, config) as opened:
-        from gpuledger_collector.api.runs import run_json, units_of
+        from gpuledger_collector.export.runs import run_json
+        from gpuledger_collector.services.run_report import chief_unit_costs
         from gpuledger_collector.storage.ledger import runs as stored
 
         connection, period, _ = _ready(opened.dsn, start, end)
@@ -123,7 +124,7 @@ def runs(
             if sort is not Order.unit:
                 rows.sort(key=_ranks(sort))
                 rows = rows[: top or None]
-            units = units_of(connection, rows, period)
+            units = chief_unit_costs(connection, rows, period)
     if sort is Order.unit:
         rows = sorted(rows, key=lambda row: -(_unit_cost(units.get((row.workload_id, row.currency))) or 0))
         rows = rows[: top or None]
@@ -266,8 +267,8 @@ def show(
     if (start is None) != (end is None):
         refuse("say both --from and --to, or neither")
     with database(dsn, config) as opened:
-        from gpuledger_collector.api.runs import report_of, unit_json
         from gpuledger_collector.export import runs as forms
+        from gpuledger_collector.services.run_report import report_run
 
         connection, period, now_ms = _ready(opened.dsn, start, end, everything=start is None)
         with connection:
@@ -275,13 +276,13 @@ def show(
             bucket = None if by is None else by.value
             if bucket is None and shape is ReportShape.html:
                 bucket = "day"
-            made = report_of(connection, number, bucket, now_ms, None if start is None else period)
+            made = report_run(connection, number, bucket, now_ms, None if start is None else period)
     if made is None:
         refuse(f"{key} was charged nothing{'' if start is None else ' in this period'}")
     if shape is ReportShape.html:
         text = forms.as_html(made)
     elif shape is ReportShape.json:
-        text = forms.as_json(made, unit_json)
+        text = forms.as_json(made)
     elif shape is ReportShape.csv:
         text = forms.as_csv(made.by or made.units)
     else:
@@ -328,7 +329,7 @@ def report(
     except ValueError as error:
         refuse(f"--at: {error}")
     with database(dsn, config) as opened:
-        from gpuledger_collector.api.runs import report as kept
+        from gpuledger_collector.services.run_report import record_progress
         from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
@@ -336,7 +337,7 @@ def report(
             number, key = _called(connection, workload)
             try:
                 values = {name: value for name, value in told.items() if value is not None}
-                kept(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
+                record_progress(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
             except ValueError as error:
                 refuse(str(error))
             if dry_run:

@@ -15,6 +15,7 @@ from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import json_text, lines_text, neutral
 from gpuledger_collector.insight.bottlenecks import Gpu, Verdict, drawn
 from gpuledger_collector.insight.run_report import RunReport, chief_of
+from gpuledger_collector.storage.ledger.runs import RunRow
 from gpuledger_common.plurals import plural
 
 UNITS = {
@@ -79,6 +80,51 @@ def unit_row(one: UnitCost) -> list[str]:
     ]
 
 
+def run_json(row: RunRow, unit: UnitCost | None) -> dict[str, Any]:
+    """A run of a list: integers of micro-units, instants in RFC 3339."""
+    return {
+        "key": row.key,
+        "kind": row.kind,
+        "id": row.external_id,
+        "name": row.name,
+        "user": row.user,
+        "team": row.team,
+        "gpu_model": row.gpu_model,
+        "accelerators": row.accelerators,
+        "from": format_instant(row.start_ms),
+        "to": format_instant(row.end_ms),
+        "gpu_ns": row.gpu_ns,
+        "busy_ns": row.busy_ns,
+        "idle_ns": row.idle_ns,
+        "unknown_ns": row.unknown_ns,
+        "currency": row.currency,
+        "cost_micro": row.cost_micro,
+        "idle_cost_micro": row.idle_cost_micro,
+        "energy_mj": row.energy_mj,
+        "unit_cost": None if unit is None else unit_json(unit),
+    }
+
+
+def unit_json(unit: UnitCost) -> dict[str, Any]:
+    """A unit cost: the decimal that people read, and the integers that it is made of."""
+    return {
+        "counter": unit.counter,
+        "from": format_instant(unit.bucket_ms) if unit.bucket_ms else None,
+        "currency": unit.currency,
+        "per": unit.per,
+        "cost": None if unit.cost is None else str(unit.cost),
+        "used_cost": None if unit.used_cost is None else str(unit.used_cost),
+        "units": unit.units,
+        "cost_micro": unit.cost_micro,
+        "used_micro": unit.used_micro,
+        "charged_micro": unit.charged_micro,
+        "held_ms": unit.held_ms,
+        "covered_ms": unit.covered_ms,
+        "coverage": f"{unit.coverage:.6f}",
+        "restarts": unit.restarts,
+    }
+
+
 def as_csv(units: Sequence[UnitCost]) -> str:
     """Unit costs as CSV: LF, UTF-8."""
     out = io.StringIO()
@@ -88,7 +134,7 @@ def as_csv(units: Sequence[UnitCost]) -> str:
     return out.getvalue()
 
 
-def as_json(made: RunReport, unit_json: Any) -> str:
+def as_json(made: RunReport) -> str:
     """Everything of a report: integers of micro-units, instants in RFC 3339."""
     told = {
         "key": made.key,

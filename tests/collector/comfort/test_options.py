@@ -97,7 +97,6 @@ NEITHER = {
     "demo": "a ledger of its own in a folder of its own",
     "export config": "TOML, for `gpuledger apply`",
     "focus periods": "CSV, as FOCUS wants it",
-    "keda serve": "a server",
     "serve": "a server; --check-config is its dry run",
     "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",
 }

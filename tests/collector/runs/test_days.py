@@ -4,7 +4,7 @@ from zoneinfo import ZoneInfo
 
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Zone
-from gpuledger_collector.api.runs import bucket_of, report_of
+from gpuledger_collector.services.run_report import bucket_start, report_run
 
 BERLIN = Calendar((Zone("Europe/Berlin", ZoneInfo("Europe/Berlin")),))
 
@@ -13,8 +13,8 @@ def test_a_day_of_unit_costs_is_the_bills():
     """October in Berlin: 745 hours, of which 25 are of the 26th; the month begins at 22:00 UTC."""
     month = BERLIN.month("2025-10")
     hours = range(month.start_ms, month.end_ms, HOUR_MS)
-    assert {bucket_of("month", BERLIN)(at) for at in hours} == {month.start_ms}
-    of_day = bucket_of("day", BERLIN)
+    assert {bucket_start("month", BERLIN)(at) for at in hours} == {month.start_ms}
+    of_day = bucket_start("day", BERLIN)
     sizes = [sum(of_day(at) == day.start_ms for at in hours) for day in BERLIN.days(month)]
     assert (sizes.index(25), sum(sizes), set(sizes)) == (25, 745, {24, 25})
 
@@ -30,7 +30,7 @@ def test_the_last_hour_of_the_long_day_is_in_the_report(fleet, run, ledger, tmp_
     assert run("chargeback", "--from", "2025-10-25", "--to", "2025-10-28")[0] == 0
     with ledger.connect() as connection:
         (number,) = connection.execute("SELECT id FROM workload").fetchone()
-        made = report_of(connection, number, "day", 1_800_000_000_000)
+        made = report_run(connection, number, "day", 1_800_000_000_000)
     assert [(str(day.date), day.busy_ms // HOUR, day.cost_micro["USD"]) for day in made.days] == [
         ("2025-10-25", 2, 4_000_000),
         ("2025-10-26", 25, 50_000_000),
