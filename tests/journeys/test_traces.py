@@ -33,40 +33,8 @@ dlrm,,on_demand,2.49,USD,2025-01-01
 dlrm,,on_demand,1.999,USD,2025-10-17T12:30:00Z
 openb,,on_demand,1.237,EUR,2025-01-01
 """
-DLRM = [
-    "--pool",
-    "dlrm",
-    "--empty-start",
-    "2025-10-01T00:00:00Z",
-    "--map",
-    "workload_id=job_id",
-    "--map",
-    "start=start_s+@2025-10-01T00:00:00Z",
-    "--map",
-    "end=end_s+@2025-10-01T00:00:00Z",
-    "--map",
-    "submitted=submit_s+@2025-10-01T00:00:00Z",
-    "--map",
-    "tag:team=team",
-]
-OPENB = [
-    "--pool",
-    "openb",
-    "--empty-start",
-    "skip",
-    "--map",
-    "workload_id=name",
-    "--map",
-    "gpus=gpu_milli/1000*num_gpu",
-    "--map",
-    "start=scheduled_time+@2025-06-01T00:00:00Z",
-    "--map",
-    "end=deletion_time+@2025-06-01T00:00:00Z",
-    "--map",
-    "tag:team=qos-{qos}",
-    "--map",
-    "state=pod_phase",
-]
+DLRM = ("--pool", "dlrm", "--empty-start", "2025-10-01T00:00:00Z")
+OPENB = ("--pool", "openb", "--empty-start", "skip")
 Command = Callable[..., str]
 
 
@@ -93,6 +61,36 @@ def gpuledger(dsn: str, tmp_path: Path) -> Command:
     book.write_text(PRICES)
     command("import", "prices", book)
     return command
+
+
+@pytest.fixture
+def dlrm_usage(tmp_path: Path) -> Path:
+    """The DLRM trace as a usage file: its times count seconds from the start of October."""
+    trace = pd.read_csv(TRACES / "alibaba_dlrm_2025_jobs.csv.gz", dtype=str)
+    times = {"start": trace.start_s, "end": trace.end_s, "submitted": trace.submit_s}
+    columns = {"workload_id": trace.job_id, "gpus": trace.gpus, "tag:team": trace.team}
+    return usage_file(tmp_path / "dlrm.csv", columns, times, START)
+
+
+@pytest.fixture
+def openb_usage(tmp_path: Path) -> Path:
+    """The openb trace as a usage file: thousandths of GPUs, and seconds since the start of June."""
+    trace = pd.read_csv(TRACES / "alibaba_openb_2023_pods.csv.gz", dtype=str)
+    times = {"start": trace.scheduled_time, "end": trace.deletion_time}
+    gpus = [
+        str(Decimal(milli) * int(count) / 1000) for milli, count in zip(trace.gpu_milli, trace.num_gpu, strict=True)
+    ]
+    columns = {"workload_id": trace.name, "gpus": gpus, "tag:team": "qos-" + trace.qos, "state": trace.pod_phase}
+    return usage_file(tmp_path / "openb.csv", columns, times, pd.Timestamp("2025-06-01T00:00:00Z"))
+
+
+def usage_file(path: Path, columns: dict, times: dict, origin: pd.Timestamp) -> Path:
+    """A usage file of these columns; `times` are seconds from the origin on, exact as written."""
+    begin = milliseconds(origin) // 1000
+    for name, seconds in times.items():
+        columns[name] = ["" if pd.isna(text) else str(begin + Decimal(text)) for text in seconds]
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return path
 
 
 def milliseconds(at: pd.Timestamp) -> int:
@@ -129,12 +127,12 @@ def compare(report: dict, wanted: pd.DataFrame, currency: str) -> None:
     assert sum(Decimal(row["gpu_hours"]) for row in rows.values()) == Decimal(total["gpu_hours"])
 
 
-def test_a_month_of_two_traces_by_team(gpuledger: Command) -> None:
+def test_a_month_of_two_traces_by_team(gpuledger: Command, dlrm_usage: Path, openb_usage: Path) -> None:
     """Both traces charged together equal the independent sums to the millisecond and to the cent."""
     dlrm_file, openb_file = TRACES / "alibaba_dlrm_2025_jobs.csv.gz", TRACES / "alibaba_openb_2023_pods.csv.gz"
-    assert "4460 added" in gpuledger("import", "usage", dlrm_file, *DLRM)
-    assert "3092 added" in gpuledger("import", "usage", openb_file, *OPENB)
-    assert "0 added, 0 updated, 3092 unchanged" in gpuledger("import", "usage", openb_file, *OPENB)
+    assert "4460 added" in gpuledger("import", "usage", dlrm_usage, *DLRM)
+    assert "3092 added" in gpuledger("import", "usage", openb_usage, *OPENB)
+    assert "0 added, 0 updated, 3092 unchanged" in gpuledger("import", "usage", openb_usage, *OPENB)
     asked = ("chargeback", "--from", "2025-10-01", "--to", "2025-11-01", "--format", "json", "--by")
     report = json.loads(gpuledger(*asked, "team"))
 
@@ -165,10 +163,12 @@ def test_a_month_of_two_traces_by_team(gpuledger: Command) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not VALIDATOR.is_file(), reason="the FOCUS validator's script of ../shared/judges is not here")
-def test_focus_file_passes_the_foundations_validator(gpuledger: Command, tmp_path: Path) -> None:
+def test_focus_file_passes_the_foundations_validator(
+    gpuledger: Command, tmp_path: Path, dlrm_usage: Path, openb_usage: Path
+) -> None:
     """A FOCUS 1.2 file of a traced day, with every way of buying, passes the FinOps Foundation's validator."""
-    gpuledger("import", "usage", TRACES / "alibaba_openb_2023_pods.csv.gz", *OPENB)
-    gpuledger("import", "usage", TRACES / "alibaba_dlrm_2025_jobs.csv.gz", *DLRM)
+    gpuledger("import", "usage", openb_usage, *OPENB)
+    gpuledger("import", "usage", dlrm_usage, *DLRM)
     (tmp_path / "more.csv").write_text(
         "pool,gpu_model,purchase,rate_per_gpu_hour,currency,effective_from,effective_to,region,list_rate\n"
         "openb,,on_demand,1.237,EUR,2025-01-01,2025-10-01T06:00:00Z,,\n"

@@ -37,22 +37,9 @@ def register(root: typer.Typer) -> None:
     root.add_typer(app)
 
 
-@app.command(
-    epilog="Example: gpuledger import usage pods.csv.gz --map workload_id=name --map gpus=gpu_milli/1000*num_gpu "
-    "--map start=scheduled_time+@2026-10-01T00:00:00Z --map end=deletion_time+@2026-10-01T00:00:00Z "
-    "--map tag:team=qos-{qos} --empty-start skip"
-)
+@app.command(epilog="Example: gpuledger import usage pods.csv.gz --pool research --empty-start skip")
 def usage(
     file: File,
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="OURS=EXPRESSION",
-            help="Make one of our columns from theirs: a column, numbers with + - * / and brackets (exact), "
-            "@INSTANT (its unix seconds), 'text', or text-{column}. May be repeated.",
-        ),
-    ] = None,
     pool: Annotated[str, typer.Option("--pool", help="Pool of rows that name none.")] = "imported",
     empty_start: Annotated[
         str | None,
@@ -70,15 +57,10 @@ def usage(
     nothing; a known workload_id with other values is updated. Of a workload that stands twice, the row that has ended
     is good. Workloads of more than 30 days are told, for an end that was forgotten is billed until one is imported.
     """
-    from gpuledger_collector.ingest.files.mapping import BadExpression
     from gpuledger_collector.ingest.files.usage import UsageOptions, read_usage
 
-    try:
-        with busy(f"reading {file.name}"):
-            options = UsageOptions(tuple(mapping or ()), _pool(pool), _empty_start(empty_start), _instants(any_instant))
-            parsed = read_usage(file, options)
-    except BadExpression as error:
-        refuse(str(error))
+    with busy(f"reading {file.name}"):
+        parsed = read_usage(file, UsageOptions(_pool(pool), _empty_start(empty_start), _instants(any_instant)))
     _refuse_bad(file, parsed, skip_bad)
     with database(dsn, config) as opened:
         _import_usage(opened, file, parsed, dry_run)

@@ -19,7 +19,6 @@ from gpuledger_collector.config.table import (
     rows_of,
     unknown_columns,
 )
-from gpuledger_collector.ingest.files.mapping import BadExpression, ColumnMap, parse, problem_of
 from gpuledger_common.plurals import plural
 
 REQUIRED = ("workload_id", "start", "end", "gpus")
@@ -34,54 +33,33 @@ MOST_TOLD = 10
 
 @dataclasses.dataclass(frozen=True)
 class UsageOptions:
-    """How to read the file: `maps` as given, the pool of rows without one, and what an empty start means.
+    """How to read the file: the pool of rows that name none, and what an empty start means.
 
     `empty_start` None refuses such rows; "skip" leaves them out (never scheduled); an instant in unix ms is used
     instead (a trace that begins with work already running). `instants` are those that the file may hold.
     """
 
-    maps: Sequence[str] = ()
     pool: str = "imported"
     empty_start: int | str | None = None
     instants: Instants = DECLARED
 
 
-def is_column(name: str) -> bool:
-    """Whether the usage import knows this column."""
-    return name in REQUIRED or name in OPTIONAL or (name.startswith("tag:") and len(name) > 4)
-
-
 def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
-    """Every row of the file, or the problems of all that are bad. Raises OSError, and BadExpression for a bad map."""
+    """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened."""
     parsed: Parsed[UsageRow] = Parsed()
     text, parsed.problems = read_text(path)
     if parsed.problems:
         return parsed
     header, rows = rows_of(path, text, parsed.problems, options.instants)
-    maps = [parse(given, header, is_column) for given in options.maps]
-    made = [*header, *(one.target for one in maps)]
-    parsed.problems.extend(missing_columns(path, made, REQUIRED, "; --map makes it from another"))
+    parsed.problems.extend(missing_columns(path, header, REQUIRED))
     if parsed.problems:
         return parsed
-    tags = list(dict.fromkeys(name for name in made if name.startswith("tag:") and len(name) > 4))
-    if not maps:
-        parsed.notes.extend(unknown_columns(header, (*REQUIRED, *OPTIONAL, *tags)))
-    skipped = _read_rows(_mapped(rows, maps), options, tags, parsed)
+    tags = [name for name in header if name.startswith("tag:") and len(name) > 4]
+    parsed.notes.extend(unknown_columns(header, (*REQUIRED, *OPTIONAL, *tags)))
+    skipped = _read_rows(rows, options, tags, parsed)
     if skipped:
         parsed.notes.append(f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)")
     return parsed
-
-
-def _mapped(rows: Iterator[RowReader], maps: Sequence[ColumnMap]) -> Iterator[RowReader]:
-    for row in rows:
-        made = {}
-        for one in maps:
-            try:
-                made[one.target] = one.make(row.cells)
-            except BadExpression as error:
-                row.bad = True
-                row.problems.append(problem_of(error, row.file, row.line, one.target))
-        yield dataclasses.replace(row, cells={**row.cells, **made})
 
 
 def _read_rows(rows: Iterator[RowReader], options: UsageOptions, tags: Sequence[str], into: Parsed[UsageRow]) -> int:
