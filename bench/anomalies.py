@@ -26,8 +26,8 @@ import pandas as pd
 from bench._traces import folder
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.insight.anomalies import TUNED, ceilings, judge, price_rises
-from gpuledger_collector.insight.findings import HourUse
+from gpuledger_collector.insight.anomalies import TUNED, detect, limits, price_rises
+from gpuledger_collector.insight.findings import WorkloadUsage
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
 
@@ -70,18 +70,18 @@ def loop():
 def ours(cost, gpus):
     """Our score: usage judged, the rate beside it, as the collector does it with its price book."""
     rate = np.divide(cost, gpus, out=np.full(len(gpus), np.nan), where=gpus > 0)
-    return np.nan_to_num(judge(Series("team", 0, HOUR, gpus), price_rises(rate, HOUR)).score)
+    return np.nan_to_num(detect(Series("team", 0, HOUR, gpus), price_rises(rate, HOUR)).score)
 
 
 def curve_only(cost, _gpus):
     """Our score from the cost alone, as `gpuledger anomalies --series` sees it: no rates, so a price is a level."""
-    return np.nan_to_num(judge(Series("team", 0, HOUR, cost)).score)
+    return np.nan_to_num(detect(Series("team", 0, HOUR, cost)).score)
 
 
 def shipped(cost, gpus):
     """Our flags as they ship."""
     rate = np.divide(cost, gpus, out=np.full(len(gpus), np.nan), where=gpus > 0)
-    return judge(Series("team", 0, HOUR, gpus), price_rises(rate, HOUR)).flag.astype(float)
+    return detect(Series("team", 0, HOUR, gpus), price_rises(rate, HOUR)).flag.astype(float)
 
 
 class Book:
@@ -97,7 +97,9 @@ class Book:
             for at in starts
         ]
         self._uses = [
-            HourUse(at * HOUR, 1, "pool", "gpu", "", round(value * 3_600_000 * 1_000_000), HOUR, round(value * 1e6))
+            WorkloadUsage(
+                at * HOUR, 1, "pool", "gpu", "", round(value * 3_600_000 * 1_000_000), HOUR, round(value * 1e6)
+            )
             for at, value in enumerate(gpus)
             if known[at] and value > 0
         ]
@@ -235,9 +237,9 @@ def five_minutes(judge_loop, place):
 def standing_out(values):
     """Steps at which two in a row exceed the ceiling of their hour, from the second week's end on."""
     hours = values.reshape(-1, STEPS).mean(axis=1)
-    limits = ceilings(Series("team", 0, HOUR, hours))
-    limits[: 14 * 24] = np.nan
-    above = values > np.repeat(limits, STEPS)
+    bounds = limits(Series("team", 0, HOUR, hours))
+    bounds[: 14 * 24] = np.nan
+    above = values > np.repeat(bounds, STEPS)
     above[1:] &= above[:-1].copy()
     above[0] = False
     return np.flatnonzero(above)

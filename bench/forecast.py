@@ -18,7 +18,14 @@ from dataclasses import replace
 import numpy as np
 
 from bench._traces import folder, hourly, workloads
-from gpuledger_collector.insight.forecast import GOES_ON, QUANTILES, Settings, Workloads, forecast, settings_for
+from gpuledger_collector.insight.forecast import (
+    QUANTILES,
+    STILL_RUNNING,
+    ForecastSettings,
+    Workloads,
+    forecast,
+    settings_for,
+)
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -45,9 +52,9 @@ def ours(settings=None, lives=None):
 
 
 def lives(frame):
-    ends = np.where(frame.end.isna(), GOES_ON, (frame.end.fillna(0) * 1000).astype(np.int64))
+    ends = np.where(frame.end.isna(), STILL_RUNNING, (frame.end.fillna(0) * 1000).astype(np.int64))
     owners = np.unique(frame.owner.astype(str), return_inverse=True)[1]
-    return Workloads((frame.start * 1000).to_numpy(np.int64), ends, frame.gpus.to_numpy(float), owners, GOES_ON)
+    return Workloads((frame.start * 1000).to_numpy(np.int64), ends, frame.gpus.to_numpy(float), owners, STILL_RUNNING)
 
 
 def empirical(pasts, horizon, _):
@@ -85,7 +92,9 @@ def methods(quick, models):
         known = {name: lives(frame) for name, frame in workloads(folder()).items()}
         found["gpuledger + workloads"] = ours(lives=known)
         found["workloads alone"] = ours(settings_for("workloads"), known)
-        found["gpuledger + boosted"] = ours(replace(Settings(), prior=(*Settings().prior, ("boosted", 1.0))))
+        found["gpuledger + boosted"] = ours(
+            replace(ForecastSettings(), prior=(*ForecastSettings().prior, ("boosted", 1.0)))
+        )
         found["boosted alone"] = ours(settings_for("boosted"))
     if not quick:
         found["AutoETS (24)"] = classical(lambda _: AutoETS(season_length=24))

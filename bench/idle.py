@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from bench._traces import folder
-from gpuledger_collector.insight.idle.episodes import episodes
+from gpuledger_collector.insight.idle.episodes import idle_episodes
 from gpuledger_collector.insight.idle.minutes import Minutes
 from gpuledger_collector.insight.idle.states import State, classify
-from gpuledger_collector.insight.idle.survival import curve_of, gaps_of
+from gpuledger_collector.insight.idle.survival import estimate_curve, idle_gaps
 
 GIB = 2.0**30
 ROWS, DAY, PER_MINUTE = 300, 1440, 4
@@ -223,7 +223,7 @@ def labelled(seed):
     minutes = day.minutes()
     started = time.process_time()
     verdict = classify(minutes)
-    found = episodes(minutes, verdict)
+    found = idle_episodes(minutes, verdict)
     seconds = time.process_time() - started
     said = np.full((ROWS, DAY), "", dtype=object)
     flagged = []
@@ -301,7 +301,7 @@ def real(place):
         **absent,
         **card,
     )
-    found = [one for one in episodes(minutes, classify(minutes)) if one.state is State.GONE_IDLE]
+    found = [one for one in idle_episodes(minutes, classify(minutes)) if one.state is State.GONE_IDLE]
     soon = [one for one in found if not one.going_on and one.end - one.flagged <= 30]
     hours = sum(one.end - one.since for one in found) / 60
     pod_hours = np.isfinite(util).sum() / 60
@@ -314,8 +314,8 @@ def real(place):
     for least, most in ((5, 15), (15, 45), (45, 75), (75, 180)):
         foretold, observed = [], []
         for learn, test in (halves, halves[::-1]):
-            curve = curve_of(*gaps_of(low[learn], known[learn]))
-            lengths, ended = gaps_of(low[test], known[test])
+            curve = estimate_curve(*idle_gaps(low[learn], known[learn]))
+            lengths, ended = idle_gaps(low[test], known[test])
             for moment in range(least, most, 5):
                 there = lengths >= moment
                 placements = (lengths >= moment + 30) | ~ended

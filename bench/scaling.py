@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench._traces import five_minutes, folder
-from gpuledger_collector.insight.backtest import Question, backtest_scaling
+from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
 from gpuledger_collector.insight.series import Series
 
 STEP = 300_000
@@ -48,7 +48,9 @@ WORDS = {
 
 
 def judged(demand, delay_minutes, cap):
-    done = backtest_scaling(Series("demand", 0, STEP, demand.astype(float)), Question(delay_minutes * MINUTE, cap))
+    done = backtest_scaling(
+        Series("demand", 0, STEP, demand.astype(float)), ScalingScenario(delay_minutes * MINUTE, cap)
+    )
     return {verdict.policy: verdict.outcome for verdict in done.verdicts}, done
 
 

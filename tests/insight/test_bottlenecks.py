@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpuledger_collector.insight.bottlenecks import KINDS, LEAST_MINUTES, Gpu, drawn, judge
+from gpuledger_collector.insight.bottlenecks import KINDS, MIN_MINUTES, GpuReadings, find_bottlenecks, mean_by_minute
 
 H100 = "NVIDIA H100 80GB HBM3"
 GIB80 = 80 * 2**30
@@ -43,7 +43,7 @@ def gpu(number, minutes=120, seed=7, without=(), clock=None, **changes):
         if clock is not None:
             entry["sm_clock_hertz"] = clock(minute)
         made[minute * 60_000] = {name: value for name, value in entry.items() if name not in without}
-    return Gpu(f"GPU-{number}", H100, GIB80, made)
+    return GpuReadings(f"GPU-{number}", H100, GIB80, made)
 
 
 def run(count=4, **changes):
@@ -72,7 +72,7 @@ LABELLED = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_bottleneck_is_named_on_its_own_run_and_no_other(kind):
     """The label of the run is its only verdict; all else was looked at and is fine."""
-    found = judge(LABELLED[kind])
+    found = find_bottlenecks(LABELLED[kind])
     assert kinds(found) == [kind]
     assert set(found.fine) == set(KINDS) - {kind}
     assert found.cannot_say == []
@@ -82,7 +82,7 @@ def test_each_bottleneck_is_named_on_its_own_run_and_no_other(kind):
 
 def test_a_sound_run_has_nothing_wrong():
     """Everything was looked at, nothing was found."""
-    found = judge(run())
+    found = find_bottlenecks(run())
     assert (kinds(found), list(found.fine), found.cannot_say) == ([], list(KINDS), [])
 
 
@@ -99,7 +99,7 @@ def test_a_sound_run_has_nothing_wrong():
 )
 def test_what_is_not_read_is_not_judged_and_named(missing, unjudged):
     """A card without profiling metrics gets no verdict on them, and no clean bill either."""
-    found = judge(run(without=missing))
+    found = find_bottlenecks(run(without=missing))
     assert {one.kind for one in found.cannot_say} == unjudged
     assert kinds(found) == []
     assert set(found.fine) == set(KINDS) - unjudged
@@ -108,43 +108,45 @@ def test_what_is_not_read_is_not_judged_and_named(missing, unjudged):
 
 def test_a_starved_run_without_dram_activity_is_not_called_starved():
     """Half of the rule's evidence is absent: it cannot be said."""
-    found = judge(run(without=("dram_active_ratio",), **STARVED))
+    found = find_bottlenecks(run(without=("dram_active_ratio",), **STARVED))
     assert "input" not in kinds(found)
     assert "input" in {one.kind for one in found.cannot_say}
 
 
 def test_too_little_is_known_of_a_short_run():
     """Less than half an hour is no ground for any verdict."""
-    found = judge([gpu(0, minutes=LEAST_MINUTES - 1, **STARVED)])
+    found = find_bottlenecks([gpu(0, minutes=MIN_MINUTES - 1, **STARVED)])
     assert {one.kind for one in found.cannot_say} == set(KINDS)
     assert "29 minutes" in found.cannot_say[0].missing
 
 
-def test_node_utilization_and_power_are_told_apart_only_by_their_bits():
+def test_heat_and_power_are_told_apart_only_by_their_bits():
     """Without raw samples the verdict names both."""
-    node_utilization = judge(LABELLED["throttling"]).verdicts[0]
-    power = judge(run(slowed_ratio=0.9, power_cap_ratio=0.9, clock=slowed)).verdicts[0]
-    either = judge(run(slowed_ratio=0.9, clock=slowed, without=("thermal_ratio", "power_cap_ratio"))).verdicts[0]
-    assert node_utilization.says.startswith("heat slows")
+    heat = find_bottlenecks(LABELLED["throttling"]).verdicts[0]
+    power = find_bottlenecks(run(slowed_ratio=0.9, power_cap_ratio=0.9, clock=slowed)).verdicts[0]
+    either = find_bottlenecks(
+        run(slowed_ratio=0.9, clock=slowed, without=("thermal_ratio", "power_cap_ratio"))
+    ).verdicts[0]
+    assert heat.says.startswith("heat slows")
     assert power.says.startswith("its power limit slows")
     assert either.says.startswith("heat or power slows")
 
 
 def test_a_power_cap_that_costs_no_clock_is_no_bottleneck():
     """The bit alone says that the limit was reached, not that it hurt."""
-    assert kinds(judge(run(slowed_ratio=1.0, power_cap_ratio=1.0))) == []
+    assert kinds(find_bottlenecks(run(slowed_ratio=1.0, power_cap_ratio=1.0))) == []
 
 
 def test_a_gpu_with_less_to_do_is_named():
     """The advice differs from that for a slow one."""
-    found = judge([*run(3), gpu(3, sm_active_ratio=0.3)]).verdicts[0]
+    found = find_bottlenecks([*run(3), gpu(3, sm_active_ratio=0.3)]).verdicts[0]
     assert found.kind == "imbalance"
     assert "GPU-3 has less to do" in found.says
 
 
 def test_one_gpu_neither_talks_nor_is_out_of_balance():
     """Rules about several GPUs are fine on one, also without link readings."""
-    found = judge([gpu(0, without=("nvlink_bytes_per_second",))])
+    found = find_bottlenecks([gpu(0, without=("nvlink_bytes_per_second",))])
     assert kinds(found) == []
     assert found.cannot_say == []
 
@@ -153,6 +155,6 @@ def test_what_nobody_read_is_a_gap_in_the_plot():
     """Never a zero."""
     made = gpu(0, minutes=3)
     minutes = {at: entry for at, entry in made.minutes.items() if at != 60_000}
-    values = drawn([Gpu("a", H100, GIB80, minutes)], "utilization_ratio")
+    values = mean_by_minute([GpuReadings("a", H100, GIB80, minutes)], "utilization_ratio")
     assert values[1] is None
     assert values[0] == minutes[0]["utilization_ratio"]

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.insight.demand import (
     HOUR_MS,
-    QUEUE_GONE_MS,
-    QUEUE_KEPT_MS,
-    HeldHour,
-    Queue,
-    Span,
-    hourly,
+    QUEUE_EXPIRED_MS,
+    QUEUE_VALID_MS,
+    CapacitySpan,
+    GroupUsage,
+    QueueReadings,
+    hourly_demand,
     with_queue,
 )
 from gpuledger_collector.insight.series import Series
@@ -24,28 +24,28 @@ def hour(number):
 
 
 def held(number, gpus, seen):
-    return HeldHour("train", hour(number), gpus * HOUR_MS, seen * HOUR_MS)
+    return GroupUsage("train", hour(number), gpus * HOUR_MS, seen * HOUR_MS)
 
 
 def test_hours_without_enough_evidence_are_unknown():
     """Of four GPUs, all seen: known. Two seen: nobody knows how many were held. None seen: a gap, never zero."""
-    capacity = [Span("train", 1.0, hour(0), hour(4))] * 4
-    (series,) = hourly(hour(0), hour(4), [held(0, 3, 4), held(1, 2, 2), held(3, 0, 4)], capacity, [])
+    capacity = [CapacitySpan("train", 1.0, hour(0), hour(4))] * 4
+    (series,) = hourly_demand(hour(0), hour(4), [held(0, 3, 4), held(1, 2, 2), held(3, 0, 4)], capacity, [])
     assert series.start_ms == hour(0)
     np.testing.assert_array_equal(series.values, [3.0, np.nan, np.nan, 0.0])
 
 
 def test_a_series_begins_with_its_pool():
     """A pool that was bought in the third hour has no hours before it; one that left has none after."""
-    capacity = [Span("train", 2.0, hour(2), hour(4))]
-    (series,) = hourly(hour(0), hour(8), [held(2, 1, 2), held(3, 2, 2)], capacity, [])
+    capacity = [CapacitySpan("train", 2.0, hour(2), hour(4))]
+    (series,) = hourly_demand(hour(0), hour(8), [held(2, 1, 2), held(3, 2, 2)], capacity, [])
     assert (series.start_ms, len(series.values)) == (hour(2), 2)
 
 
 def test_counts_are_known_from_first_to_last_and_never_added_to_observed_pools():
     """Imported usage is a series of its own pool; in a pool with observed accelerators it is left out."""
-    counted = [Span("slurm", 8.0, hour(1), hour(3)), Span("train", 5.0, hour(0), hour(4))]
-    series = hourly(hour(0), hour(4), [held(0, 1, 1)], [Span("train", 1.0, hour(0), hour(1))], counted)
+    counted = [CapacitySpan("slurm", 8.0, hour(1), hour(3)), CapacitySpan("train", 5.0, hour(0), hour(4))]
+    series = hourly_demand(hour(0), hour(4), [held(0, 1, 1)], [CapacitySpan("train", 1.0, hour(0), hour(1))], counted)
     assert [one.name for one in series] == ["slurm", "train"]
     np.testing.assert_array_equal(series[0].values, [8.0, 8.0])
     np.testing.assert_array_equal(series[1].values, [1.0])
@@ -56,8 +56,8 @@ def test_counts_are_known_from_first_to_last_and_never_added_to_observed_pools()
 )
 def test_hours_add_up_to_the_spans(spans):
     """Partial hours count in part: the series' GPU-hours are those of the spans inside the period."""
-    made = hourly(
-        hour(0), hour(24), [], [], [Span("p", 2.0, T0 + start, T0 + start + length) for start, length in spans]
+    made = hourly_demand(
+        hour(0), hour(24), [], [], [CapacitySpan("p", 2.0, T0 + start, T0 + start + length) for start, length in spans]
     )
     inside = sum(max(0, min(start + length, 24 * HOUR_MS) - max(start, 0)) for start, length in spans)
     total = sum(one.values.sum() for one in made)
@@ -68,7 +68,7 @@ def queued(readings, hours=8, now=None):
     """Eight hours of ten held GPUs with these readings (hour, GPUs of `train`) of one source."""
     series = Series("train", T0, HOUR_MS, np.full(hours, 10.0))
     at_ms = np.array([hour(0) + round(at * HOUR_MS) for at, _ in readings])
-    told = Queue("slurm", at_ms, {"train": np.array([gpus or np.nan for _, gpus in readings])})
+    told = QueueReadings("slurm", at_ms, {"train": np.array([gpus or np.nan for _, gpus in readings])})
     (made,) = with_queue([series], [told], hour(hours) if now is None else now)
     return made.values
 
@@ -93,7 +93,7 @@ def test_a_reader_that_was_taken_away_counts_no_more():
 def test_a_queue_of_others_changes_nothing():
     """A pool that no reading names has no queue, and no gaps when that source is silent."""
     series = Series("infer", T0, HOUR_MS, np.full(4, 3.0))
-    (made,) = with_queue([series], [Queue("slurm", np.array([hour(1)]), {"train": np.array([5.0])})], hour(4))
+    (made,) = with_queue([series], [QueueReadings("slurm", np.array([hour(1)]), {"train": np.array([5.0])})], hour(4))
     np.testing.assert_array_equal(made.values, series.values)
 
 
@@ -110,11 +110,11 @@ def plainly(series, readings, now_ms):
             )
             inside = [gpus for at_ms, gpus in mine if begin <= at_ms < end]
             before = [one for one in mine if one[0] < begin]
-            if end <= mine[0][0] or (now_ms - mine[-1][0] > QUEUE_GONE_MS and begin > mine[-1][0]):
+            if end <= mine[0][0] or (now_ms - mine[-1][0] > QUEUE_EXPIRED_MS and begin > mine[-1][0]):
                 continue
             if inside:
                 held += sum(inside) / len(inside)
-            elif before and end - before[-1][0] <= max(QUEUE_KEPT_MS, series.step_ms):
+            elif before and end - before[-1][0] <= max(QUEUE_VALID_MS, series.step_ms):
                 held += before[-1][1]
             else:
                 held = np.nan
@@ -143,6 +143,6 @@ def test_what_waits_is_what_each_reading_says(readings, now, step):
         mine = sorted((at_ms, gpus) for one, at_ms, gpus in readings if one == source)
         names = {name for _, gpus in mine for name in gpus}
         columns = {name: np.array([gpus.get(name, np.nan) for _, gpus in mine]) for name in names}
-        told.append(Queue(source, np.array([at_ms for at_ms, _ in mine]), columns))
+        told.append(QueueReadings(source, np.array([at_ms for at_ms, _ in mine]), columns))
     (made,) = with_queue([series], told, hour(now))
     np.testing.assert_allclose(made.values, plainly(series, readings, hour(now)), rtol=1e-12)

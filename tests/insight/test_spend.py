@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.spend import FEWEST_DAYS, MOST_HISTORY, RunOut, expect, outlook, run_out
+from gpuledger_collector.insight.spend import (
+    MAX_HISTORY_DAYS,
+    MIN_DAYS,
+    BudgetExhaustion,
+    budget_exhaustion,
+    expected_days,
+    forecast_spend,
+)
 
 UNIT = 1_000_000_000
 
@@ -19,24 +26,24 @@ def weeks(days: int, seed: int, noise: float, *, weekend: float = 0.5, walk: flo
 
 def test_too_little_history_gives_nothing() -> None:
     """Four days are no base; five are."""
-    assert outlook([UNIT] * (FEWEST_DAYS - 1), 0, 1.0, 10) is None
-    assert outlook([UNIT] * FEWEST_DAYS, 0, 1.0, 10) is not None
+    assert forecast_spend([UNIT] * (MIN_DAYS - 1), 0, 1.0, 10) is None
+    assert forecast_spend([UNIT] * MIN_DAYS, 0, 1.0, 10) is not None
 
 
 def test_an_even_spend_goes_on_evenly() -> None:
     """Ten a day for twenty more days, half of today gone; the middle is exact and inside its band."""
-    found = outlook([10 * UNIT] * 30, 95 * UNIT, 0.5, 20)
+    found = forecast_spend([10 * UNIT] * 30, 95 * UNIT, 0.5, 20)
     assert found is not None
     assert found.middle[0] == 100 * UNIT
     assert found.middle[-1] == 300 * UNIT
     assert found.low[-1] <= found.likely[-1] <= found.middle[-1] <= found.high[-1]
-    assert run_out(found, 200 * UNIT).middle == 10
-    assert run_out(found, 10**15) == RunOut(None, None, None)
+    assert budget_exhaustion(found, 200 * UNIT).middle == 10
+    assert budget_exhaustion(found, 10**15) == BudgetExhaustion(None, None, None)
 
 
 def test_weekdays_are_learnt() -> None:
     """After four weeks a weekend is expected to cost less than a working day."""
-    days = expect(np.asarray(weeks(28, 1, 0.0), dtype=float), 7)
+    days = expected_days(np.asarray(weeks(28, 1, 0.0), dtype=float), 7)
     assert max(days[5:]) < min(days[:5])
 
 
@@ -47,9 +54,9 @@ def test_the_band_holds_as_often_as_it_says(noise: float, walk: float, ahead: in
     inside = likely = 0
     widths = []
     for seed in range(150):
-        days = weeks(MOST_HISTORY, seed, noise, walk=walk)
+        days = weeks(MAX_HISTORY_DAYS, seed, noise, walk=walk)
         history, future = days[:-ahead], days[-ahead:]
-        found = outlook(history, 0, 1.0, len(future) - 1)
+        found = forecast_spend(history, 0, 1.0, len(future) - 1)
         assert found is not None
         inside += found.low[-1] <= sum(future) <= found.high[-1]
         widths.append((found.high[-1] - found.low[-1]) / found.middle[-1])
@@ -60,14 +67,14 @@ def test_the_band_holds_as_often_as_it_says(noise: float, walk: float, ahead: in
 
 
 @given(
-    st.lists(st.integers(0, 10**15), min_size=FEWEST_DAYS, max_size=60),
+    st.lists(st.integers(0, 10**15), min_size=MIN_DAYS, max_size=60),
     st.integers(0, 10**15),
     st.floats(0, 1),
     st.integers(0, 60),
 )
 def test_paths_are_ordered_and_never_fall(history, spent, left, days) -> None:
     """Whatever was charged: low, likely, middle, high in this order on each day, none below what is spent already."""
-    found = outlook(history, spent, left, days)
+    found = forecast_spend(history, spent, left, days)
     assert found is not None
     for low, likely, middle, high in zip(found.low, found.likely, found.middle, found.high, strict=True):
         assert spent - 1 <= low <= likely <= middle <= high

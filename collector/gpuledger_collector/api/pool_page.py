@@ -26,8 +26,8 @@ from gpuledger_collector.api.pages import Outlook, offered, page, refused
 from gpuledger_collector.api.reads import Reads, guarded
 from gpuledger_collector.export import html, plots, pool_plots
 from gpuledger_collector.export.scaling import row
-from gpuledger_collector.insight.forecast_history import Kept, Record
-from gpuledger_collector.insight.pool_backtest import Month, month
+from gpuledger_collector.insight.forecast_history import ForecastRecord, StoredForecast
+from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_pool
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.capacity import backtests, demand, scaling
 from gpuledger_collector.storage.errors import StorageError
@@ -53,10 +53,10 @@ class Look:
     """What is slow to make of a pool: hours of the past and ahead, and the back-test."""
 
     hours: Series
-    kept: tuple[Kept, ...]
+    kept: tuple[StoredForecast, ...]
     ahead: tuple[tuple[float, float, float], ...]
     note: str
-    month: Month
+    month: PoolBacktest
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Looks:
 def look_of(reads: Reads, pool: str) -> Look:
     """Forecast, past forecasts and back-test of a pool; seconds. Raises LookupError where nothing is known of it."""
     from gpuledger_collector.insight.forecast import forecast
-    from gpuledger_collector.insight.scaling.pools import Terms
+    from gpuledger_collector.insight.scaling.pools import ScalingTerms
 
     now_ms = reads.now_ms
     end_ms = now_ms // HOUR_MS * HOUR_MS
@@ -100,7 +100,7 @@ def look_of(reads: Reads, pool: str) -> Look:
         behind = demand.lives(connection, start_ms, end_ms, "pool")
         found = scaling.demand(connection, now_ms, pool)
         kept = backtests.ForecastUnit(connection).kept("pool", end_ms - (PAST_HOURS + HOURS_AHEAD) * HOUR_MS)
-        terms = scaling.terms(connection).get(pool, Terms(pool))
+        terms = scaling.terms(connection).get(pool, ScalingTerms(pool))
         rate = scaling.rate(connection, pool, now_ms)
     if hours is None or not found:
         raise LookupError(pool)
@@ -110,7 +110,7 @@ def look_of(reads: Reads, pool: str) -> Look:
         low, middle, high = (made.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9))
         ahead, note = [(float(one[low]), float(one[middle]), float(one[high])) for one in made.values], made.note or ""
     mine = tuple(one for one in kept if one.series == pool)
-    done = month(found[0].series, terms, rate, with_front=True)
+    done = backtest_pool(found[0].series, terms, rate, with_front=True)
     return Look(hours, mine, tuple(ahead), note, done)
 
 
@@ -216,7 +216,7 @@ def _demand(look: Look) -> dict[str, Any]:
     return {"plot": pool_plots.hits(hours, now, title, said, days), "said": said, "note": look.note, "rows": table}
 
 
-def _record(made: Record) -> dict[str, Any]:
+def _record(made: ForecastRecord) -> dict[str, Any]:
     return {
         "forecasts": made.forecasts,
         "replayed": made.replayed,
@@ -225,7 +225,7 @@ def _record(made: Record) -> dict[str, Any]:
     }
 
 
-def _money(made: Month) -> dict[str, Any]:
+def _money(made: PoolBacktest) -> dict[str, Any]:
     """The back-test as a table and a picture, and the switch beside it."""
     limits = made.terms.limits
     facts: dict[str, Any] = {

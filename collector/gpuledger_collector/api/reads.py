@@ -31,7 +31,7 @@ from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.telemetry.activity import activity
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.scaling.pools import Decision
+    from gpuledger_collector.insight.scaling.pools import ScalingDecision
 
 RETRY_AFTER_SECONDS = "5"
 DEMAND_DAYS = 56
@@ -340,17 +340,17 @@ def forecast_history_of(reads: Reads, pool: str | None) -> dict[str, Any]:
 
 def decided(
     reads: Seen, pool: str | None, delay_s: int | None, otherwise_s: int | None = None
-) -> dict[str, Decision | str]:
+) -> dict[str, ScalingDecision | str]:
     """What would be decided now for the pools, by their own limits and what was decided before; nothing is recorded.
 
     The lead time is `delay_s`, else the pool's own, else `otherwise_s`. A sentence instead where the demand is not
     known of late. Raises 404 for a pool that the ledger does not know.
     """
-    from gpuledger_collector.insight.scaling.pools import DEFAULT_LEAD_MS, Terms, decide, why_not
+    from gpuledger_collector.insight.scaling.pools import DEFAULT_LEAD_MS, ScalingTerms, decide, explain_no_decision
     from gpuledger_collector.storage.capacity import scaling
 
-    usual = Terms("", lead_ms=DEFAULT_LEAD_MS if otherwise_s is None else otherwise_s * 1000)
-    made: dict[str, Decision | str] = {}
+    usual = ScalingTerms("", lead_ms=DEFAULT_LEAD_MS if otherwise_s is None else otherwise_s * 1000)
+    made: dict[str, ScalingDecision | str] = {}
     with reads.engine().connect() as connection:
         demand = scaling.demand(connection, reads.now_ms, pool)
         if pool is not None and not demand:
@@ -361,7 +361,7 @@ def decided(
             own = own if delay_s is None else replace(own, lead_ms=delay_s * 1000)
             rate = None if own.money_per_hour is None else scaling.rate(connection, one.pool, reads.now_ms)
             past = scaling.past(connection, one.pool, reads.now_ms)
-            made[one.pool] = decide(one, own, reads.now_ms, rate, past) or why_not(one)
+            made[one.pool] = decide(one, own, reads.now_ms, rate, past) or explain_no_decision(one)
     return made
 
 

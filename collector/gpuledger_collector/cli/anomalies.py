@@ -16,7 +16,7 @@ from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
-    from gpuledger_collector.insight.anomalies import Judgement
+    from gpuledger_collector.insight.anomalies import Detection
 
 COLUMNS = ("ts", "series", "value", "expected", "lower", "upper", "score", "flag")
 EPISODE = (
@@ -67,10 +67,10 @@ def anomalies(
         emit(found, shape)
         raise typer.Exit(FINDINGS if any(one["resolved_ms"] is None for one in found) else DONE)
     from gpuledger_collector.cli.series_files import read_series
-    from gpuledger_collector.insight.anomalies import judge
+    from gpuledger_collector.insight.anomalies import detect
 
     read = read_series(series)
-    judged = [judge(one) for one in read.series]
+    judged = [detect(one) for one in read.series]
     if shape is Shape.table:
         print_episodes(judged, read)
     elif shape is Shape.csv:
@@ -162,7 +162,7 @@ def emit(found: Sequence[Mapping[str, Any]], shape: Shape) -> None:
     )
 
 
-def rows(judged: Judgement, read: Read) -> Iterator[tuple[str, str, float | None, *tuple[float | None, ...], int]]:
+def rows(judged: Detection, read: Read) -> Iterator[tuple[str, str, float | None, *tuple[float | None, ...], int]]:
     """A row per instant of the series, in the order of COLUMNS; None where something is unknown."""
     import numpy as np
 
@@ -174,7 +174,7 @@ def rows(judged: Judgement, read: Read) -> Iterator[tuple[str, str, float | None
         yield (at, one.name, *cells, int(flag))
 
 
-def _csv(judged: list[Judgement], read: Read) -> None:
+def _csv(judged: list[Detection], read: Read) -> None:
     import csv
 
     from gpuledger_collector.export.cells import harmless
@@ -185,17 +185,17 @@ def _csv(judged: list[Judgement], read: Read) -> None:
         writer.writerows(map(harmless, rows(one, read)))
 
 
-def print_episodes(judged: list[Judgement], read: Read) -> None:
+def print_episodes(judged: list[Detection], read: Read) -> None:
     """A row per episode: when, how long, how much above what was expected."""
     import numpy as np
 
     from gpuledger_collector.export.tables import Table
-    from gpuledger_collector.insight.anomalies import episodes
+    from gpuledger_collector.insight.anomalies import group_episodes
 
     table = Table("series", "from", "to", "above expected", "highest score", box=None, header_style="bold")
     count = 0
     for one in judged:
-        for found in episodes(one):
+        for found in group_episodes(one):
             at = one.series.start_ms + one.series.step_ms * np.array([found.first, found.last])
             top = np.nanmax(one.score[found.first : found.last + 1])
             table.add_row(one.series.name, *read.write_instants(at), f"{found.excess:,.2f}", f"{top:.1f}")

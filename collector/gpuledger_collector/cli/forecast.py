@@ -15,7 +15,7 @@ from gpuledger_collector.cli.terminal import print_table, say
 if TYPE_CHECKING:
     from gpuledger_collector.cli.series_files import Read
     from gpuledger_collector.insight.forecast import Forecast, Workloads
-    from gpuledger_collector.insight.forecast_history import Record
+    from gpuledger_collector.insight.forecast_history import ForecastRecord
     from gpuledger_collector.insight.series import Series
     from gpuledger_collector.storage.billing.spend import Ahead
 
@@ -141,7 +141,7 @@ def history(
     raise typer.Exit(DONE if any(one.hours for one in found) else FINDINGS)
 
 
-def emit_history(found: Sequence[Record], shape: Shape) -> None:
+def emit_history(found: Sequence[ForecastRecord], shape: Shape) -> None:
     """Print the records."""
     if shape is Shape.json:
         import json
@@ -217,7 +217,7 @@ def spend(
         with ledger.connect() as connection:
             found = ahead(connection, by.value, now_ms)
     emit_spend(by.value, found, shape)
-    raise typer.Exit(DONE if found and all(one.outlook is not None for one in found) else FINDINGS)
+    raise typer.Exit(DONE if found and all(one.forecast is not None for one in found) else FINDINGS)
 
 
 def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
@@ -233,8 +233,10 @@ def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
     for one in found:
         ends = (
             ("", "", "")
-            if one.outlook is None
-            else tuple(text(path[-1], one.currency) for path in (one.outlook.middle, one.outlook.low, one.outlook.high))
+            if one.forecast is None
+            else tuple(
+                text(path[-1], one.currency) for path in (one.forecast.middle, one.forecast.low, one.forecast.high)
+            )
         )
         rows.append((one.owner or "(unattributed)", one.currency, text(one.spent, one.currency), *ends, one.days))
     if shape is Shape.json:
@@ -254,7 +256,7 @@ def emit_spend(level: str, found: Sequence[Ahead], shape: Shape) -> None:
         for row in rows:
             table.add_row(*map(str, row))
         print_table(table, 160)
-        if any(one.outlook is None for one in found):
+        if any(one.forecast is None for one in found):
             print("without a forecast: fewer than five whole days are rated")
 
 

@@ -28,7 +28,7 @@ from gpuledger_collector.cli.plan_model import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.memory import Fit, Inference, Need, Training
+    from gpuledger_collector.insight.plans.memory import InferenceSetup, MemoryFit, MemoryNeed, TrainingSetup
 
 
 def register(root: typer.Typer) -> None:
@@ -102,7 +102,7 @@ def memory(
         if gpus is not None and gpus != tensor * pipeline:
             refuse(f"--gpus {gpus}: a replica in inference has tensor x pipeline GPUs, that is {tensor * pipeline}")
         server = asked(
-            lambda: plans.Inference(
+            lambda: plans.InferenceSetup(
                 model,
                 number,
                 precision,
@@ -120,7 +120,7 @@ def memory(
         emit(memory_page(server_title(server), server, need, fits), shape)
         return
     run = asked(
-        lambda: plans.Training(
+        lambda: plans.TrainingSetup(
             model,
             number,
             precision,
@@ -143,7 +143,7 @@ def memory(
     emit(memory_page(run_title(run), run, need, fits), shape)
 
 
-def run_title(run: Training) -> str:
+def run_title(run: TrainingSetup) -> str:
     """A training run in one line."""
     return (
         f"memory of one GPU in training: {big(run.parameters)} parameters, {run.precision}, {run.optimizer}, ZeRO "
@@ -152,7 +152,7 @@ def run_title(run: Training) -> str:
     )
 
 
-def server_title(server: Inference) -> str:
+def server_title(server: InferenceSetup) -> str:
     """A server in one line."""
     return (
         f"memory of one GPU in inference: {big(server.parameters)} parameters, {server.precision}, tensor "
@@ -161,7 +161,7 @@ def server_title(server: Inference) -> str:
     )
 
 
-def memory_page(title: str, plan: Training | Inference, need: Need, fits: list[Fit]) -> Page:
+def memory_page(title: str, plan: TrainingSetup | InferenceSetup, need: MemoryNeed, fits: list[MemoryFit]) -> Page:
     """The page of `plan memory`."""
     from gpuledger_collector.insight.plans import hardware
     from gpuledger_collector.insight.plans.memory import TRAINING

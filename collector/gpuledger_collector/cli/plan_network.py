@@ -27,7 +27,7 @@ from gpuledger_collector.cli.plan_model import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.network import Collective, Fabric, Group, Step
+    from gpuledger_collector.insight.plans.network import Collective, Fabric, RankGroup, TrainingStep
 
 EXAMPLE = "Example: gpuledger plan network --architecture llama-2-70b --gpus 512 --tensor 8 --zero 1 --accumulate 8"
 
@@ -76,11 +76,11 @@ def network(
     fabric = asked(lambda: plans.Fabric(link, adapter, node_gpus, efficiency))
     if message is not None:
         size = size_bytes(message, "--message")
-        emit(_message_page(size, plans.Group(gpus, min(gpus, node_gpus)), fabric), shape)
+        emit(_message_page(size, plans.RankGroup(gpus, min(gpus, node_gpus)), fabric), shape)
         return
     model, number = shape_of(parameters, known_as)
     step = asked(
-        lambda: plans.Step(
+        lambda: plans.TrainingStep(
             model,
             number,
             card,
@@ -101,7 +101,7 @@ def network(
     emit(_step_page(step, fabric), shape)
 
 
-def _collectives(size: float, group: Group, fabric: Fabric) -> list[Collective]:
+def _collectives(size: float, group: RankGroup, fabric: Fabric) -> list[Collective]:
     from gpuledger_collector.insight.plans import network as plans
 
     return [
@@ -140,7 +140,7 @@ def _fabric_note(fabric: Fabric) -> str:
     )
 
 
-def _message_page(size: float, group: Group, fabric: Fabric) -> Page:
+def _message_page(size: float, group: RankGroup, fabric: Fabric) -> Page:
     from gpuledger_collector.insight.plans import network as plans
 
     found = _collectives(size, group, fabric)
@@ -161,7 +161,7 @@ def _message_page(size: float, group: Group, fabric: Fabric) -> Page:
     )
 
 
-def _step_page(step: Step, fabric: Fabric) -> Page:
+def _step_page(step: TrainingStep, fabric: Fabric) -> Page:
     from gpuledger_collector.insight.plans import network as plans
 
     times = plans.step_time(step, fabric)

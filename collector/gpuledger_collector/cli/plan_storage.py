@@ -64,7 +64,7 @@ def storage(
     from gpuledger_collector.cli.series_files import duration_ms
     from gpuledger_collector.insight.plans import hardware
     from gpuledger_collector.insight.plans import storage as plans
-    from gpuledger_collector.insight.plans.training import Run
+    from gpuledger_collector.insight.plans.training import TrainingRun
 
     model, number = shape_of(parameters, known_as)
     if samples is not None:
@@ -73,7 +73,7 @@ def storage(
         card = asked(lambda: hardware.gpu_named(gpu_model))
         working = number if active is None else count(active, "--active-parameters")
         low, expected, high = mfu_range(mfu)
-        run = asked(lambda: Run(model, working, 1.0, card, gpus, precision, sequence, (low, expected, high)))
+        run = asked(lambda: TrainingRun(model, working, 1.0, card, gpus, precision, sequence, (low, expected, high)))
         rate = run.tokens_per_second(high) / sequence
         source = f"{gpus:,} x {card.name} at MFU {high:g}, sequences of {sequence} tokens"
     held = 0.0 if dataset is None else size_bytes(dataset, "--dataset")

@@ -28,7 +28,7 @@ from gpuledger_collector.cli.plan_model import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.plans.training import Outcome, Overhead, Rate, Run
+    from gpuledger_collector.insight.plans.training import FailureOverhead, GpuHourRate, TrainingEstimate, TrainingRun
     from gpuledger_collector.storage.ledger.past_runs import PastRun
 
 MOST_RATE = 10**6
@@ -92,7 +92,7 @@ def training(
     taking_part = number if active is None else count(active, "--active-parameters")
     card = asked(lambda: hardware.gpu_named(gpu_model))
     wanted = count(tokens, "--tokens")
-    run = asked(lambda: plans.Run(model, taking_part, wanted, card, gpus, precision, sequence, mfu_range(mfu)))
+    run = asked(lambda: plans.TrainingRun(model, taking_part, wanted, card, gpus, precision, sequence, mfu_range(mfu)))
     around = asked(lambda: plans.overhead(_failures(mtbf, checkpoint, every, restart), gpus))
     if rate is not None and price_book:
         refuse("--rate and --price-book: say only one of them")
@@ -124,9 +124,9 @@ def _failures(mtbf: str | None, checkpoint: str, every: str | None, restart: str
     )
 
 
-def _given_rate(text: str, currency: str) -> Rate:
+def _given_rate(text: str, currency: str) -> GpuHourRate:
     from gpuledger_collector.accounting.currencies import currency_problem
-    from gpuledger_collector.insight.plans.training import Rate
+    from gpuledger_collector.insight.plans.training import GpuHourRate
 
     try:
         per_hour = Decimal(text)
@@ -137,13 +137,13 @@ def _given_rate(text: str, currency: str) -> Rate:
     problem = currency_problem(currency)
     if problem is not None:
         refuse(f"--currency: {problem}")
-    return Rate(per_hour, currency)
+    return GpuHourRate(per_hour, currency)
 
 
-def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> Rate:
+def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> GpuHourRate:
     """The rate in force now for this card, by its short name or by a longer one that the book has."""
     from gpuledger_collector.accounting.pricing import PriceBook, model_match
-    from gpuledger_collector.insight.plans.training import Rate
+    from gpuledger_collector.insight.plans.training import GpuHourRate
 
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import prices
@@ -161,10 +161,10 @@ def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> Rate:
         refuse(
             f"the price book has no rate in force for {card} {place}; `gpuledger prices list` shows it, or say --rate"
         )
-    return Rate(price.rate, price.currency)
+    return GpuHourRate(price.rate, price.currency)
 
 
-def _notes(run: Run, around: Overhead, priced: Rate | None, held: float) -> list[str]:
+def _notes(run: TrainingRun, around: FailureOverhead, priced: GpuHourRate | None, held: float) -> list[str]:
     from gpuledger_collector.insight.plans.training import TOKENS_PER_PARAMETER
 
     notes = shape_note(run.architecture)
@@ -184,11 +184,11 @@ def _notes(run: Run, around: Overhead, priced: Rate | None, held: float) -> list
     return notes
 
 
-def _fit_note(run: Run, held: float) -> list[str]:
+def _fit_note(run: TrainingRun, held: float) -> list[str]:
     """A warning when not even the thriftiest layout fits on so many GPUs."""
     from gpuledger_collector.insight.plans import memory
 
-    thrifty = memory.Training(
+    thrifty = memory.TrainingSetup(
         run.architecture, held, run.precision, zero=3, sequence=run.sequence, recompute=memory.FULL
     )
     fewest = memory.training_fit(thrifty, run.card).fewest_gpus
@@ -253,10 +253,10 @@ def _past_cost(one: PastRun) -> str:
 
 
 def _page(
-    run: Run,
-    around: Overhead,
-    priced: Rate | None,
-    found: tuple[Outcome, Outcome, Outcome],
+    run: TrainingRun,
+    around: FailureOverhead,
+    priced: GpuHourRate | None,
+    found: tuple[TrainingEstimate, TrainingEstimate, TrainingEstimate],
     notes: list[str],
     past: list[PastRun] | None,
 ) -> Page:
@@ -299,8 +299,8 @@ def _save(
     name: str,
     owner: str | None,
     start: str | None,
-    expected: Outcome,
-    priced: Rate | None,
+    expected: TrainingEstimate,
+    priced: GpuHourRate | None,
     dsn: str | None,
     config: Any,
 ) -> str:

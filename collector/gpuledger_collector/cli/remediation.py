@@ -121,11 +121,11 @@ def messages(recipients: tuple[tuple[str, tuple[str, ...]], ...], wanted: Settin
 
 def queues(found: tuple[tuple[str, int], ...], now_ms: int) -> Iterator[Finding]:
     """Queues of which nothing was heard for longer than a reading counts, and that were not taken away."""
-    from gpuledger_collector.insight.demand import QUEUE_GONE_MS, QUEUE_KEPT_MS
+    from gpuledger_collector.insight.demand import QUEUE_EXPIRED_MS, QUEUE_VALID_MS
 
     for source, at_ms in found:
         silent_ms = now_ms - at_ms
-        if QUEUE_KEPT_MS < silent_ms <= 7 * QUEUE_GONE_MS:
+        if QUEUE_VALID_MS < silent_ms <= 7 * QUEUE_EXPIRED_MS:
             yield Finding(
                 "bad",
                 "queue",

@@ -18,8 +18,8 @@ from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.backtest import Backtest
-    from gpuledger_collector.insight.pool_backtest import Month
-    from gpuledger_collector.insight.scaling.advice import Advice
+    from gpuledger_collector.insight.pool_backtest import PoolBacktest
+    from gpuledger_collector.insight.scaling.advice import ScalingAdvice
     from gpuledger_collector.insight.series import Series
 
 
@@ -72,14 +72,16 @@ def advise(
     Advice by the pool's own limits is recorded; with other ones given here it is only shown.
     """
     from gpuledger_collector.cli.series_files import duration_ms
-    from gpuledger_collector.insight.scaling.pools import why_not
+    from gpuledger_collector.insight.scaling.pools import explain_no_decision
 
     given = {"floor_gpus": floor, "ceiling_gpus": ceiling, "node_gpus": node_gpus}
     changes = {name: value for name, value in given.items() if value is not None}
     lead_ms = None if delay is None else duration_ms(delay, "--delay")
     with _pools(dsn, config, pool) as pools:
         made = pools.recorded(pool) if not changes and lead_ms is None else pools.tried(pool, lead_ms, changes)
-        found = {name: why_not(pools.demand[name]) if one is None else one.advice for name, one in made.items()}
+        found = {
+            name: explain_no_decision(pools.demand[name]) if one is None else one.advice for name, one in made.items()
+        }
         past = None if pool is None or made[pool] is None else pools.month(pool, lead_ms, changes)
     emit_advice(found, shape, past)
     raise typer.Exit(FINDINGS if None in made.values() else DONE)
@@ -88,7 +90,7 @@ def advise(
 ADVICE = ("pool", "demand_now", "desired_gpus", "mode", "reason")
 
 
-def emit_advice(given: Mapping[str, Advice | str], shape: Shape, past: Month | None = None) -> None:
+def emit_advice(given: Mapping[str, ScalingAdvice | str], shape: Shape, past: PoolBacktest | None = None) -> None:
     """Print the advice; a pool without one has its reason and no number. `past` is the back-test of the one pool."""
     rows = [
         (name, None, None, "stale", one)
@@ -172,7 +174,7 @@ def backtest(
     """
     from gpuledger_collector.cli.progress import busy
     from gpuledger_collector.cli.series_files import duration_ms, read_series
-    from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, Question, backtest_scaling
+    from gpuledger_collector.insight.backtest import DEFAULT_COST_CAP, ScalingScenario, backtest_scaling
 
     if (file is None) == (pool is None):
         refuse("name a FILE, or a pool with --pool" if pool is None else "--pool: name a FILE or a pool, not both")
@@ -189,7 +191,7 @@ def backtest(
     assert file is not None
     series = on_step(read_series(file, "demand", named=False).series[0], step_ms)
     try:
-        question = Question(delay_ms or 600_000, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
+        question = ScalingScenario(delay_ms or 600_000, cost_cap or DEFAULT_COST_CAP, node_gpus or 0.0)
         with busy("replaying each policy"):
             done = backtest_scaling(series, question)
     except ValueError as error:

@@ -16,8 +16,8 @@ from gpuledger_collector.cli.terminal import print_table, say
 from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
-    from gpuledger_collector.insight.pool_backtest import Month
-    from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Terms
+    from gpuledger_collector.insight.pool_backtest import PoolBacktest
+    from gpuledger_collector.insight.scaling.pools import GpuHourRate, PoolDemand, ScalingDecision, ScalingTerms
     from gpuledger_collector.storage.database import Database
 
 
@@ -53,31 +53,33 @@ class Pools:
 
     opened: Database
     now_ms: int
-    demand: Mapping[str, Demand]
-    declared: Mapping[str, Terms]
+    demand: Mapping[str, PoolDemand]
+    declared: Mapping[str, ScalingTerms]
 
-    def terms(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> Terms:
+    def terms(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> ScalingTerms:
         """What a pool allows, with what was asked for otherwise."""
-        from gpuledger_collector.insight.scaling.pools import Terms
+        from gpuledger_collector.insight.scaling.pools import ScalingTerms
 
-        own = self.declared.get(pool, Terms(pool))
+        own = self.declared.get(pool, ScalingTerms(pool))
         return replace(own, limits=replace(own.limits, **changes), lead_ms=lead_ms or own.lead_ms)
 
-    def rate(self, pool: str) -> Rate | None:
+    def rate(self, pool: str) -> GpuHourRate | None:
         """The pool's rate now."""
         from gpuledger_collector.storage.capacity import scaling
 
         with self.opened.engine.connect() as connection:
             return scaling.rate(connection, pool, self.now_ms)
 
-    def recorded(self, only: str | None) -> dict[str, Decision | None]:
+    def recorded(self, only: str | None) -> dict[str, ScalingDecision | None]:
         """The decisions of now, made and recorded as the collector's job does."""
         from gpuledger_collector.jobs.advise_scaling import advise_scaling
         from gpuledger_collector.storage.capacity.scaling import ScalingStore
 
         return advise_scaling(ScalingStore(lambda: self.opened.engine), self.now_ms, only)
 
-    def tried(self, only: str | None, lead_ms: int | None, changes: Mapping[str, Any]) -> dict[str, Decision | None]:
+    def tried(
+        self, only: str | None, lead_ms: int | None, changes: Mapping[str, Any]
+    ) -> dict[str, ScalingDecision | None]:
         """What would be decided under other limits; nothing is recorded, and nobody is told."""
         from gpuledger_collector.insight.scaling.pools import decide
 
@@ -87,14 +89,16 @@ class Pools:
             if only in {None, name}
         }
 
-    def month(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> Month:
+    def month(self, pool: str, lead_ms: int | None, changes: Mapping[str, Any]) -> PoolBacktest:
         """The back-test of a pool's last 28 days."""
-        from gpuledger_collector.insight import pool_backtest as month
+        from gpuledger_collector.insight import pool_backtest
 
-        return month.month(self.demand[pool].series, self.terms(pool, lead_ms, changes), self.rate(pool))
+        return pool_backtest.backtest_pool(
+            self.demand[pool].series, self.terms(pool, lead_ms, changes), self.rate(pool)
+        )
 
 
-def emit(month: Month, shape: str) -> None:
+def emit(month: PoolBacktest, shape: str) -> None:
     """Print a back-test."""
     from gpuledger_collector.insight.pool_backtest import COLUMNS
 
@@ -108,7 +112,7 @@ def emit(month: Month, shape: str) -> None:
         show(month)
 
 
-def show(month: Month) -> None:
+def show(month: PoolBacktest) -> None:
     """As a table, and the setting beside it."""
     from gpuledger_collector.export.tables import Table
 

@@ -50,7 +50,7 @@ from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.config import bill_matches, budgets, money, prices, scaling, shared_costs
 from gpuledger_collector.config import notification_rules as notifications
 from gpuledger_collector.config.table import RowReader
-from gpuledger_collector.insight.scaling.pools import Terms
+from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.storage.notifications.delivery_rules import Rules
 from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 
@@ -95,7 +95,7 @@ class Declared:
     """The price-book entries that owned hardware leads to."""
     purchases: list[PurchaseChoice] | None = None
     exchange: list[ExchangeRate] | None = None
-    pools: list[Terms] | None = None
+    pools: list[ScalingTerms] | None = None
     problems: list[Problem] = field(default_factory=list)
 
 

@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import format_date, format_instant
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.shared_costs import SharedCost
-from gpuledger_collector.insight.scaling.pools import Terms
+from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.storage.notifications.delivery_rules import WEEKDAYS, Rules
 from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 from gpuledger_common.escapes import escape_text
@@ -47,7 +47,7 @@ class Applied:
     recipients: Mapping[str, Rules] = field(default_factory=dict)
     contacts: Sequence[Contact] = ()
     actions: Sequence[ActionRule] = ()
-    pools: Sequence[Terms] = ()
+    pools: Sequence[ScalingTerms] = ()
     bill_matches: Sequence[BillMatch] = ()
 
 
@@ -230,7 +230,7 @@ def _bill_match(one: BillMatch) -> Table:
     return {**told, "leave_out": True if one.leave_out else None}
 
 
-def _pool(terms: Terms) -> Table:
+def _pool(terms: ScalingTerms) -> Table:
     limits = terms.limits
     return {
         "name": terms.pool,

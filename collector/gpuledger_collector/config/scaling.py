@@ -28,8 +28,8 @@ from decimal import Decimal
 from typing import Any
 
 from gpuledger_collector.config.table import RowReader
-from gpuledger_collector.insight.scaling.advice import Limits
-from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, MODES, Terms
+from gpuledger_collector.insight.scaling.advice import ScalingLimits
+from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, MODES, ScalingTerms
 
 KEYS = (
     "name",
@@ -56,9 +56,9 @@ DAY_S = 86_400
 _HOOK = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
-def read_pools(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Terms]:
+def read_pools(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[ScalingTerms]:
     """The terms of the pools that are good; problems are noted at the others. Names are given once."""
-    found: dict[str, Terms] = {}
+    found: dict[str, ScalingTerms] = {}
     for row, given in rows:
         terms = _terms(row, given)
         if terms is None:
@@ -69,8 +69,8 @@ def read_pools(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[Term
     return list(found.values())
 
 
-def _terms(row: RowReader, given: Mapping[str, Any]) -> Terms | None:
-    limits = Limits(
+def _terms(row: RowReader, given: Mapping[str, Any]) -> ScalingTerms | None:
+    limits = ScalingLimits(
         floor_gpus=_gpus(row, "min_gpus") or 0.0,
         ceiling_gpus=_gpus(row, "max_gpus"),
         node_gpus=_gpus(row, "node_gpus", least="0.01") or 1.0,
@@ -97,7 +97,7 @@ def _terms(row: RowReader, given: Mapping[str, Any]) -> Terms | None:
         row.refuse("webhook", "bad_hook", f"{webhook!r} is no name of a hook of the hooks_file")
     if mode == ACT:
         _may_act(row)
-    return None if row.bad else Terms(name, limits, 1000 * lead_s, mode, money, currency, webhook)
+    return None if row.bad else ScalingTerms(name, limits, 1000 * lead_s, mode, money, currency, webhook)
 
 
 def _may_act(row: RowReader) -> None:

@@ -13,8 +13,8 @@ from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.cells import json_text, lines_text, neutral
-from gpuledger_collector.insight.bottlenecks import Gpu, Verdict, drawn
-from gpuledger_collector.insight.run_report import RunReport, chief_of
+from gpuledger_collector.insight.bottlenecks import Bottleneck, GpuReadings, mean_by_minute
+from gpuledger_collector.insight.run_report import RunReport, leading_counter
 from gpuledger_collector.storage.ledger.runs import RunRow
 from gpuledger_common.plurals import plural
 
@@ -293,7 +293,7 @@ def _peer(one: Any) -> str:
 
 def as_html(made: RunReport) -> str:
     """The page."""
-    chief = chief_of(made.units)
+    chief = leading_counter(made.units)
     return html.render(
         "run.html",
         made=made,
@@ -387,7 +387,7 @@ def _bars(made: RunReport) -> Any:
 
 def _unit_plot(made: RunReport) -> Any:
     """The cost of the chief unit by bucket; a bucket in which nothing is covered is a gap."""
-    chief = chief_of(made.by)
+    chief = leading_counter(made.by)
     if chief is None:
         return None
     mine = [one for one in made.by if (one.counter, one.currency) == (chief.counter, chief.currency)]
@@ -406,13 +406,13 @@ def _unit_plot(made: RunReport) -> Any:
     )
 
 
-def _readings(gpus: Sequence[Gpu], verdict: Verdict) -> list[Any]:
+def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
     """The readings behind a verdict, drawn over the minutes that were judged; of imbalance a line for each GPU."""
     made = []
     groups = [[gpu] for gpu in gpus[:8]] if verdict.kind == "imbalance" else [list(gpus)]
     for name in verdict.drawn:
         for group in groups:
-            values = thinned(drawn(group, name))
+            values = thinned(mean_by_minute(group, name))
             known = [value for value in values if value is not None]
             if known:
                 whose = f" of {group[0].uuid}" if verdict.kind == "imbalance" else ""
@@ -440,5 +440,5 @@ def begun(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def _shown(verdict: Verdict) -> str:
+def _shown(verdict: Bottleneck) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in verdict.evidence.items())

@@ -15,15 +15,29 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuledger_collector.insight.forecast import Forecast
-from gpuledger_collector.insight.forecast.ensemble import pinball
-from gpuledger_collector.insight.scaling.choice import Plan, Rules, schedule, surprise, tally, tuned
-from gpuledger_collector.insight.scaling.policies import Setting, joined, lots, predictive, reactive, unit_of
+from gpuledger_collector.insight.forecast.ensemble import quantile_loss
+from gpuledger_collector.insight.scaling.choice import (
+    SelectionPlan,
+    SelectionRules,
+    daily_totals,
+    schedule,
+    tuned_reactive,
+    typical_change,
+)
+from gpuledger_collector.insight.scaling.policies import (
+    PolicySetting,
+    headroom_unit,
+    join_candidates,
+    lot_sizes,
+    predictive,
+    reactive,
+)
 from gpuledger_collector.insight.scaling.simulation import (
-    Allocations,
+    CapacityBudget,
+    CapacityRequest,
     Outcome,
-    Purse,
-    Wish,
-    measure,
+    ReferencePolicy,
+    measure_outcome,
     simulate,
     simulate_utilisation,
     simulate_within,
@@ -43,7 +57,7 @@ class TooShort(ValueError):
 
 
 @dataclass(frozen=True)
-class Question:
+class ScalingScenario:
     """What is back-tested: delay of an order, the most that capacity may be as a multiple of demand, node size."""
 
     delay_ms: int
@@ -52,7 +66,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PolicyResult:
     """One policy's outcome over the judged part, and what it ran."""
 
     policy: str
@@ -72,13 +86,13 @@ class Verdict:
 class Backtest:
     """Every policy's verdict, and the share of judged days on which ours looked ahead."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PolicyResult, ...]
     judged: npt.NDArray[np.bool_]
     predictive_days: int
     judged_days: int
 
 
-def backtest_scaling(series: Series, question: Question, rules: Rules | None = None) -> Backtest:
+def backtest_scaling(series: Series, question: ScalingScenario, rules: SelectionRules | None = None) -> Backtest:
     """Judge all policies on one demand series.
 
     Gaps hold the last known demand for the policies and are not judged. Raises TooShort when fewer than eleven days are
@@ -96,7 +110,7 @@ def backtest_scaling(series: Series, question: Question, rules: Rules | None = N
     demand = filled(series.values, known)
     judged = known & (np.arange(len(demand)) >= start)
     bench = _Bench(demand, known, judged, step, per_day, max(1, round(question.delay_ms / step)), question)
-    rules = rules or Rules()
+    rules = rules or SelectionRules()
     everything = np.arange(len(bench.candidates.settings))
     ours, days_ahead, days = bench.daily("gpuledger", everything, rules)
     retuned, _, _ = bench.daily("reactive-daily", bench.reacting(), rules)
@@ -121,41 +135,45 @@ class _Bench:
         step_ms: int,
         per_day: int,
         delay: int,
-        question: Question,
+        question: ScalingScenario,
     ) -> None:
         self.demand, self.judged, self.step_ms, self.per_day, self.delay = demand, judged, step_ms, per_day, delay
         self.known = known
         self.cap, self.node = question.cost_cap, question.node_gpus
         self.first = HISTORY_DAYS * per_day
         self.warm = SETTLE_DAYS * per_day
-        unit = unit_of(demand[: self.first], self.node)
-        self.candidates = joined(reactive(demand, unit, step_ms), predictive(demand, unit, delay, step_ms, self.warm))
+        unit = headroom_unit(demand[: self.first], self.node)
+        self.candidates = join_candidates(
+            reactive(demand, unit, step_ms), predictive(demand, unit, delay, step_ms, self.warm)
+        )
         self.replayed = simulate(
             demand, self.candidates.target, self.candidates.keep, delay, self.warm, self.node
         ).capacity
         # The last day may be a part of one: it is padded with steps that count for nobody.
         pad = -len(demand) % per_day
-        self.table = tally(
+        self.table = daily_totals(
             np.pad(demand, (0, pad)),
             np.pad(self.replayed, ((0, pad), (0, 0)), mode="edge"),
             np.pad(known, (0, pad)),
             per_day,
-            surprise(demand[: self.first], delay),
+            typical_change(demand[: self.first], delay),
         )
-        self.lot = max(lots(unit))
+        self.lot = max(lot_sizes(unit))
         history = self.table.between(SETTLE_DAYS, HISTORY_DAYS)
-        self.anchor = tuned(history, self.candidates.settings, self.cap)
+        self.anchor = tuned_reactive(history, self.candidates.settings, self.cap)
         self.anchored = self.run(self.candidates.target[:, self.anchor], self.candidates.keep[:, self.anchor])
 
-    def verdict(self, policy: str, capacity: Floats, setting: str) -> Verdict:
+    def verdict(self, policy: str, capacity: Floats, setting: str) -> PolicyResult:
         """Measured over the judged part."""
-        return Verdict(policy, measure(self.demand, capacity, self.judged, self.step_ms), setting, capacity)
+        return PolicyResult(
+            policy, measure_outcome(self.demand, capacity, self.judged, self.step_ms), setting, capacity
+        )
 
     def run(self, target: Floats, keep: Floats) -> Floats:
         """One policy's capacity."""
         return simulate(self.demand, target[:, None], keep[:, None], self.delay, self.warm, self.node).capacity[:, 0]
 
-    def anchors(self) -> tuple[Verdict, ...]:
+    def anchors(self) -> tuple[PolicyResult, ...]:
         """What people have: a static peak, Kubernetes' defaults, plain reactive."""
         peak = whole_nodes(np.full(len(self.demand), self.demand[: self.first].max()), self.node)
         windows = np.array([max(1, round(300_000 / self.step_ms))])
@@ -167,7 +185,7 @@ class _Bench:
             self.verdict("reactive-plain", plain, "demand now"),
         )
 
-    def tuned(self) -> Verdict:
+    def tuned(self) -> PolicyResult:
         """The reactive setting that waited least on the history within the cost cap."""
         return self.verdict("reactive-tuned", self.anchored, self.candidates.settings[self.anchor].sentence())
 
@@ -175,7 +193,7 @@ class _Bench:
         """The columns of the reactive candidates."""
         return np.flatnonzero([not setting.predictive for setting in self.candidates.settings])
 
-    def hindsight(self) -> Verdict:
+    def hindsight(self) -> PolicyResult:
         """The reactive setting that would have been best on the judged part itself: a bound, no policy."""
         settings = self.candidates.settings
         reacting = self.reacting()
@@ -188,19 +206,21 @@ class _Bench:
         column, capacity = found[place]
         return self.verdict("reactive-hindsight", capacity, settings[column].sentence())
 
-    def daily(self, policy: str, columns: Ints, rules: Rules) -> tuple[Verdict, int, int]:
+    def daily(self, policy: str, columns: Ints, rules: SelectionRules) -> tuple[PolicyResult, int, int]:
         """Each day the one of these candidates that its own past recommends; also the days with a forecast, and all."""
         settings = [self.candidates.settings[column] for column in columns]
         anchor = int(np.flatnonzero(columns == self.anchor)[0])
-        chosen = schedule(self.table.of(columns), settings, Plan(HISTORY_DAYS, self.cap, anchor, rules, SETTLE_DAYS))
+        chosen = schedule(
+            self.table.of(columns), settings, SelectionPlan(HISTORY_DAYS, self.cap, anchor, rules, SETTLE_DAYS)
+        )
         day = np.minimum(np.arange(len(self.demand)) // self.per_day, len(chosen) - 1)
         column = columns[chosen[np.maximum(day, HISTORY_DAYS)]]
         rows = np.arange(len(self.demand))
-        wish = Wish(self.candidates.target[rows, column], self.candidates.keep[rows, column])
-        other = Wish(self.candidates.target[:, self.anchor], self.candidates.keep[:, self.anchor])
+        wish = CapacityRequest(self.candidates.target[rows, column], self.candidates.keep[rows, column])
+        other = CapacityRequest(self.candidates.target[:, self.anchor], self.candidates.keep[:, self.anchor])
         # Two hours' worth of what may be spent above the demand is enough to slow down in; days' worth are lent.
         hourly = (self.cap - 1) * float(self.demand[: self.first].mean()) * self.per_day / 24
-        purse = Purse(self.first, self.cap, 2 * hourly, LENT_HOURS * hourly, len(self.demand), self.lot)
+        purse = CapacityBudget(self.first, self.cap, 2 * hourly, LENT_HOURS * hourly, len(self.demand), self.lot)
         capacity = simulate_within(
             self.demand,
             wish,
@@ -209,14 +229,14 @@ class _Bench:
             self.node,
             self.known,
             purse,
-            Allocations(self.anchored, other, rules.dearer),
+            ReferencePolicy(self.anchored, other, rules.dearer),
         )
         days = np.unique(day[self.first :])
         ahead = sum(settings[chosen[number]].predictive for number in days)
-        last: Setting = self.candidates.settings[column[-1]]
+        last: PolicySetting = self.candidates.settings[column[-1]]
         return self.verdict(policy, capacity, f"chosen daily; last: {last.sentence()}"), ahead, len(days)
 
-    def oracle(self) -> Verdict:
+    def oracle(self) -> PolicyResult:
         """Perfect knowledge: what was wanted, when it was wanted."""
         return self.verdict("oracle", whole_nodes(self.demand, self.node), "demand, known in advance")
 
@@ -230,8 +250,8 @@ def score(actual: Floats, forecast: Forecast) -> dict[str, float]:
     known = np.isfinite(actual)
     covered = (actual[known, None] <= forecast.values[known] + 1e-9).mean(axis=0) if known.any() else quantiles * np.nan
     return {
-        "loss": pinball(actual, forecast.values, quantiles),
-        "naive_loss": pinball(actual, forecast.naive, quantiles),
+        "loss": quantile_loss(actual, forecast.values, quantiles),
+        "naive_loss": quantile_loss(actual, forecast.naive, quantiles),
         **{f"covered_{q:g}": float(share) for q, share in zip(quantiles, covered, strict=True)},
     }
 

@@ -26,9 +26,9 @@ import numpy as np
 
 from gpuledger_collector.insight.plans.hardware import GPUS, link_named
 
-LEAST_MINUTES = 30
+MIN_MINUTES = 30
 """Fewer minutes are no ground for a verdict: the window of the idle states."""
-LEAST_KNOWN = 0.95
+MIN_KNOWN = 0.95
 """Part of the minutes that must carry a reading, as for recommendations."""
 KINDS = ("input", "communication", "throttling", "memory", "batch", "imbalance")
 RESIDENT, INEFFECTIVE = 0.9, 0.5
@@ -39,7 +39,7 @@ APART = 0.25
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuReadings:
     """One GPU of a run, and its readings by minute (unix ms) and name; what was not read is not there."""
 
     uuid: str
@@ -49,7 +49,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Bottleneck:
     """Something that holds the run back: what it is, what to do, and the readings that show it."""
 
     kind: str
@@ -61,7 +61,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class CannotSay:
+class NotJudged:
     """A kind that could not be judged, and what is missing for it."""
 
     kind: str
@@ -69,16 +69,16 @@ class CannotSay:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class BottleneckReport:
     """What was found, what was looked for and not found, and what could not be judged."""
 
     minutes: int
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[Bottleneck] = ()
     fine: Sequence[str] = ()
-    cannot_say: Sequence[CannotSay] = field(default_factory=list)
+    cannot_say: Sequence[NotJudged] = field(default_factory=list)
 
 
-class Missing(Exception):
+class MissingReading(Exception):
     """A reading that a rule needs is not there; the message names it."""
 
 
@@ -86,7 +86,7 @@ class Missing(Exception):
 class _Look:
     """The readings of all GPUs of a run."""
 
-    gpus: Sequence[Gpu]
+    gpus: Sequence[GpuReadings]
 
     @property
     def minutes(self) -> int:
@@ -96,9 +96,9 @@ class _Look:
     def values(self, name: str) -> list[float]:
         """A reading over every GPU-minute. Raises Missing where it is absent in more than 5 % of them."""
         found = [entry[name] for gpu in self.gpus for entry in gpu.minutes.values() if name in entry]
-        if not found or len(found) < LEAST_KNOWN * self.minutes:
+        if not found or len(found) < MIN_KNOWN * self.minutes:
             share = f" is read in {len(found) / self.minutes:.0%} of its minutes only" if found else " is not read"
-            raise Missing(f"{name}{share}")
+            raise MissingReading(f"{name}{share}")
         return found
 
     def mean(self, name: str) -> float:
@@ -118,39 +118,39 @@ def _nvlink_rate(model: str) -> float:
     for card in GPUS:
         if "pcie" not in words and card.link.startswith("nvlink") and card.name.casefold().partition("-")[0] in words:
             return 2 * link_named(card.link).bytes_per_second
-    raise Missing(f"the NVLink bandwidth of {model or 'this model'} is not known")
+    raise MissingReading(f"the NVLink bandwidth of {model or 'this model'} is not known")
 
 
-def judge(gpus: Sequence[Gpu]) -> Judgement:
+def find_bottlenecks(gpus: Sequence[GpuReadings]) -> BottleneckReport:
     """Every rule over the GPUs of a run."""
     look = _Look([gpu for gpu in gpus if gpu.minutes])
-    if look.minutes < LEAST_MINUTES:
-        reason = f"{look.minutes} minutes of whole hours are known, {LEAST_MINUTES} are needed"
-        return Judgement(look.minutes, cannot_say=[CannotSay(kind, reason) for kind in KINDS])
-    verdicts: list[Verdict] = []
+    if look.minutes < MIN_MINUTES:
+        reason = f"{look.minutes} minutes of whole hours are known, {MIN_MINUTES} are needed"
+        return BottleneckReport(look.minutes, cannot_say=[NotJudged(kind, reason) for kind in KINDS])
+    verdicts: list[Bottleneck] = []
     fine: list[str] = []
-    cannot: list[CannotSay] = []
+    cannot: list[NotJudged] = []
     for kind, rule in RULES.items():
         try:
             found = rule(look)
-        except Missing as missing:
-            cannot.append(CannotSay(kind, str(missing)))
+        except MissingReading as missing:
+            cannot.append(NotJudged(kind, str(missing)))
             continue
         if found is None:
             fine.append(kind)
         else:
             verdicts.append(found)
-    return Judgement(look.minutes, verdicts, fine, cannot)
+    return BottleneckReport(look.minutes, verdicts, fine, cannot)
 
 
-def _input(look: _Look) -> Verdict | None:
+def _input(look: _Look) -> Bottleneck | None:
     busy, zero = look.mean("utilization_ratio"), look.mean("zero_ratio")
     if not (STARVED_FROM <= busy <= STARVED_TO and zero >= STARVED_ZERO):
         return None
     dram = look.mean("dram_active_ratio")
     if dram >= DRAM_QUIET:
         return None
-    return Verdict(
+    return Bottleneck(
         "input",
         f"its GPUs wait for data: busy {busy:.0%} of the time, and {zero:.0%} of samples show nothing at all",
         "give it more loader workers, prefetch, or faster or nearer storage",
@@ -159,7 +159,7 @@ def _input(look: _Look) -> Verdict | None:
     )
 
 
-def _communication(look: _Look) -> Verdict | None:
+def _communication(look: _Look) -> Bottleneck | None:
     if len(look.gpus) < 2:
         return None
     busy, active = look.mean("utilization_ratio"), look.mean("sm_active_ratio")
@@ -168,7 +168,7 @@ def _communication(look: _Look) -> Verdict | None:
     share = look.link_share()
     if share < LINK_SHARE:
         return None
-    return Verdict(
+    return Bottleneck(
         "communication",
         f"its GPUs wait for each other: SMs {active:.0%} active while the links carry {share:.0%} of what they can",
         "overlap communication with computation, exchange less often in larger pieces, or use fewer GPUs a copy",
@@ -177,7 +177,7 @@ def _communication(look: _Look) -> Verdict | None:
     )
 
 
-def _throttling(look: _Look) -> Verdict | None:
+def _throttling(look: _Look) -> Bottleneck | None:
     slowed = look.values("slowed_ratio")
     share = sum(value >= THROTTLED_SHARE for value in slowed) / len(slowed)
     if share < THROTTLED_SHARE:
@@ -187,17 +187,17 @@ def _throttling(look: _Look) -> Verdict | None:
     if ratio >= THROTTLED_CLOCK:
         return None
     try:
-        node_utilization, power = look.mean("thermal_ratio"), look.mean("power_cap_ratio")
-    except Missing:
+        heat, power = look.mean("thermal_ratio"), look.mean("power_cap_ratio")
+    except MissingReading:
         cause, advice = "heat or power", "look at temperature and power limit of its nodes"
         which: dict[str, float] = {}
     else:
-        which = {"thermal_share": node_utilization, "power_cap_share": power}
-        if node_utilization >= power:
-            cause, advice = "node_utilization", "have the cooling of its nodes looked at"
+        which = {"thermal_share": heat, "power_cap_share": power}
+        if heat >= power:
+            cause, advice = "heat", "have the cooling of its nodes looked at"
         else:
             cause, advice = "its power limit", "try another power limit: the clock says what the present one costs"
-    return Verdict(
+    return Bottleneck(
         "throttling",
         f"{cause} slows its GPUs {share:.0%} of the time, to {ratio:.0%} of their clock",
         advice,
@@ -206,11 +206,11 @@ def _throttling(look: _Look) -> Verdict | None:
     )
 
 
-def _memory(look: _Look) -> Verdict | None:
+def _memory(look: _Look) -> Bottleneck | None:
     dram = look.mean("dram_active_ratio")
     if dram < DRAM_BOUND:
         return None
-    return Verdict(
+    return Bottleneck(
         "memory",
         f"memory bandwidth is its limit: DRAM {dram:.0%} active, and 80 % is the most that is reached",
         "fuse kernels, use a narrower number format or larger batches per weight, or a GPU with more bandwidth",
@@ -219,7 +219,7 @@ def _memory(look: _Look) -> Verdict | None:
     )
 
 
-def _batch(look: _Look) -> Verdict | None:
+def _batch(look: _Look) -> Bottleneck | None:
     busy, active = look.mean("utilization_ratio"), look.mean("sm_active_ratio")
     if busy < RESIDENT or active >= INEFFECTIVE:
         return None
@@ -229,7 +229,7 @@ def _batch(look: _Look) -> Verdict | None:
     used = _memory_share(look)
     if used > ROOM:
         return None
-    return Verdict(
+    return Bottleneck(
         "batch",
         f"it does too little at once: SMs {active:.0%} active, and never more than {used:.0%} of the memory is used",
         "try a larger batch, or put it on a smaller GPU or a MIG slice",
@@ -241,7 +241,7 @@ def _batch(look: _Look) -> Verdict | None:
 def _memory_share(look: _Look) -> float:
     look.values("memory_used_bytes")
     if any(gpu.memory_bytes is None for gpu in look.gpus):
-        raise Missing("the size of its GPUs' memory is not known")
+        raise MissingReading("the size of its GPUs' memory is not known")
     shares = [
         entry["memory_used_bytes"] / gpu.memory_bytes
         for gpu in look.gpus
@@ -251,13 +251,13 @@ def _memory_share(look: _Look) -> float:
     return float(np.quantile(shares, 0.99))
 
 
-def _imbalance(look: _Look) -> Verdict | None:
+def _imbalance(look: _Look) -> Bottleneck | None:
     if len(look.gpus) < 2:
         return None
     name = "sm_active_ratio"
     try:
         look.values(name)
-    except Missing:
+    except MissingReading:
         name = "utilization_ratio"
         look.values(name)
     means = {gpu.uuid: _mean_of(gpu, name) for gpu in look.gpus}
@@ -273,7 +273,7 @@ def _imbalance(look: _Look) -> Verdict | None:
         if slow
         else "even out the stages or the data of its ranks"
     )
-    return Verdict(
+    return Bottleneck(
         "imbalance",
         f"{worst} {what}: {means[worst]:.0%} active against {middle:.0%}",
         advice,
@@ -282,14 +282,16 @@ def _imbalance(look: _Look) -> Verdict | None:
     )
 
 
-def _mean_of(gpu: Gpu, name: str) -> float:
+def _mean_of(gpu: GpuReadings, name: str) -> float:
     values = [entry[name] for entry in gpu.minutes.values() if name in entry]
-    if len(values) < LEAST_KNOWN * len(gpu.minutes):
-        raise Missing(f"{name} of GPU {gpu.uuid} is read in {len(values) / len(gpu.minutes):.0%} of its minutes only")
+    if len(values) < MIN_KNOWN * len(gpu.minutes):
+        raise MissingReading(
+            f"{name} of GPU {gpu.uuid} is read in {len(values) / len(gpu.minutes):.0%} of its minutes only"
+        )
     return fmean(values)
 
 
-RULES: Mapping[str, Callable[[_Look], Verdict | None]] = {
+RULES: Mapping[str, Callable[[_Look], Bottleneck | None]] = {
     "input": _input,
     "communication": _communication,
     "throttling": _throttling,
@@ -299,7 +301,7 @@ RULES: Mapping[str, Callable[[_Look], Verdict | None]] = {
 }
 
 
-def drawn(gpus: Sequence[Gpu], name: str) -> list[float | None]:
+def mean_by_minute(gpus: Sequence[GpuReadings], name: str) -> list[float | None]:
     """The mean of a reading over the GPUs, minute by minute from the first to the last; None where nobody read it."""
     instants = sorted({at_ms for gpu in gpus for at_ms in gpu.minutes})
     if not instants:

@@ -20,15 +20,15 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 COVERED = 0.9
 """Part of a group's capacity that must have been seen for its step to count as known."""
-QUEUE_KEPT_MS = HOUR_MS
+QUEUE_VALID_MS = HOUR_MS
 """A queue is taken to stay as it was read for so long."""
-QUEUE_GONE_MS = DAY_MS
+QUEUE_EXPIRED_MS = DAY_MS
 """A queue that nobody has read for so long is no longer part of demand: its reader was taken away."""
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldHour:
+class GroupUsage:
     """What was seen of a group in one hour (or step), in GPU-milliseconds: held, and seen in any state."""
 
     group: str
@@ -38,7 +38,7 @@ class HeldHour:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CapacitySpan:
     """GPUs that were there (capacity), or were held by count (imported), from start to end (unix ms)."""
 
     group: str
@@ -48,7 +48,7 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Queue:
+class QueueReadings:
     """What one scheduler's whole queue asked for, reading by reading."""
 
     source: str
@@ -57,11 +57,11 @@ class Queue:
     gpus: Mapping[str, Floats]
     """By group the GPUs that each reading names; NaN: that reading does not name the group, so none of it waits."""
 
-    def before(self, end_ms: int) -> Queue | None:
+    def before(self, end_ms: int) -> QueueReadings | None:
         """Its readings before an instant; None without any."""
         count = int(np.searchsorted(self.at_ms, end_ms))
         found = {group: gpus[:count] for group, gpus in self.gpus.items()}
-        return Queue(self.source, self.at_ms[:count], found) if count else None
+        return QueueReadings(self.source, self.at_ms[:count], found) if count else None
 
     def names(self, group: str) -> bool:
         """Whether any reading names the group."""
@@ -77,20 +77,24 @@ class Queue:
         return float(np.nan_to_num(self.gpus[group][-1])) if group in self.gpus else 0.0
 
 
-def hourly(
-    start_ms: int, end_ms: int, held: Iterable[HeldHour], capacity: Iterable[Span], counted: Iterable[Span]
+def hourly_demand(
+    start_ms: int,
+    end_ms: int,
+    held: Iterable[GroupUsage],
+    capacity: Iterable[CapacitySpan],
+    counted: Iterable[CapacitySpan],
 ) -> list[Series]:
     """Series of GPUs held per group over whole hours; see `stepped`."""
-    return stepped(start_ms, end_ms, HOUR_MS, held, capacity, counted)
+    return group_demand(start_ms, end_ms, HOUR_MS, held, capacity, counted)
 
 
-def stepped(
+def group_demand(
     start_ms: int,
     end_ms: int,
     step_ms: int,
-    held: Iterable[HeldHour],
-    capacity: Iterable[Span],
-    counted: Iterable[Span],
+    held: Iterable[GroupUsage],
+    capacity: Iterable[CapacitySpan],
+    counted: Iterable[CapacitySpan],
 ) -> list[Series]:
     """Series of GPUs held per group over whole steps from `start_ms` to `end_ms`, by group name.
 
@@ -114,14 +118,14 @@ def stepped(
     return sorted((one for one in made if one is not None), key=lambda one: one.name)
 
 
-def owned(
+def owner_demand(
     start_ms: int,
     end_ms: int,
     step_ms: int,
-    held: Iterable[HeldHour],
-    fleet: Iterable[HeldHour],
-    capacity: Iterable[Span],
-    counted: Iterable[Span],
+    held: Iterable[GroupUsage],
+    fleet: Iterable[GroupUsage],
+    capacity: Iterable[CapacitySpan],
+    counted: Iterable[CapacitySpan],
 ) -> list[Series]:
     """Series of GPUs held per owner, by name, from each owner's first use to the end of what is known of the fleet.
 
@@ -151,7 +155,7 @@ def owned(
     return sorted((one for one in made if one is not None), key=lambda one: one.name)
 
 
-def with_queue(series: Sequence[Series], queues: Sequence[Queue], now_ms: int) -> list[Series]:
+def with_queue(series: Sequence[Series], queues: Sequence[QueueReadings], now_ms: int) -> list[Series]:
     """The series with what waited: the mean of each source's readings in a step, kept for a while, added up.
 
     Readings of `now_ms` and later are not looked at.
@@ -170,7 +174,7 @@ def with_queue(series: Sequence[Series], queues: Sequence[Queue], now_ms: int) -
     return made
 
 
-def _waiting(series: Series, queue: Queue, now_ms: int) -> Floats:
+def _waiting(series: Series, queue: QueueReadings, now_ms: int) -> Floats:
     """GPUs that waited in each step of a series by one source's readings, NaN where it was silent."""
     at, gpus = queue.at_ms, np.nan_to_num(queue.gpus[series.name])
     begin = series.start_ms + series.step_ms * np.arange(len(series.values))
@@ -180,10 +184,10 @@ def _waiting(series: Series, queue: Queue, now_ms: int) -> Floats:
     inside = after - first
     mean = (total[after] - total[first]) / np.maximum(inside, 1)
     before = np.maximum(first - 1, 0)
-    kept = (first > 0) & (end - at[before] <= max(QUEUE_KEPT_MS, series.step_ms))
+    kept = (first > 0) & (end - at[before] <= max(QUEUE_VALID_MS, series.step_ms))
     waiting = np.where(inside > 0, mean, np.where(kept, gpus[before], np.nan))
     waiting[end <= at[0]] = 0.0
-    if now_ms - at[-1] > QUEUE_GONE_MS:
+    if now_ms - at[-1] > QUEUE_EXPIRED_MS:
         waiting[begin > at[-1]] = 0.0
     return np.asarray(waiting)
 
@@ -200,14 +204,14 @@ class _Steps:
         """Zero GPUs in every step."""
         return np.zeros(self.count)
 
-    def sums(self, spans: Iterable[Span]) -> dict[str, Floats]:
+    def sums(self, spans: Iterable[CapacitySpan]) -> dict[str, Floats]:
         """GPUs per step and group; a span counts in part in its first and last step."""
         found: dict[str, Floats] = {}
         for span in spans:
             self._add(found.setdefault(span.group, self.none()), span)
         return found
 
-    def _add(self, steps: Floats, span: Span) -> None:
+    def _add(self, steps: Floats, span: CapacitySpan) -> None:
         start = max(0.0, (span.start_ms - self.start_ms) / self.step_ms)
         end = min(float(len(steps)), (span.end_ms - self.start_ms) / self.step_ms)
         if end <= start:

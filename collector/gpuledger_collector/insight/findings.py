@@ -31,7 +31,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class PlacedAccelerator:
     """An accelerator and where it stands."""
 
     accelerator_id: int
@@ -45,7 +45,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSpan:
+class StateInterval:
     """A usage interval of evidence: a state, and a workload where it was held."""
 
     accelerator_id: int
@@ -56,7 +56,7 @@ class HeldSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class HourUse:
+class WorkloadUsage:
     """What a workload held of one kind of accelerator in one place from an rating interval of an hour on."""
 
     rating_interval_ms: int
@@ -74,7 +74,7 @@ class HourUse:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldNow:
+class RecentHolding:
     """How long a workload held an accelerator in each of some windows that follow each other, ms by window."""
 
     accelerator_id: int

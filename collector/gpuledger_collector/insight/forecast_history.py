@@ -22,7 +22,7 @@ REPLAYED_DAYS = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredForecast:
     """A forecast of one series as it was made: it knew up to and including `origin_ms`."""
 
     grouped: str
@@ -38,7 +38,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ForecastScore:
     """What came of a forecast, over the hours that are known; losses are sums over them, in GPUs."""
 
     known: int
@@ -50,7 +50,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ForecastRecord:
     """How good the forecasts of one series were; shares and losses are None while nothing is known.
 
     `wql` is 2 x the mean quantile loss over the mean demand, `skill` 1 - loss / loss of the naive twin.
@@ -67,15 +67,15 @@ class Record:
     skill: float | None
 
 
-def origins(now_ms: int) -> list[int]:
+def daily_origins(now_ms: int) -> list[int]:
     """The last known hours that daily forecasts start from, oldest first: before each of the last days' midnights."""
     today = now_ms // DAY_MS * DAY_MS
     return [today - days * DAY_MS - HOUR_MS for days in range(REPLAYED_DAYS, -1, -1)]
 
 
-def made_at(
+def forecast_at(
     series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int, lives: Mapping[str, Workloads]
-) -> list[Kept]:
+) -> list[StoredForecast]:
     """Forecasts of each hourly series that has an hour at `origin_ms`, of what was known up to it."""
     then = [
         one.until((origin_ms - one.start_ms) // HOUR_MS + 1)
@@ -90,12 +90,12 @@ def made_at(
     ]
 
 
-def _kept(made: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool) -> Kept:
+def _kept(made: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: bool) -> StoredForecast:
     def rows(values: Floats) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(row) for row in values.round(4).tolist())
 
     models = {name: round(weight, 4) for name, weight in made.weights.items()}
-    return Kept(
+    return StoredForecast(
         grouped,
         made.series,
         origin_ms,
@@ -109,7 +109,7 @@ def _kept(made: Forecast, grouped: str, origin_ms: int, now_ms: int, replayed: b
     )
 
 
-def scored(kept: Kept, series: Series) -> Score:
+def score_forecast(kept: StoredForecast, series: Series) -> ForecastScore:
     """What came of a forecast by the series as it is known now."""
     begin = (kept.origin_ms - series.start_ms) // HOUR_MS + 1
     actual = np.full(len(kept.values), np.nan)
@@ -121,7 +121,7 @@ def scored(kept: Kept, series: Series) -> Score:
     under = actual[:, None] <= values + 1e-6
     band = int(np.argmin(np.abs(quantiles - 0.9)))
     inside = under[:, band] & (actual >= values[:, 0] - 1e-6)
-    return Score(
+    return ForecastScore(
         int(known.sum()),
         int(inside.sum()),
         {f"{quantile:g}": int(count) for quantile, count in zip(quantiles, under.sum(axis=0), strict=True)},
@@ -137,13 +137,13 @@ def _loss(actual: Floats, values: Floats, quantiles: Floats) -> float:
     return float(np.maximum(quantiles * error, (quantiles - 1) * error).mean(axis=1).sum())
 
 
-def record(series: str, found: Sequence[tuple[bool, Score]]) -> Record:
+def summarize_scores(series: str, found: Sequence[tuple[bool, ForecastScore]]) -> ForecastRecord:
     """The record of a series from its forecasts (replayed or not, score)."""
     scores = [score for _, score in found]
     hours = sum(score.known for score in scores)
     loss, naive, actual = (sum(getattr(one, name) for one in scores) for name in ("loss", "naive_loss", "actual"))
     names = list(dict.fromkeys(name for score in scores for name in score.under))
-    return Record(
+    return ForecastRecord(
         series=series,
         forecasts=len(found),
         replayed=sum(replayed for replayed, _ in found),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.insight.backtest import Backtest, Question, TooShort, backtest_scaling, filled
-from gpuledger_collector.insight.scaling.policies import reactive, unit_of
-from gpuledger_collector.insight.scaling.pools import Rate, Terms, money_micro
+from gpuledger_collector.insight.backtest import Backtest, ScalingScenario, TooShort, backtest_scaling, filled
+from gpuledger_collector.insight.scaling.policies import headroom_unit, reactive
+from gpuledger_collector.insight.scaling.pools import GpuHourRate, ScalingTerms, money_micro
 from gpuledger_collector.insight.scaling.simulation import simulate
 from gpuledger_collector.insight.series import Series
 
@@ -20,17 +20,17 @@ DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
-class Month:
+class PoolBacktest:
     """A back-test of a pool in money. `done` is None where there is too little to judge, and `short` says so.
 
     `front` are the reactive settings that no other one beats in both, by capacity: (capacity, wait) in GPU-hours. They
     are known in hindsight, so no scaler can count on them.
     """
 
-    terms: Terms
+    terms: ScalingTerms
     done: Backtest | None
     short: str
-    rate: Rate | None
+    rate: GpuHourRate | None
     front: tuple[tuple[float, float], ...] = ()
 
     def rows(self) -> list[dict[str, object]]:
@@ -65,24 +65,26 @@ class Month:
         return None if micro is None else round(micro / 1_000_000, 2)
 
 
-def month(series: Series, terms: Terms, rate: Rate | None, *, with_front: bool = False) -> Month:
+def backtest_pool(
+    series: Series, terms: ScalingTerms, rate: GpuHourRate | None, *, with_front: bool = False
+) -> PoolBacktest:
     """The back-test of a pool's last 28 days, or of as many as there are after ten days of history."""
     wanted = (JUDGED_DAYS + HISTORY_DAYS) * DAY_MS // series.step_ms
     skipped = max(0, len(series.values) - wanted)
     last = Series(series.name, series.start_ms + skipped * series.step_ms, series.step_ms, series.values[skipped:])
     node = 0.0 if terms.limits.node_gpus == 1 else terms.limits.node_gpus
     try:
-        done = backtest_scaling(last, Question(terms.lead_ms, terms.limits.cost_cap, node))
+        done = backtest_scaling(last, ScalingScenario(terms.lead_ms, terms.limits.cost_cap, node))
     except TooShort as error:
-        return Month(terms, None, str(error), rate)
-    return Month(terms, done, "", rate, front_of(done, last, terms.lead_ms, node) if with_front else ())
+        return PoolBacktest(terms, None, str(error), rate)
+    return PoolBacktest(terms, done, "", rate, front_of(done, last, terms.lead_ms, node) if with_front else ())
 
 
 def front_of(done: Backtest, series: Series, lead_ms: int, node_gpus: float) -> tuple[tuple[float, float], ...]:
     """Capacity and wait (GPU-hours, over the judged part) of the reactive settings that no other one beats in both."""
     demand = filled(series.values, np.isfinite(series.values))
     step, hours = series.step_ms, series.step_ms / 3_600_000
-    candidates = reactive(demand, unit_of(demand[: HISTORY_DAYS * DAY_MS // step], node_gpus), step)
+    candidates = reactive(demand, headroom_unit(demand[: HISTORY_DAYS * DAY_MS // step], node_gpus), step)
     delay = max(1, round(lead_ms / step))
     capacity = simulate(demand, candidates.target, candidates.keep, delay, 0, node_gpus).capacity[done.judged]
     spent = capacity.sum(axis=0) * hours

@@ -12,9 +12,18 @@ from typing import Any, Protocol
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, HourCost, UnitCost, hour_costs
-from gpuledger_collector.insight.bottlenecks import Gpu, Judgement
+from gpuledger_collector.insight.bottlenecks import BottleneckReport, GpuReadings
 
-CHIEF = ("total_tokens", "tokens", "generated_tokens", "steps", "inferences", "samples", "requests", "prompt_tokens")
+COUNTER_PREFERENCE = (
+    "total_tokens",
+    "tokens",
+    "generated_tokens",
+    "steps",
+    "inferences",
+    "samples",
+    "requests",
+    "prompt_tokens",
+)
 """Counters, the one by which runs are compared first."""
 
 
@@ -34,7 +43,7 @@ class Receipt(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ActivePeriod:
     """A usage interval of hours without a break in which the run held something. `cost_micro`: by currency."""
 
     start_ms: int
@@ -45,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
+class RunDay:
     """A day of a run: milliseconds of accelerators used, idle and not known, and its cost by currency."""
 
     day_ms: int
@@ -57,7 +66,7 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ComparedRun:
     """Another run of the same name and owner, or this one. `unit`: the cost of its chief counter, None: none counted.
 
     `units_per_gpu_hour` is over covered time. `outcome`: how its scheduler says that it ended, where that is known.
@@ -84,7 +93,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ScalingPoint:
     """Runs on so many GPUs: the median of what one GPU did, and that against the fewest GPUs (1: it scales fully)."""
 
     accelerators: int
@@ -106,18 +115,18 @@ class RunReport:
     made_ms: int
     receipt: Receipt
     hours: Mapping[int, HourCost]
-    days: Sequence[Day]
-    parts: Sequence[Part]
+    days: Sequence[RunDay]
+    parts: Sequence[ActivePeriod]
     energy_mj: int | None
     units: Sequence[UnitCost]
     by: Sequence[UnitCost]
     restarts: int
     """Times at which what counts its output began anew."""
     outcome: str
-    peers: Sequence[Peer]
-    scaling: Sequence[Scale]
-    gpus: Sequence[Gpu]
-    judgement: Judgement
+    peers: Sequence[ComparedRun]
+    scaling: Sequence[ScalingPoint]
+    gpus: Sequence[GpuReadings]
+    judgement: BottleneckReport
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -131,7 +140,7 @@ class RunReport:
         return self.parts[-1].end_ms if self.parts else None
 
 
-def parts_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> list[Part]:
+def active_periods(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> list[ActivePeriod]:
     """The run cut where an hour passed in which it held nothing."""
     cards: dict[int, set[int]] = {}
     time: dict[int, int] = {}
@@ -151,11 +160,11 @@ def parts_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> list[Pa
             for currency, micro in (hours[hour_ms].cost if hour_ms in hours else {}).items():
                 cost[currency] = cost.get(currency, 0) + micro
         most = len(set().union(*(cards.get(hour_ms, set()) for hour_ms in run)))
-        found.append(Part(run[0], run[-1] + HOUR_MS, most, sum(time.get(hour_ms, 0) for hour_ms in run), cost))
+        found.append(ActivePeriod(run[0], run[-1] + HOUR_MS, most, sum(time.get(hour_ms, 0) for hour_ms in run), cost))
     return found
 
 
-def days_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: Calendar = UTC_DAYS) -> list[Day]:
+def run_days(held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: Calendar = UTC_DAYS) -> list[RunDay]:
     """The run day by day, in days of the bill; an hour that a midnight cuts is of the day in which it begins."""
     sums: dict[int, list[int]] = {}
     cost: dict[int, dict[str, int]] = {}
@@ -170,17 +179,17 @@ def days_of(held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: C
     found = []
     for day_ms in sorted(sums.keys() | cost.keys()):
         busy, idle, unknown = sums.get(day_ms, [0, 0, 0])
-        found.append(Day(day_ms, busy, idle, unknown, cost.get(day_ms, {}), calendar.date_of(day_ms)))
+        found.append(RunDay(day_ms, busy, idle, unknown, cost.get(day_ms, {}), calendar.date_of(day_ms)))
     return found
 
 
-def chief_of(units: Sequence[UnitCost]) -> UnitCost | None:
+def leading_counter(units: Sequence[UnitCost]) -> UnitCost | None:
     """The counter by which runs are compared: the first of CHIEF that counted anything."""
     there = [one for one in units if one.units]
-    return min(there, key=lambda one: CHIEF.index(one.counter), default=None)
+    return min(there, key=lambda one: COUNTER_PREFERENCE.index(one.counter), default=None)
 
 
-def per_gpu_hour(unit: UnitCost | None, charges: Sequence[Charge], held: Sequence[HeldHour]) -> Decimal | None:
+def units_per_gpu_hour(unit: UnitCost | None, charges: Sequence[Charge], held: Sequence[HeldHour]) -> Decimal | None:
     """Units of a GPU-hour of covered time; None where nothing was counted or nobody saw what was held."""
     if unit is None or not unit.covered_ms or not hour_costs(charges, held):
         return None
@@ -190,7 +199,7 @@ def per_gpu_hour(unit: UnitCost | None, charges: Sequence[Charge], held: Sequenc
     return Decimal(unit.units) * unit.held_ms * HOUR_MS / (Decimal(unit.covered_ms) * cards_ms)
 
 
-def scaling_of(peers: Sequence[Peer]) -> list[Scale]:
+def scaling_points(peers: Sequence[ComparedRun]) -> list[ScalingPoint]:
     """How what one GPU does changes with the number of GPUs, over runs of one name and owner.
 
     By units where every one of them counted the same, else by activity; nothing where all had equally many GPUs.
@@ -209,10 +218,10 @@ def scaling_of(peers: Sequence[Peer]) -> list[Scale]:
     base = rates[min(rates)]
     if not base:
         return []
-    return [Scale(count, len(groups[count]), measure, rate, rate / base) for count, rate in rates.items()]
+    return [ScalingPoint(count, len(groups[count]), measure, rate, rate / base) for count, rate in rates.items()]
 
 
-def energy_of(charges: Sequence[Charge]) -> int | None:
+def measured_energy_mj(charges: Sequence[Charge]) -> int | None:
     """Millijoules measured over its charges; None where nothing measured any."""
     known = [one.energy_mj for one in charges if one.energy_mj is not None]
     return sum(known) if known else None

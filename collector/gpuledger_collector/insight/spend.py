@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-FEWEST_DAYS = 5
+MIN_DAYS = 5
 WEEK = 7
 WEEKDAY_HISTORY = 14
 MOST_WEEKS = 4
-MOST_HISTORY = 56
+MAX_HISTORY_DAYS = 56
 BAND = 0.8
 """The band that is shown holds with this probability."""
 LIKELY = 0.6
@@ -35,7 +35,7 @@ FEW_RATIOS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class SpendForecast:
     """Spend at the ends of today and of each day to come, as micro-units: `middle`, `low` to `high`, and `likely`.
 
     Every sequence begins with the end of today, and never falls.
@@ -49,7 +49,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOut:
+class BudgetExhaustion:
     """Days from today until the budget is spent (0: today); None: not before the period's end."""
 
     earliest: int | None
@@ -57,22 +57,22 @@ class RunOut:
     latest: int | None
 
 
-def outlook(history: Sequence[int], spent: int, left_of_today: float, days_after: int) -> Outlook | None:
+def forecast_spend(history: Sequence[int], spent: int, left_of_today: float, days_after: int) -> SpendForecast | None:
     """The outlook, None when the history is too short.
 
     `history`: micro-units of each whole day, oldest first, up to yesterday. `spent`: of the period up to now.
     `left_of_today`: the fraction of today that is still to come. `days_after`: whole days of the period after today.
     """
-    past = np.asarray(history[-MOST_HISTORY:], dtype=float)
-    if len(past) < FEWEST_DAYS:
+    past = np.asarray(history[-MAX_HISTORY_DAYS:], dtype=float)
+    if len(past) < MIN_DAYS:
         return None
-    ahead = np.cumsum(expect(past, days_after + 1) * np.concatenate([[left_of_today], np.ones(days_after)]))
+    ahead = np.cumsum(expected_days(past, days_after + 1) * np.concatenate([[left_of_today], np.ones(days_after)]))
     widths = [half_widths(ratios, len(past), day + 1) for day, ratios in enumerate(past_ratios(past, days_after + 1))]
 
     def path(factors: Sequence[float]) -> tuple[int, ...]:
         return tuple(round(value) for value in np.maximum.accumulate(spent + ahead * np.asarray(factors)))
 
-    return Outlook(
+    return SpendForecast(
         low=path([math.exp(-band) for band, _ in widths]),
         middle=path([1.0] * len(widths)),
         high=path([math.exp(band) for band, _ in widths]),
@@ -81,7 +81,7 @@ def outlook(history: Sequence[int], spent: int, left_of_today: float, days_after
     )
 
 
-def expect(past: Floats, days: int) -> Floats:
+def expected_days(past: Floats, days: int) -> Floats:
     """What each of the next days is expected to cost, by the rule above."""
     if len(past) < WEEKDAY_HISTORY:
         return np.full(days, past[-WEEK:].mean())
@@ -97,7 +97,7 @@ def past_ratios(past: Floats, days: int) -> list[Floats]:
     Where no past day can be followed so far, the longest way that can be is taken.
     """
     found: list[Floats] = []
-    expected = {origin: np.cumsum(expect(past[:origin], days)) for origin in range(FEWEST_DAYS, len(past))}
+    expected = {origin: np.cumsum(expected_days(past[:origin], days)) for origin in range(MIN_DAYS, len(past))}
     came = {origin: np.cumsum(past[origin : origin + days]) for origin in expected}
     for ahead in range(days):
         ratios = [
@@ -123,9 +123,9 @@ def half_widths(ratios: Floats, known: int, ahead: int) -> tuple[float, float]:
     return min(band, MOST_OFF) * wider, min(likely, MOST_OFF) * wider
 
 
-def run_out(found: Outlook, amount: int) -> RunOut:
+def budget_exhaustion(found: SpendForecast, amount: int) -> BudgetExhaustion:
     """When the budget is spent: earliest by the high path, latest by the low one."""
-    return RunOut(*(_first_at(path, amount) for path in (found.high, found.middle, found.low)))
+    return BudgetExhaustion(*(_first_at(path, amount) for path in (found.high, found.middle, found.low)))
 
 
 def _first_at(path: Sequence[int], amount: int) -> int | None:

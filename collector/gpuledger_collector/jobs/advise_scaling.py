@@ -13,8 +13,17 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
-from gpuledger_collector.insight.scaling.advice import Told
-from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, decide, served
+from gpuledger_collector.insight.scaling.advice import PastTarget
+from gpuledger_collector.insight.scaling.pools import (
+    DecisionOutcome,
+    GpuHourRate,
+    PendingOutcome,
+    PoolDemand,
+    ScalingDecision,
+    ScalingTerms,
+    decide,
+    judge_decision,
+)
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.notifications.messages import Content, Message
 from gpuledger_common.plurals import plural
@@ -26,28 +35,30 @@ GIVEN_UP_MS = 2 * DAY_MS
 class ScalingUnit(Protocol):
     """One transaction, alone in deciding."""
 
-    def terms(self) -> Mapping[str, Terms]:
+    def terms(self) -> Mapping[str, ScalingTerms]:
         """The terms in force by pool."""
 
-    def demand(self, now_ms: int) -> Sequence[Demand]:
+    def demand(self, now_ms: int) -> Sequence[PoolDemand]:
         """Demand of every pool."""
 
-    def past(self, pool: str, now_ms: int) -> Sequence[Told]:
+    def past(self, pool: str, now_ms: int) -> Sequence[PastTarget]:
         """What was desired of late, oldest first."""
 
-    def rate(self, pool: str, at_ms: int) -> Rate | None:
+    def rate(self, pool: str, at_ms: int) -> GpuHourRate | None:
         """The pool's rate at an instant."""
 
     def last_hash(self, pool: str) -> str | None:
         """What the last decision of a pool was made from."""
 
-    def put(self, decision: Decision, message: Callable[[int], Message | None]) -> int:
+    def put(self, decision: ScalingDecision, message: Callable[[int], Message | None]) -> int:
         """Write a decision, and the message that tells of it; its number."""
 
-    def unjudged(self, now_ms: int) -> Sequence[Waiting]:
+    def unjudged(self, now_ms: int) -> Sequence[PendingOutcome]:
         """Decisions that have served out and have no outcome yet."""
 
-    def put_outcome(self, waiting: Waiting, came: Served, rate: Rate | None, now_ms: int) -> None:
+    def put_outcome(
+        self, waiting: PendingOutcome, came: DecisionOutcome, rate: GpuHourRate | None, now_ms: int
+    ) -> None:
         """Write what came of a decision."""
 
 
@@ -58,19 +69,19 @@ class Scaling(Protocol):
         """A transaction, alone in deciding."""
 
 
-def advise_scaling(store: Scaling, now_ms: int, only: str | None = None) -> dict[str, Decision | None]:
+def advise_scaling(store: Scaling, now_ms: int, only: str | None = None) -> dict[str, ScalingDecision | None]:
     """The decisions of now by pool, None for a pool whose demand is not known of late; `only` names one pool."""
-    made: dict[str, Decision | None] = {}
+    made: dict[str, ScalingDecision | None] = {}
     with store.unit() as unit:
         terms, demand = unit.terms(), unit.demand(now_ms)
         for one in demand:
             if only in {None, one.pool}:
-                made[one.pool] = _decided(unit, one, terms.get(one.pool, Terms(one.pool)), now_ms)
+                made[one.pool] = _decided(unit, one, terms.get(one.pool, ScalingTerms(one.pool)), now_ms)
         _judge(unit, {one.pool: one.series for one in demand}, now_ms)
     return made
 
 
-def _decided(unit: ScalingUnit, demand: Demand, terms: Terms, now_ms: int) -> Decision | None:
+def _decided(unit: ScalingUnit, demand: PoolDemand, terms: ScalingTerms, now_ms: int) -> ScalingDecision | None:
     rate = unit.rate(terms.pool, now_ms)
     decision = decide(demand, terms, now_ms, rate, unit.past(terms.pool, now_ms))
     if decision is not None and (decision.changed or unit.last_hash(terms.pool) != decision.inputs_hash):
@@ -78,7 +89,7 @@ def _decided(unit: ScalingUnit, demand: Demand, terms: Terms, now_ms: int) -> De
     return decision
 
 
-def message_of(decision: Decision, number: int) -> Message | None:
+def message_of(decision: ScalingDecision, number: int) -> Message | None:
     """What the pool's webhook is told of a decision; None where nobody is told."""
     if not decision.told:
         return None
@@ -104,7 +115,7 @@ def _judge(unit: ScalingUnit, demand: Mapping[str, Series], now_ms: int) -> None
         series = demand.get(waiting.pool)
         if series is None:
             continue
-        came = served(series, waiting.from_ms, waiting.until_ms, waiting.desired_gpus, waiting.reactive_gpus)
+        came = judge_decision(series, waiting.from_ms, waiting.until_ms, waiting.desired_gpus, waiting.reactive_gpus)
         whole = came.known_ms >= waiting.until_ms - waiting.from_ms
         if whole or now_ms - waiting.until_ms > GIVEN_UP_MS:
             unit.put_outcome(waiting, came, unit.rate(waiting.pool, waiting.from_ms), now_ms)

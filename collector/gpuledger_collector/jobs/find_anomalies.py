@@ -24,10 +24,18 @@ from gpuledger_collector.accounting.money import MICRO, cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.insight.anomalies import Episode, Judgement, episodes, judge
-from gpuledger_collector.insight.anomalies.causes import AnomalyCause, Case, RateChange, Run, Storm, cause_of, storms
+from gpuledger_collector.insight.anomalies import AnomalyEpisode, Detection, detect, group_episodes
+from gpuledger_collector.insight.anomalies.causes import (
+    AnomalyCase,
+    AnomalyCause,
+    RateChange,
+    RetryStorm,
+    WorkloadRun,
+    explain,
+    find_storms,
+)
 from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
-from gpuledger_collector.insight.findings import Finding, HourUse
+from gpuledger_collector.insight.findings import Finding, WorkloadUsage
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.rating import Owners
 
@@ -65,7 +73,7 @@ class SpendingUnit(Protocol):
     def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
         """Facts of these workloads."""
 
-    def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[HourUse]:
+    def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[WorkloadUsage]:
         """What workloads held, by rating interval."""
 
     def coverage(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, int], float]:
@@ -95,7 +103,7 @@ class Spending(Protocol):
 class Spent:
     """One workload's use in an rating interval, with its exact cost and what it would have cost at the first rates."""
 
-    use: HourUse
+    use: WorkloadUsage
     label: tuple[str, ...]
     cost_micro: int
     at_first_rates: float
@@ -111,7 +119,7 @@ class Team:
     name: str
     currency: str
     spent: list[Spent] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[WorkloadRun] = field(default_factory=list)
     """By begin; filled when all of `spent` is known."""
     pools: set[str] = field(default_factory=set)
     first_rates: dict[tuple[str, str, str], float] = field(default_factory=dict)
@@ -150,12 +158,16 @@ def find_anomalies(store: Spending, now_ms: int) -> int:
         before = {one.key: one for one in unit.overlapping(KIND, start, end)}
         found: list[Finding] = []
         for team in teams_of(unit, uses):
-            judged = judge(*team.series(end, coverage))
-            pairs = [(_finding(team, judged, episode, list(before.values())), episode) for episode in episodes(judged)]
+            judged = detect(*team.series(end, coverage))
+            pairs = [
+                (_finding(team, judged, episode, list(before.values())), episode) for episode in group_episodes(judged)
+            ]
             made = [one for one, episode in pairs if _worth_telling(one, judged, episode)]
             found += made
             found += [
-                _storm(team, one, start, end) for one in storms(team.said, team.runs, start) if not _told(one, made)
+                _storm(team, one, start, end)
+                for one in find_storms(team.said, team.runs, start)
+                if not _told(one, made)
             ]
         keys = {one.key for one in found}
         # What began before the hours that are still read is history; what a new look no longer sees was none.
@@ -175,7 +187,7 @@ def _unique(found: Iterable[Finding]) -> list[Finding]:
     return list({one.key: one for one in found}.values())
 
 
-def teams_of(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[Team]:
+def teams_of(unit: SpendingUnit, uses: Sequence[WorkloadUsage]) -> list[Team]:
     """What each team spent, by currency; usage without a rate has no price that could stand out."""
     book = PriceBook(unit.prices(), unit.purchase_choices())
     facts = unit.workloads(sorted({use.workload_id for use in uses}))
@@ -209,7 +221,7 @@ def teams_of(unit: SpendingUnit, uses: Sequence[HourUse]) -> list[Team]:
     return [teams[key] for key in sorted(teams)]
 
 
-def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
+def runs_of(spent: Iterable[Spent], last_ms: int) -> list[WorkloadRun]:
     """Workloads as they were held, by begin; those that held up to the end of the last hour go on.
 
     The ledger says how long a workload held in each rating interval, not from when: in its first it held to the end, in
@@ -234,7 +246,7 @@ def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
             end = begin + longest[first]
             taken[name, first] = end - first
         made.append(
-            Run(
+            WorkloadRun(
                 name=name,
                 start_ms=begin,
                 end_ms=end,
@@ -249,7 +261,7 @@ def runs_of(spent: Iterable[Spent], last_ms: int) -> list[Run]:
     return sorted(made, key=lambda run: (run.start_ms, run.name))
 
 
-def _finding(team: Team, judged: Judgement, episode: Episode, known: Sequence[Finding]) -> Finding:
+def _finding(team: Team, judged: Detection, episode: AnomalyEpisode, known: Sequence[Finding]) -> Finding:
     series = judged.series
     begin = series.start_ms + episode.first * HOUR_MS
     until = series.start_ms + (episode.last + 1) * HOUR_MS
@@ -318,8 +330,8 @@ def told_as(cause: AnomalyCause) -> dict[str, object]:
 
 def _cause(
     team: Team,
-    judged: Judgement,
-    episode: Episode,
+    judged: Detection,
+    episode: AnomalyEpisode,
     begin_ms: int,
     until_ms: int,
     why: Sequence[Driver],
@@ -332,7 +344,7 @@ def _cause(
     daily = [
         float(np.nanmean(part)) for at in range(0, len(hours), 24) if np.isfinite(part := hours[at : at + 24]).any()
     ]
-    case = Case(
+    case = AnomalyCase(
         team.said,
         begin_ms,
         until_ms,
@@ -343,10 +355,10 @@ def _cause(
         [RateChange(**rate) for rate in rates],
         daily,
     )
-    return cause_of(case)
+    return explain(case)
 
 
-def _told(storm: Storm, made: Iterable[Finding]) -> bool:
+def _told(storm: RetryStorm, made: Iterable[Finding]) -> bool:
     """Whether an episode of spending is about this storm already."""
     return any(
         storm.name in one.evidence["workloads"] and one.since_ms < storm.until_ms and one.until_ms > storm.begin_ms
@@ -354,7 +366,7 @@ def _told(storm: Storm, made: Iterable[Finding]) -> bool:
     )
 
 
-def _storm(team: Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
+def _storm(team: Team, storm: RetryStorm, start_ms: int, end_ms: int) -> Finding:
     """A storm as an episode of its own; its money is what the name cost more than in the same hours before."""
     begin, until = storm.begin_ms // HOUR_MS * HOUR_MS, -(-storm.until_ms // HOUR_MS) * HOUR_MS
     back = _week_or_days(begin - start_ms, until - begin)
@@ -390,14 +402,14 @@ def _storm(team: Team, storm: Storm, start_ms: int, end_ms: int) -> Finding:
     )
 
 
-def _worth_telling(one: Finding, judged: Judgement, episode: Episode) -> bool:
+def _worth_telling(one: Finding, judged: Detection, episode: AnomalyEpisode) -> bool:
     if judged.price[episode.first : episode.last + 1].any() and one.evidence["price_micro"] > 0:
         return True
     # Both: what is told is the cost against the same hours before, which may have been as high.
     return min(one.cost_micro or 0, episode.excess * MICRO) > LEAST_OF_DAY * _usual_day(judged)
 
 
-def _usual_day(judged: Judgement) -> float:
+def _usual_day(judged: Detection) -> float:
     """Micro-units of the owner's median day."""
     known = judged.series.values[np.isfinite(judged.series.values)]
     return 24e6 * float(np.median(known)) if len(known) else 0.0
@@ -455,7 +467,7 @@ def _rates(team: Team, begin_ms: int, until_ms: int, back_ms: int) -> list[dict[
     ]
 
 
-def _confidence(judged: Judgement, episode: Episode) -> float:
+def _confidence(judged: Detection, episode: AnomalyEpisode) -> float:
     """Part of the episode's known hours that were flagged; 1 where the price book says so."""
     part = slice(episode.first, episode.last + 1)
     if judged.price[part].any():

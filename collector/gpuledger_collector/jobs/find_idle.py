@@ -19,12 +19,12 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.tags import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.waste import MINUTE_MS, Place, price_waste, rating_intervals
-from gpuledger_collector.insight.findings import Card, Finding, HeldSpan
-from gpuledger_collector.insight.idle.episodes import Episode, episodes
+from gpuledger_collector.insight.findings import Finding, PlacedAccelerator, StateInterval
+from gpuledger_collector.insight.idle.episodes import IdleEpisode, idle_episodes
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried
-from gpuledger_collector.insight.idle.states import RULES, classify
-from gpuledger_collector.insight.idle.survival import Curve, curve_of, gaps_of
+from gpuledger_collector.insight.idle.states import IDLE_RULES, classify
+from gpuledger_collector.insight.idle.survival import IdleSurvivalCurve, estimate_curve, idle_gaps
 from gpuledger_collector.services.rating import Owners
 
 KIND = "idle"
@@ -52,13 +52,13 @@ class FindingsUnit(Protocol):
     def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
         """Facts of these workloads."""
 
-    def cards(self, start_ms: int, end_ms: int) -> Sequence[Card]:
+    def cards(self, start_ms: int, end_ms: int) -> Sequence[PlacedAccelerator]:
         """Accelerators that were there in the period."""
 
     def minutes(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
         """The minute rollup of these accelerators: a structured array, NaN unknown."""
 
-    def spans(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterable[HeldSpan]:
+    def spans(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterable[StateInterval]:
         """Who held these accelerators, by begin."""
 
     def used_before(self, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -154,7 +154,7 @@ class _Piece:
         ]
         return self._unit.put([*found, *ended])
 
-    def _some(self, cards: Sequence[Card], before: Sequence[Finding]) -> list[Finding]:
+    def _some(self, cards: Sequence[PlacedAccelerator], before: Sequence[Finding]) -> list[Finding]:
         spans = list(self._unit.spans(self._from, self._end, [card.accelerator_id for card in cards]))
         facts = self._unit.workloads(sorted({span.workload_id for span in spans if span.workload_id is not None}))
         minutes = self._with_past(cards, self._minutes(cards, spans, facts))
@@ -166,7 +166,7 @@ class _Piece:
             if one.accelerator_id is not None:
                 opened.setdefault((one.accelerator_id, one.state), []).append(one)
         made = []
-        for episode in episodes(minutes, verdict, curve):
+        for episode in idle_episodes(minutes, verdict, curve):
             if self._at(episode.end) > self._start:
                 card = cards[episode.row]
                 known = self._known(episode, opened.get((card.accelerator_id, episode.state.name.lower()), []))
@@ -176,14 +176,16 @@ class _Piece:
     def _at(self, column: int) -> int:
         return self._from + column * MINUTE_MS
 
-    def _known(self, episode: Episode, candidates: Sequence[Finding]) -> Finding | None:
+    def _known(self, episode: IdleEpisode, candidates: Sequence[Finding]) -> Finding | None:
         """The finding that this episode goes on with: opened before this piece, and still seen when it begins."""
         for one in candidates:
             if one.since_ms < self._start and one.opened_ms < self._start and one.until_ms >= self._at(episode.since):
                 return one
         return None
 
-    def _minutes(self, cards: Sequence[Card], spans: Iterable[HeldSpan], facts: Mapping[int, WorkloadFacts]) -> Minutes:
+    def _minutes(
+        self, cards: Sequence[PlacedAccelerator], spans: Iterable[StateInterval], facts: Mapping[int, WorkloadFacts]
+    ) -> Minutes:
         rows, columns = len(cards), (self._end - self._from) // MINUTE_MS
         row_of = {card.accelerator_id: row for row, card in enumerate(cards)}
         table = self._unit.minutes(self._from, self._end, list(row_of))
@@ -226,9 +228,9 @@ class _Piece:
             limit_watts=full,
         )
 
-    def _with_past(self, cards: Sequence[Card], minutes: Minutes) -> Minutes:
+    def _with_past(self, cards: Sequence[PlacedAccelerator], minutes: Minutes) -> Minutes:
         """Beside them, whether who holds a card from the first minute on had used it before: it is not never used."""
-        still = ~(minutes.activity() > RULES.idle_at_most).any(axis=1) & (minutes.holder[:, 0] != NOBODY)
+        still = ~(minutes.activity() > IDLE_RULES.idle_at_most).any(axis=1) & (minutes.holder[:, 0] != NOBODY)
         rows = np.flatnonzero(still).tolist()
         pairs = [(cards[row].accelerator_id, int(minutes.holder[row, 0])) for row in rows]
         used = self._unit.used_before(self._from, pairs)
@@ -240,7 +242,7 @@ class _Piece:
         self,
         shape: tuple[int, int],
         row_of: Mapping[int, int],
-        spans: Iterable[HeldSpan],
+        spans: Iterable[StateInterval],
         facts: Mapping[int, WorkloadFacts],
     ) -> _Held:
         made = _Held(np.full(shape, NOBODY, dtype=np.int64), *(np.zeros(shape, dtype=bool) for _ in range(4)))
@@ -260,8 +262,8 @@ class _Piece:
 
     def _finding(
         self,
-        card: Card,
-        episode: Episode,
+        card: PlacedAccelerator,
+        episode: IdleEpisode,
         minutes: Minutes,
         facts: Mapping[int, WorkloadFacts],
         owners: Owners,
@@ -300,7 +302,7 @@ class _Piece:
             },
         )
 
-    def _wasted(self, card: Card, episode: Episode, known: Finding | None) -> dict[int, int]:
+    def _wasted(self, card: PlacedAccelerator, episode: IdleEpisode, known: Finding | None) -> dict[int, int]:
         """Wasted quantities by rating interval: of what went on before this piece as they were, from its begin on
         anew.
         """
@@ -330,14 +332,14 @@ def _rows(ids: npt.NDArray[Any], row_of: Mapping[int, int]) -> npt.NDArray[np.in
     return rows[np.searchsorted(known, ids.astype(np.int64))]
 
 
-def _curve(minutes: Minutes) -> Curve:
+def _curve(minutes: Minutes) -> IdleSurvivalCurve:
     """How long idleness of this part of the fleet lasts, from the minutes at hand."""
     activity = minutes.activity()
     known = minutes.seen & np.isfinite(activity) & (minutes.holder != NOBODY)
-    return curve_of(*gaps_of(activity <= RULES.idle_at_most, known))
+    return estimate_curve(*idle_gaps(activity <= IDLE_RULES.idle_at_most, known))
 
 
-def _readings(minutes: Minutes, episode: Episode) -> dict[str, float]:
+def _readings(minutes: Minutes, episode: IdleEpisode) -> dict[str, float]:
     """Means of what was read while it lasted, for people to check; what nobody read is left out."""
     part = (episode.row, slice(episode.since, episode.end))
     named = {

@@ -13,8 +13,14 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.idle.kinds import is_serving
-from gpuledger_collector.insight.idle.services import DAYS, Verdict, counted, judge_service, service_of
-from gpuledger_collector.insight.idle.states import RULES
+from gpuledger_collector.insight.idle.serving_replicas import (
+    DAYS,
+    ReplicaAssessment,
+    assess_service,
+    count_replicas,
+    service_name,
+)
+from gpuledger_collector.insight.idle.states import IDLE_RULES
 from gpuledger_collector.services.rating import Owners
 
 Held = Mapping[tuple[int, str, str], tuple[float, Sequence[tuple[int, int, int]]]]
@@ -38,7 +44,7 @@ class ServicesUnit(Protocol):
     def holders(self, start_ms: int, end_ms: int) -> Sequence[int]:
         """Workloads that held anything in the period."""
 
-    def replicas(self, start_ms: int, end_ms: int, service_of: Mapping[int, int], busy_above: float) -> Held:
+    def replicas(self, start_ms: int, end_ms: int, service_name: Mapping[int, int], busy_above: float) -> Held:
         """By service, pool and model: mean replicas held, and (minute, seen, busy)."""
 
 
@@ -57,7 +63,7 @@ class Service:
     team: str
     pool: str
     model: str
-    verdict: Verdict
+    verdict: ReplicaAssessment
     currency: str | None
     per_day_micro: int | None
 
@@ -71,7 +77,7 @@ def judge_services(store: Services, now_ms: int) -> list[Service]:
         serving = {number: one for number, one in facts.items() if is_serving(one.kind, one.name or "", one.tags)}
         owners = Owners(unit.rules(), serving)
         names = {
-            number: (service_of(one.name or str(number), one.tags), owners.at("", "")(number, end - 1, None).team)
+            number: (service_name(one.name or str(number), one.tags), owners.at("", "")(number, end - 1, None).team)
             for number, one in serving.items()
         }
         known = sorted(set(names.values()))
@@ -79,10 +85,10 @@ def judge_services(store: Services, now_ms: int) -> list[Service]:
             return []
         numbers = {number: known.index(name) for number, name in names.items()}
         book = PriceBook(unit.prices(), unit.purchase_choices())
-        held = unit.replicas(start, end, numbers, RULES.busy_above)
+        held = unit.replicas(start, end, numbers, IDLE_RULES.busy_above)
     made = []
     for (number, pool, model), (replicas, rows) in held.items():
-        verdict = judge_service(counted(rows, replicas))
+        verdict = assess_service(count_replicas(rows, replicas))
         price = book.price_at(pool, model, "", "", end - 1)
         day = None
         if price is not None and verdict.spare is not None:

@@ -28,9 +28,24 @@ from gpuledger_collector.accounting.realised import Brought, Spent, brought
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.recommendations import Advice, Atom, Estimate, Holding, Place, Reading, Window, advise
+from gpuledger_collector.insight.recommendations import (
+    Estimate,
+    Holding,
+    IntervalUsage,
+    ObservedAccelerator,
+    Proposal,
+    ReadingStats,
+    Window,
+    propose,
+)
 from gpuledger_collector.insight.recommendations.energy import Tariff, energy_micro
-from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run, Three
+from gpuledger_collector.insight.recommendations.record import (
+    AcceptedRecommendation,
+    RealizedSaving,
+    Recommendation,
+    RecommendationRun,
+    SavingRange,
+)
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import DayUsage, places, usage_of
 
@@ -51,7 +66,7 @@ class RecommendationUnit(Protocol):
     def findings(self, start_ms: int, end_ms: int) -> Sequence[Finding]:
         """Idle findings that were seen in the period."""
 
-    def readings(self, start_ms: int, end_ms: int) -> Mapping[tuple[int, str], Mapping[str, Reading]]:
+    def readings(self, start_ms: int, end_ms: int) -> Mapping[tuple[int, str], Mapping[str, ReadingStats]]:
         """Readings by workload and model, over minutes in which it alone held the accelerator."""
 
     def named(self, ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
@@ -63,16 +78,16 @@ class RecommendationUnit(Protocol):
     def settled(self, now_ms: int) -> frozenset[str]:
         """Keys of advice that people have decided on, and that is not to be made again yet."""
 
-    def put(self, made: Sequence[Recommendation], run: Run) -> None:
+    def put(self, made: Sequence[Recommendation], run: RecommendationRun) -> None:
         """Write advice; what is open and not among it expires."""
 
-    def accepted(self) -> Sequence[Accepted]:
+    def accepted(self) -> Sequence[AcceptedRecommendation]:
         """Recommendations whose saving is to be measured."""
 
     def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
         """The charges of a scope by day and place."""
 
-    def put_realised(self, found: Iterable[Realised]) -> None:
+    def put_realised(self, found: Iterable[RealizedSaving]) -> None:
         """Write what accepted recommendations brought."""
 
 
@@ -90,11 +105,11 @@ def recommend(store: Recommendations, now_ms: int, tariff: Tariff | None = None)
         look = _Look(unit, now_ms)
         if look.window is None:
             return 0
-        advice, gaps = advise(look.window)
+        advice, gaps = propose(look.window)
         settled = unit.settled(now_ms)
         priced = _Priced(look, [one for one in advice if one.key not in settled], tariff)
         made = priced.made()
-        run = Run(
+        run = RecommendationRun(
             now_ms,
             look.period.start_ms,
             look.period.end_ms,
@@ -125,18 +140,20 @@ class _Look:
         self.window = self._window(unit)
 
     def _window(self, unit: RecommendationUnit) -> Window:
-        held: dict[tuple[int | None, str, str], list[Atom]] = defaultdict(list)
+        held: dict[tuple[int | None, str, str], list[IntervalUsage]] = defaultdict(list)
         owners: dict[tuple[int | None, str, str], dict[str, str]] = {}
         seen: dict[int, int] = defaultdict(int)
         there: dict[int, int] = defaultdict(int)
-        stood: dict[int, Place] = {}
+        stood: dict[int, ObservedAccelerator] = {}
         for usage in self.days:
             inside = usage.day.clip(self.period)
             if inside is None:
                 continue
             for placement, capacity, pieces in places(usage, self.book):
                 card = placement.accelerator
-                stood[card.accelerator_id] = Place(card.pool, card.gpu_model, card.node, card.gpu_micro, 0.0)
+                stood[card.accelerator_id] = ObservedAccelerator(
+                    card.pool, card.gpu_model, card.node, card.gpu_micro, 0.0
+                )
                 there[card.accelerator_id] += present_ms(capacity, inside, self.period.end_ms)
                 for piece in pieces:
                     if not self.period.start_ms <= piece.start_ms < self.period.end_ms:
@@ -196,8 +213,8 @@ class _Look:
         )
 
 
-def _rating_interval(piece: HourlyUsage) -> Atom:
-    return Atom(
+def _rating_interval(piece: HourlyUsage) -> IntervalUsage:
+    return IntervalUsage(
         piece.accelerator_id,
         piece.start_ms,
         piece.held_ms,
@@ -228,7 +245,7 @@ class _Column:
 class _Priced:
     """Advice and what it is worth, each alone and all together, through one pass over the window's days."""
 
-    def __init__(self, look: _Look, advice: Sequence[Advice], tariff: Tariff | None) -> None:
+    def __init__(self, look: _Look, advice: Sequence[Proposal], tariff: Tariff | None) -> None:
         self._look, self._advice, self._tariff = look, advice, tariff
         self._alone = [[self._column([estimate]) for estimate in estimates(one)] for one in advice]
         self._all = [self._column([estimates(one)[at] for one in advice]) for at in range(3)]
@@ -309,7 +326,7 @@ class _Priced:
                 )
         return found
 
-    def joint(self) -> dict[str, dict[str, Three]]:
+    def joint(self) -> dict[str, dict[str, SavingRange]]:
         """All advice followed at once, by currency: cash and freed capacity through one ledger, never added up."""
         found: dict[str, dict[str, list[int]]] = {}
         for at, column in enumerate(self._all):
@@ -324,13 +341,13 @@ class _Priced:
             told.setdefault(self._tariff.currency, {})["energy"] = self._joint_energy()
         return told
 
-    def _energy(self, one: Advice) -> Three:
+    def _energy(self, one: Proposal) -> SavingRange:
         """Energy is the holder's own bill only where the accelerators are not rented."""
         if not self._owned(one):
             return (None, None, None)
         return _three([energy_micro(estimate.kwh, self._tariff) for estimate in estimates(one)])
 
-    def _owned(self, one: Advice) -> bool:
+    def _owned(self, one: Proposal) -> bool:
         window = self._look.window
         if window is None:
             return False
@@ -340,7 +357,7 @@ class _Priced:
         prices = [self._look.book.price_at(*kind, "", "", self._look.period.end_ms - 1) for kind in kinds]
         return bool(prices) and not any(price is None or price.purchase in RENTED for price in prices)
 
-    def _joint_energy(self) -> Three:
+    def _joint_energy(self) -> SavingRange:
         """Of several advices to one workload only the largest: its watts are saved once."""
         best: dict[object, list[int]] = defaultdict(lambda: [0, 0, 0])
         for one in self._advice:
@@ -351,24 +368,24 @@ class _Priced:
         return sums[0], sums[1], sums[2]
 
 
-def estimates(one: Advice) -> tuple[Estimate, Estimate, Estimate]:
+def estimates(one: Proposal) -> tuple[Estimate, Estimate, Estimate]:
     """Low, expected, high."""
     return one.low, one.expected, one.high
 
 
-def workloads_of(one: Advice) -> tuple[int, ...]:
+def workloads_of(one: Proposal) -> tuple[int, ...]:
     """The workloads that an advice is about; none where it is about a pool."""
     alone = one.scope.get("workload_id")
     return tuple(one.scope.get("workload_ids", ())) if alone is None else (alone,)
 
 
-def _three(values: Sequence[int | None]) -> Three:
+def _three(values: Sequence[int | None]) -> SavingRange:
     """In rising order; with one unknown all are."""
     known = sorted(value for value in values if value is not None)
     return (known[0], known[1], known[2]) if len(known) == len(values) else (None, None, None)
 
 
-def measured(unit: RecommendationUnit, now_ms: int) -> list[Realised]:
+def measured(unit: RecommendationUnit, now_ms: int) -> list[RealizedSaving]:
     """What accepted advice brought by the ledger: whole days since, as long as the window was, against those before."""
     accepted = unit.accepted()
     if not accepted:
@@ -405,7 +422,7 @@ def measured(unit: RecommendationUnit, now_ms: int) -> list[Realised]:
             "unknown": came.unknown,
         }
         over = len(days) >= wanted and (came.micro is not None or now_ms >= after.end_ms + VALID_MS)
-        found.append(Realised(one.id, came.micro, after.end_ms, told, done=over))
+        found.append(RealizedSaving(one.id, came.micro, after.end_ms, told, done=over))
     return found
 
 
@@ -414,7 +431,7 @@ def _begun(day: Period, at_ms: int) -> int:
     return day.start_ms if day.start_ms == at_ms else day.end_ms
 
 
-def _said(period: Period, spent: Sequence[Spent], one: Accepted) -> dict[str, int]:
+def _said(period: Period, spent: Sequence[Spent], one: AcceptedRecommendation) -> dict[str, int]:
     """What was charged, at the rates of its own days, and for how much time (GPU-nanoseconds)."""
     priced = [line for line in spent if line.currency == one.currency is not None]
     return {

@@ -14,11 +14,11 @@ from gpuledger_collector.insight.forecast_history import (
     DAY_MS,
     HORIZON_HOURS,
     HOUR_MS,
-    Kept,
-    Score,
-    made_at,
-    origins,
-    scored,
+    ForecastScore,
+    StoredForecast,
+    daily_origins,
+    forecast_at,
+    score_forecast,
 )
 from gpuledger_collector.insight.series import Series
 
@@ -37,13 +37,13 @@ class Unit(Protocol):
     def lives(self, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
         """The workloads behind it."""
 
-    def kept(self, group: str, since_ms: int) -> Sequence[Kept]:
+    def kept(self, group: str, since_ms: int) -> Sequence[StoredForecast]:
         """Forecasts kept since an origin."""
 
-    def put(self, made: Sequence[Kept]) -> None:
+    def put(self, made: Sequence[StoredForecast]) -> None:
         """Keep these."""
 
-    def score(self, kept: Kept, score: Score, now_ms: int) -> None:
+    def score(self, kept: StoredForecast, score: ForecastScore, now_ms: int) -> None:
         """Note what came of one."""
 
 
@@ -64,13 +64,13 @@ def store_forecasts(store: Forecasts, now_ms: int) -> int:
             series = unit.demand(start_ms, end_ms, group)
             lives = unit.lives(start_ms, end_ms, group)
             there = {(one.origin_ms, one.series) for one in unit.kept(group, start_ms)}
-            for origin_ms in origins(now_ms):
+            for origin_ms in daily_origins(now_ms):
                 missing = [one for one in series if (origin_ms, one.name) not in there]
-                made = made_at(missing, group, origin_ms, now_ms, lives)
+                made = forecast_at(missing, group, origin_ms, now_ms, lives)
                 unit.put(made)
                 count += len(made)
             by_name = {one.name: one for one in series}
             for one in unit.kept(group, now_ms - HORIZON_HOURS * HOUR_MS - LATE_MS if there else start_ms):
                 if one.series in by_name:
-                    unit.score(one, scored(one, by_name[one.series]), now_ms)
+                    unit.score(one, score_forecast(one, by_name[one.series]), now_ms)
     return count

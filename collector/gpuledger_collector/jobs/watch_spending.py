@@ -1,9 +1,9 @@
 """A runaway is told within minutes of its first sample, straight from the evidence, before its hour is over.
 
-Once an hour each team's past says what its spending must exceed to stand out at once (`ceiling`). Every minute what the
-teams hold in the last two windows of three minutes is compared with it; both must exceed it, and workloads that began
-lately must make at least half of what is too much. What is opened here goes on under the same key as soon as the hourly
-search sees it too, so that an episode is told once; what falls back is resolved half an hour later.
+Once an hour each team's past says what its spending must exceed to stand out at once (`next_limit`). Every minute what
+the teams hold in the last two windows of three minutes is compared with it; both must exceed it, and workloads that
+began lately must make at least half of what is too much. What is opened here goes on under the same key as soon as the
+hourly search sees it too, so that an episode is told once; what falls back is resolved half an hour later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.insight.anomalies import Ceiling, ceiling
-from gpuledger_collector.insight.anomalies.causes import Case, Run, cause_of
-from gpuledger_collector.insight.findings import Finding, HeldNow
+from gpuledger_collector.insight.anomalies import AnomalyLimit, next_limit
+from gpuledger_collector.insight.anomalies.causes import AnomalyCase, WorkloadRun, explain
+from gpuledger_collector.insight.findings import Finding, RecentHolding
 from gpuledger_collector.jobs.find_anomalies import (
     BY_MINUTES,
     DAYS,
@@ -54,7 +54,7 @@ class WatchedUnit(SpendingUnit, Protocol):
     def newest_evidence(self, now_ms: int) -> int | None:
         """End of the newest evidence of the last two hours."""
 
-    def held_now(self, edges_ms: Sequence[int]) -> Sequence[HeldNow]:
+    def held_now(self, edges_ms: Sequence[int]) -> Sequence[RecentHolding]:
         """Who held what in each window between two edges."""
 
 
@@ -70,7 +70,7 @@ class _Habit:
     """What is known of a team since the last full hour."""
 
     team: Team
-    ceiling: Ceiling
+    limit: AnomalyLimit
     old: frozenset[int]
     """Workloads that began longer ago than lately."""
 
@@ -110,8 +110,8 @@ class SpendingWatch:
         above = set()
         for key, level in self._levels(unit, at_ms).items():
             habit = self._habits[key]
-            extra = min(level.whole) - habit.ceiling.expected
-            if min(level.whole) <= habit.ceiling.stands_out or min(level.new) < THEIR_PART * extra:
+            extra = min(level.whole) - habit.limit.expected
+            if min(level.whole) <= habit.limit.stands_out or min(level.new) < THEIR_PART * extra:
                 continue
             above.add(key)
             same = [one for one in known if (one.subject, one.currency) == (habit.team.said, key[1]) and _is_usage(one)]
@@ -162,12 +162,12 @@ def _learn(unit: WatchedUnit, hour_ms: int) -> Iterable[tuple[tuple[str, str], _
     coverage = unit.coverage(start, hour_ms)
     old = frozenset(use.workload_id for use in uses if use.rating_interval_ms < hour_ms - LATELY_MS)
     for team in teams_of(unit, uses):
-        limit = ceiling(team.series(hour_ms, coverage)[0])
+        limit = next_limit(team.series(hour_ms, coverage)[0])
         if limit is not None:
             yield (team.name, team.currency), _Habit(team, limit, old)
 
 
-def _shared(rows: Sequence[HeldNow], edges: Sequence[int]) -> list[HeldNow]:
+def _shared(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentHolding]:
     """Holders of one accelerator share it: together they never held it for longer than a window."""
     sums: dict[int, list[int]] = defaultdict(lambda: [0] * (len(edges) - 1))
     for row in rows:
@@ -206,7 +206,7 @@ def _episode(unit: WatchedUnit, habit: _Habit, level: _Level, at_ms: int, known:
     for (name, _), spent in costs.items():
         moved[name] += spent
     began = [*habit.team.runs, *_runs(rows, names, at_ms)]
-    cause = cause_of(Case(habit.team.said, since, at_ms, began, moved))
+    cause = explain(AnomalyCase(habit.team.said, since, at_ms, began, moved))
     team, currency = habit.team, habit.team.currency
     dearest = sorted(costs.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_DRIVERS]
     return Finding(
@@ -225,7 +225,7 @@ def _episode(unit: WatchedUnit, habit: _Habit, level: _Level, at_ms: int, known:
         confidence=CONFIDENCE,
         currency=currency,
         cost_micro=cost,
-        per_day_micro=round(24e6 * (min(level.whole) - habit.ceiling.expected)),
+        per_day_micro=round(24e6 * (min(level.whole) - habit.limit.expected)),
         evidence={
             BY_MINUTES: True,
             FIRST_MINUTE: since,
@@ -251,13 +251,13 @@ def _driver(name: str, model: str, spent: int) -> Mapping[str, object]:
     }
 
 
-def _runs(rows: Sequence[HeldNow], names: Mapping[int, str], at_ms: int) -> list[Run]:
+def _runs(rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int) -> list[WorkloadRun]:
     """The new workloads as runs that go on."""
-    of: dict[int, list[HeldNow]] = defaultdict(list)
+    of: dict[int, list[RecentHolding]] = defaultdict(list)
     for row in rows:
         of[row.workload_id].append(row)
     return [
-        Run(
+        WorkloadRun(
             names[number],
             min(row.since_ms for row in ones),
             at_ms,

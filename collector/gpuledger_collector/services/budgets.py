@@ -44,22 +44,26 @@ def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> S
 
 
 def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spent_micro: int) -> Ahead | None:
-    from gpuledger_collector.insight.spend import MOST_HISTORY, outlook, run_out  # numpy: a closed month asks for none
+    from gpuledger_collector.insight.spend import (  # numpy: a closed month asks for none
+        MAX_HISTORY_DAYS,
+        budget_exhaustion,
+        forecast_spend,
+    )
 
     days = budget.calendar
     today = days.day_of(known_ms)
     today_ms = today.start_ms
     if today_ms >= period.end_ms:
         return None
-    since_ms = max(unit.rated_since(known_ms), days.day_of(today_ms - MOST_HISTORY * DAY_MS).start_ms)
+    since_ms = max(unit.rated_since(known_ms), days.day_of(today_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms)
     history = unit.daily(budget, Period(since_ms, today_ms))
     first = next((at for at, cost in enumerate(history) if cost), len(history))
     left = (today.end_ms - known_ms) / today.ms
     after = len(days.days(Period(today_ms, period.end_ms))) - 1
-    found = outlook(history[first:], spent_micro, left, after)
+    found = forecast_spend(history[first:], spent_micro, left, after)
     if found is None:
         return None
-    out = run_out(found, budget.amount_micro)
+    out = budget_exhaustion(found, budget.amount_micro)
     named = days.date_of(today_ms)
     gone = (out.earliest, out.middle, out.latest)
     dates = [None if day is None else days.start_of(named + timedelta(days=day)) for day in gone]

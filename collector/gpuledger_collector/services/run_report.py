@@ -13,8 +13,8 @@ from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, UnitCost, hour_costs, unit_costs
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.insight import run_report
-from gpuledger_collector.insight.bottlenecks import Gpu, judge
-from gpuledger_collector.insight.run_report import Peer, RunReport
+from gpuledger_collector.insight.bottlenecks import GpuReadings, find_bottlenecks
+from gpuledger_collector.insight.run_report import ComparedRun, RunReport
 from gpuledger_collector.services.waste_receipt import receipt
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.ledger import runs, zones
@@ -37,7 +37,7 @@ def chief_unit_costs(
         charges = _charges(connection, workload_id, period)
         units = unit_costs(hour_costs(charges, _held_hours(connection, workload_id, charges, period)), counts)
         for currency in {unit.currency for unit in units}:
-            chief = run_report.chief_of([unit for unit in units if unit.currency == currency])
+            chief = run_report.leading_counter([unit for unit in units if unit.currency == currency])
             if chief is not None:
                 chief_by_run[workload_id, currency] = chief
     return chief_by_run
@@ -77,17 +77,17 @@ def report_run(
         made_ms=now_ms,
         receipt=receipt(charges, findings, recommendations.advice_for(connection, workload_id)),
         hours=hours,
-        days=run_report.days_of(held, hours, calendar),
-        parts=run_report.parts_of(held, hours),
-        energy_mj=run_report.energy_of(charges),
+        days=run_report.run_days(held, hours, calendar),
+        parts=run_report.active_periods(held, hours),
+        energy_mj=run_report.measured_energy_mj(charges),
         units=units,
         by=() if bucket is None else unit_costs(hours, counts, bucket_start(bucket, calendar)),
         restarts=max((unit.restarts for unit in units), default=0),
         outcome=runs.outcomes(connection, [workload_id]).get(workload_id, ""),
         peers=peers,
-        scaling=run_report.scaling_of(peers),
+        scaling=run_report.scaling_points(peers),
         gpus=gpus,
-        judgement=judge(gpus),
+        judgement=find_bottlenecks(gpus),
         notes=_notes(counts, units),
     )
 
@@ -143,13 +143,13 @@ def _held_hours(connection: Connection, workload_id: int, charges: Sequence[Char
     return runs.held_hours(connection, workload_id, accelerators, period)
 
 
-def _gpus(connection: Connection, held: list[HeldHour]) -> list[Gpu]:
+def _gpus(connection: Connection, held: list[HeldHour]) -> list[GpuReadings]:
     readings = runs.minutes(connection, runs.whole_hours(held, JUDGED_HOURS))
     names = runs.named_cards(connection, sorted(readings))
-    return [Gpu(*names[accelerator], readings[accelerator]) for accelerator in sorted(readings)]
+    return [GpuReadings(*names[accelerator], readings[accelerator]) for accelerator in sorted(readings)]
 
 
-def _peers(connection: Connection, calendar: Calendar, row: runs.RunRow, now_ms: int) -> list[Peer]:
+def _peers(connection: Connection, calendar: Calendar, row: runs.RunRow, now_ms: int) -> list[ComparedRun]:
     """This run first, then the newest others with the same name and team."""
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
@@ -162,15 +162,15 @@ def _peers(connection: Connection, calendar: Calendar, row: runs.RunRow, now_ms:
     return [_peer(connection, calendar, run, outcomes.get(run.workload_id, "")) for run in (row, *others)]
 
 
-def _peer(connection: Connection, calendar: Calendar, run: runs.RunRow, outcome: str) -> Peer:
+def _peer(connection: Connection, calendar: Calendar, run: runs.RunRow, outcome: str) -> ComparedRun:
     days = Period(calendar.day_of(run.start_ms).start_ms, run.end_ms)
     unit = chief_unit_costs(connection, [run], days).get((run.workload_id, run.currency))
     units_per_gpu_hour = None
     if unit is not None:
         charges = _charges(connection, run.workload_id, None)
         held = _held_hours(connection, run.workload_id, charges, days)
-        units_per_gpu_hour = run_report.per_gpu_hour(unit, charges, held)
-    return Peer(
+        units_per_gpu_hour = run_report.units_per_gpu_hour(unit, charges, held)
+    return ComparedRun(
         key=run.key,
         start_ms=run.start_ms,
         end_ms=run.end_ms,

@@ -11,7 +11,7 @@ import pytest
 from gpuledger_agent.sources.fleet import BLOCK_MS, RUNAWAY, STORM, Fleet
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.insight.findings import HourUse
+from gpuledger_collector.insight.findings import WorkloadUsage
 from gpuledger_collector.jobs.find_anomalies import find_anomalies
 from gpuledger_collector.storage.notifications.finding_rules import deduplication_key
 
@@ -54,7 +54,7 @@ class Schedule:
                             held[hour, number, "pool", card.model, node.name][slot] += [part, card.gpu_micro, busy]
         for key, slots in sorted(held.items()):
             parts = [(sum(one[::3]), one[1], sum(one[2::3])) for one in slots.values()]
-            yield HourUse(
+            yield WorkloadUsage(
                 *key,
                 sum(part * micro for part, micro, _ in parts),
                 max(part for part, _, _ in parts),

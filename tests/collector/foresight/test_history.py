@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from fakes.collector import running
-from gpuledger_collector.insight.forecast_history import DAY_MS, HOUR_MS, REPLAYED_DAYS, Kept, origins, record, scored
+from gpuledger_collector.insight.forecast_history import (
+    DAY_MS,
+    HOUR_MS,
+    REPLAYED_DAYS,
+    StoredForecast,
+    daily_origins,
+    score_forecast,
+    summarize_scores,
+)
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
@@ -95,13 +103,13 @@ def test_a_pool_is_forecast_by_five_minutes(used, run):
 
 def kept(values, origin_ms):
     rows = tuple((value - 2.0, value, value + 2.0, value + 3.0) for value in values)
-    return Kept("pool", "p", origin_ms, origin_ms, False, (0.1, 0.5, 0.9, 0.95), rows, rows, {})
+    return StoredForecast("pool", "p", origin_ms, origin_ms, False, (0.1, 0.5, 0.9, 0.95), rows, rows, {})
 
 
 def test_a_score_counts_known_hours_only():
     """Of four hours one is unknown and one has not come: two are judged, one of them in the band."""
     series = Series("p", 0, HOUR_MS, np.array([5.0, 5.0, 9.0, np.nan]))
-    made = scored(kept([5.0, 5.0, 5.0, 5.0], 0), series)
+    made = score_forecast(kept([5.0, 5.0, 5.0, 5.0], 0), series)
     assert (made.known, made.inside, made.under) == (2, 1, {"0.1": 0, "0.5": 1, "0.9": 1, "0.95": 1})
     assert made.actual == 14.0
     assert (
@@ -109,21 +117,21 @@ def test_a_score_counts_known_hours_only():
         == made.naive_loss
         == pytest.approx(((0.1 * 2 + 0.1 * 2 + 0.05 * 3) + (0.1 * 6 + 0.5 * 4 + 0.9 * 2 + 0.95 * 1)) / 4)
     )
-    told = record("p", [(False, made)])
+    told = summarize_scores("p", [(False, made)])
     assert told.wql == pytest.approx(2 * made.loss / 14)
     assert told.skill == pytest.approx(0.0)
 
 
 def test_nothing_known_is_no_record():
     """Without a known hour there is no share and no loss, never a zero."""
-    made = scored(kept([5.0], 9 * HOUR_MS), Series("p", 0, HOUR_MS, np.array([5.0])))
-    told = record("p", [(True, made)])
+    made = score_forecast(kept([5.0], 9 * HOUR_MS), Series("p", 0, HOUR_MS, np.array([5.0])))
+    told = summarize_scores("p", [(True, made)])
     assert (told.hours, told.inside, told.wql, told.skill) == (0, None, None, None)
 
 
 def test_forecasts_start_before_midnight():
     """Each knows the last hour of a day."""
-    found = origins(20_000 * DAY_MS + 5 * HOUR_MS)
+    found = daily_origins(20_000 * DAY_MS + 5 * HOUR_MS)
     assert found[-1] == 20_000 * DAY_MS - HOUR_MS
     assert len(found) == REPLAYED_DAYS + 1
     assert set(np.diff(found).tolist()) == {DAY_MS}

@@ -9,7 +9,7 @@ import pytest
 from fakes.collector import JSON, running
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.api import queue
-from gpuledger_collector.insight.forecast import GOES_ON
+from gpuledger_collector.insight.forecast import STILL_RUNNING
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import demand
@@ -179,5 +179,5 @@ def test_lives_of_workloads_come_from_the_hours(held, database):
         found = demand.lives(connection, OCTOBER, OCTOBER + 3 * HOUR, "pool")["train"]
     order = np.argsort(found.end_ms)
     np.testing.assert_array_equal(found.start_ms[order] - OCTOBER, [0, 0])
-    assert found.end_ms[order].tolist() == [OCTOBER + 3 * HOUR // 2, GOES_ON]
+    assert found.end_ms[order].tolist() == [OCTOBER + 3 * HOUR // 2, STILL_RUNNING]
     assert found.gpus.tolist() == [1.0, 1.0]

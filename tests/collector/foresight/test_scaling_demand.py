@@ -10,7 +10,7 @@ from fastapi import HTTPException
 from fakes.fleet import HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector import wiring
 from gpuledger_collector.api import reads
-from gpuledger_collector.insight.scaling.pools import Terms, decide, why_not
+from gpuledger_collector.insight.scaling.pools import ScalingTerms, decide, explain_no_decision
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
@@ -72,7 +72,7 @@ def test_the_newest_reading_of_the_queue_counts_at_once(held, database, run, tmp
     queue(run, tmp_path, (END // MINUTE, 5), source="kubernetes")
     one = at(database, now)
     assert one.now_gpus == 3.0 + 25
-    decision = decide(one, Terms("train"), OCTOBER + now)
+    decision = decide(one, ScalingTerms("train"), OCTOBER + now)
     assert decision is not None
     assert decision.advice.demand_now == 28.0
     assert decision.advice.desired_gpus >= 28.0
@@ -85,9 +85,11 @@ def test_a_queue_that_nobody_reads_any_more_is_named_and_gives_no_number(held, d
     for minutes, said in ((59, False), (61, True), (75, True), (25 * 60, False)):
         now = (read + minutes) * MINUTE
         one = at(database, now)
-        assert ("the queue of 'slurm' was last read at 2025-10-01T08:00:00" in why_not(one)) == said, minutes
+        assert ("the queue of 'slurm' was last read at 2025-10-01T08:00:00" in explain_no_decision(one)) == said, (
+            minutes
+        )
         stale = minutes > 24 * 60  # by then the evidence is old as well
-        assert (decide(one, Terms("train"), OCTOBER + now) is None) == (said or stale), minutes
+        assert (decide(one, ScalingTerms("train"), OCTOBER + now) is None) == (said or stale), minutes
 
 
 def test_every_way_out_says_the_same_of_a_silent_queue(held, run, dsn, tmp_path, monkeypatch):

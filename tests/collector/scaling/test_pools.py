@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fakes.collector import running
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.insight.scaling.pools import Terms
+from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.jobs.advise_scaling import advise_scaling
 from gpuledger_collector.notifications.sender import Sender
 from gpuledger_collector.notifications.webhooks import Hook
@@ -79,7 +79,7 @@ def test_applied_terms_are_in_force_audited_and_the_same_again_changes_nothing(p
         (terms,) = scaling.terms(connection).values()
     assert terms.limits.headroom == pytest.approx(0.25)
     assert (terms.limits.cooldown_ms, terms.lead_ms, terms.mode, terms.webhook) == (600_000, 900_000, "act", "capacity")
-    assert Terms.of("train", terms.facts()) == terms
+    assert ScalingTerms.of("train", terms.facts()) == terms
     assert "1 superseded" in pool(min_gpus=2)[1]
     kinds = rows(database, "SELECT count(*) FROM audit WHERE what = 'scaling_pool'")
     assert kinds == [(3,)]

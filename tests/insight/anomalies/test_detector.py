@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.anomalies import ceiling, ceilings, episodes, judge, price_rises
+from gpuledger_collector.insight.anomalies import detect, group_episodes, limits, next_limit, price_rises
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -34,8 +34,8 @@ def test_the_future_changes_nothing_in_the_past(values, cut, seed):
     whole = np.concatenate([calm(20, seed=seed), values])
     count = 1 + int(cut * (len(whole) - 1))
     rate = np.where(np.arange(len(whole)) < len(whole) // 2, 2.0, 2.5)
-    long = judge(hourly(whole), price_rises(rate, HOUR))
-    short = judge(hourly(whole[:count]), price_rises(rate[:count], HOUR))
+    long = detect(hourly(whole), price_rises(rate, HOUR))
+    short = detect(hourly(whole[:count]), price_rises(rate[:count], HOUR))
     for name in ("expected", "lower", "upper", "score", "flag", "price"):
         np.testing.assert_array_equal(getattr(long, name)[:count], getattr(short, name), err_msg=name)
 
@@ -45,7 +45,7 @@ def test_the_future_changes_nothing_in_the_past(values, cut, seed):
 def test_units_do_not_matter(values, factor):
     """Cents or dollars, GPUs or GPU-seconds: the same scores and flags, and a band in the new unit."""
     whole = np.concatenate([calm(20), values])
-    one, other = judge(hourly(whole)), judge(hourly(whole * factor))
+    one, other = detect(hourly(whole)), detect(hourly(whole * factor))
     np.testing.assert_allclose(one.score, other.score, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(one.upper * factor, other.upper, rtol=1e-9)
 
@@ -57,10 +57,10 @@ def test_silence_is_no_saving_and_no_alarm(start, hours, seed):
     spend = calm(seed=seed)
     silent = spend.copy()
     silent[start : start + hours] = np.nan
-    judged = judge(hourly(silent))
+    judged = detect(hourly(silent))
     assert not judged.flag[start : start + hours].any()
     assert np.isnan(judged.score[start : start + hours]).all()
-    assert judged.flag.sum() <= judge(hourly(spend)).flag.sum()
+    assert judged.flag.sum() <= detect(hourly(spend)).flag.sum()
 
 
 @pytest.mark.parametrize(("added", "hours"), [(0.6, 6), (1.0, 2), (3.0, 0)])
@@ -68,7 +68,7 @@ def test_a_runaway_is_one_episode_and_soon_seen(added, hours):
     """A job of a good part of the usual spend, on top of it, is seen the sooner the larger it is, as one alarm."""
     spend = calm()
     spend[500:540] += added * 40
-    (found,) = episodes(judge(hourly(spend)))
+    (found,) = group_episodes(detect(hourly(spend)))
     assert 500 <= found.first <= 500 + hours
     assert found.excess > 0.7 * added * 40 * (found.last - 500 if found.last < 540 else 40)
 
@@ -78,8 +78,8 @@ def test_a_leak_is_found_by_its_length():
     spend = calm(28)
     leak = spend.copy()
     leak[480:] += 0.05 * 40 * np.arange(len(leak) - 480) / DAY
-    assert not judge(hourly(spend)).flag.any()
-    assert 480 < episodes(judge(hourly(leak)))[0].first < 480 + 7 * DAY
+    assert not detect(hourly(spend)).flag.any()
+    assert 480 < group_episodes(detect(hourly(leak)))[0].first < 480 + 7 * DAY
 
 
 def test_a_weekly_batch_is_normal_and_twice_of_it_on_another_day_is_not():
@@ -87,15 +87,15 @@ def test_a_weekly_batch_is_normal_and_twice_of_it_on_another_day_is_not():
     spend = calm(28)
     for week in range(4):
         spend[week * 168 + 6 : week * 168 + 12] += 40
-    assert not judge(hourly(spend)).flag[14 * DAY :].any()
+    assert not detect(hourly(spend)).flag[14 * DAY :].any()
     spend[17 * DAY + 6 : 17 * DAY + 12] += 80
-    assert judge(hourly(spend)).flag[17 * DAY + 6 : 17 * DAY + 12].any()
+    assert detect(hourly(spend)).flag[17 * DAY + 6 : 17 * DAY + 12].any()
 
 
 def test_a_dearer_rate_is_named_as_price():
     """A rate that rises is an alarm by itself, at the first instant of usage, and usage is not blamed for it."""
     rate = np.where(np.arange(30 * DAY) < 500, 2.0, 2.3)
-    judged = judge(hourly(calm()), price_rises(rate, HOUR))
+    judged = detect(hourly(calm()), price_rises(rate, HOUR))
     assert judged.price[500]
     assert not judged.price[:500].any()
     assert not (judged.flag & ~judged.price).any()
@@ -103,7 +103,7 @@ def test_a_dearer_rate_is_named_as_price():
 
 def test_three_days_are_the_least_to_judge_from():
     """A new team is not judged in its first day, and is judged after three."""
-    judged = judge(hourly(calm(10)))
+    judged = detect(hourly(calm(10)))
     assert np.isnan(judged.score[:DAY]).all()
     assert np.isfinite(judged.score[3 * DAY :]).all()
 
@@ -114,18 +114,18 @@ def test_steps_of_minutes_hours_and_days(step):
     count = 30 * 24 * HOUR // step
     hours = np.arange(count) * step / HOUR
     spend = 40 + (6 * np.sin(2 * np.pi * hours / 24) if step < 24 * HOUR else np.zeros(count))
-    assert not judge(hourly(spend, step)).flag.any()
+    assert not detect(hourly(spend, step)).flag.any()
     spend[-max(2, 36 * HOUR // step) :] *= 3
-    assert judge(hourly(spend, step)).flag[-1]
+    assert detect(hourly(spend, step)).flag[-1]
 
 
 def test_the_ceiling_of_the_next_hour_is_that_of_its_past():
     """What must be exceeded to stand out at once is known before the hour, and no hour after it changes it."""
     spend = calm(seed=3)
-    whole = ceilings(hourly(spend))
+    whole = limits(hourly(spend))
     for hour in (15 * DAY, 20 * DAY + 5):
-        limit = ceiling(hourly(spend[:hour]))
+        limit = next_limit(hourly(spend[:hour]))
         assert limit is not None
         assert limit.stands_out == whole[hour] > limit.expected
-    assert ceiling(hourly(spend[: 7 * DAY])) is None
-    assert ceiling(hourly(np.zeros(20 * DAY))) is None
+    assert next_limit(hourly(spend[: 7 * DAY])) is None
+    assert next_limit(hourly(np.zeros(20 * DAY))) is None

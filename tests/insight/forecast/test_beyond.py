@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.forecast import GOES_ON, MODELS, Workloads, forecast, settings_for
-from gpuledger_collector.insight.forecast.analogs import past_of
-from gpuledger_collector.insight.forecast.boosted import WIDTH, Growth, Plan, _features, answers
-from gpuledger_collector.insight.forecast.workloads import Lives, answer
+from gpuledger_collector.insight.forecast import MODELS, STILL_RUNNING, Workloads, forecast, settings_for
+from gpuledger_collector.insight.forecast.analogs import history_of
+from gpuledger_collector.insight.forecast.boosted import WIDTH, ForecastTask, TreeSettings, _features, predict_all
+from gpuledger_collector.insight.forecast.workloads import Lifetimes, predict
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -26,7 +26,7 @@ def batches(days, length_hours=6, gpus=2.0, at_hour=9, count=8):
     """Every day at one hour some workloads begin, and each lasts as long."""
     start = np.array([T0 + day * DAY + at_hour * HOUR for day in range(days) for _ in range(count)], dtype=np.int64)
     return Workloads(
-        start, start + length_hours * HOUR, np.full(len(start), gpus), np.zeros(len(start), np.int64), GOES_ON
+        start, start + length_hours * HOUR, np.full(len(start), gpus), np.zeros(len(start), np.int64), STILL_RUNNING
     )
 
 
@@ -39,10 +39,10 @@ def held(workloads, hours):
 
 def test_lives_are_those_of_kaplan_and_meier():
     """Four lives of 1, 2, 2 and 4 hours of which the second of two hours goes on: 3/4, then 1/2, then nobody."""
-    curve = Lives(np.array([1, 2, 2, 4]), np.array([True, True, False, True])).curve(np.ones(4))
+    curve = Lifetimes(np.array([1, 2, 2, 4]), np.array([True, True, False, True])).curve(np.ones(4))
     assert curve.at(np.array([0.5, 1.0, 2.0, 3.9, 4.0])) == pytest.approx([1.0, 0.75, 0.5, 0.5, 0.0])
     assert curve.length(np.array([0.9, 0.6, 0.1])).tolist() == [1, 2, 4]
-    open_end = Lives(np.array([1, 5]), np.array([True, False])).curve(np.ones(2))
+    open_end = Lifetimes(np.array([1, 5]), np.array([True, False])).curve(np.ones(2))
     assert open_end.length(np.array([0.2])).tolist() == [np.inf]
 
 
@@ -51,7 +51,7 @@ def test_a_young_batch_is_known_to_end():
     workloads = batches(20)
     values = held(workloads, 19 * 24 + 10)
     assert values[-1] == 16.0
-    made = answer(workloads, past_of(values, T0, HOUR), np.arange(1, 13), Q)
+    made = predict(workloads, history_of(values, T0, HOUR), np.arange(1, 13), Q)
     assert made is not None
     levels, mean = made
     np.testing.assert_allclose(levels[:5], 16.0)
@@ -63,7 +63,7 @@ def test_what_comes_every_morning_is_expected_every_morning():
     """At midnight nothing runs; by nine the daily batch is expected, because it came on every day before."""
     workloads = batches(20)
     values = held(workloads, 19 * 24)
-    made = answer(workloads, past_of(values, T0, HOUR), np.arange(1, 25), Q)
+    made = predict(workloads, history_of(values, T0, HOUR), np.arange(1, 25), Q)
     assert made is not None
     np.testing.assert_allclose(made[0][:, 1], held(batches(20), 20 * 24)[-24:])
 
@@ -73,17 +73,17 @@ def test_what_comes_every_morning_is_expected_every_morning():
 def test_workloads_see_nothing_after_the_instant(cut):
     """What begins or ends later changes no answer: the same with everything later cut away."""
     workloads = batches(20)
-    past = past_of(held(workloads, 480)[:cut], T0, HOUR)
+    past = history_of(held(workloads, 480)[:cut], T0, HOUR)
     now = T0 + cut * HOUR
     begun = workloads.start_ms < now
     known = Workloads(
         workloads.start_ms[begun],
-        np.where(workloads.end_ms[begun] <= now, workloads.end_ms[begun], GOES_ON),
+        np.where(workloads.end_ms[begun] <= now, workloads.end_ms[begun], STILL_RUNNING),
         workloads.gpus[begun],
         workloads.owner[begun],
-        GOES_ON,
+        STILL_RUNNING,
     )
-    first, second = (answer(one, past, np.arange(1, 25), Q) for one in (workloads, known))
+    first, second = (predict(one, past, np.arange(1, 25), Q) for one in (workloads, known))
     assert first is not None
     assert second is not None
     np.testing.assert_array_equal(first[0], second[0])
@@ -95,7 +95,7 @@ def test_waiting_workloads_count_as_demand_of_now():
     values = held(workloads, 19 * 24 + 10)
     values[-1] += 4  # what is forecast is held and queued
     waits = replace(workloads, until_ms=T0 + len(values) * HOUR, waiting=((0, 4.0),))
-    made = answer(waits, past_of(values, T0, HOUR), np.arange(1, 13), Q)
+    made = predict(waits, history_of(values, T0, HOUR), np.arange(1, 13), Q)
     assert made is not None
     np.testing.assert_allclose(made[0][:5, 1], 20.0)
     np.testing.assert_allclose(made[0][7:, 1], 0.0)
@@ -104,9 +104,9 @@ def test_waiting_workloads_count_as_demand_of_now():
 def test_deployments_that_placement_have_no_lifetimes():
     """Where hardly anything ends there is no answer, and the forecast is that of the series alone."""
     start = T0 + np.arange(200, dtype=np.int64) * HOUR
-    placement = Workloads(start, np.full(200, GOES_ON), np.ones(200), np.zeros(200, np.int64), GOES_ON)
+    placement = Workloads(start, np.full(200, STILL_RUNNING), np.ones(200), np.zeros(200, np.int64), STILL_RUNNING)
     values = held(placement, 300)
-    assert answer(placement, past_of(values, T0, HOUR), np.arange(1, 25), Q) is None
+    assert predict(placement, history_of(values, T0, HOUR), np.arange(1, 25), Q) is None
     series = Series("p", T0, HOUR, values)
     with_them = forecast([series], 24, workloads={"p": placement})[0]
     assert np.array_equal(with_them.values, forecast([series], 24)[0].values)
@@ -118,7 +118,7 @@ def test_the_mix_takes_workloads_where_they_were_right():
     start = T0 + np.sort(rng.integers(0, 42 * 24, 120)).repeat(6) * HOUR
     owner = rng.integers(0, 2, 120).repeat(6)
     length = np.where(owner == 1, 20, 2) * HOUR
-    workloads = Workloads(start, start + length, np.full(len(start), 2.0), owner, GOES_ON)
+    workloads = Workloads(start, start + length, np.full(len(start), 2.0), owner, STILL_RUNNING)
     values = held(workloads, 42 * 24)
     losses = {"with": 0.0, "without": 0.0}
     for origin in range(30 * 24 + 5, 40 * 24, 17):
@@ -142,15 +142,15 @@ def test_trees_know_nothing_after_the_instants_they_are_asked_at():
     leads = np.arange(1, 25)
     found = []
     for values in (walks(3, 400), [np.concatenate([one[:300], np.full(100, 7.0)]) for one in walks(3, 400)]):
-        plans = [Plan(past_of(one, T0, HOUR), (300, 400), (leads, leads)) for one in values]
-        found.append(answers(plans, Q, Growth(rows=2_000, rounds=5))[0][300][0])
+        plans = [ForecastTask(history_of(one, T0, HOUR), (300, 400), (leads, leads)) for one in values]
+        found.append(predict_all(plans, Q, TreeSettings(rows=2_000, rounds=5))[0][300][0])
     np.testing.assert_array_equal(*found)
 
 
 def test_a_day_is_known_by_its_place_in_the_calendar():
     """Targets on New Year's Day and on a site's own holiday are holidays, the day after is none; months begin at 1."""
     start = (dt.date(2026, 12, 30) - dt.date(1970, 1, 1)).days * DAY
-    past = past_of(np.arange(24 * 20, dtype=float), start - 19 * DAY, HOUR)
+    past = history_of(np.arange(24 * 20, dtype=float), start - 19 * DAY, HOUR)
     origin, leads = np.full(4, 19 * 24), np.array([12, 36, 60, 84])
     site = frozenset({dt.date(2026, 12, 30)})
     features = _features(past, origin, leads, 1.0, site)

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.insight.backtest import score, skill
 from gpuledger_collector.insight.forecast import forecast
-from gpuledger_collector.insight.forecast.analogs import LOOKS, changes_of, past_of, spread, weights_of
-from gpuledger_collector.insight.forecast.ensemble import pinball
+from gpuledger_collector.insight.forecast.analogs import (
+    KERNELS,
+    history_of,
+    kernel_weights,
+    past_changes,
+    weighted_quantiles,
+)
+from gpuledger_collector.insight.forecast.ensemble import quantile_loss
 from gpuledger_collector.insight.series import Series, series_of
 
 HOUR = 3_600_000
@@ -63,22 +69,24 @@ def test_a_backtest_inside_a_forecast_uses_only_what_was_known_then():
     values = steps(3)
     changed = values.copy()
     changed[200:] = 7.0
-    for look in LOOKS:
+    for look in KERNELS:
         answers = []
         for source in (values, changed):
-            past = past_of(source[:200], 0, HOUR)
-            changes = changes_of(past, np.arange(1, 13))
-            answers.append(spread(changes, weights_of(look, past, changes.origin), np.array([0.1, 0.9]))[0])
+            past = history_of(source[:200], 0, HOUR)
+            changes = past_changes(past, np.arange(1, 13))
+            answers.append(
+                weighted_quantiles(changes, kernel_weights(look, past, changes.origin), np.array([0.1, 0.9]))[0]
+            )
         assert np.array_equal(*answers)
 
 
 def test_persistence_gives_the_empirical_quantiles_of_past_changes():
     """The look that finds everything alike is the plain distribution of changes over that many steps."""
     values = np.arange(101, dtype=float) ** 1.5
-    past = past_of(values, 0, HOUR)
-    changes = changes_of(past, np.array([3]))
-    look = next(look for look in LOOKS if look.name == "persistence")
-    got, mean = spread(changes, weights_of(look, past, changes.origin), np.array([0.5]))
+    past = history_of(values, 0, HOUR)
+    changes = past_changes(past, np.array([3]))
+    look = next(look for look in KERNELS if look.name == "persistence")
+    got, mean = weighted_quantiles(changes, kernel_weights(look, past, changes.origin), np.array([0.5]))
     expected = values[3:] - values[:-3]
     assert got[0, 0] == pytest.approx(np.median(expected), rel=1e-6)
     assert mean[0] == pytest.approx(expected.mean())
@@ -143,8 +151,8 @@ def test_impossible_questions_are_refused(horizon, quantiles):
 def test_pinball_is_the_quantile_loss():
     """Ten GPUs too few cost 0.9 each at the 0.9 quantile, ten too many 0.1 each; unknown instants cost nothing."""
     nine = np.array([0.9])
-    assert pinball(np.array([20.0]), np.array([[10.0]]), nine) == pytest.approx(9.0)
-    assert pinball(np.array([10.0, np.nan]), np.array([[20.0], [5.0]]), nine) == pytest.approx(1.0)
+    assert quantile_loss(np.array([20.0]), np.array([[10.0]]), nine) == pytest.approx(9.0)
+    assert quantile_loss(np.array([10.0, np.nan]), np.array([[20.0], [5.0]]), nine) == pytest.approx(1.0)
 
 
 def test_skill_compares_with_the_naive_twin():

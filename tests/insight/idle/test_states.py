@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.idle.episodes import episodes
+from gpuledger_collector.insight.idle.episodes import idle_episodes
 from gpuledger_collector.insight.idle.minutes import Minutes, carried
 from gpuledger_collector.insight.idle.states import State, classify
-from gpuledger_collector.insight.idle.survival import curve_of, gaps_of
+from gpuledger_collector.insight.idle.survival import estimate_curve, idle_gaps
 
 GIB = 2.0**30
 MONDAY_NOON = 1_760_961_600_000
@@ -52,7 +52,7 @@ def states_of(minutes):
 
 
 def flagged(minutes, state):
-    return [one for one in episodes(minutes, classify(minutes)) if one.state is state]
+    return [one for one in idle_episodes(minutes, classify(minutes)) if one.state is state]
 
 
 readings = st.lists(
@@ -114,7 +114,7 @@ def test_episodes_are_disjoint_and_inside(minutes):
     only.
     """
     last = {}
-    for one in episodes(minutes, classify(minutes)):
+    for one in idle_episodes(minutes, classify(minutes)):
         assert one.since <= one.flagged < one.end <= minutes.shape[1]
         assert one.flagged >= last.get(one.row, 0)
         last[one.row] = one.end
@@ -249,12 +249,12 @@ def test_a_slow_sampler_is_carried_for_three_intervals():
 
 def test_the_curve_of_survival_is_measured_and_leans_on_the_open_one():
     """Gaps that always end say so when there are many of them; without gaps the open curve stands."""
-    assert curve_of(np.zeros(0), np.zeros(0, dtype=bool)).at(60) == pytest.approx(0.64)
-    ending = curve_of(np.full(2000, 70.0), np.ones(2000, dtype=bool))
+    assert estimate_curve(np.zeros(0), np.zeros(0, dtype=bool)).at(60) == pytest.approx(0.64)
+    ending = estimate_curve(np.full(2000, 70.0), np.ones(2000, dtype=bool))
     assert ending.at(60) < 0.02
-    lasting = curve_of(np.full(2000, 200.0), np.zeros(2000, dtype=bool))
+    lasting = estimate_curve(np.full(2000, 200.0), np.zeros(2000, dtype=bool))
     assert lasting.at(120) > 0.97
     low = np.array([[True, True, False, True, True]])
-    lengths, ended = gaps_of(low, np.ones_like(low))
+    lengths, ended = idle_gaps(low, np.ones_like(low))
     assert lengths.tolist() == [2, 2]
     assert ended.tolist() == [True, False]

@@ -17,8 +17,8 @@ from gpuledger_collector.insight.plans.memory import (
     SELECTIVE,
     TRAINING,
     WEIGHT_BYTES,
-    Inference,
-    Training,
+    InferenceSetup,
+    TrainingSetup,
     activation_bytes,
     inference_fit,
     inference_need,
@@ -60,20 +60,20 @@ def test_gpt3_has_the_parameters_of_narayanan():
 
 def test_adam_in_mixed_precision_takes_sixteen_bytes_a_parameter():
     """Rajbhandari et al. 2020, section 3.1: GPT-2 of 1.5 B parameters needs at least 24 GB."""
-    run = Training(assumed_from(1.5e9), 1.5e9, "fp16")
+    run = TrainingSetup(assumed_from(1.5e9), 1.5e9, "fp16")
     assert states(training_need(run)) == 24e9
 
 
 def test_the_example_of_the_zero_paper():
     """Figure 1 there: 7.5 B parameters on 64 GPUs hold 120, 31.4, 16.6 and 1.9 GB of states."""
-    run = Training(replace(assumed_from(7.5e9), layers=10**6), 7.5e9, "fp16", gpus=64)
+    run = TrainingSetup(replace(assumed_from(7.5e9), layers=10**6), 7.5e9, "fp16", gpus=64)
     held = [states(training_need(replace(run, zero=stage))) / 1e9 for stage in range(4)]
     assert [round(one, 1) for one in held] == [120.0, 31.4, 16.6, 1.9]
 
 
 def test_gpt3_needs_2800_gigabytes_of_states_and_does_not_fit_on_one_gpu():
     """175 B parameters at 16 bytes: 2.8 TB; eight-way tensor and eight-way pipeline leave 43.6 GB of states a GPU."""
-    whole = Training(GPT3, 175e9, "fp16")
+    whole = TrainingSetup(GPT3, 175e9, "fp16")
     assert states(training_need(whole)) == 2.8e12
     split = replace(whole, gpus=64, tensor=8, pipeline=8)
     assert states(training_need(split)) == pytest.approx(43.75e9)
@@ -85,7 +85,7 @@ def test_activations_of_gpt3_as_korthikanti_has_them():
 
     The paper's 70 % of activation memory saved by it follows: 80 / (34 + 80).
     """
-    run = Training(GPT3, 175e9, "fp16", gpus=64, tensor=8, pipeline=8, sequence=2048, recompute=NONE)
+    run = TrainingSetup(GPT3, 175e9, "fp16", gpus=64, tensor=8, pipeline=8, sequence=2048, recompute=NONE)
     sbh, layers = 2048 * 12288, 96
     assert activation_bytes(run) == pytest.approx(sbh * layers * (10 + 24 / 8 + 80 / 8))
     parallel = replace(run, sequence_parallel=True)
@@ -100,7 +100,7 @@ def test_activations_of_gpt3_as_korthikanti_has_them():
 def test_kv_cache_of_llama_2_70b():
     """2 x 80 layers x 8 heads x 128 x 2 bytes: 320 KiB a token, 1.25 GiB for 4,096; an eighth of plain heads."""
     assert kv_bytes_per_token(LLAMA70, "bf16") == 327_680
-    server = Inference(LLAMA70, LLAMA70.parameters, batch=1, sequence=4096)
+    server = InferenceSetup(LLAMA70, LLAMA70.parameters, batch=1, sequence=4096)
     assert inference_need(server).kv_cache_bytes == 1.25 * GIB
     assert kv_bytes_per_token(replace(LLAMA70, kv_heads=64), "bf16") == 8 * 327_680
     assert kv_bytes_per_token(LLAMA70, "fp8") == 163_840
@@ -108,7 +108,7 @@ def test_kv_cache_of_llama_2_70b():
 
 def test_llama_2_70b_in_bf16_needs_two_80_gb_cards():
     """Weights of 138 GB: one card of 80 GB is too few, two hold them with one sequence; one B200 does."""
-    server = Inference(LLAMA70, LLAMA70.parameters)
+    server = InferenceSetup(LLAMA70, LLAMA70.parameters)
     fits = {card.name: inference_fit(server, card) for card in GPUS}
     assert (fits["H100"].fits, fits["H100"].fewest_gpus, fits["H100"].fewest_tensor) == (False, 2, 2)
     assert (fits["B200"].fits, fits["B200"].fewest_gpus) == (True, 1)
@@ -118,7 +118,7 @@ def test_llama_2_70b_in_bf16_needs_two_80_gb_cards():
 
 def test_a_model_that_never_fits_has_no_number():
     """Activations of a long sequence do not shrink with data-parallel ranks: unknown, not a large number."""
-    run = Training(LLAMA70, LLAMA70.parameters, zero=3, sequence=10**6)
+    run = TrainingSetup(LLAMA70, LLAMA70.parameters, zero=3, sequence=10**6)
     assert training_fit(run, gpu_named("T4")).fewest_gpus is None
 
 
@@ -133,7 +133,7 @@ shapes = st.builds(
     st.booleans(),
 )
 runs = st.builds(
-    lambda shape, precision, optimizer, zero, ranks, tensor, batch, tokens, recompute, split: Training(
+    lambda shape, precision, optimizer, zero, ranks, tensor, batch, tokens, recompute, split: TrainingSetup(
         shape, shape.parameters, precision, optimizer, zero, ranks * tensor, tensor, 1, split, batch, tokens, recompute
     ),
     shapes,
@@ -148,7 +148,7 @@ runs = st.builds(
     st.booleans(),
 )
 servers = st.builds(
-    lambda shape, precision, kv, tensor, batch, sequence: Inference(
+    lambda shape, precision, kv, tensor, batch, sequence: InferenceSetup(
         shape, shape.parameters, precision, kv, tensor, 1, batch, sequence
     ),
     shapes,
@@ -234,7 +234,7 @@ def test_servers_obey_the_same_laws(server):
 def test_questions_that_make_no_sense_are_refused(changes, said):
     """One sentence that names what is wrong."""
     with pytest.raises(ValueError, match=said):
-        Training(LLAMA70, LLAMA70.parameters, **changes)
+        TrainingSetup(LLAMA70, LLAMA70.parameters, **changes)
 
 
 def test_figures_are_ordered_named_once_and_sourced():

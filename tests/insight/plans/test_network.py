@@ -14,8 +14,8 @@ from gpuledger_collector.insight.plans.network import (
     BASE_SECONDS,
     REDUCE_SCATTER,
     Fabric,
-    Group,
-    Step,
+    RankGroup,
+    TrainingStep,
     all_reduce,
     bandwidth,
     bubble_share,
@@ -27,12 +27,12 @@ from gpuledger_collector.insight.plans.network import (
 NDR = Fabric(link_named("nvlink4"), link_named("ib-ndr"), 8, 1.0)
 IDEAL = Fabric(Link("a", 100e9, 0.0, 0.0, "a wire"), Link("b", 100e9, 0.0, 0.0, "a wire"), 8, 1.0)
 LLAMA = known("llama-2-70b")
-STEP = Step(LLAMA, LLAMA.parameters, gpu_named("H100"), 512, tensor=8, micro_batches=8)
+STEP = TrainingStep(LLAMA, LLAMA.parameters, gpu_named("H100"), 512, tensor=8, micro_batches=8)
 
 
 def sent(kind, ranks, algorithm="ring"):
     """Bytes over the wire for each byte, latency taken off."""
-    one = collective(kind, 1e12, Group(ranks, min(8, ranks)), IDEAL, algorithm)
+    one = collective(kind, 1e12, RankGroup(ranks, min(8, ranks)), IDEAL, algorithm)
     return (one.seconds - BASE_SECONDS) * 100e9 / 1e12
 
 
@@ -49,7 +49,7 @@ def test_a_ring_sends_twice_the_rest():
 def test_no_collective_beats_its_link(ranks, size, link, efficiency):
     """Bus bandwidth never passes that of the ring; an all-reduce is a scatter and a gather; one rank sends nothing."""
     fabric = Fabric(link, link_named("ib-hdr"), 8, efficiency)
-    group = Group(ranks, min(ranks, 8))
+    group = RankGroup(ranks, min(ranks, 8))
     limit = bandwidth(fabric, group) * (1 + 1e-9)
     for algorithm in ("ring", "tree"):
         one = collective(ALL_REDUCE, size, group, fabric, algorithm)
@@ -59,21 +59,21 @@ def test_no_collective_beats_its_link(ranks, size, link, efficiency):
     )
     assert halves == pytest.approx(collective(ALL_REDUCE, size, group, fabric).seconds + BASE_SECONDS)
     assert all_reduce(2 * size, group, fabric).seconds > all_reduce(size, group, fabric).seconds
-    assert collective(ALL_REDUCE, size, Group(1, 1), fabric).seconds == 0
+    assert collective(ALL_REDUCE, size, RankGroup(1, 1), fabric).seconds == 0
 
 
 def test_rings_between_nodes_share_the_adapters():
     """Eight adapters of 50 GB/s carry one ring at 400 GB/s, eight rings of one rank a node at 50 each; NVLink 450."""
-    assert bandwidth(NDR, Group(8, 8)) == 450e9
-    assert bandwidth(NDR, Group(64, 8)) == 400e9
-    assert bandwidth(NDR, Group(64, 1)) == 50e9
-    assert bandwidth(replace(NDR, efficiency=0.5), Group(64, 1)) == 25e9
+    assert bandwidth(NDR, RankGroup(8, 8)) == 450e9
+    assert bandwidth(NDR, RankGroup(64, 8)) == 400e9
+    assert bandwidth(NDR, RankGroup(64, 1)) == 50e9
+    assert bandwidth(replace(NDR, efficiency=0.5), RankGroup(64, 1)) == 25e9
 
 
 def test_trees_win_where_rings_have_many_hops():
     """A small message over a thousand GPUs: latency rules, the tree's hops grow with the logarithm."""
-    assert all_reduce(1e6, Group(1024, 8), NDR).algorithm == "tree"
-    assert all_reduce(1e9, Group(8, 8), NDR).algorithm == "ring"
+    assert all_reduce(1e6, RankGroup(1024, 8), NDR).algorithm == "tree"
+    assert all_reduce(1e9, RankGroup(8, 8), NDR).algorithm == "ring"
 
 
 def test_tensor_ranks_leave_the_rest_of_a_node_to_data():
@@ -112,7 +112,7 @@ def test_gpt3_on_1024_a100_reaches_what_was_measured():
     Recomputation counted, that is 0.45 of the peak. With kernels at 0.57, what communication and bubble leave is near.
     """
     gpt3 = known("gpt-3-175b")
-    step = Step(
+    step = TrainingStep(
         gpt3,
         gpt3.parameters,
         gpu_named("A100-80GB"),

@@ -14,8 +14,8 @@ from gpuledger_collector.insight.plans.training import (
     GPU_MTBF_HOURS,
     HOUR_S,
     Failures,
-    Rate,
-    Run,
+    GpuHourRate,
+    TrainingRun,
     daly_interval,
     flops_per_token,
     money,
@@ -48,7 +48,7 @@ def test_gpt3_is_3640_petaflop_days():
 def test_gpt3_takes_34_days_on_1024_a100():
     """Narayanan et al. 2021, section 5.1: 8 T P / (n X) at 140 Tflop/s, recomputation counted: 34 days."""
     mfu = 140 / 312 * 6 / 8
-    run = Run(WITHOUT_ATTENTION, 174.6e9, 300e9, gpu_named("A100-80GB"), 1024, sequence=1, mfu=(mfu, mfu, mfu))
+    run = TrainingRun(WITHOUT_ATTENTION, 174.6e9, 300e9, gpu_named("A100-80GB"), 1024, sequence=1, mfu=(mfu, mfu, mfu))
     assert run.seconds(mfu) / 86400 == pytest.approx(33.8, abs=0.1)
 
 
@@ -65,7 +65,7 @@ def test_attention_of_palm():
 
 def test_llama_3_1_took_the_gpu_hours_that_meta_reports():
     """30.84 M H100-hours for 15.6 T tokens (model card): the range at the published MFU of 0.38 to 0.43 holds them."""
-    run = Run(
+    run = TrainingRun(
         known("llama-3.1-405b"),
         known("llama-3.1-405b").parameters,
         15.6e12,
@@ -126,7 +126,7 @@ def test_more_gpus_lose_more_to_failures(gpus, times, pause, restart):
 )
 def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
     """At one MFU GPU-seconds of arithmetic do not depend on how many GPUs there are; tokens count in proportion."""
-    run = Run(known("llama-2-7b"), parameters, tokens, card, gpus, mfu=(mfu, mfu, mfu))
+    run = TrainingRun(known("llama-2-7b"), parameters, tokens, card, gpus, mfu=(mfu, mfu, mfu))
     spent = run.seconds(mfu) * gpus
     assert replace(run, gpus=gpus * times).seconds(mfu) * gpus * times == pytest.approx(spent)
     assert replace(run, tokens=tokens * 2).seconds(mfu) == pytest.approx(2 * run.seconds(mfu))
@@ -136,11 +136,11 @@ def test_time_by_gpus_is_constant(parameters, tokens, card, gpus, times, mfu):
 
 def test_money_is_decimal_and_in_minor_units():
     """GPU-hours by rate, rounded once to the currency's minor unit; the range runs from the fastest to the slowest."""
-    assert money(1000.0, Rate(Decimal("2.49"), "USD")) == Decimal("2490.00")
-    assert money(1e40, Rate(Decimal("2.49"), "USD")) == Decimal("2.49e40")
-    assert money(1.5, Rate(Decimal("333.3"), "JPY")) == Decimal("500")
-    run = Run(known("llama-2-7b"), 7e9, 1e12, H100, 64)
-    found = outcomes(run, overhead(Failures(), 64), Rate(Decimal("2"), "USD"))
+    assert money(1000.0, GpuHourRate(Decimal("2.49"), "USD")) == Decimal("2490.00")
+    assert money(1e40, GpuHourRate(Decimal("2.49"), "USD")) == Decimal("2.49e40")
+    assert money(1.5, GpuHourRate(Decimal("333.3"), "JPY")) == Decimal("500")
+    run = TrainingRun(known("llama-2-7b"), 7e9, 1e12, H100, 64)
+    found = outcomes(run, overhead(Failures(), 64), GpuHourRate(Decimal("2"), "USD"))
     assert [one.mfu for one in found] == [0.5, 0.4, 0.3]
     costs = [one.cost for one in found]
     assert costs == sorted(costs)
@@ -153,6 +153,6 @@ def test_a_run_that_cannot_get_on_is_refused():
     with pytest.raises(ValueError, match="would not get on"):
         overhead(Failures(gpu_mtbf_hours=1.0), 3600)
     with pytest.raises(ValueError, match="no fp8"):
-        Run(known("llama-2-7b"), 7e9, 1e12, gpu_named("A100-80GB"), 8, "fp8")
+        TrainingRun(known("llama-2-7b"), 7e9, 1e12, gpu_named("A100-80GB"), 8, "fp8")
     with pytest.raises(ValueError, match="MFU"):
-        Run(known("llama-2-7b"), 7e9, 1e12, H100, 8, mfu=(0.5, 0.4, 0.6))
+        TrainingRun(known("llama-2-7b"), 7e9, 1e12, H100, 8, mfu=(0.5, 0.4, 0.6))

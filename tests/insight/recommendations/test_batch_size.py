@@ -5,7 +5,13 @@ from decimal import Decimal
 import pytest
 
 from gpuledger_collector.accounting.pricing import Price, PriceBook
-from gpuledger_collector.insight.recommendations import Atom, Holding, Place, Reading, Window
+from gpuledger_collector.insight.recommendations import (
+    Holding,
+    IntervalUsage,
+    ObservedAccelerator,
+    ReadingStats,
+    Window,
+)
 from gpuledger_collector.insight.recommendations.running import batch_size
 
 HOUR = 3_600_000
@@ -16,12 +22,12 @@ SMALL = {"utilization_ratio": 0.97, "sm_active_ratio": 0.2, "dram_active_ratio":
 
 
 def reading(value, known=1.0):
-    return Reading(known, value, value, value, value, value)
+    return ReadingStats(known, value, value, value, value, value)
 
 
 def window(readings, hours=48, cards=1, name="tune", known=1.0):
     rating_intervals = [
-        Atom(card, START + hour * HOUR, HOUR, HOUR, 0, 0) for card in range(cards) for hour in range(hours)
+        IntervalUsage(card, START + hour * HOUR, HOUR, HOUR, 0, 0) for card in range(cards) for hour in range(hours)
     ]
     held = Holding(
         1,
@@ -35,7 +41,7 @@ def window(readings, hours=48, cards=1, name="tune", known=1.0):
         rating_intervals,
         {key: reading(value, known) for key, value in readings.items()},
     )
-    places = {card: Place("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)}
+    places = {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)}
     book = PriceBook([Price(1, "", "H100", "on_demand", Decimal(4), "USD", 0)])
     return Window(START, START + hours * HOUR, [held], {}, places, [], book, {})
 

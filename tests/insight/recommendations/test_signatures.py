@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.recommendations import Atom, Holding, Place, Reading, Window, advise
+from gpuledger_collector.insight.recommendations import (
+    Holding,
+    IntervalUsage,
+    ObservedAccelerator,
+    ReadingStats,
+    Window,
+    propose,
+)
 from gpuledger_collector.insight.recommendations.buying import cost, newsvendor, reserve, spot
 from gpuledger_collector.insight.recommendations.reclaim import reclaim_free, reclaim_held
 from gpuledger_collector.insight.recommendations.running import input_pipeline, is_off, off_hours, power_cap
@@ -30,17 +37,20 @@ L40S = Price(4, "", "L40S", "on_demand", Decimal("1"), "USD", 0)
 OWNED = Price(5, "", "H100", "owned", Decimal("2"), "USD", 0)
 
 
-def reading(value: float, known: float = 1.0, p99: float | None = None) -> Reading:
+def reading(value: float, known: float = 1.0, p99: float | None = None) -> ReadingStats:
     top = value if p99 is None else p99
-    return Reading(known, value, value, top, top, top)
+    return ReadingStats(known, value, value, top, top, top)
 
 
-def rating_intervals(card: int, hours: range, busy: float = 0.0, unknown: float = 0.0) -> list[Atom]:
+def rating_intervals(card: int, hours: range, busy: float = 0.0, unknown: float = 0.0) -> list[IntervalUsage]:
     parts = round(HOUR * busy), round(HOUR * unknown)
-    return [Atom(card, START + hour * HOUR, HOUR, parts[0], HOUR - sum(parts), parts[1], 2_000_000) for hour in hours]
+    return [
+        IntervalUsage(card, START + hour * HOUR, HOUR, parts[0], HOUR - sum(parts), parts[1], 2_000_000)
+        for hour in hours
+    ]
 
 
-def holding(number: int, made: list[Atom], **more: object) -> Holding:
+def holding(number: int, made: list[IntervalUsage], **more: object) -> Holding:
     given_: dict[str, object] = {
         "workload_id": number,
         "key": f"slurm::{number}",
@@ -66,7 +76,7 @@ def window(*holdings: Holding, days: int = 28, prices: tuple[Price, ...] = (ON_D
         "end_ms": START + days * DAY,
         "holdings": holdings,
         "free": {},
-        "places": {card: Place("train", H100, "n1", 1_000_000, 1.0) for card in cards},
+        "places": {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in cards},
         "findings": (),
         "book": PriceBook(prices),
         "demand_ns": {},
@@ -129,16 +139,16 @@ def test_less_evidence_gives_reasons_and_no_advice(seen):
     )
     whole = replace(
         whole,
-        places=whole.places | {3: Place("train", H100, "n1", 1_000_000, 1.0)},
+        places=whole.places | {3: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0)},
         demand_ns={("train", H100): {START - 60 * DAY + hour * HOUR: 2_000_000 * HOUR for hour in range(88 * 24)}},
     )
-    advice, _ = advise(whole)
+    advice, _ = propose(whole)
     assert {"reclaim", "spot", "reserve"} <= {one.kind for one in advice}
     dark = [
         replace(one, rating_intervals=[replace(a, busy_ms=0, idle_ms=0, unknown_ms=HOUR) for a in one.rating_intervals])
         for one in (idle, small)
     ]
-    advice, gaps = advise(blind(replace(whole, holdings=dark), seen))
+    advice, gaps = propose(blind(replace(whole, holdings=dark), seen))
     assert advice == []
     named = {kind for gap in gaps for kind in gap.kind.split(", ")}
     assert {"reclaim", "spot", "reserve"} <= named
@@ -153,7 +163,7 @@ def test_tags_that_keep_are_respected(tag):
         prices=(ON_DEMAND, SPOT),
         findings=[finding(1, 1, "gone_idle", range(100))],
     )
-    advice, gaps = advise(made)
+    advice, gaps = propose(made)
     assert advice == []
     assert any(tag in gap.reason for gap in gaps)
 
@@ -166,7 +176,7 @@ def test_free_capacity_counts_what_was_never_needed():
         window(days=4),
         end_ms=START + 100 * HOUR,
         free={("train", H100): nobody},
-        places={card: Place("train", H100, "n1", 1_000_000, 1.0) for card in (1, 2)},
+        places={card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in (1, 2)},
     )
     (one,), _ = reclaim_free(made)
     assert [len(estimate.changes) for estimate in (one.low, one.expected, one.high)] == [100, 100, 150]
@@ -275,7 +285,7 @@ def test_power_cap_and_input_pipeline():
     assert (one.expected.changes, one.low.kwh) == ((), 0)
     assert one.high.kwh == pytest.approx(0.15 * 48 * 2_000_000 / 3.6e9)
     assert power_cap(window(base)) == ([], [])
-    starved = replace(base, readings=base.readings | {"utilization_ratio": Reading(1, 0.4, 0.4, 0.8, 0.9, 1.0)})
+    starved = replace(base, readings=base.readings | {"utilization_ratio": ReadingStats(1, 0.4, 0.4, 0.8, 0.9, 1.0)})
     (fed,), _ = input_pipeline(window(starved, findings=[finding(1, 1, "data_starved", range(48))]))
     assert {change.spare_permille for change in fed.high.changes} == {500}
     assert {change.spare_permille for change in fed.expected.changes} == {250}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.scaling import Limits, advise
+from gpuledger_collector.insight.scaling import ScalingLimits, advise
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -23,7 +23,7 @@ def pool(days=16, level=40, seed=0):
 def test_advice_is_a_number_with_a_sentence():
     """A pool with history gets GPUs, nodes, the demand ahead in order, and one sentence."""
     series = pool()
-    got = advise(series, STEP, series.end_ms, Limits(node_gpus=8))
+    got = advise(series, STEP, series.end_ms, ScalingLimits(node_gpus=8))
     assert got is not None
     assert got.desired_gpus >= got.demand_now
     assert got.desired_gpus == got.desired_nodes * 8
@@ -63,10 +63,10 @@ def test_a_young_pool_gets_plain_headroom_and_is_told_so():
 @pytest.mark.parametrize(
     ("limits", "held", "gpus", "said"),
     [
-        (Limits(floor_gpus=64), None, 64, "the floor"),
-        (Limits(ceiling_gpus=10), None, 10, "the ceiling"),
-        (Limits(step_down_gpus=4), 100, 96, "the step limit down"),
-        (Limits(step_up_gpus=1), 20, 21, "the step limit up"),
+        (ScalingLimits(floor_gpus=64), None, 64, "the floor"),
+        (ScalingLimits(ceiling_gpus=10), None, 10, "the ceiling"),
+        (ScalingLimits(step_down_gpus=4), 100, 96, "the step limit down"),
+        (ScalingLimits(step_up_gpus=1), 20, 21, "the step limit up"),
     ],
 )
 def test_the_limits_of_the_pool_decide_and_are_named(limits, held, gpus, said):

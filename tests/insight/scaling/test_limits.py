@@ -10,13 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.backtest import Question, backtest_scaling
-from gpuledger_collector.insight.pool_backtest import month
-from gpuledger_collector.insight.scaling import Limits, advise
-from gpuledger_collector.insight.scaling.advice import Told
-from gpuledger_collector.insight.scaling.choice import Rules, best, tally
-from gpuledger_collector.insight.scaling.policies import Setting
-from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, Rate, Terms, decide, inputs_hash, money_micro, served
+from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
+from gpuledger_collector.insight.pool_backtest import backtest_pool
+from gpuledger_collector.insight.scaling import ScalingLimits, advise
+from gpuledger_collector.insight.scaling.advice import PastTarget
+from gpuledger_collector.insight.scaling.choice import SelectionRules, daily_totals, select
+from gpuledger_collector.insight.scaling.policies import PolicySetting
+from gpuledger_collector.insight.scaling.pools import (
+    ACT,
+    ADVICE,
+    GpuHourRate,
+    ScalingTerms,
+    decide,
+    inputs_hash,
+    judge_decision,
+    money_micro,
+)
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -24,7 +33,7 @@ PER_DAY = 48
 MINUTE = 60_000
 FLAT = Series("new", 0, STEP, np.full(PER_DAY, 20.0))  # young: 22 GPUs are wanted
 NOW = FLAT.end_ms
-DOLLARS = Rate(Decimal("2.50"), "USD")
+DOLLARS = GpuHourRate(Decimal("2.50"), "USD")
 
 
 def desired(limits, *past, at=NOW):
@@ -36,24 +45,39 @@ def desired(limits, *past, at=NOW):
 @pytest.mark.parametrize(
     ("limits", "past", "gpus", "said"),
     [
-        (Limits(warm_gpus=8), (), 28, "the warm pool"),
-        (Limits(headroom=0.5), (), 30, "the headroom"),
-        (Limits(stabilise_ms=10 * MINUTE), (Told(NOW - 90 * MINUTE, 40, 40),), 40, "the stabilisation window"),
+        (ScalingLimits(warm_gpus=8), (), 28, "the warm pool"),
+        (ScalingLimits(headroom=0.5), (), 30, "the headroom"),
         (
-            Limits(stabilise_ms=10 * MINUTE),
-            (Told(NOW - 90 * MINUTE, 40, 40), Told(NOW - 9 * MINUTE, 40, 22)),
+            ScalingLimits(stabilise_ms=10 * MINUTE),
+            (PastTarget(NOW - 90 * MINUTE, 40, 40),),
             40,
             "the stabilisation window",
         ),
-        (Limits(stabilise_ms=9 * MINUTE), (Told(NOW - 90 * MINUTE, 40, 40), Told(NOW - 9 * MINUTE, 40, 22)), 22, ""),
-        (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - 9 * MINUTE, 40),), 40, "the cool-down"),
-        (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - 11 * MINUTE, 40), Told(NOW - MINUTE, 40)), 22, ""),
-        (Limits(cooldown_ms=10 * MINUTE), (Told(NOW - MINUTE, 21),), 22, ""),
-        (Limits(step_down_gpus=4), (Told(NOW - MINUTE, 40),), 36, "the step limit down"),
-        (Limits(step_up_gpus=1), (Told(NOW - MINUTE, 12),), 20, "the step limit up"),
-        (Limits(money_gpus=12.5), (), 12, "the money limit"),
-        (Limits(ceiling_gpus=12, node_gpus=8), (), 8, "the ceiling"),
-        (Limits(ceiling_gpus=24, node_gpus=8), (), 24, ""),
+        (
+            ScalingLimits(stabilise_ms=10 * MINUTE),
+            (PastTarget(NOW - 90 * MINUTE, 40, 40), PastTarget(NOW - 9 * MINUTE, 40, 22)),
+            40,
+            "the stabilisation window",
+        ),
+        (
+            ScalingLimits(stabilise_ms=9 * MINUTE),
+            (PastTarget(NOW - 90 * MINUTE, 40, 40), PastTarget(NOW - 9 * MINUTE, 40, 22)),
+            22,
+            "",
+        ),
+        (ScalingLimits(cooldown_ms=10 * MINUTE), (PastTarget(NOW - 9 * MINUTE, 40),), 40, "the cool-down"),
+        (
+            ScalingLimits(cooldown_ms=10 * MINUTE),
+            (PastTarget(NOW - 11 * MINUTE, 40), PastTarget(NOW - MINUTE, 40)),
+            22,
+            "",
+        ),
+        (ScalingLimits(cooldown_ms=10 * MINUTE), (PastTarget(NOW - MINUTE, 21),), 22, ""),
+        (ScalingLimits(step_down_gpus=4), (PastTarget(NOW - MINUTE, 40),), 36, "the step limit down"),
+        (ScalingLimits(step_up_gpus=1), (PastTarget(NOW - MINUTE, 12),), 20, "the step limit up"),
+        (ScalingLimits(money_gpus=12.5), (), 12, "the money limit"),
+        (ScalingLimits(ceiling_gpus=12, node_gpus=8), (), 8, "the ceiling"),
+        (ScalingLimits(ceiling_gpus=24, node_gpus=8), (), 24, ""),
     ],
 )
 def test_each_limit_decides_where_it_binds_and_is_named(limits, past, gpus, said):
@@ -75,7 +99,7 @@ def test_each_limit_decides_where_it_binds_and_is_named(limits, past, gpus, said
 def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, before, calm):
     """Whatever the other limits and the past say: never above the ceiling, above the floor as far as nodes allow."""
     ceiling = floor + room
-    limits = Limits(
+    limits = ScalingLimits(
         floor_gpus=floor,
         ceiling_gpus=ceiling,
         node_gpus=node,
@@ -83,7 +107,7 @@ def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, befor
         cooldown_ms=calm * MINUTE,
         stabilise_ms=calm * MINUTE,
     )
-    past = [Told(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus) for at, gpus in enumerate(before)]
+    past = [PastTarget(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus) for at, gpus in enumerate(before)]
     got, _ = desired(limits, *past)
     assert got <= ceiling
     assert got >= min(floor, ceiling // node * node)
@@ -91,11 +115,11 @@ def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, befor
 
 def test_money_buys_what_the_rate_says_and_a_missing_rate_stops_acting():
     """30 USD an hour at 2.50 are twelve GPUs; without a rate, or in another currency, nobody acts, and it is said."""
-    terms = Terms("new", Limits(), STEP, ACT, Decimal(30), "USD", "hook")
+    terms = ScalingTerms("new", ScalingLimits(), STEP, ACT, Decimal(30), "USD", "hook")
     acting = decide(FLAT, terms, NOW, DOLLARS)
     assert acting is not None
     assert (acting.advice.desired_gpus, acting.mode, acting.told) == (12.0, ACT, "hook")
-    for rate in (None, Rate(Decimal(2), "EUR")):
+    for rate in (None, GpuHourRate(Decimal(2), "EUR")):
         doubtful = decide(FLAT, terms, NOW, rate)
         assert doubtful is not None
         assert (doubtful.mode, doubtful.told) == (ADVICE, "")
@@ -104,16 +128,16 @@ def test_money_buys_what_the_rate_says_and_a_missing_rate_stops_acting():
 
 def test_only_a_change_of_target_is_told():
     """The same target again is no news; nor is a change of a pool that does not act."""
-    terms = Terms("new", Limits(), STEP, ACT, webhook="hook")
-    same = decide(FLAT, terms, NOW, past=[Told(NOW - MINUTE, 22.0)])
-    other = decide(FLAT, terms, NOW, past=[Told(NOW - MINUTE, 23.0)])
-    advice = decide(FLAT, replace(terms, mode=ADVICE), NOW, past=[Told(NOW - MINUTE, 23.0)])
+    terms = ScalingTerms("new", ScalingLimits(), STEP, ACT, webhook="hook")
+    same = decide(FLAT, terms, NOW, past=[PastTarget(NOW - MINUTE, 22.0)])
+    other = decide(FLAT, terms, NOW, past=[PastTarget(NOW - MINUTE, 23.0)])
+    advice = decide(FLAT, replace(terms, mode=ADVICE), NOW, past=[PastTarget(NOW - MINUTE, 23.0)])
     assert [one.told for one in (same, other, advice) if one] == ["", "hook", ""]
 
 
 def test_the_hash_names_what_was_looked_at():
     """One value more, other terms or another rate are other inputs; the same again is the same."""
-    terms = Terms("new")
+    terms = ScalingTerms("new")
     longer = Series("new", 0, STEP, np.full(PER_DAY + 1, 20.0))
     made = [
         inputs_hash(FLAT, terms, None),
@@ -122,7 +146,7 @@ def test_the_hash_names_what_was_looked_at():
         inputs_hash(FLAT, replace(terms, lead_ms=1), None),
     ]
     assert len(set(made)) == 4
-    assert inputs_hash(FLAT, Terms("new"), None) == made[0]
+    assert inputs_hash(FLAT, ScalingTerms("new"), None) == made[0]
 
 
 @given(
@@ -135,7 +159,7 @@ def test_what_came_adds_up(values, start, length, gpus):
     """Over the known time: demand + waste = desired + wait, in GPU-seconds, whatever is missing."""
     series = Series("pool", 0, STEP, np.array([np.nan if one is None else one for one in values], float))
     begin = start * STEP // 2
-    came = served(series, begin, begin + length * STEP // 4, gpus, gpus)
+    came = judge_decision(series, begin, begin + length * STEP // 4, gpus, gpus)
     assert came.known_ms <= length * STEP // 4
     held = gpus * came.known_ms / 1000
     assert came.demand_gpu_s + came.waste_gpu_s == pytest.approx(held + came.wait_gpu_s)
@@ -162,7 +186,7 @@ def wild(seed, days=24):
 @given(seed=st.integers(0, 10_000), cap=st.sampled_from([1.1, 1.25]), delay=st.sampled_from([1, 2]))
 def test_ours_costs_no_more_than_the_tuned_reactive_and_a_little(seed, cap, delay):
     """On any demand capacity stays within 1.02 x that of the reactive setting tuned on the history, or the budget."""
-    done = backtest_scaling(Series("pool", 0, STEP, wild(seed)), Question(delay * STEP, cap))
+    done = backtest_scaling(Series("pool", 0, STEP, wild(seed)), ScalingScenario(delay * STEP, cap))
     found = {verdict.policy: verdict.outcome for verdict in done.verdicts}
     ours, tuned = found["gpuledger"], found["reactive-tuned"]
     assert ours.capacity <= 1.025 * tuned.capacity
@@ -171,7 +195,7 @@ def test_ours_costs_no_more_than_the_tuned_reactive_and_a_little(seed, cap, dela
 
 def test_a_forecast_that_was_lucky_once_is_not_switched_on():
     """All its gain on one day of many is less than its doubt; the same gain on every day is not."""
-    settings_ = (Setting("reactive"), Setting("drift", quantile=0.9))
+    settings_ = (PolicySetting("reactive"), PolicySetting("drift", quantile=0.9))
     days, steps = 20, 4
     demand = np.full(days * steps, 10.0)
     known = np.ones(len(demand), dtype=bool)
@@ -180,18 +204,18 @@ def test_a_forecast_that_was_lucky_once_is_not_switched_on():
     lucky[steps : 2 * steps, 1] = 8.0
     steady[:, 1] = 9.5
     for capacity, chosen in ((lucky, 0), (steady, 1)):
-        seen = tally(demand, capacity, known, steps, 1.0)
-        assert best(seen, settings_, 0, 2.0, Rules(margin=1.0))[0] == chosen
+        seen = daily_totals(demand, capacity, known, steps, 1.0)
+        assert select(seen, settings_, 0, 2.0, SelectionRules(margin=1.0))[0] == chosen
 
 
 def test_a_month_is_the_last_28_days_in_money():
     """Of fifty days ten are history and 28 are judged; cost is capacity at the rate; no front setting beats another."""
     values = 20 + np.round(8 * np.sin(2 * np.pi * np.arange(50 * 24) / 24))
-    made = month(Series("pool", 0, 3_600_000, values), Terms("pool"), DOLLARS, with_front=True)
+    made = backtest_pool(Series("pool", 0, 3_600_000, values), ScalingTerms("pool"), DOLLARS, with_front=True)
     assert made.facts()["judged_days"] == 28
     for row in made.rows():
         assert row["cost"] == pytest.approx(2.5 * float(str(row["capacity"])), abs=0.01)
     spent, waited = zip(*made.front, strict=True)
     assert list(spent) == sorted(spent)
     assert list(waited) == sorted(waited, reverse=True)
-    assert month(Series("pool", 0, 3_600_000, values[:100]), Terms("pool"), None).done is None
+    assert backtest_pool(Series("pool", 0, 3_600_000, values[:100]), ScalingTerms("pool"), None).done is None

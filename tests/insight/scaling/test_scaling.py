@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger_collector.cli import main
-from gpuledger_collector.insight.backtest import Question, TooShort, backtest_scaling
+from gpuledger_collector.insight.backtest import ScalingScenario, TooShort, backtest_scaling
 from gpuledger_collector.insight.scaling.lookahead import climate, drift, rises
-from gpuledger_collector.insight.scaling.policies import joined, predictive, reactive, wish
-from gpuledger_collector.insight.scaling.simulation import measure, rolling_max, simulate, simulate_utilisation
+from gpuledger_collector.insight.scaling.policies import current_target, join_candidates, predictive, reactive
+from gpuledger_collector.insight.scaling.simulation import measure_outcome, rolling_max, simulate, simulate_utilisation
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -59,7 +59,7 @@ def test_whole_nodes_round_up():
 def test_the_measure_counts_gpu_hours_and_starts():
     """Two steps short of six GPUs at half an hour are six GPU-hours, and six starts that waited an hour each."""
     demand = np.array([4.0, 4, 10, 10, 10, 10])
-    got = measure(demand, one(demand, demand), np.ones(6, dtype=bool), STEP)
+    got = measure_outcome(demand, one(demand, demand), np.ones(6, dtype=bool), STEP)
     assert got.wait == pytest.approx(6.0)
     assert got.demand == pytest.approx(24.0)
     assert got.capacity == pytest.approx(18.0)
@@ -109,7 +109,7 @@ def test_drift_foresees_a_ramp():
 
 def outcomes(demand, **question):
     done = backtest_scaling(
-        Series("demand", 0, STEP, demand), Question(**{"delay_ms": STEP, "cost_cap": 1.1, **question})
+        Series("demand", 0, STEP, demand), ScalingScenario(**{"delay_ms": STEP, "cost_cap": 1.1, **question})
     )
     return {verdict.policy: verdict for verdict in done.verdicts}, done
 
@@ -171,7 +171,7 @@ def test_the_first_ten_days_are_not_judged():
 def test_too_little_history_is_refused():
     """Nine days leave nothing to judge."""
     with pytest.raises(TooShort, match="nothing is left to judge"):
-        backtest_scaling(Series("demand", 0, STEP, daily(9)), Question(STEP))
+        backtest_scaling(Series("demand", 0, STEP, daily(9)), ScalingScenario(STEP))
 
 
 @pytest.fixture
@@ -241,7 +241,9 @@ def test_what_is_asked_now_is_what_was_replayed(today):
     demand = np.maximum(
         np.round(30 + 20 * np.sin(2 * np.pi * at / per_day) + np.random.default_rng(1).normal(0, 4, len(at))), 0.0
     )
-    replayed = joined(reactive(demand, 2.0, step), predictive(demand, 2.0, 2, step, warm))
+    replayed = join_candidates(reactive(demand, 2.0, step), predictive(demand, 2.0, 2, step, warm))
     asked = np.maximum(replayed.target[-1], replayed.keep[-1])
     for column in range(0, len(asked), 7):
-        assert wish(replayed.settings[column], demand, 2, step, len(demand) - today) == pytest.approx(asked[column])
+        assert current_target(replayed.settings[column], demand, 2, step, len(demand) - today) == pytest.approx(
+            asked[column]
+        )

@@ -51,7 +51,7 @@ MOST_OF_IT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WorkloadRun:
     """One workload as it was held. Instants are unix ms; `gpu_micro`: the most that it held in one hour."""
 
     name: str
@@ -81,13 +81,13 @@ class RateChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AnomalyCase:
     """An episode of one owner and everything that its nature is told from."""
 
     owner: str
     begin_ms: int
     until_ms: int
-    runs: Sequence[Run]
+    runs: Sequence[WorkloadRun]
     """All runs of the owner that are known, before the episode and in it."""
     moved: Mapping[str, int]
     """Change by workload name against the same hours before, micro-units."""
@@ -107,7 +107,7 @@ class AnomalyCause:
     workloads: tuple[str, ...] = ()
 
 
-def cause_of(case: Case) -> AnomalyCause:
+def explain(case: AnomalyCase) -> AnomalyCause:
     """The nature of an episode; first match wins."""
     change = sum(case.moved.values())
     if case.price_micro and case.price_micro >= MOST_OF_IT * max(change, 1):
@@ -124,14 +124,14 @@ def cause_of(case: Case) -> AnomalyCause:
     return _leak(case, names) or _new(case, names, rise) or _scale_up(case, names) or _many(risen, rise)
 
 
-def _of_name(case: Case, name: str) -> AnomalyCause | None:
+def _of_name(case: AnomalyCase, name: str) -> AnomalyCause | None:
     """What one name that makes most of the rise is, if it is something of its own."""
     mine = [run for run in case.runs if run.name == name and _inside(run, case)]
-    such, whose = such_runs(case, name)
+    such, whose = comparable_runs(case, name)
     return _storm(name, mine, such, whose) or _plateau(name, mine) or _runaway(name, mine, such, whose)
 
 
-def such_runs(case: Case, name: str) -> tuple[list[Run], str]:
+def comparable_runs(case: AnomalyCase, name: str) -> tuple[list[WorkloadRun], str]:
     """Runs that began before the episode to compare with, of the name if there are enough, else of the owner."""
     before = [
         run
@@ -144,16 +144,16 @@ def such_runs(case: Case, name: str) -> tuple[list[Run], str]:
     return before, f"workloads of {case.owner}"
 
 
-def _inside(run: Run, case: Case) -> bool:
+def _inside(run: WorkloadRun, case: AnomalyCase) -> bool:
     return run.start_ms < case.until_ms and run.end_ms > case.begin_ms
 
 
-def _price(case: Case) -> AnomalyCause:
+def _price(case: AnomalyCase) -> AnomalyCause:
     said = [f"{rate.model} costs {rate.now} {case.currency} an hour instead of {rate.before}" for rate in case.rates]
     return AnomalyCause(PRICE, "; ".join(said) or "the same usage costs more than three days before")
 
 
-def _storm(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> AnomalyCause | None:
+def _storm(name: str, mine: Sequence[WorkloadRun], such: Sequence[WorkloadRun], whose: str) -> AnomalyCause | None:
     if len(mine) < STORM_RUNS:
         return None
     length = median(run.length_ms for run in mine)
@@ -166,7 +166,7 @@ def _storm(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> A
     return AnomalyCause(STORM, many, (name,))
 
 
-def _plateau(name: str, mine: Sequence[Run]) -> AnomalyCause | None:
+def _plateau(name: str, mine: Sequence[WorkloadRun]) -> AnomalyCause | None:
     held = sum(run.gpu_ns for run in mine)
     known = sum(run.busy_ms + run.idle_ms for run in mine)
     first, last = min((run.start_ms for run in mine), default=0), max((run.end_ms for run in mine), default=0)
@@ -181,12 +181,12 @@ def _plateau(name: str, mine: Sequence[Run]) -> AnomalyCause | None:
     return AnomalyCause(PLATEAU, f"{said}, and used {100 * busy / known:.1f} % of it", (name,))
 
 
-def _at_once(runs: Sequence[Run]) -> bool:
+def _at_once(runs: Sequence[WorkloadRun]) -> bool:
     """Whether all of them ran at the same time."""
     return max(run.start_ms for run in runs) < min(run.end_ms for run in runs)
 
 
-def _runaway(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) -> AnomalyCause | None:
+def _runaway(name: str, mine: Sequence[WorkloadRun], such: Sequence[WorkloadRun], whose: str) -> AnomalyCause | None:
     if not mine:
         return None
     wild = max(mine, key=lambda run: (run.length_ms, run.gpu_micro))
@@ -212,7 +212,7 @@ def _runaway(name: str, mine: Sequence[Run], such: Sequence[Run], whose: str) ->
     )
 
 
-def _leak(case: Case, names: Sequence[str]) -> AnomalyCause | None:
+def _leak(case: AnomalyCase, names: Sequence[str]) -> AnomalyCause | None:
     """Slow growth over days: hardly a day below the one before, and no day that makes half of the rise."""
     days = case.daily
     if case.until_ms - case.begin_ms < LEAK_MS or len(days) < LEAK_DAYS:
@@ -226,7 +226,7 @@ def _leak(case: Case, names: Sequence[str]) -> AnomalyCause | None:
     return AnomalyCause(LEAK, said, tuple(names[:3]))
 
 
-def _new(case: Case, names: Sequence[str], rise: int) -> AnomalyCause | None:
+def _new(case: AnomalyCase, names: Sequence[str], rise: int) -> AnomalyCause | None:
     known = {run.name for run in case.runs if run.start_ms < case.begin_ms - HOUR_MS}
     new = [name for name in names if name not in known]
     part = sum(case.moved[name] for name in new)
@@ -242,7 +242,7 @@ def _new(case: Case, names: Sequence[str], rise: int) -> AnomalyCause | None:
     return AnomalyCause(NEW, f"{said}{others}: {100 * part // rise} % of the rise", tuple(new[:5]))
 
 
-def _scale_up(case: Case, names: Sequence[str]) -> AnomalyCause | None:
+def _scale_up(case: AnomalyCase, names: Sequence[str]) -> AnomalyCause | None:
     """The workloads of before on more GPUs at a time."""
     length = case.until_ms - case.begin_ms
     now: dict[str, int] = defaultdict(int)
@@ -260,7 +260,7 @@ def _scale_up(case: Case, names: Sequence[str]) -> AnomalyCause | None:
     return None
 
 
-def _held(run: Run, begin_ms: int, until_ms: int) -> int:
+def _held(run: WorkloadRun, begin_ms: int, until_ms: int) -> int:
     """Micro-GPU-milliseconds of a run in a window, as if it held evenly."""
     inside = max(0, min(run.end_ms, until_ms) - max(run.start_ms, begin_ms))
     return run.gpu_ns * inside // max(1, run.length_ms)
@@ -281,7 +281,7 @@ def nearly_all(lengths: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Storm:
+class RetryStorm:
     """Many short runs of one name, one after the other: when, which, and what to call it."""
 
     name: str
@@ -289,18 +289,18 @@ class Storm:
     until_ms: int
     opened_ms: int
     """End of the run with which it could be told."""
-    runs: tuple[Run, ...]
+    runs: tuple[WorkloadRun, ...]
     cause: AnomalyCause
 
 
-def storms(owner: str, runs: Sequence[Run], since_ms: int) -> list[Storm]:
+def find_storms(owner: str, runs: Sequence[WorkloadRun], since_ms: int) -> list[RetryStorm]:
     """Retry storms among the runs of an owner that ended after an instant, found by the runs alone, however cheap.
 
     Runs of one name no further apart than two hours are one row of runs. A row is a storm when it is long and its runs
     are short for that name (else: for that owner), and when the name never had a third as many in as long a time. What
     has stormed twice already is how it works: a sweep of every week is none.
     """
-    by_name: dict[str, list[Run]] = defaultdict(list)
+    by_name: dict[str, list[WorkloadRun]] = defaultdict(list)
     for run in runs:
         by_name[run.name].append(run)
     found = []
@@ -310,26 +310,26 @@ def storms(owner: str, runs: Sequence[Run], since_ms: int) -> list[Storm]:
     return [one for one in found if one.until_ms > since_ms]
 
 
-def _storms_of(owner: str, name: str, mine: Sequence[Run], others: Sequence[Run]) -> list[Storm]:
-    found: list[Storm] = []
-    calm: list[Run] = []
+def _storms_of(owner: str, name: str, mine: Sequence[WorkloadRun], others: Sequence[WorkloadRun]) -> list[RetryStorm]:
+    found: list[RetryStorm] = []
+    calm: list[WorkloadRun] = []
     for row in _rows(sorted(mine, key=lambda run: (run.start_ms, run.end_ms))):
-        case = Case(owner, row[0].start_ms, max(run.end_ms for run in row), [*others, *calm], {})
-        such, whose = such_runs(case, name)
+        case = AnomalyCase(owner, row[0].start_ms, max(run.end_ms for run in row), [*others, *calm], {})
+        such, whose = comparable_runs(case, name)
         told = _storm(name, row, such, whose) if len(such) >= COMPARABLE else None
         if told is None or not _unusual(row, calm):
             calm += row
             continue
         opened = max(run.end_ms for run in row[:STORM_RUNS])
-        found.append(Storm(name, case.begin_ms, case.until_ms, opened, tuple(row), told))
+        found.append(RetryStorm(name, case.begin_ms, case.until_ms, opened, tuple(row), told))
         if len(found) == STORMS_THAT_ARE_NONE:
             calm += [run for storm in found for run in storm.runs]
             calm.sort(key=lambda run: run.start_ms)
     return found
 
 
-def _rows(runs: Sequence[Run]) -> list[list[Run]]:
-    rows: list[list[Run]] = []
+def _rows(runs: Sequence[WorkloadRun]) -> list[list[WorkloadRun]]:
+    rows: list[list[WorkloadRun]] = []
     for run in runs:
         if rows and run.start_ms - rows[-1][-1].end_ms <= STORM_GAP_MS:
             rows[-1].append(run)
@@ -338,7 +338,7 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
     return rows
 
 
-def _unusual(row: Sequence[Run], before: Sequence[Run]) -> bool:
+def _unusual(row: Sequence[WorkloadRun], before: Sequence[WorkloadRun]) -> bool:
     """Whether the name had far fewer runs in every window as long as this before it."""
     span = row[-1].end_ms - row[0].start_ms
     starts = [run.start_ms for run in before]

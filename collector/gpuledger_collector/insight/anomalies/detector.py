@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.insight.anomalies.past import DAY_MS, past_of
+from gpuledger_collector.insight.anomalies.baseline import DAY_MS, past_of
 from gpuledger_collector.insight.series import Floats, Series
 
 Flags = npt.NDArray[np.bool_]
@@ -61,7 +61,7 @@ TUNED = Tuning()
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Detection:
     """What was thought of every instant of a series. NaN where an instant was unknown or had too little past."""
 
     series: Series
@@ -75,7 +75,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
+class AnomalyLimit:
     """What is expected of an instant, and what it must exceed to stand out at once; in the unit of the series."""
 
     expected: float
@@ -83,7 +83,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class AnomalyEpisode:
     """Flags that belong together: first and last flagged instant as indices of the series."""
 
     first: int
@@ -92,7 +92,7 @@ class Episode:
     """Sum over the episode's instants of value - expected, where that is above zero: unit x steps."""
 
 
-def judge(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -> Judgement:
+def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -> Detection:
     """Judge every instant of a series; `price` says where a rate has risen, which is certain and needs no statistics.
 
     With less than two weeks of history the score is smaller, and with less than a day and a half there is none.
@@ -107,7 +107,7 @@ def judge(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) ->
     score = np.where(price, PRICE_SCORE, score)
     upper = usual + tuning.threshold / tuning.fast * scale
     lower = np.maximum(2 * expected - upper, 0.0)
-    return Judgement(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
+    return Detection(series, expected, lower, upper, score, _persistent(score, tuning, series.step_ms) | price, price)
 
 
 def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats]:
@@ -120,7 +120,7 @@ def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Flo
     return expected, usual, scale, past.trust
 
 
-def ceilings(series: Series, tuning: Tuning = TUNED) -> Floats:
+def limits(series: Series, tuning: Tuning = TUNED) -> Floats:
     """What each instant must exceed to stand out at once; NaN with too little past.
 
     One spread above everything usual: what a steady excess must reach to be flagged at all, so that the first minutes
@@ -130,11 +130,11 @@ def ceilings(series: Series, tuning: Tuning = TUNED) -> Floats:
     return np.where(trust >= LEAST_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
 
 
-def ceiling(series: Series, tuning: Tuning = TUNED) -> Ceiling | None:
+def next_limit(series: Series, tuning: Tuning = TUNED) -> AnomalyLimit | None:
     """The ceiling of the instant after the series; None with too little past."""
     longer = Series(series.name, series.start_ms, series.step_ms, np.append(series.values, np.nan))
-    expected, limit = float(_limits(longer, tuning)[0][-1]), float(ceilings(longer, tuning)[-1])
-    return None if limit != limit else Ceiling(expected, limit)
+    expected, limit = float(_limits(longer, tuning)[0][-1]), float(limits(longer, tuning)[-1])
+    return None if limit != limit else AnomalyLimit(expected, limit)
 
 
 def _smooth(excess: Floats, memory: float) -> Floats:
@@ -188,7 +188,7 @@ def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
     return flag
 
 
-def episodes(judgement: Judgement) -> list[Episode]:
+def group_episodes(judgement: Detection) -> list[AnomalyEpisode]:
     """One episode for flags at most twelve hours apart."""
     where = np.flatnonzero(judgement.flag)
     if not len(where):
@@ -197,4 +197,4 @@ def episodes(judgement: Judgement) -> list[Episode]:
     cut = np.flatnonzero(np.diff(where) > apart)
     over = np.nan_to_num(np.fmax(judgement.series.values - judgement.expected, 0.0))
     starts, ends = where[np.r_[0, cut + 1]], where[np.r_[cut, len(where) - 1]]
-    return [Episode(int(a), int(b), float(over[a : b + 1].sum())) for a, b in zip(starts, ends, strict=True)]
+    return [AnomalyEpisode(int(a), int(b), float(over[a : b + 1].sum())) for a, b in zip(starts, ends, strict=True)]

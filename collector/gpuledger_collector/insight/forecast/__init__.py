@@ -4,10 +4,19 @@ from gpuledger_collector.insight.forecast.ensemble import (
     MODELS,
     QUANTILES,
     Forecast,
-    Settings,
+    ForecastSettings,
     forecast,
     settings_for,
 )
-from gpuledger_collector.insight.forecast.workloads import GOES_ON, Workloads
+from gpuledger_collector.insight.forecast.workloads import STILL_RUNNING, Workloads
 
-__all__ = ["GOES_ON", "MODELS", "QUANTILES", "Forecast", "Settings", "Workloads", "forecast", "settings_for"]
+__all__ = [
+    "MODELS",
+    "QUANTILES",
+    "STILL_RUNNING",
+    "Forecast",
+    "ForecastSettings",
+    "Workloads",
+    "forecast",
+    "settings_for",
+]

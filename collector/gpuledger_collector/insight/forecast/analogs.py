@@ -24,7 +24,7 @@ CELLS = 600_000
 
 
 @dataclass(frozen=True)
-class Look:
+class SimilarityKernel:
     """What makes a past instant resemble now.
 
     `level`: width in standard deviations of the series (None: any level). `half_life_days`: age at which an instant
@@ -42,17 +42,17 @@ class Look:
     floor: float = 0.0
 
 
-LOOKS = (
-    Look("analog", level=0.3, half_life_days=5, hour=7, age=1.4, floor=0.01),
-    Look("recent", level=0.5, half_life_days=2, hour=9, floor=0.02),
-    Look("rhythm", level=1.0, half_life_days=21, hour=0.8, weekday=0.1, floor=0.001),
-    Look("persistence"),
+KERNELS = (
+    SimilarityKernel("analog", level=0.3, half_life_days=5, hour=7, age=1.4, floor=0.01),
+    SimilarityKernel("recent", level=0.5, half_life_days=2, hour=9, floor=0.02),
+    SimilarityKernel("rhythm", level=1.0, half_life_days=21, hour=0.8, weekday=0.1, floor=0.001),
+    SimilarityKernel("persistence"),
 )
 """The models beside the seasonal ones; `persistence` is the naive twin that every forecast is compared with."""
 
 
 @dataclass(frozen=True)
-class Past:
+class History:
     """A series up to now with what the looks compare; arrays of one entry per step, index n-1 is now."""
 
     values: Floats  # gaps filled with the last known value
@@ -67,7 +67,7 @@ class Past:
         return DAY_MS // self.step_ms if DAY_MS % self.step_ms == 0 and self.step_ms < DAY_MS else 0
 
 
-def past_of(values: Floats, start_ms: int, step_ms: int) -> Past:
+def history_of(values: Floats, start_ms: int, step_ms: int) -> History:
     """What is known at the last known value of `values` (shape (n,), NaN for gaps, at least one known)."""
     known = np.isfinite(values)
     last = int(np.flatnonzero(known)[-1]) + 1
@@ -78,11 +78,11 @@ def past_of(values: Floats, start_ms: int, step_ms: int) -> Past:
         values = values[np.where(seen < 0, int(np.argmax(known)), seen)]
     changed = np.concatenate([[False], np.abs(np.diff(values)) > 1e-9])
     since = index - np.maximum.accumulate(np.where(changed, index, 0))
-    return Past(values, known, start_ms + index * step_ms, step_ms, np.log1p(since))
+    return History(values, known, start_ms + index * step_ms, step_ms, np.log1p(since))
 
 
 @dataclass(frozen=True)
-class Changes:
+class PastChanges:
     """Past changes, sorted for each horizon: row r holds `values[t + leads[r]] - values[t]` over the instants
     `origin`.
     """
@@ -94,7 +94,7 @@ class Changes:
     leads: Ints
 
 
-def changes_of(past: Past, leads: Ints) -> Changes:
+def past_changes(past: History, leads: Ints) -> PastChanges:
     """The table of changes over each lead (steps, ascending); what has not happened yet or is a gap is not usable."""
     count = len(past.values)
     stride = max(1, -(-count * len(leads) // CELLS))
@@ -105,10 +105,10 @@ def changes_of(past: Past, leads: Ints) -> Changes:
     usable = inside & past.known[origin][None, :] & past.known[target]
     change = np.where(usable, past.values[target] - past.values[origin][None, :], 0.0)
     order = np.argsort(change, axis=1)
-    return Changes(np.take_along_axis(change, order, 1), order, np.take_along_axis(usable, order, 1), origin, leads)
+    return PastChanges(np.take_along_axis(change, order, 1), order, np.take_along_axis(usable, order, 1), origin, leads)
 
 
-def weights_of(look: Look, past: Past, origin: Ints) -> Floats:
+def kernel_weights(look: SimilarityKernel, past: History, origin: Ints) -> Floats:
     """How much each instant of `origin` counts under this look, shape (N,), the best 1."""
     now = len(past.values) - 1
     log = np.zeros(len(origin))
@@ -135,7 +135,7 @@ def _weekend(at_ms: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return np.asarray((np.asarray(at_ms) // DAY_MS + 3) % 7 >= 5)
 
 
-def spread(changes: Changes, weights: Floats, quantiles: Floats) -> tuple[Floats, Floats]:
+def weighted_quantiles(changes: PastChanges, weights: Floats, quantiles: Floats) -> tuple[Floats, Floats]:
     """Weighted quantiles (H, Q) and mean (H,) of the changes for each lead; midpoint rule, linear between.
 
     A lead without any usable change gives NaN.
@@ -153,7 +153,7 @@ def spread(changes: Changes, weights: Floats, quantiles: Floats) -> tuple[Floats
     return out, np.where(total > 0, mean, np.nan)
 
 
-def seasonal(past: Past, period: int, leads: Ints, quantiles: Floats) -> tuple[Floats, Floats]:
+def seasonal(past: History, period: int, leads: Ints, quantiles: Floats) -> tuple[Floats, Floats]:
     """Levels (H, Q) and means (H,) from the value one period before each target, with its past errors (at least 2
     periods).
     """

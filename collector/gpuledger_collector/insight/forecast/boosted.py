@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuledger_collector.insight.forecast.analogs import DAY_MS, Past
+from gpuledger_collector.insight.forecast.analogs import DAY_MS, History
 from gpuledger_collector.insight.series import Floats, Ints
 
 HOUR_MS = 3_600_000
@@ -35,16 +35,16 @@ WIDTH = 2 * len(LAGS_HOURS) + 17
 
 
 @dataclass(frozen=True)
-class Plan:
+class ForecastTask:
     """One series and the instants at which it is asked: `origins` are lengths of the past known then, ascending."""
 
-    past: Past
+    past: History
     origins: tuple[int, ...]
     leads: tuple[Ints, ...]
 
 
 @dataclass(frozen=True)
-class Growth:
+class TreeSettings:
     """How the trees grow; the same for any series."""
 
     rows: int = 8_000
@@ -66,14 +66,14 @@ class _Rows:
 Answer = tuple[Floats, Floats]
 
 
-def answers(
-    plans: Sequence[Plan],
+def predict_all(
+    plans: Sequence[ForecastTask],
     quantiles: Floats,
-    growth: Growth | None = None,
+    growth: TreeSettings | None = None,
     holidays: frozenset[dt.date] = frozenset(),
 ) -> list[dict[int, Answer]]:
     """Levels (H, Q) and means (H,) of each plan's series by origin; empty where there is too little to learn from."""
-    growth = growth or Growth()
+    growth = growth or TreeSettings()
     rows = [_taught(plan, growth, max(1, growth.rows // max(1, len(plans))), holidays) for plan in plans]
     taught = _Rows(*(np.concatenate(part) for part in zip(*rows, strict=True))) if rows else None
     if taught is None or len(taught.change) < FEWEST_ROWS:
@@ -95,7 +95,7 @@ def answers(
     return out
 
 
-def _learn(taught: _Rows, question: Floats, quantiles: Floats, growth: Growth) -> Floats:
+def _learn(taught: _Rows, question: Floats, quantiles: Floats, growth: TreeSettings) -> Floats:
     """Quantiles (rows, Q) of the change for each question, in units of its series."""
     from sklearn.ensemble import HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
@@ -127,7 +127,7 @@ def _mean(levels: Floats, quantiles: Floats) -> Floats:
     return np.asarray(((padded[:, 1:] + padded[:, :-1]) / 2 * np.diff(edges)).sum(axis=1))
 
 
-def _scale(plan: Plan) -> float:
+def _scale(plan: ForecastTask) -> float:
     """What a series moves by: the mean absolute change over a day and over an hour, of what was known first."""
     known = plan.past.values[: plan.origins[0]]
     reach = min(len(known) - 1, max(1, DAY_MS // plan.past.step_ms))
@@ -137,7 +137,7 @@ def _scale(plan: Plan) -> float:
     return float(max(moved, 0.02 * np.abs(known).mean(), 1e-6))
 
 
-def _taught(plan: Plan, growth: Growth, most: int, holidays: frozenset[dt.date]) -> tuple[Floats, Floats]:
+def _taught(plan: ForecastTask, growth: TreeSettings, most: int, holidays: frozenset[dt.date]) -> tuple[Floats, Floats]:
     """Rows of features and changes to come, of what was known at the earliest origin."""
     end = plan.origins[0]
     furthest = int(max(leads[-1] for leads in plan.leads))
@@ -155,12 +155,12 @@ def _taught(plan: Plan, growth: Growth, most: int, holidays: frozenset[dt.date])
     return features, (values[origin + lead] - values[origin]) / scale
 
 
-def _asked(plan: Plan, place: int, holidays: frozenset[dt.date]) -> Floats:
+def _asked(plan: ForecastTask, place: int, holidays: frozenset[dt.date]) -> Floats:
     leads = plan.leads[place]
     return _features(plan.past, np.full(len(leads), plan.origins[place] - 1), leads, _scale(plan), holidays)
 
 
-def _features(past: Past, origin: Ints, lead: Ints, scale: float, holidays: frozenset[dt.date]) -> Floats:
+def _features(past: History, origin: Ints, lead: Ints, scale: float, holidays: frozenset[dt.date]) -> Floats:
     """One row per (origin, lead), from values up to `origin` alone; what lies before the series is NaN."""
     values = past.values
     now = values[origin]

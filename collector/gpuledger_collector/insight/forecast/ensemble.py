@@ -17,22 +17,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpuledger_collector.insight.forecast.analogs import (
-    LOOKS,
-    Past,
-    changes_of,
-    past_of,
+    KERNELS,
+    History,
+    history_of,
+    kernel_weights,
+    past_changes,
     seasonal,
-    spread,
-    weights_of,
+    weighted_quantiles,
 )
 from gpuledger_collector.insight.forecast.workloads import Workloads
-from gpuledger_collector.insight.forecast.workloads import answers as lived
+from gpuledger_collector.insight.forecast.workloads import predict_at_origins as lived
 from gpuledger_collector.insight.series import Floats, Ints, Series
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
 WEEK_DAYS = 7
 SEASONS = (("day ago", 1), ("week ago", WEEK_DAYS))
-MODELS = (*(look.name for look in LOOKS), *(name for name, _ in SEASONS), "workloads", "boosted")
+MODELS = (*(look.name for look in KERNELS), *(name for name, _ in SEASONS), "workloads", "boosted")
 """Every model by name; boosted is not in the default mix, it did not earn its time (docs/forecasting.md)."""
 Answer = tuple[Floats, Floats]
 Answers = Mapping[str, Mapping[int, Answer]]
@@ -40,7 +40,7 @@ Answers = Mapping[str, Mapping[int, Answer]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ForecastSettings:
     """How the models are combined; the defaults hold for any series and were fitted to none."""
 
     history_steps: int = 1_008  # of the past, at least; see `history_days`
@@ -64,9 +64,9 @@ class Settings:
     calibration_doubt: float = 200.0  # series' worth of disbelief in the common widening of the tails
 
 
-def settings_for(model: str) -> Settings:
+def settings_for(model: str) -> ForecastSettings:
     """Settings of `auto` (the default mix) or of one model of MODELS alone. Raises KeyError."""
-    usual = Settings()
+    usual = ForecastSettings()
     if model == "auto":
         return usual
     if model not in MODELS:
@@ -108,7 +108,7 @@ def forecast(
     series: Sequence[Series],
     horizon: int,
     quantiles: Sequence[float] = QUANTILES,
-    settings: Settings | None = None,
+    settings: ForecastSettings | None = None,
     track: Callable[[Sequence[Series]], Iterable[Series]] = iter,
     workloads: Mapping[str, Workloads] | None = None,
 ) -> list[Forecast]:
@@ -117,7 +117,7 @@ def forecast(
     `track` wraps the walk over the series, for a progress bar; `workloads` are those of a series, by its name. Raises
     ValueError for a horizon below one step, quantiles outside (0, 1) or a series without any known value.
     """
-    settings = settings or Settings()
+    settings = settings or ForecastSettings()
     wanted = np.asarray(sorted(quantiles), dtype=float)
     if horizon < 1 or not len(wanted) or wanted[0] <= 0 or wanted[-1] >= 1:
         raise ValueError("a forecast needs at least one step and quantiles between 0 and 1")
@@ -138,7 +138,7 @@ class _Asked:
     """A series as it is forecast: its past, the instants to come, and the earlier origins at which it is judged."""
 
     name: str
-    past: Past
+    past: History
     at_ms: Ints
     leads: Ints
     judged_leads: Ints
@@ -152,7 +152,7 @@ class _Asked:
         return (*then, (len(self.past.values), self.leads))
 
 
-def _asked(series: Series, horizon: int, settings: Settings) -> _Asked:
+def _asked(series: Series, horizon: int, settings: ForecastSettings) -> _Asked:
     """What is asked of a series. Raises ValueError for one without any known value."""
     if not series.known:
         raise ValueError(f"series {series.name!r} has no known value")
@@ -161,7 +161,7 @@ def _asked(series: Series, horizon: int, settings: Settings) -> _Asked:
     values = series.values[cut:]
     if not np.isfinite(values).any():
         cut, values = 0, series.values
-    past = past_of(values, series.start_ms + cut * series.step_ms, series.step_ms)
+    past = history_of(values, series.start_ms + cut * series.step_ms, series.step_ms)
     at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
     judged = np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int))
     return _Asked(
@@ -175,7 +175,7 @@ def _asked(series: Series, horizon: int, settings: Settings) -> _Asked:
     )
 
 
-def _origins(count: int, horizon: int, settings: Settings) -> tuple[int, ...]:
+def _origins(count: int, horizon: int, settings: ForecastSettings) -> tuple[int, ...]:
     """Earlier instants at which the models are judged, latest first; none while the past is too short for one."""
     room = count - horizon - max(48, horizon)
     if room <= 0:
@@ -186,16 +186,21 @@ def _origins(count: int, horizon: int, settings: Settings) -> tuple[int, ...]:
 
 def _boosted(asked: Sequence[_Asked], quantiles: Floats) -> Sequence[Mapping[int, Answer]]:
     """What trees over all series answer, for each series by origin."""
-    from gpuledger_collector.insight.forecast.boosted import Plan, answers
+    from gpuledger_collector.insight.forecast.boosted import ForecastTask, predict_all
 
     plans = [
-        Plan(one.past, tuple(origin for origin, _ in one.plan), tuple(leads for _, leads in one.plan)) for one in asked
+        ForecastTask(one.past, tuple(origin for origin, _ in one.plan), tuple(leads for _, leads in one.plan))
+        for one in asked
     ]
-    return answers(plans, quantiles)
+    return predict_all(plans, quantiles)
 
 
 def _one(
-    asked: _Asked, quantiles: Floats, settings: Settings, workloads: Workloads | None, trees: Mapping[int, Answer]
+    asked: _Asked,
+    quantiles: Floats,
+    settings: ForecastSettings,
+    workloads: Workloads | None,
+    trees: Mapping[int, Answer],
 ) -> tuple[Forecast, _Judged | None]:
     """The uncalibrated forecast of one series and what its back-test said."""
     past, horizon = asked.past, len(asked.at_ms)
@@ -212,14 +217,14 @@ def _one(
     return Forecast(asked.name, asked.at_ms, mean, values_, tuple(quantiles), naive, used, judged.skill), judged
 
 
-def _models(past: Past, leads: Ints, quantiles: Floats, wanted: set[str], given: Answers) -> dict[str, Answer]:
+def _models(past: History, leads: Ints, quantiles: Floats, wanted: set[str], given: Answers) -> dict[str, Answer]:
     """Levels (H, Q) and mean (H,) of each wanted model, as far as it has an answer; persistence always."""
-    changes = changes_of(past, leads)
+    changes = past_changes(past, leads)
     now = past.values[-1]
     made: dict[str, Answer] = {}
-    for look in LOOKS:
+    for look in KERNELS:
         if look.name == "persistence" or look.name in wanted:
-            values, mean = spread(changes, weights_of(look, past, changes.origin), quantiles)
+            values, mean = weighted_quantiles(changes, kernel_weights(look, past, changes.origin), quantiles)
             made[look.name] = (now + values, now + mean)
     for name, days in SEASONS:
         period = past.per_day * days
@@ -249,7 +254,7 @@ def _combine(
     return np.sort(joined, axis=1), (np.nan_to_num(mean) * have).sum(axis=0), used
 
 
-def _judge(asked: _Asked, quantiles: Floats, settings: Settings, given: Answers) -> _Judged:
+def _judge(asked: _Asked, quantiles: Floats, settings: ForecastSettings, given: Answers) -> _Judged:
     """Forecast from earlier instants of the past and weigh the models by their quantile loss there.
 
     A model that could not be judged at any of them does not count, unless none could; then the series' own models do.
@@ -270,7 +275,7 @@ def _judge(asked: _Asked, quantiles: Floats, settings: Settings, given: Answers)
             age=past.age[:origin],
         )
         models = _models(then, leads, quantiles, {*prior}, given)
-        losses.append({name: pinball(actual, made[0], quantiles) for name, made in models.items()})
+        losses.append({name: quantile_loss(actual, made[0], quantiles) for name, made in models.items()})
         pairs.append((actual, models))
     if not losses:
         own = {name: weight for name, weight in prior.items() if name not in given} or {"persistence": 1.0}
@@ -280,7 +285,7 @@ def _judge(asked: _Asked, quantiles: Floats, settings: Settings, given: Answers)
     if own:
         weights = _beside(weights, pairs, losses, quantiles, settings, [name for name in prior if name in given])
     promised = [(actual, _combine(models, weights)[0]) for actual, models in pairs]
-    ours = sum(pinball(actual, values, quantiles) for actual, values in promised)
+    ours = sum(quantile_loss(actual, values, quantiles) for actual, values in promised)
     naive = sum(loss["persistence"] for loss in losses)
     skill = 1 - ours / naive if naive > 0 else 0.0
     return _Judged(
@@ -296,14 +301,14 @@ def _beside(
     pairs: Sequence[tuple[Floats, dict[str, Answer]]],
     losses: list[dict[str, float]],
     quantiles: Floats,
-    settings: Settings,
+    settings: ForecastSettings,
     outsiders: Sequence[str],
 ) -> dict[str, float]:
     """The weights with the outsiders: each counts beside the own models together by a power of its loss over theirs.
 
     One that had no answer at half of the origins, or that would count for little, does not count.
     """
-    together = [pinball(actual, _combine(models, own)[0], quantiles) for actual, models in pairs]
+    together = [quantile_loss(actual, _combine(models, own)[0], quantiles) for actual, models in pairs]
     added = {}
     for name in outsiders:
         have = [place for place, loss in enumerate(losses) if np.isfinite(loss.get(name, np.nan))]
@@ -319,7 +324,7 @@ def _beside(
     return {name: weight / total for name, weight in (own | added).items()}
 
 
-def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: Settings) -> dict[str, float]:
+def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: ForecastSettings) -> dict[str, float]:
     """Prior x (loss / least loss)^-power, over the origins where a model had an answer; the weights sum to 1."""
     names = [name for name in prior if any(np.isfinite(loss.get(name, np.nan)) for loss in losses)]
     relative: dict[str, float] = {}
@@ -337,7 +342,7 @@ def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: Se
     return {name: weight / total for name, weight in raw.items()}
 
 
-def pinball(actual: Floats, values: Floats, quantiles: Floats) -> float:
+def quantile_loss(actual: Floats, values: Floats, quantiles: Floats) -> float:
     """Mean quantile loss of `values` (H, Q) against `actual` (H,), unknown instants left out; NaN when nothing is
     known.
     """
@@ -347,7 +352,7 @@ def pinball(actual: Floats, values: Floats, quantiles: Floats) -> float:
     return float(loss[use].mean()) if use.any() else float("nan")
 
 
-def _widening(judged: Sequence[_Judged], quantiles: Floats, settings: Settings) -> Floats:
+def _widening(judged: Sequence[_Judged], quantiles: Floats, settings: ForecastSettings) -> Floats:
     """Per quantile the factor on its distance from the median that would have given it its share, over all series.
 
     Split conformal on the ratio (actual - median) / (quantile - median) (Romano et al. 2019, scaled), shrunk towards
@@ -380,7 +385,7 @@ def _finish(plain: Forecast, factors: Floats) -> Forecast:
     return replace(plain, values=values, mean=np.maximum(plain.mean, 0.0), naive=naive)
 
 
-def _short(name: str, past: Past, at_ms: Ints, leads: Ints, quantiles: Floats, known: int) -> Forecast:
+def _short(name: str, past: History, at_ms: Ints, leads: Ints, quantiles: Floats, known: int) -> Forecast:
     """Too little history for models: the last value with a band that widens with the square root of time.
 
     The band is that of a random walk with the one-step changes seen so far; with fewer than three of them, that of a

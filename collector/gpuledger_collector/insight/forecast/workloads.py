@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.insight.forecast.analogs import DAY_MS, Past
+from gpuledger_collector.insight.forecast.analogs import DAY_MS, History
 from gpuledger_collector.insight.series import Floats, Ints
 
 FEWEST_ENDED = 20
@@ -44,11 +44,11 @@ class Workloads:
     waiting: tuple[tuple[int, float], ...] = ()
 
 
-GOES_ON = np.iinfo(np.int64).max
+STILL_RUNNING = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Simulation:
+class SimulationSettings:
     """How paths are drawn; the same for every series."""
 
     paths: int = 100
@@ -60,24 +60,24 @@ class Simulation:
     fewest_own: int = 3  # an owner with fewer ended workloads has everybody's lifetimes
 
 
-Answer = tuple[Floats, Floats]
+Prediction = tuple[Floats, Floats]
 
 
-def answer(
-    workloads: Workloads, past: Past, leads: Ints, quantiles: Floats, simulation: Simulation | None = None
-) -> Answer | None:
+def predict(
+    workloads: Workloads, past: History, leads: Ints, quantiles: Floats, simulation: SimulationSettings | None = None
+) -> Prediction | None:
     """Levels (H, Q) and means (H,) after the last instant of `past`; None while too few workloads have ended, or too
     few of those that began.
 
     The value of a series at an instant is the mean over the step that begins there, so that "now" is the end of the
     last step, and a lead is asked about in the middle of its step.
     """
-    simulation = simulation or Simulation()
+    simulation = simulation or SimulationSettings()
     now_ms = int(past.at_ms[-1]) + past.step_ms
     begun = workloads.start_ms < now_ms
     start, gpus, owner = workloads.start_ms[begun], workloads.gpus[begun], workloads.owner[begun]
-    end = np.where(workloads.end_ms[begun] <= now_ms, workloads.end_ms[begun], GOES_ON)
-    ended = end < GOES_ON
+    end = np.where(workloads.end_ms[begun] <= now_ms, workloads.end_ms[begun], STILL_RUNNING)
+    ended = end < STILL_RUNNING
     if ended.sum() < max(FEWEST_ENDED, TURNOVER * (~ended).sum()):
         return None
     generator = np.random.default_rng(simulation.seed)
@@ -105,7 +105,7 @@ def _mean_held(start: Ints, end: Ints, gpus: Floats, from_ms: int, to_ms: int) -
 
 
 @dataclass(frozen=True)
-class Curve:
+class SurvivalCurve:
     """A survival curve: `survival[i]` is the probability to last longer than `length_ms[i]` (ascending)."""
 
     length_ms: Floats
@@ -123,7 +123,7 @@ class Curve:
         return np.where(beyond, np.inf, self.length_ms[np.minimum(place, len(self.length_ms) - 1)])
 
 
-class Lives:
+class Lifetimes:
     """Lives sorted once, for the curves of many owners; those that have not ended count as far as they went."""
 
     def __init__(self, life: Ints, ended: npt.NDArray[np.bool_]) -> None:
@@ -131,13 +131,13 @@ class Lives:
         self._dead = ended[self._order]
         self._length = np.asarray(life[self._order][self._dead], dtype=np.float64)
 
-    def curve(self, weight: Floats) -> Curve:
+    def curve(self, weight: Floats) -> SurvivalCurve:
         """Kaplan-Meier of the lives by weight (a weight each, in the order they were given)."""
         mass = weight[self._order]
         at_risk = np.cumsum(mass[::-1])[::-1]
         kept = 1 - (mass / np.maximum(at_risk, 1e-12))[self._dead]
         survival = np.cumprod(np.where(kept < 1e-9, 0.0, kept))
-        return Curve(self._length, np.asarray(survival, dtype=np.float64))
+        return SurvivalCurve(self._length, np.asarray(survival, dtype=np.float64))
 
 
 def _left(
@@ -149,7 +149,7 @@ def _left(
     workloads: Workloads,
     now_ms: int,
     ahead_ms: Ints,
-    simulation: Simulation,
+    simulation: SimulationSettings,
     generator: np.random.Generator,
 ) -> Floats:
     """GPUs (paths, H) of what runs or waits now that are still held at each lead."""
@@ -163,7 +163,7 @@ def _left(
         # A sample of the workloads stands for all of them: its noise is small beside that of the lifetimes.
         share = len(running) / simulation.most_running
         running = generator.choice(running, simulation.most_running, replace=False)
-    lives, ended_of = Lives(life, ended), np.bincount(owner[ended], minlength=int(owner.max()) + 1)
+    lives, ended_of = Lifetimes(life, ended), np.bincount(owner[ended], minlength=int(owner.max()) + 1)
     everybody = lives.curve(np.ones(len(life)))
     owners = set(owner[running].tolist()) | {one for one, _ in waiting}
     for one in sorted(owners):
@@ -181,7 +181,7 @@ def _left(
     return np.asarray(total[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:])
 
 
-def _weights(one: int, owner: Ints, ended: npt.NDArray[np.bool_], simulation: Simulation) -> Floats:
+def _weights(one: int, owner: Ints, ended: npt.NDArray[np.bool_], simulation: SimulationSettings) -> Floats:
     """This owner's workloads count one each, all others together for a few of them."""
     mine = owner == one
     others = int((~mine & ended).sum())
@@ -195,7 +195,7 @@ def _fresh(
     now_ms: int,
     ahead_ms: Ints,
     first_ms: int,
-    simulation: Simulation,
+    simulation: SimulationSettings,
     generator: np.random.Generator,
 ) -> Floats | None:
     """GPUs (paths, H) of what will have begun by each lead and is still held then, as on a past day; None without one.
@@ -227,13 +227,13 @@ def _weekend(at_ms: int) -> bool:
     return (at_ms // DAY_MS + 3) % 7 >= 5
 
 
-def answers(
+def predict_at_origins(
     workloads: Workloads,
-    past: Past,
+    past: History,
     asked: Sequence[tuple[int, Ints]],
     quantiles: Floats,
-    simulation: Simulation | None = None,
-) -> dict[int, Answer]:
+    simulation: SimulationSettings | None = None,
+) -> dict[int, Prediction]:
     """The answers at these lengths of the past with their leads, where there is one."""
     made = {}
     for origin, leads in asked:
@@ -244,7 +244,7 @@ def answers(
             at_ms=past.at_ms[:origin],
             age=past.age[:origin],
         )
-        found = answer(workloads, then, leads, quantiles, simulation)
+        found = predict(workloads, then, leads, quantiles, simulation)
         if found is not None:
             made[origin] = found
     return made

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes
-from gpuledger_collector.insight.idle.states import BRIDGED, State, Verdict
-from gpuledger_collector.insight.idle.survival import OPEN_CURVE, Curve
+from gpuledger_collector.insight.idle.states import BRIDGED, Classification, State
+from gpuledger_collector.insight.idle.survival import OPEN_CURVE, IdleSurvivalCurve
 
 SHOWN = (
     State.UNALLOCATED,
@@ -35,7 +35,7 @@ TRAILING = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class IdleEpisode:
     """Columns `since` (in) to `end` (out) of one accelerator (row) in one state; flagged at column `flagged`."""
 
     row: int
@@ -51,9 +51,11 @@ class Episode:
     """Wasted thousandths of each of its minutes; 0 where nothing is known."""
 
 
-def episodes(minutes: Minutes, verdict: Verdict, curve: Curve = OPEN_CURVE) -> list[Episode]:
+def idle_episodes(
+    minutes: Minutes, verdict: Classification, curve: IdleSurvivalCurve = OPEN_CURVE
+) -> list[IdleEpisode]:
     """Every episode of a shown state, by accelerator and time; gaps in the data up to BRIDGED minutes are crossed."""
-    found: list[Episode] = []
+    found: list[IdleEpisode] = []
     for row, states in enumerate(_bridged(verdict.state)):
         edges = np.flatnonzero(np.diff(states)) + 1
         starts, stops = np.concatenate([[0], edges]), np.concatenate([edges, [len(states)]])
@@ -63,7 +65,7 @@ def episodes(minutes: Minutes, verdict: Verdict, curve: Curve = OPEN_CURVE) -> l
     return found
 
 
-def _join(found: list[Episode], later: Episode) -> None:
+def _join(found: list[IdleEpisode], later: IdleEpisode) -> None:
     """Add an episode; one that has the same beginning as the last, with a gap in the data between, goes on with it."""
     if found and (found[-1].row, found[-1].state, found[-1].since) == (later.row, later.state, later.since):
         later = replace(later, flagged=found.pop().flagged)
@@ -83,7 +85,9 @@ def _bridged(state: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarr
     return np.where(inside & (left == right), left, state)
 
 
-def _episode(minutes: Minutes, verdict: Verdict, curve: Curve, row: int, start: int, stop: int) -> Episode:
+def _episode(
+    minutes: Minutes, verdict: Classification, curve: IdleSurvivalCurve, row: int, start: int, stop: int
+) -> IdleEpisode:
     state = State(int(verdict.state[row, start]))
     since = int(verdict.since[row, start])
     wasted = verdict.factor[row, since:stop].copy()
@@ -91,7 +95,7 @@ def _episode(minutes: Minutes, verdict: Verdict, curve: Curve, row: int, start: 
     wasted[: start - since] = np.where(minutes.seen[row, since:start], verdict.factor[row, start], 0.0)
     holder = int(minutes.holder[row, start])
     sure = CERTAINTY.get(state)
-    return Episode(
+    return IdleEpisode(
         row,
         state,
         since,
@@ -104,6 +108,6 @@ def _episode(minutes: Minutes, verdict: Verdict, curve: Curve, row: int, start: 
     )
 
 
-def _goes_on(verdict: Verdict, row: int, stop: int) -> bool:
+def _goes_on(verdict: Classification, row: int, stop: int) -> bool:
     rest = verdict.state[row, stop:]
     return len(rest) <= TRAILING and bool((rest == State.NO_DATA).all())

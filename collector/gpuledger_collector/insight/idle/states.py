@@ -45,7 +45,7 @@ KNOWN_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class IdleRules:
     """Thresholds (ratios) and windows (minutes)."""
 
     idle_at_most: float = 0.01
@@ -68,11 +68,11 @@ class Rules:
     working_bytes_per_second: float = 50e6
 
 
-RULES = Rules()
+IDLE_RULES = IdleRules()
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Classification:
     """For every minute its state, and the minute since which the condition behind it has held (column number)."""
 
     state: Counts
@@ -81,7 +81,7 @@ class Verdict:
     """Part of the minute's money that was wasted, 0..1; 0 for active, unknown and guarded minutes."""
 
 
-def classify(minutes: Minutes, rules: Rules = RULES) -> Verdict:
+def classify(minutes: Minutes, rules: IdleRules = IDLE_RULES) -> Classification:
     """The state of every minute. No minute's state depends on a later one."""
     hold = _Hold(minutes)
     loose = ~hold.held & minutes.seen & ~minutes.faulty
@@ -99,7 +99,7 @@ def classify(minutes: Minutes, rules: Rules = RULES) -> Verdict:
     for name, where, begun in reversed(conditions):
         state[where] = name
         since[where] = begun[where]
-    return Verdict(state, since, _factors(minutes, state, rules))
+    return Classification(state, since, _factors(minutes, state, rules))
 
 
 class _Hold:
@@ -119,7 +119,7 @@ class _Hold:
         self.age = at - self.begin + 1
 
 
-def _left_behind(minutes: Minutes, loose: Flags, rules: Rules) -> tuple[Flags, Flags]:
+def _left_behind(minutes: Minutes, loose: Flags, rules: IdleRules) -> tuple[Flags, Flags]:
     """Where something is left behind, and where there is just nobody; both hold on over short gaps in the data.
 
     Left behind: memory or a process without a holder, or a counter stuck at full while the card draws next to nothing.
@@ -140,7 +140,7 @@ def _held_over(where: Flags, seen: Flags) -> Flags:
     return over
 
 
-def _idle(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flags, Counts]]:
+def _idle(minutes: Minutes, hold: _Hold, rules: IdleRules) -> list[tuple[State, Flags, Counts]]:
     """Held and doing nothing: never used since it was given, or gone idle."""
     activity = minutes.activity()
     working = minutes.bytes_per_second >= rules.working_bytes_per_second
@@ -161,7 +161,7 @@ def _idle(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flag
     return [(State.NEVER_USED, unused, hold.begin), (State.GONE_IDLE, gone, since)]
 
 
-def _windows(minutes: Minutes, rules: Rules) -> Counts:
+def _windows(minutes: Minutes, rules: IdleRules) -> Counts:
     """Minutes of idleness before a flag: longer for notebooks while people work, shorter for them at night."""
     at = minutes.start_ms // 60_000 + np.arange(minutes.shape[1])
     weekday, hour = (at // 1440 + 3) % 7, at // 60 % 24
@@ -171,7 +171,7 @@ def _windows(minutes: Minutes, rules: Rules) -> Counts:
 
 
 def _hysteresis(
-    low: Flags, busy: Flags, known: Flags, may: Flags, hold: _Hold, window: Counts, rules: Rules
+    low: Flags, busy: Flags, known: Flags, may: Flags, hold: _Hold, window: Counts, rules: IdleRules
 ) -> tuple[Flags, Counts]:
     """Enter when the window was idle, leave when enough of the last minutes were busy, hold back what recurs."""
     rows, columns = low.shape
@@ -228,7 +228,7 @@ class _Rhythm:
         return expected
 
 
-def _peers_busy(hold: _Hold, busy: Flags, rules: Rules) -> Flags:
+def _peers_busy(hold: _Hold, busy: Flags, rules: IdleRules) -> Flags:
     """Whether another accelerator of the same holder worked within the last minutes: a straggler, not idle."""
     numbers, code = np.unique(hold.holder, return_inverse=True)
     rows, columns = busy.shape
@@ -240,7 +240,7 @@ def _peers_busy(hold: _Hold, busy: Flags, rules: Rules) -> Flags:
     return others
 
 
-def _slow(minutes: Minutes, hold: _Hold, rules: Rules) -> list[tuple[State, Flags, Counts]]:
+def _slow(minutes: Minutes, hold: _Hold, rules: IdleRules) -> list[tuple[State, Flags, Counts]]:
     """Held and working, but less than it could: slowed by heat or power, starved, hollow, or simply too large."""
     at = np.broadcast_to(np.arange(minutes.shape[1]), minutes.shape)
     here = hold.held & ~minutes.faulty
@@ -284,7 +284,7 @@ def _first(where: Flags, at: Counts) -> Counts:
     return np.maximum.accumulate(np.where(started, at, 0), axis=1)
 
 
-def _factors(minutes: Minutes, state: Counts, rules: Rules) -> Floats:
+def _factors(minutes: Minutes, state: Counts, rules: IdleRules) -> Floats:
     """How much of each minute's money bought nothing, by state."""
     activity = np.nan_to_num(minutes.activity())
     top = np.maximum.accumulate(np.nan_to_num(minutes.clock_hertz), axis=1)

@@ -21,7 +21,7 @@ WEIGHT = 20.0
 
 
 @dataclass(frozen=True)
-class Curve:
+class IdleSurvivalCurve:
     """P(idle AHEAD more minutes) at some lengths of idleness so far (minutes, ascending)."""
 
     minutes: tuple[int, ...]
@@ -32,11 +32,11 @@ class Curve:
         return float(np.interp(length, self.minutes, self.probability))
 
 
-OPEN_CURVE = Curve((5, 10, 15, 30, 60, 90, 120, 180), (0.16, 0.22, 0.26, 0.36, 0.64, 0.84, 0.83, 0.91))
+OPEN_CURVE = IdleSurvivalCurve((5, 10, 15, 30, 60, 90, 120, 180), (0.16, 0.22, 0.26, 0.36, 0.64, 0.84, 0.83, 0.91))
 """Measured on one day of 68 serving pods (alibaba_genai_2026), 2,245 gaps."""
 
 
-def gaps_of(low: Flags, known: Flags) -> tuple[Floats, Flags]:
+def idle_gaps(low: Flags, known: Flags) -> tuple[Floats, Flags]:
     """Lengths in minutes of the idle runs of each row, and whether each was seen to end."""
     lengths: list[Floats] = []
     ended: list[Flags] = []
@@ -50,7 +50,9 @@ def gaps_of(low: Flags, known: Flags) -> tuple[Floats, Flags]:
     return np.concatenate(lengths), np.concatenate(ended)
 
 
-def curve_of(lengths: Floats, ended: Flags, prior: Curve = OPEN_CURVE, at: Iterable[int] | None = None) -> Curve:
+def estimate_curve(
+    lengths: Floats, ended: Flags, prior: IdleSurvivalCurve = OPEN_CURVE, at: Iterable[int] | None = None
+) -> IdleSurvivalCurve:
     """The curve of these gaps, each point weighed with the prior's by how many gaps reached it."""
     points = tuple(prior.minutes if at is None else at)
     made = []
@@ -58,7 +60,7 @@ def curve_of(lengths: Floats, ended: Flags, prior: Curve = OPEN_CURVE, at: Itera
         reached = float((lengths >= point).sum())
         own = _conditional(lengths, ended, point, point + AHEAD)
         made.append((reached * own + WEIGHT * prior.at(point)) / (reached + WEIGHT))
-    return Curve(points, tuple(made))
+    return IdleSurvivalCurve(points, tuple(made))
 
 
 def _conditional(lengths: Floats, ended: Flags, start: int, end: int) -> float:

@@ -41,7 +41,7 @@ TENSOR = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingSetup:
     """A training run: `micro_batch` sequences of `sequence` tokens at a time on each data-parallel rank."""
 
     architecture: Architecture
@@ -83,7 +83,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Inference:
+class InferenceSetup:
     """A server that has `batch` sequences of `sequence` tokens in its cache and takes in `prefill_tokens` at a time."""
 
     architecture: Architecture
@@ -112,7 +112,7 @@ class Inference:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """Bytes on the fullest GPU, by what they are for. `total_bytes` is their sum."""
 
     weights_bytes: float = 0.0
@@ -130,7 +130,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """Whether a GPU model holds it: `free_bytes` (below 0: missing) as asked, and the fewest GPUs that would do.
 
     `fewest_gpus` None: no number of GPUs is enough with this pipeline, sequence and batch. `fewest_tensor` is the
@@ -176,7 +176,7 @@ def require_allowances(fragmentation: float, context_bytes: float) -> None:
         )
 
 
-def training_need(run: Training) -> Need:
+def training_need(run: TrainingSetup) -> MemoryNeed:
     """Bytes of one GPU of a training run, on the first pipeline stage."""
     weight = 4.0 if run.precision in ("fp32", "tf32") else 2.0
     own = run.parameters / (run.tensor * run.pipeline)
@@ -188,11 +188,11 @@ def training_need(run: Training) -> Need:
     if run.zero == 3:
         gathered = GATHERED_LAYERS * weights * run.pipeline / run.architecture.layers
         weights = min(weights, weights / ranks + gathered)
-    held = Need(weights, gradients, optimizer, activation_bytes(run))
+    held = MemoryNeed(weights, gradients, optimizer, activation_bytes(run))
     return replace(held, fragmentation_bytes=run.fragmentation * held.total_bytes, context_bytes=run.context_bytes)
 
 
-def activation_bytes(run: Training) -> float:
+def activation_bytes(run: TrainingSetup) -> float:
     """Bytes of activations on one GPU, of all layers that it has in flight, and of the head where it has the head."""
     shape, tokens = run.architecture, run.sequence * run.micro_batch
     width = 2.0 if run.precision in ("fp32", "tf32") else 1.0
@@ -208,7 +208,7 @@ def activation_bytes(run: Training) -> float:
     return width * total
 
 
-def layer_activation_bytes(run: Training, *, with_scores: bool) -> float:
+def layer_activation_bytes(run: TrainingSetup, *, with_scores: bool) -> float:
     """Bytes that the backward pass of one layer needs for one micro-batch, at 2 bytes an activation, on one GPU."""
     shape, tokens = run.architecture, run.sequence * run.micro_batch
     h, kv, f = shape.hidden, shape.kv_hidden, shape.mlp_hidden
@@ -226,7 +226,7 @@ def kv_bytes_per_token(shape: Architecture, precision: str) -> float:
     return 2.0 * shape.layers * shape.kv_hidden * WEIGHT_BYTES[precision]
 
 
-def inference_need(server: Inference) -> Need:
+def inference_need(server: InferenceSetup) -> MemoryNeed:
     """Bytes of one GPU of a replica. Activations: residual stream and MLP of the tokens taken in, and fp32 logits."""
     shape = server.architecture
     tokens = server.batch * server.sequence
@@ -236,13 +236,13 @@ def inference_need(server: Inference) -> Need:
     wide = (3.0 if shape.gated else 2.0) * shape.mlp_hidden / server.tensor
     activations = 2.0 * running * (2.0 * shape.hidden + wide) + 4.0 * server.batch * shape.vocabulary / server.tensor
     weights = server.parameters * WEIGHT_BYTES[server.precision] / server.gpus
-    held = Need(weights_bytes=weights, activations_bytes=activations, kv_cache_bytes=cache)
+    held = MemoryNeed(weights_bytes=weights, activations_bytes=activations, kv_cache_bytes=cache)
     return replace(
         held, fragmentation_bytes=server.fragmentation * held.total_bytes, context_bytes=server.context_bytes
     )
 
 
-def training_fit(run: Training, card: GpuModel) -> Fit:
+def training_fit(run: TrainingSetup, card: GpuModel) -> MemoryFit:
     """Whether the run fits on this card, and the fewest GPUs: data-parallel ranks and tensor sizes are tried.
 
     The pipeline, the micro-batch and everything else stay as asked. Tensor sizes above the one asked for are tried too.
@@ -256,7 +256,7 @@ def training_fit(run: Training, card: GpuModel) -> Fit:
     return _fit(card, training_need(run).total_bytes, best)
 
 
-def _fewest_ranks(run: Training, memory_bytes: float) -> int | None:
+def _fewest_ranks(run: TrainingSetup, memory_bytes: float) -> int | None:
     unit = run.gpus
 
     def enough(ranks: int) -> bool:
@@ -273,7 +273,7 @@ def _fewest_ranks(run: Training, memory_bytes: float) -> int | None:
     return high
 
 
-def inference_fit(server: Inference, card: GpuModel) -> Fit:
+def inference_fit(server: InferenceSetup, card: GpuModel) -> MemoryFit:
     """Whether a replica fits on this card, and the fewest GPUs: tensor sizes to 8, then more pipeline stages."""
     best: tuple[int, int] | None = None
     tensors = sorted({server.tensor, *(size for size in TENSOR if size >= server.tensor)})
@@ -289,6 +289,6 @@ def inference_fit(server: Inference, card: GpuModel) -> Fit:
     return _fit(card, inference_need(server).total_bytes, best)
 
 
-def _fit(card: GpuModel, total_bytes: float, best: tuple[int, int] | None) -> Fit:
+def _fit(card: GpuModel, total_bytes: float, best: tuple[int, int] | None) -> MemoryFit:
     fewest, tensor = best or (None, None)
-    return Fit(card.name, card.memory_bytes, card.memory_bytes - total_bytes, fewest, tensor)
+    return MemoryFit(card.name, card.memory_bytes, card.memory_bytes - total_bytes, fewest, tensor)

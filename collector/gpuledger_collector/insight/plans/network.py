@@ -45,7 +45,7 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Ranks of a collective: `in_node` of them share a node, and so its adapters."""
 
     ranks: int
@@ -69,7 +69,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """A training step: `micro_batches` of `micro_batch` sequences on each data-parallel rank.
 
     `kernel_efficiency`: the share of the peak that arithmetic reaches while nothing waits; MFU comes out lower.
@@ -159,7 +159,7 @@ class StepTime:
         return seconds / self.overlapped_seconds
 
 
-def bandwidth(fabric: Fabric, group: Group) -> float:
+def bandwidth(fabric: Fabric, group: RankGroup) -> float:
     """Bytes per second that each rank can send around a ring: the link, or its node's adapters where that is less."""
     inside = fabric.inside.bytes_per_second
     if group.nodes == 1:
@@ -168,7 +168,7 @@ def bandwidth(fabric: Fabric, group: Group) -> float:
     return (crossing if group.in_node == 1 else min(inside, crossing)) * fabric.efficiency
 
 
-def collective(kind: str, size_bytes: float, group: Group, fabric: Fabric, algorithm: str = "ring") -> Collective:
+def collective(kind: str, size_bytes: float, group: RankGroup, fabric: Fabric, algorithm: str = "ring") -> Collective:
     """One collective over `size_bytes` (of the whole, before it is scattered or after it is gathered)."""
     ranks, nodes = group.ranks, group.nodes
     if ranks == 1:
@@ -189,15 +189,15 @@ def collective(kind: str, size_bytes: float, group: Group, fabric: Fabric, algor
     return Collective(kind, algorithm, seconds, size_bytes / seconds, factor * size_bytes / seconds)
 
 
-def all_reduce(size_bytes: float, group: Group, fabric: Fabric) -> Collective:
+def all_reduce(size_bytes: float, group: RankGroup, fabric: Fabric) -> Collective:
     """The faster of ring and tree, as NCCL chooses."""
     both = (collective(ALL_REDUCE, size_bytes, group, fabric, algorithm) for algorithm in ("ring", "tree"))
     return min(both, key=lambda one: one.seconds)
 
 
-def data_group(step: Step, fabric: Fabric) -> Group:
+def data_group(step: TrainingStep, fabric: Fabric) -> RankGroup:
     """The data-parallel ranks: tensor-parallel ones lie closest together, so as many are left of a node as remain."""
-    return Group(step.data_parallel, max(1, min(step.data_parallel, fabric.node_gpus // step.tensor)))
+    return RankGroup(step.data_parallel, max(1, min(step.data_parallel, fabric.node_gpus // step.tensor)))
 
 
 def bubble_share(pipeline: int, micro_batches: int, chunks: int = 1) -> float:
@@ -205,7 +205,7 @@ def bubble_share(pipeline: int, micro_batches: int, chunks: int = 1) -> float:
     return (pipeline - 1) / (micro_batches * chunks)
 
 
-def step_time(step: Step, fabric: Fabric) -> StepTime:
+def step_time(step: TrainingStep, fabric: Fabric) -> StepTime:
     """The parts of a step."""
     tokens = step.data_parallel * step.micro_batch * step.micro_batches * step.sequence
     flops = flops_per_token(step.architecture, step.parameters, step.sequence) * tokens
@@ -219,21 +219,21 @@ def step_time(step: Step, fabric: Fabric) -> StepTime:
     return StepTime(compute, tensor, _pipeline_seconds(step, fabric), bubble, data, min(data, reachable))
 
 
-def _boundary_bytes(step: Step) -> float:
+def _boundary_bytes(step: TrainingStep) -> float:
     width = 4.0 if step.precision in ("fp32", "tf32") else 2.0
     return step.micro_batch * step.sequence * step.architecture.hidden * width
 
 
-def _tensor_seconds(step: Step, fabric: Fabric) -> float:
+def _tensor_seconds(step: TrainingStep, fabric: Fabric) -> float:
     if step.tensor == 1:
         return 0.0
-    group = Group(step.tensor, min(step.tensor, fabric.node_gpus))
+    group = RankGroup(step.tensor, min(step.tensor, fabric.node_gpus))
     layers = step.architecture.layers / step.pipeline
     times = (6 if step.full_recompute else 4) * layers * step.micro_batches
     return times * all_reduce(_boundary_bytes(step), group, fabric).seconds
 
 
-def _pipeline_seconds(step: Step, fabric: Fabric) -> float:
+def _pipeline_seconds(step: TrainingStep, fabric: Fabric) -> float:
     if step.pipeline == 1:
         return 0.0
     link = fabric.inside if step.tensor * step.pipeline <= fabric.node_gpus else fabric.between
@@ -241,7 +241,7 @@ def _pipeline_seconds(step: Step, fabric: Fabric) -> float:
     return 2 * step.micro_batches * step.chunks * one
 
 
-def _data_seconds(step: Step, fabric: Fabric) -> float:
+def _data_seconds(step: TrainingStep, fabric: Fabric) -> float:
     group = data_group(step, fabric)
     if step.zero == 0:
         return all_reduce(step.gradient_bytes, group, fabric).seconds

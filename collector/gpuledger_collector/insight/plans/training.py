@@ -28,12 +28,12 @@ GPU_MTBF_HOURS = 16384 * 54 * 24 / 419
 """Dubey et al. 2024, section 3.3.4: 419 unexpected interruptions in 54 days of 16,384 H100, one in 50,677 GPU-hours."""
 TOKENS_PER_PARAMETER = 20
 """Compute-optimal tokens a parameter, roughly (Hoffmann et al. 2022, table 3)."""
-MOST_RESTARTS = 10.0
+MAX_RESTART_SHARE = 10.0
 """Time to restart over time between failures, beyond which a run makes no progress worth a number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """What is to be trained on what. `parameters`: those that take part in each token. `mfu`: low, expected, high."""
 
     architecture: Architecture
@@ -89,7 +89,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class FailureOverhead:
     """What checkpoints and failures make of a second of work. `wall_per_second`: at least 1."""
 
     mtbf_seconds: float
@@ -105,7 +105,7 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingEstimate:
     """The run at one MFU: time on the wall, GPU-hours, failures to expect, and money where a rate is known."""
 
     mfu: float
@@ -118,7 +118,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class GpuHourRate:
     """Money per GPU-hour in an ISO 4217 currency."""
 
     per_gpu_hour: Decimal
@@ -144,7 +144,7 @@ def daly_interval(checkpoint_seconds: float, mtbf_seconds: float) -> float:
     return first * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - checkpoint_seconds
 
 
-def overhead(failures: Failures, gpus: int) -> Overhead:
+def overhead(failures: Failures, gpus: int) -> FailureOverhead:
     """Wall time by Daly 2006, equation 20: M e^(R/M) (e^((t+d)/M) - 1) for t seconds of work.
 
     Raises ValueError when the run would break more often than it could restart.
@@ -152,30 +152,32 @@ def overhead(failures: Failures, gpus: int) -> Overhead:
     mtbf = failures.gpu_mtbf_hours * HOUR_S / gpus
     pause = failures.checkpoint_seconds
     interval = failures.interval_seconds or daly_interval(pause, mtbf)
-    if failures.restart_seconds > MOST_RESTARTS * mtbf or interval + pause > MOST_RESTARTS * mtbf:
+    if failures.restart_seconds > MAX_RESTART_SHARE * mtbf or interval + pause > MAX_RESTART_SHARE * mtbf:
         raise ValueError(
             f"{gpus} GPUs would fail every {mtbf:.3g} s, too often for checkpoints every {interval:.3g} s that take "
             f"{pause:g} s and restarts of {failures.restart_seconds:g} s: the run would not get on"
         )
     wall = mtbf * math.exp(failures.restart_seconds / mtbf) * math.expm1((interval + pause) / mtbf) / interval
-    return Overhead(mtbf, interval, wall, pause / (interval + pause))
+    return FailureOverhead(mtbf, interval, wall, pause / (interval + pause))
 
 
-def outcomes(run: Run, around: Overhead, rate: Rate | None) -> tuple[Outcome, Outcome, Outcome]:
+def outcomes(
+    run: TrainingRun, around: FailureOverhead, rate: GpuHourRate | None
+) -> tuple[TrainingEstimate, TrainingEstimate, TrainingEstimate]:
     """The run at its high, expected and low MFU: from the fastest to the slowest."""
     low, expected, high = run.mfu
     return _outcome(run, high, around, rate), _outcome(run, expected, around, rate), _outcome(run, low, around, rate)
 
 
-def _outcome(run: Run, mfu: float, around: Overhead, rate: Rate | None) -> Outcome:
+def _outcome(run: TrainingRun, mfu: float, around: FailureOverhead, rate: GpuHourRate | None) -> TrainingEstimate:
     work = run.seconds(mfu)
     wall = work * around.wall_per_second
     gpu_hours = wall * run.gpus / HOUR_S
     cost = None if rate is None else money(gpu_hours, rate)
-    return Outcome(mfu, work, wall, gpu_hours, wall / around.mtbf_seconds, run.tokens / wall, cost)
+    return TrainingEstimate(mfu, work, wall, gpu_hours, wall / around.mtbf_seconds, run.tokens / wall, cost)
 
 
-def money(gpu_hours: float, rate: Rate) -> Decimal:
+def money(gpu_hours: float, rate: GpuHourRate) -> Decimal:
     """What so many GPU-hours cost, rounded to the currency's minor unit."""
     with localcontext(prec=60):
         return round(Decimal(repr(gpu_hours)) * rate.per_gpu_hour, minor_digits(rate.currency))

@@ -6,9 +6,15 @@ accounting (accounting.counterfactual).
 
 from collections.abc import Iterable
 
-from gpuledger_collector.insight.recommendations.advice import KINDS, Advice, Estimate, NotEvaluated
+from gpuledger_collector.insight.recommendations.advice import KINDS, Estimate, NotEvaluated, Proposal
 from gpuledger_collector.insight.recommendations.buying import reserve, spot
-from gpuledger_collector.insight.recommendations.evidence import Atom, Holding, Place, Reading, Window
+from gpuledger_collector.insight.recommendations.evidence import (
+    Holding,
+    IntervalUsage,
+    ObservedAccelerator,
+    ReadingStats,
+    Window,
+)
 from gpuledger_collector.insight.recommendations.reclaim import reclaim_free, reclaim_held
 from gpuledger_collector.insight.recommendations.running import batch_size, input_pipeline, off_hours, power_cap
 from gpuledger_collector.insight.recommendations.sizing import mig_slice, pack, right_size
@@ -27,12 +33,23 @@ SIGNATURES = (
     batch_size,
 )
 
-__all__ = ["KINDS", "Advice", "Atom", "Estimate", "Holding", "NotEvaluated", "Place", "Reading", "Window", "advise"]
+__all__ = [
+    "KINDS",
+    "Estimate",
+    "Holding",
+    "IntervalUsage",
+    "NotEvaluated",
+    "ObservedAccelerator",
+    "Proposal",
+    "ReadingStats",
+    "Window",
+    "propose",
+]
 
 
-def advise(window: Window) -> tuple[list[Advice], list[NotEvaluated]]:
+def propose(window: Window) -> tuple[list[Proposal], list[NotEvaluated]]:
     """Everything that the evidence supports, and everything that could not be judged, each with its reason."""
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     for signature in SIGNATURES:
         more, missing = signature(window)

@@ -35,7 +35,7 @@ NOTHING = Estimate()
 
 
 @dataclass(frozen=True)
-class Advice:
+class Proposal:
     """One thing to do. `scope` names the charges that show later what it brought."""
 
     kind: str
@@ -63,5 +63,5 @@ class NotEvaluated:
     reason: str
 
 
-Found = tuple[list[Advice], list[NotEvaluated]]
+Found = tuple[list[Proposal], list[NotEvaluated]]
 """What a signature gives."""

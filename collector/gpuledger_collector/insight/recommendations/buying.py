@@ -12,8 +12,8 @@ from gpuledger_collector.accounting.counterfactual import PERMILLE, Change, Rese
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.insight.idle.kinds import FALSE, is_interactive, is_serving
-from gpuledger_collector.insight.recommendations.advice import Advice, Estimate, Found, NotEvaluated
-from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Holding, Window
+from gpuledger_collector.insight.recommendations.advice import Estimate, Found, NotEvaluated, Proposal
+from gpuledger_collector.insight.recommendations.evidence import MIN_KNOWN, Holding, Window
 from gpuledger_collector.insight.series import Floats
 from gpuledger_common.plurals import plural
 
@@ -32,7 +32,7 @@ def spot(window: Window) -> Found:
 
     E[cost] = spot rate x time x (1 + interruptions per hour x (lost work + restart)).
     """
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     silent: dict[tuple[str, str], list[Holding]] = defaultdict(list)
     for one in window.holdings:
@@ -50,9 +50,9 @@ def spot(window: Window) -> Found:
             gaps.append(NotEvaluated("spot", one.key, f"its tag {one.protected_by} says that it is to stay"))
         elif (
             min(window.places[rating_interval.accelerator_id].seen for rating_interval in one.rating_intervals)
-            < LEAST_KNOWN
+            < MIN_KNOWN
         ):
-            gaps.append(NotEvaluated("spot", one.key, f"less than {LEAST_KNOWN:.0%} of the time of its GPUs was seen"))
+            gaps.append(NotEvaluated("spot", one.key, f"less than {MIN_KNOWN:.0%} of the time of its GPUs was seen"))
         else:
             overhead = [round(PERMILLE * a_day / 24 * LOST_HOURS) for a_day in INTERRUPTIONS_A_DAY]
             low, expected, high = (
@@ -65,7 +65,7 @@ def spot(window: Window) -> Found:
                 for permille in overhead
             )
             advice.append(
-                Advice(
+                Proposal(
                     kind="spot",
                     subject=one.key,
                     text=f"run {one.name} on spot: it can be restarted (tag {tag}), and {rate.rate.normalize():f} "
@@ -96,7 +96,7 @@ def reserve(window: Window) -> Found:
     A reserved GPU costs its rate in every hour and saves the on-demand rate in those hours in which it is wanted, so
     the best count is the quantile 1 - reserved rate / on-demand rate of hourly demand (the break-even utilisation).
     """
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     for (pool, model), demand in sorted(window.demand_ns.items()):
         price = window.book.price_at(pool, model, "", "", window.end_ms - 1, "on_demand")
@@ -111,8 +111,8 @@ def reserve(window: Window) -> Found:
             gaps.append(NotEvaluated("reserve", subject, reason))
             continue
         seen = [place.seen for place in window.places.values() if (place.pool, place.model) == (pool, model)]
-        if min(seen, default=0.0) < LEAST_KNOWN:
-            reason = f"only {min(seen, default=0.0):.1%} of the time of some GPU was seen, {LEAST_KNOWN:.0%} is needed"
+        if min(seen, default=0.0) < MIN_KNOWN:
+            reason = f"only {min(seen, default=0.0):.1%} of the time of some GPU was seen, {MIN_KNOWN:.0%} is needed"
             gaps.append(NotEvaluated("reserve", subject, reason))
             continue
         hours = range(first - first % HOUR_MS, window.end_ms - window.end_ms % HOUR_MS, HOUR_MS)
@@ -131,7 +131,7 @@ def reserve(window: Window) -> Found:
             for count in {best, safe}
         }
         advice.append(
-            Advice(
+            Proposal(
                 kind="reserve",
                 subject=subject,
                 text=f"reserve {best} {model} for pool {pool}: wanted more than {break_even:.0%} of the time",

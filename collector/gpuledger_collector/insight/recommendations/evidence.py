@@ -11,14 +11,14 @@ from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.idle.kinds import FALSE
 
-LEAST_KNOWN = 0.95
+MIN_KNOWN = 0.95
 """Part of the time that must have been seen, and of the minutes that must carry a reading: less gives no advice."""
 PROTECTED = ("warm_standby", "warm-standby", "standby", "debug", "reservation", "reserved_for", "keep")
 """Tags that say that idleness is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Atom:
+class IntervalUsage:
     """What a holder (or nobody) had of an accelerator from an rating interval's begin on, in milliseconds."""
 
     accelerator_id: int
@@ -31,7 +31,7 @@ class Atom:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingStats:
     """A reading over the minutes of a holding: `known` is the part of them that carry it, 0..1."""
 
     known: float
@@ -54,8 +54,8 @@ class Holding:
     model: str
     tags: Mapping[str, str] = field(default_factory=dict)
     owner: Mapping[str, str] = field(default_factory=dict)
-    rating_intervals: Sequence[Atom] = ()
-    readings: Mapping[str, Reading] = field(default_factory=dict)
+    rating_intervals: Sequence[IntervalUsage] = ()
+    readings: Mapping[str, ReadingStats] = field(default_factory=dict)
 
     @property
     def held_ms(self) -> int:
@@ -90,7 +90,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ObservedAccelerator:
     """An accelerator, and how much of its time in the window anybody saw (0..1)."""
 
     pool: str
@@ -109,7 +109,7 @@ class Window:
     holdings: Sequence[Holding]
     free: Mapping[tuple[str, str], Holding]
     """Time that nobody held, by pool and model."""
-    places: Mapping[int, Place]
+    places: Mapping[int, ObservedAccelerator]
     findings: Sequence[Finding]
     book: PriceBook
     demand_ns: Mapping[tuple[str, str], Mapping[int, int]]

@@ -14,7 +14,7 @@ GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuSpec:
     """A model: memory in GiB, teraflops (dense BF16 or FP16), gigabytes a second."""
 
     word: str
@@ -24,25 +24,25 @@ class Card:
     mig: bool = False
 
 
-CARDS = (
-    Card("t4", 16, 65, 320),
-    Card("v100", 32, 125, 900),
-    Card("a10", 24, 125, 600),
-    Card("l4", 24, 121, 300),
-    Card("l40s", 48, 362, 864),
-    Card("a100", 80, 312, 2039, mig=True),
-    Card("h100", 80, 989, 3350, mig=True),
-    Card("h200", 141, 989, 4800, mig=True),
+GPU_SPECS = (
+    GpuSpec("t4", 16, 65, 320),
+    GpuSpec("v100", 32, 125, 900),
+    GpuSpec("a10", 24, 125, 600),
+    GpuSpec("l4", 24, 121, 300),
+    GpuSpec("l40s", 48, 362, 864),
+    GpuSpec("a100", 80, 312, 2039, mig=True),
+    GpuSpec("h100", 80, 989, 3350, mig=True),
+    GpuSpec("h200", 141, 989, 4800, mig=True),
 )
 MIG = ((1, 1), (2, 2), (3, 4), (4, 4))
 """Compute sevenths and memory eighths of the slices that are smaller than the card."""
 A100_SMALL_GIB = 40
 
 
-def card_of(model: str) -> Card | None:
+def gpu_spec(model: str) -> GpuSpec | None:
     """The data sheet of a model, None where it is not known."""
     tokens = model_tokens(model)
-    found = next((card for card in CARDS if card.word in tokens), None)
+    found = next((card for card in GPU_SPECS if card.word in tokens), None)
     if found is not None and found.word == "a100" and "40gb" in tokens:
-        return Card("a100", A100_SMALL_GIB, found.teraflops, 1555, mig=True)
+        return GpuSpec("a100", A100_SMALL_GIB, found.teraflops, 1555, mig=True)
     return found

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from gpuledger_collector.accounting.counterfactual import PERMILLE, Change
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.recommendations.advice import Advice, Estimate, Found, NotEvaluated
-from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Atom, Holding, Window
+from gpuledger_collector.insight.recommendations.advice import Estimate, Found, NotEvaluated, Proposal
+from gpuledger_collector.insight.recommendations.evidence import MIN_KNOWN, Holding, IntervalUsage, Window
 
 STATES = ("never_used", "gone_idle", "zombie")
 SLOW_MS = DAY_MS
@@ -54,12 +54,12 @@ def _held_back(window: Window, holding: Holding, findings: Sequence[Finding]) ->
         return f"its tag {holding.protected_by} says that it is to stay"
     seen = min(window.places[one.accelerator_id or 0].seen for one in findings)
     known = min(seen, holding.known_share)
-    if known < LEAST_KNOWN:
-        return f"only {known:.1%} of its time was seen, {LEAST_KNOWN:.0%} is needed"
+    if known < MIN_KNOWN:
+        return f"only {known:.1%} of its time was seen, {MIN_KNOWN:.0%} is needed"
     return None
 
 
-def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequence[Finding]]]) -> Advice | None:
+def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequence[Finding]]]) -> Proposal | None:
     findings = [one for _, of in runs for one in of]
     since = (
         {one.key: one.opened_ms + SLOW_MS for one in findings},
@@ -76,7 +76,7 @@ def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequenc
     ids = [holding.workload_id for holding, _ in runs]
     named = {} if subject.startswith(first.key) else {"name": first.name, "team": first.owner.get("team", "")}
     often = "" if len(runs) == 1 else f" in {len(runs)} runs"
-    return Advice(
+    return Proposal(
         kind="reclaim",
         subject=subject,
         text=f"give back the {_count(len(cards))} of {first.name}: {' and '.join(states).replace('_', ' ')} for "
@@ -94,7 +94,7 @@ def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequenc
             "idle_hours": round(hours, 2),
             "confidence": round(min(one.confidence for one in findings), 3),
             "seen": round(min(holding.known_share for holding, _ in runs), 4),
-            "guards": f"seen at least {LEAST_KNOWN:.0%}; no tag keeps it; idle search held its windows and exemptions",
+            "guards": f"seen at least {MIN_KNOWN:.0%}; no tag keeps it; idle search held its windows and exemptions",
         },
     )
 
@@ -134,16 +134,16 @@ def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], since
 
 def reclaim_free(window: Window) -> Found:
     """Advice for accelerators that nobody held in nearly every hour of the window."""
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     for (pool, model), free in sorted(window.free.items()):
         subject = f"free/{pool}/{model}"
         seen = [place.seen for place in window.places.values() if (place.pool, place.model) == (pool, model)]
-        if min(seen, default=0.0) < LEAST_KNOWN:
-            reason = f"only {min(seen, default=0.0):.1%} of the time of some GPU was seen, {LEAST_KNOWN:.0%} is needed"
+        if min(seen, default=0.0) < MIN_KNOWN:
+            reason = f"only {min(seen, default=0.0):.1%} of the time of some GPU was seen, {MIN_KNOWN:.0%} is needed"
             gaps.append(NotEvaluated("reclaim", subject, reason))
             continue
-        by_hour: dict[int, list[Atom]] = defaultdict(list)
+        by_hour: dict[int, list[IntervalUsage]] = defaultdict(list)
         for rating_interval in free.rating_intervals:
             by_hour[rating_interval.at_ms // HOUR_MS].append(rating_interval)
         hours = range(window.start_ms // HOUR_MS, window.end_ms // HOUR_MS)
@@ -154,7 +154,7 @@ def reclaim_free(window: Window) -> Found:
         if not safe:
             continue
         advice.append(
-            Advice(
+            Proposal(
                 kind="reclaim",
                 subject=subject,
                 text=f"give up {safe} of the {model} of pool {pool}: in {1 - SAFE_SHARE:.0%} of the hours "
@@ -176,7 +176,7 @@ def reclaim_free(window: Window) -> Found:
     return advice, gaps
 
 
-def _up_to(hours: Iterable[Sequence[Atom]], gpus: int) -> list[Change]:
+def _up_to(hours: Iterable[Sequence[IntervalUsage]], gpus: int) -> list[Change]:
     """Changes that give back so many GPUs of the free time of each hour."""
     changes = []
     for rating_intervals in hours:

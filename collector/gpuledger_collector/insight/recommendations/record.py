@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Three = tuple[int | None, int | None, int | None]
+SavingRange = tuple[int | None, int | None, int | None]
 """Low, expected, high in micro-units; None: no price is known."""
 
 
@@ -26,27 +26,27 @@ class Recommendation:
     end_ms: int
     price_ids: Sequence[int]
     currency: str | None
-    cash: Three
-    capacity: Three
-    energy: Three
+    cash: SavingRange
+    capacity: SavingRange
+    energy: SavingRange
     freed_gpu_ns: int
     made_ms: int
     expires_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecommendationRun:
     """The last look: its window, all open advice followed at once, and what could not be judged."""
 
     made_ms: int
     start_ms: int
     end_ms: int
-    joint: Mapping[str, Mapping[str, Three]]
+    joint: Mapping[str, Mapping[str, SavingRange]]
     not_evaluated: Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedRecommendation:
     """What must be known of an accepted recommendation to measure what it brought."""
 
     id: int
@@ -59,7 +59,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Realised:
+class RealizedSaving:
     """What an accepted recommendation brought so far (see accounting.realised); None: some rate is unknown."""
 
     id: int

@@ -10,9 +10,9 @@ from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.bottlenecks import DRAM_LIGHT, INEFFECTIVE, RESIDENT, ROOM
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.idle.kinds import is_serving, watts
-from gpuledger_collector.insight.recommendations.advice import NOTHING, Advice, Estimate, Found, NotEvaluated
-from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Atom, Holding, Window
-from gpuledger_collector.insight.recommendations.models import GIB, card_of
+from gpuledger_collector.insight.recommendations.advice import NOTHING, Estimate, Found, NotEvaluated, Proposal
+from gpuledger_collector.insight.recommendations.evidence import MIN_KNOWN, Holding, IntervalUsage, Window
+from gpuledger_collector.insight.recommendations.models import GIB, gpu_spec
 from gpuledger_collector.insight.recommendations.sizing import LEAST_MS, activity, known
 
 NIGHT, MORNING = 20, 6
@@ -27,7 +27,7 @@ EFFECTIVE = 0.8
 
 def off_hours(window: Window) -> Found:
     """Pools in which hardly anything works at night and on weekends, over four weeks at least."""
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     kinds = sorted({(place.pool, place.model) for place in window.places.values()})
     for pool, model in kinds:
@@ -52,8 +52,8 @@ def off_hours(window: Window) -> Found:
             continue
         seen = min(place.seen for place in window.places.values() if (place.pool, place.model) == (pool, model))
         unknown = sum(rating_interval.unknown_ms for _, rating_interval in off) / held
-        if min(seen, 1 - unknown) < LEAST_KNOWN:
-            reason = f"only {min(seen, 1 - unknown):.1%} of its time was seen, {LEAST_KNOWN:.0%} is needed"
+        if min(seen, 1 - unknown) < MIN_KNOWN:
+            reason = f"only {min(seen, 1 - unknown):.1%} of its time was seen, {MIN_KNOWN:.0%} is needed"
             gaps.append(NotEvaluated("off_hours", subject, reason))
             continue
         kept = next((one for one in mine if one.protected_by is not None), None)
@@ -61,7 +61,7 @@ def off_hours(window: Window) -> Found:
             gaps.append(NotEvaluated("off_hours", subject, f"{kept.key} is to stay (tag {kept.protected_by})"))
             continue
         advice.append(
-            Advice(
+            Proposal(
                 kind="off_hours",
                 subject=subject,
                 text=f"switch {model} of pool {pool} off at night and on weekends: {busy / held:.1%} of it worked",
@@ -99,13 +99,13 @@ def is_off(at_ms: int) -> bool:
     return at.weekday() >= 5 or at.hour >= NIGHT or at.hour < MORNING
 
 
-def _off(one: Holding, rating_interval: Atom) -> Change:
+def _off(one: Holding, rating_interval: IntervalUsage) -> Change:
     return Change(rating_interval.accelerator_id, one.workload_id, rating_interval.at_ms, PERMILLE)
 
 
 def power_cap(window: Window) -> Found:
     """Workloads whose clocks the power limit holds down: a lower cap costs them little. Energy only."""
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     for one in window.holdings:
         slowed, power = one.readings.get("slowed_ratio"), one.readings.get("power_watts")
@@ -114,21 +114,21 @@ def power_cap(window: Window) -> Found:
             continue
         if slowed.mean < CAPPED_SHARE or not power.p50 >= NEAR_FULL * limit:
             continue
-        if min(slowed.known, power.known, one.known_share) < LEAST_KNOWN:
-            gaps.append(NotEvaluated("power_cap", one.key, f"power is not read in {LEAST_KNOWN:.0%} of its minutes"))
+        if min(slowed.known, power.known, one.known_share) < MIN_KNOWN:
+            gaps.append(NotEvaluated("power_cap", one.key, f"power is not read in {MIN_KNOWN:.0%} of its minutes"))
             continue
         energies = [
             rating_interval.energy_mj
             for rating_interval in one.rating_intervals
             if rating_interval.energy_mj is not None
         ]
-        if len(energies) < LEAST_KNOWN * len(one.rating_intervals):
-            gaps.append(NotEvaluated("power_cap", one.key, f"energy is not measured in {LEAST_KNOWN:.0%} of its hours"))
+        if len(energies) < MIN_KNOWN * len(one.rating_intervals):
+            gaps.append(NotEvaluated("power_cap", one.key, f"energy is not measured in {MIN_KNOWN:.0%} of its hours"))
             continue
         kwh = sum(energies) / 3.6e9
         low, expected, high = (Estimate(kwh=share * kwh) for share in CAP_SAVES)
         advice.append(
-            Advice(
+            Proposal(
                 kind="power_cap",
                 subject=one.key,
                 text=f"try a lower power cap for {one.name}: its limit slows it {slowed.mean:.0%} of the time",
@@ -155,7 +155,7 @@ def input_pipeline(window: Window) -> Found:
     for finding in window.findings:
         if finding.state == "data_starved" and finding.workload_id is not None:
             starved[finding.workload_id].append(finding)
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     for one in window.holdings:
         findings = [
@@ -167,9 +167,9 @@ def input_pipeline(window: Window) -> Found:
         if not findings:
             continue
         work = known(one, "utilization_ratio") or activity(one)
-        if work is None or one.known_share < LEAST_KNOWN or not work.p90:
+        if work is None or one.known_share < MIN_KNOWN or not work.p90:
             gaps.append(
-                NotEvaluated("input_pipeline", one.key, f"activity is not known in {LEAST_KNOWN:.0%} of its time")
+                NotEvaluated("input_pipeline", one.key, f"activity is not known in {MIN_KNOWN:.0%} of its time")
             )
             continue
         hours = {(finding.accelerator_id, int(at)) for finding in findings for at in finding.evidence["wasted_gpu_ns"]}
@@ -186,7 +186,7 @@ def input_pipeline(window: Window) -> Found:
             for permille in (spare // 2, spare)
         ]
         advice.append(
-            Advice(
+            Proposal(
                 kind="input_pipeline",
                 subject=one.key,
                 text=f"feed {one.name} faster: {work.mean:.0%} active on average, {work.p90:.0%} when data is there",
@@ -214,10 +214,10 @@ def batch_size(window: Window) -> Found:
     asks of effective use the same work would take mean / 0.8 of the time: that is the high estimate, half way there
     the expected one, for no reading tells how a model's throughput grows with its batch.
     """
-    advice: list[Advice] = []
+    advice: list[Proposal] = []
     gaps: list[NotEvaluated] = []
     for one in window.holdings:
-        card = card_of(one.model)
+        card = gpu_spec(one.model)
         busy, active = one.readings.get("utilization_ratio"), one.readings.get("sm_active_ratio")
         if one.workload_id is None or one.held_ms < LEAST_MS or one.most_at_once != 1 or card is None or busy is None:
             continue
@@ -225,9 +225,9 @@ def batch_size(window: Window) -> Found:
             continue
         read = [known(one, name) for name in ("sm_active_ratio", "dram_active_ratio", "memory_used_bytes")]
         work, dram, memory = read
-        if work is None or dram is None or memory is None or one.known_share < LEAST_KNOWN:
+        if work is None or dram is None or memory is None or one.known_share < MIN_KNOWN:
             if active is None or active.mean < INEFFECTIVE:
-                reason = f"activity of SMs and DRAM and memory are not read in {LEAST_KNOWN:.0%} of its minutes"
+                reason = f"activity of SMs and DRAM and memory are not read in {MIN_KNOWN:.0%} of its minutes"
                 gaps.append(NotEvaluated("batch_size", one.key, reason))
             continue
         room = memory.p99 / (card.memory_gib * GIB)
@@ -239,7 +239,7 @@ def batch_size(window: Window) -> Found:
             for permille in (spare // 2, spare)
         ]
         advice.append(
-            Advice(
+            Proposal(
                 kind="batch_size",
                 subject=one.key,
                 text=f"try a larger batch for {one.name}: {work.mean:.0%} of SMs work, {room:.0%} of memory is used",

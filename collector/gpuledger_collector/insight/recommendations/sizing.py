@@ -10,9 +10,9 @@ from gpuledger_collector.accounting.counterfactual import PERMILLE, RENTED, Chan
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.insight.idle.kinds import is_serving
-from gpuledger_collector.insight.recommendations.advice import NOTHING, Advice, Estimate, Found, NotEvaluated
-from gpuledger_collector.insight.recommendations.evidence import LEAST_KNOWN, Holding, Reading, Window
-from gpuledger_collector.insight.recommendations.models import CARDS, GIB, MIG, Card, card_of
+from gpuledger_collector.insight.recommendations.advice import NOTHING, Estimate, Found, NotEvaluated, Proposal
+from gpuledger_collector.insight.recommendations.evidence import MIN_KNOWN, Holding, ReadingStats, Window
+from gpuledger_collector.insight.recommendations.models import GIB, GPU_SPECS, MIG, GpuSpec, gpu_spec
 
 LEAST_MS = 24 * HOUR_MS
 """Less held time than this says little about peaks."""
@@ -21,15 +21,15 @@ MEMORY_SHARE, WORK_SHARE = 0.9, 0.8
 MOST_TOGETHER = 4
 
 
-def activity(holding: Holding) -> Reading | None:
+def activity(holding: Holding) -> ReadingStats | None:
     """SM activity, or utilisation where it is not read: never below it, so a bound on the safe side."""
     return known(holding, "sm_active_ratio") or known(holding, "utilization_ratio")
 
 
-def known(holding: Holding, name: str) -> Reading | None:
+def known(holding: Holding, name: str) -> ReadingStats | None:
     """A reading that nearly every minute carries, None otherwise."""
     reading = holding.readings.get(name)
-    return None if reading is None or reading.known < LEAST_KNOWN else reading
+    return None if reading is None or reading.known < MIN_KNOWN else reading
 
 
 def candidates(window: Window, kind: str) -> tuple[list[Holding], list[NotEvaluated]]:
@@ -41,15 +41,13 @@ def candidates(window: Window, kind: str) -> tuple[list[Holding], list[NotEvalua
             continue
         if one.protected_by is not None:
             gaps.append(NotEvaluated(kind, one.key, f"its tag {one.protected_by} says that it is to stay"))
-        elif one.known_share < LEAST_KNOWN:
-            reason = f"activity is known for {one.known_share:.1%} of its time, {LEAST_KNOWN:.0%} is needed"
+        elif one.known_share < MIN_KNOWN:
+            reason = f"activity is known for {one.known_share:.1%} of its time, {MIN_KNOWN:.0%} is needed"
             gaps.append(NotEvaluated(kind, one.key, reason))
         elif not one.readings:
             gaps.append(NotEvaluated(kind, one.key, "it never had its GPU to itself, so its readings are not its own"))
         elif known(one, "memory_used_bytes") is None or activity(one) is None:
-            gaps.append(
-                NotEvaluated(kind, one.key, f"memory and activity are not read in {LEAST_KNOWN:.0%} of minutes")
-            )
+            gaps.append(NotEvaluated(kind, one.key, f"memory and activity are not read in {MIN_KNOWN:.0%} of minutes"))
         else:
             fit.append(one)
     return fit, gaps
@@ -63,7 +61,7 @@ def mig_slice(window: Window) -> Found:
     fit, gaps = candidates(window, "mig_slice")
     advice = []
     for one in fit:
-        card = card_of(one.model)
+        card = gpu_spec(one.model)
         memory, work = known(one, "memory_used_bytes"), activity(one)
         if card is None or not card.mig or "mig" in one.model.lower() or memory is None or work is None:
             continue
@@ -82,7 +80,7 @@ def mig_slice(window: Window) -> Found:
         ]
         profile = f"{part}g.{int(card.memory_gib * eighths / 8)}gb"
         advice.append(
-            Advice(
+            Proposal(
                 kind="mig_slice",
                 subject=one.key,
                 text=f"run {one.name} on a {profile} slice: p99 of memory {memory.p99 / GIB:.1f} GiB, of activity "
@@ -105,7 +103,7 @@ def mig_slice(window: Window) -> Found:
     return advice, gaps
 
 
-def _measured(memory: Reading, work: Reading) -> dict[str, float]:
+def _measured(memory: ReadingStats, work: ReadingStats) -> dict[str, float]:
     return {
         "memory_p95_bytes": round(memory.p95),
         "memory_p99_bytes": round(memory.p99),
@@ -123,11 +121,11 @@ def right_size(window: Window) -> Found:
     fit, gaps = candidates(window, "right_size")
     advice = []
     for one in fit:
-        card, memory, work = card_of(one.model), known(one, "memory_used_bytes"), activity(one)
+        card, memory, work = gpu_spec(one.model), known(one, "memory_used_bytes"), activity(one)
         price = window.book.price_at(one.pool, one.model, "", "", window.end_ms - 1)
         if card is None or memory is None or work is None or price is None or price.purchase not in RENTED:
             continue
-        smaller = [(other, rate) for other in CARDS if (rate := _rate(window, one.pool, other, price)) is not None]
+        smaller = [(other, rate) for other in GPU_SPECS if (rate := _rate(window, one.pool, other, price)) is not None]
         smaller = [(other, rate) for other, rate in smaller if memory.p99 <= MEMORY_SHARE * other.memory_gib * GIB]
         if not smaller:
             continue
@@ -148,7 +146,7 @@ def right_size(window: Window) -> Found:
     return advice, gaps
 
 
-def _rate(window: Window, pool: str, other: Card, price: Price) -> Price | None:
+def _rate(window: Window, pool: str, other: GpuSpec, price: Price) -> Price | None:
     """The rate of another model in the book, when it is cheaper and bought alike."""
     found = window.book.price_at(pool, other.word.upper(), "", "", window.end_ms - 1, price.purchase)
     named = found is not None and other.word in found.gpu_model.lower()
@@ -156,7 +154,9 @@ def _rate(window: Window, pool: str, other: Card, price: Price) -> Price | None:
     return found if named and cheaper else None
 
 
-def _moved(one: Holding, card: Card, other: Card, rate: Price, memory: Reading, work: Reading) -> Advice:
+def _moved(
+    one: Holding, card: GpuSpec, other: GpuSpec, rate: Price, memory: ReadingStats, work: ReadingStats
+) -> Proposal:
     bound = max(1.0, card.teraflops / other.teraflops, card.bandwidth / other.bandwidth)
     slow = [round((factor - 1) * PERMILLE) for factor in (bound, math.sqrt(bound), 1.0)]
     low, expected, high = (
@@ -168,7 +168,7 @@ def _moved(one: Holding, card: Card, other: Card, rate: Price, memory: Reading, 
         )
         for permille in slow
     )
-    return Advice(
+    return Proposal(
         kind="right_size",
         subject=one.key,
         text=f"try {one.name} on {other.word.upper()}: p99 of memory {memory.p99 / GIB:.1f} GiB fits, and so do its "
@@ -197,7 +197,7 @@ def pack(window: Window) -> Found:
             groups[one.pool, one.model].append(one)
     advice = []
     for (pool, model), members in sorted(groups.items()):
-        card = card_of(model)
+        card = gpu_spec(model)
         if card is None:
             continue
         for together in _groups(members, card):
@@ -207,7 +207,7 @@ def pack(window: Window) -> Found:
     return advice, gaps
 
 
-def _groups(members: Sequence[Holding], card: Card) -> Iterable[list[Holding]]:
+def _groups(members: Sequence[Holding], card: GpuSpec) -> Iterable[list[Holding]]:
     """Greedy: the largest first, each with those that still fit beside it."""
     left = sorted(members, key=lambda one: (-_p99(one, "memory_used_bytes"), one.key))
     while left:
@@ -229,7 +229,7 @@ def _p99(one: Holding, name: str) -> float:
     return math.inf if reading is None else reading.p99
 
 
-def _packed(pool: str, model: str, group: Sequence[Holding]) -> Advice | None:
+def _packed(pool: str, model: str, group: Sequence[Holding]) -> Proposal | None:
     """In every hour in which several of the group held a GPU, all but the first give theirs back."""
     changes = []
     hosts: set[int] = set()
@@ -244,7 +244,7 @@ def _packed(pool: str, model: str, group: Sequence[Holding]) -> Advice | None:
     if len(changes) < LEAST_MS // HOUR_MS:
         return None
     names = ", ".join(one.name for one in group)
-    return Advice(
+    return Proposal(
         kind="pack",
         subject="+".join(sorted(one.key for one in group)),
         text=f"run {names} on one {model} of pool {pool}",

@@ -17,15 +17,29 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.insight.scaling.choice import Rules, Tally, affordable, best, surprise, tally, tuned
+from gpuledger_collector.insight.scaling.choice import (
+    DailyTotals,
+    SelectionRules,
+    affordable,
+    daily_totals,
+    select,
+    tuned_reactive,
+    typical_change,
+)
 from gpuledger_collector.insight.scaling.lookahead import climate
-from gpuledger_collector.insight.scaling.policies import Setting, by_family, reactive, unit_of, wish
+from gpuledger_collector.insight.scaling.policies import (
+    PolicySetting,
+    by_family,
+    current_target,
+    headroom_unit,
+    reactive,
+)
 from gpuledger_collector.insight.scaling.simulation import simulate
 from gpuledger_collector.insight.series import Floats, Series
 
 DAY_MS = 86_400_000
 PAST_DAYS = 28
-LEAST_DAYS = 10
+MIN_DAYS = 10
 SETTLE_DAYS = 3
 STALE_STEPS = 3
 YOUNG_HEADROOM = 0.1
@@ -33,7 +47,7 @@ SHOWN = (0.5, 0.9, 0.98)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScalingLimits:
     """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
 
     `warm_gpus` are kept free above the demand, `headroom` is the least part of demand kept above it. What is desired
@@ -56,7 +70,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Told:
+class PastTarget:
     """What was desired from an earlier instant until the next one that is told of, and the wish before the limits."""
 
     at_ms: int
@@ -65,7 +79,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Advice:
+class ScalingAdvice:
     """Capacity to hold, and why. `demand_ahead` maps quantiles to the demand expected within the lead time."""
 
     as_of_ms: int
@@ -75,7 +89,7 @@ class Advice:
     desired_gpus: float
     desired_nodes: int
     mode: str  # predictive, reactive, or young (too little history to choose)
-    setting: Setting
+    setting: PolicySetting
     reason: str
     reactive_gpus: float
     """What the best reactive setting asks for, before the limits."""
@@ -87,18 +101,18 @@ def advise(
     series: Series,
     lead_ms: int,
     now_ms: int,
-    limits: Limits | None = None,
+    limits: ScalingLimits | None = None,
     held_gpus: float | None = None,
-    past: Sequence[Told] = (),
+    past: Sequence[PastTarget] = (),
     now_gpus: float = 0.0,
-) -> Advice | None:
+) -> ScalingAdvice | None:
     """Advice for a pool with this demand; None when its last known value is older than three steps.
 
     `held_gpus` is what the pool holds now, needed for the limits of a step; where it is not given, what was desired
     last. `past` is what was desired before, oldest first; `now_gpus` what is known to be wanted since the last step
     ended. Raises ValueError for a step that does not divide the day into 24 or more.
     """
-    limits = limits or Limits()
+    limits = limits or ScalingLimits()
     if held_gpus is None and past:
         held_gpus = past[-1].gpus
     per_day = DAY_MS // series.step_ms
@@ -127,21 +141,21 @@ def advise(
     nodes = _nodes(gpus, limits)
     reason = _reason(mode, setting, now, wanted, bound, lead_ms)
     valid = as_of + max(lead_ms, series.step_ms)
-    return Advice(
+    return ScalingAdvice(
         as_of, valid, now, ahead, nodes * limits.node_gpus, nodes, mode, setting, reason, max(reacting, now), wanted
     )
 
 
 def _choose(
-    demand: Floats, known: npt.NDArray[np.bool_], delay: int, step_ms: int, limits: Limits, today: int
-) -> tuple[Setting, float, float, str]:
+    demand: Floats, known: npt.NDArray[np.bool_], delay: int, step_ms: int, limits: ScalingLimits, today: int
+) -> tuple[PolicySetting, float, float, str]:
     """The setting to run, the GPUs it wants now (its hold included), those of the best reactive one, and the mode.
 
     `today`: how many of the last steps are of the day that is not over.
     """
     per_day = DAY_MS // step_ms
-    if len(demand) < LEAST_DAYS * per_day:
-        setting = Setting("reactive", headroom=YOUNG_HEADROOM)
+    if len(demand) < MIN_DAYS * per_day:
+        setting = PolicySetting("reactive", headroom=YOUNG_HEADROOM)
         wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
         return setting, wanted, wanted, "young"
     begun = len(demand) - today
@@ -149,7 +163,7 @@ def _choose(
     question = (delay, step_ms, limits.node_gpus, limits.cost_cap, limits.predict)
     with _ONE_AT_A_TIME:
         chosen = _settings_of_a_day(demand[days].tobytes(), known[days].tobytes(), *question)
-    wanted, reacting = (wish(one, demand, delay, step_ms, begun) for one in chosen)
+    wanted, reacting = (current_target(one, demand, delay, step_ms, begun) for one in chosen)
     return chosen[0], wanted, reacting, "predictive" if chosen[0].predictive else "reactive"
 
 
@@ -160,21 +174,21 @@ _ONE_AT_A_TIME = threading.Lock()
 @lru_cache(maxsize=256)
 def _settings_of_a_day(
     demand_bytes: bytes, known_bytes: bytes, delay: int, step_ms: int, node_gpus: float, cost_cap: float, predict: bool
-) -> tuple[Setting, Setting]:
+) -> tuple[PolicySetting, PolicySetting]:
     """The setting that whole days recommend for the next one, and the best reactive one."""
     demand, known = np.frombuffer(demand_bytes), np.frombuffer(known_bytes, dtype=np.bool_)
     per_day = DAY_MS // step_ms
-    unit, spread, warm = unit_of(demand, node_gpus), surprise(demand, delay), SETTLE_DAYS * per_day
-    settings: list[Setting] = []
-    tallies: list[Tally] = []
+    unit, spread, warm = headroom_unit(demand, node_gpus), typical_change(demand, delay), SETTLE_DAYS * per_day
+    settings: list[PolicySetting] = []
+    tallies: list[DailyTotals] = []
     families = by_family(demand, unit, delay, step_ms, warm) if predict else ()
     for candidates in itertools.chain([reactive(demand, unit, step_ms)], families):
         run = simulate(demand, candidates.target, candidates.keep, delay, warm, node_gpus)
         settings += candidates.settings
-        tallies.append(tally(demand, run.capacity, known, per_day, spread))
-    seen = Tally.joined(*tallies).between(SETTLE_DAYS, len(demand) // per_day)
-    anchor, rules = tuned(seen, settings, cost_cap), Rules()
-    column, base = best(seen, settings, anchor, affordable(seen, anchor, cost_cap, rules), rules)
+        tallies.append(daily_totals(demand, run.capacity, known, per_day, spread))
+    seen = DailyTotals.joined(*tallies).between(SETTLE_DAYS, len(demand) // per_day)
+    anchor, rules = tuned_reactive(seen, settings, cost_cap), SelectionRules()
+    column, base = select(seen, settings, anchor, affordable(seen, anchor, cost_cap, rules), rules)
     return settings[column], settings[base]
 
 
@@ -183,7 +197,7 @@ class _Held:
     """What is there, and what was desired before, oldest first."""
 
     gpus: float | None
-    past: Sequence[Told]
+    past: Sequence[PastTarget]
     now_ms: int
 
     def highest(self, within_ms: int) -> float:
@@ -202,7 +216,7 @@ class _Held:
         return at_ms
 
 
-def _bounded(wanted: float, now: float, limits: Limits, held: _Held) -> tuple[float, str]:
+def _bounded(wanted: float, now: float, limits: ScalingLimits, held: _Held) -> tuple[float, str]:
     """The wish inside the limits, and the limit that changed it ("" for none).
 
     The demand of now beats a step limit; the ceiling and the money, which people have set, beat everything.
@@ -224,7 +238,7 @@ def _bounded(wanted: float, now: float, limits: Limits, held: _Held) -> tuple[fl
     return gpus, bound
 
 
-def _calmed(gpus: float, bound: str, limits: Limits, held: _Held) -> tuple[float, str]:
+def _calmed(gpus: float, bound: str, limits: ScalingLimits, held: _Held) -> tuple[float, str]:
     """The wish, kept up by the stabilisation window and the cool-down."""
     if (highest := held.highest(limits.stabilise_ms)) > gpus:
         gpus, bound = highest, "the stabilisation window"
@@ -233,7 +247,7 @@ def _calmed(gpus: float, bound: str, limits: Limits, held: _Held) -> tuple[float
     return gpus, bound
 
 
-def _nodes(gpus: float, limits: Limits) -> int:
+def _nodes(gpus: float, limits: ScalingLimits) -> int:
     """Whole nodes for these GPUs, rounded up, but not above what the ceiling and the money allow."""
     nodes = int(np.ceil(gpus / limits.node_gpus - 1e-6))
     for most in (limits.ceiling_gpus, limits.money_gpus):
@@ -242,11 +256,11 @@ def _nodes(gpus: float, limits: Limits) -> int:
     return nodes
 
 
-def _reason(mode: str, setting: Setting, now: float, wanted: float, bound: str, lead_ms: int) -> str:
+def _reason(mode: str, setting: PolicySetting, now: float, wanted: float, bound: str, lead_ms: int) -> str:
     """One sentence for a person."""
     lead = f"{lead_ms / 60_000:g} min"
     if mode == "young":
-        said = f"less than {LEAST_DAYS} days of history: demand of {now:g} plus {YOUNG_HEADROOM:.0%} headroom"
+        said = f"less than {MIN_DAYS} days of history: demand of {now:g} plus {YOUNG_HEADROOM:.0%} headroom"
     elif wanted > now:
         said = f"{setting.sentence()} asks for {wanted:.1f} GPUs over the next {lead} while {now:g} are wanted now"
     else:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.insight.scaling.policies import Setting
+from gpuledger_collector.insight.scaling.policies import PolicySetting
 from gpuledger_collector.insight.series import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Rules:
+class SelectionRules:
     """How a day's candidate is chosen."""
 
     window_days: int = 28
@@ -38,7 +38,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Tally:
+class DailyTotals:
     """Each candidate's sums of each day, shape (days, K); demand (days,)."""
 
     capacity: Floats
@@ -47,21 +47,23 @@ class Tally:
     actions: Floats
     demand: Floats
 
-    def between(self, first: int, last: int) -> Tally:
+    def between(self, first: int, last: int) -> DailyTotals:
         """The days from `first` to before `last`."""
-        return Tally(*(table[first:last] for table in (self.capacity, self.wait, self.risk, self.actions, self.demand)))
+        return DailyTotals(
+            *(table[first:last] for table in (self.capacity, self.wait, self.risk, self.actions, self.demand))
+        )
 
     @classmethod
-    def joined(cls, *parts: Tally) -> Tally:
+    def joined(cls, *parts: DailyTotals) -> DailyTotals:
         """The candidates of all parts side by side, over the same days."""
         capacity, wait, risk, actions = (
             np.hstack([getattr(part, name) for part in parts]) for name in ("capacity", "wait", "risk", "actions")
         )
         return cls(capacity, wait, risk, actions, parts[0].demand)
 
-    def of(self, columns: Ints) -> Tally:
+    def of(self, columns: Ints) -> DailyTotals:
         """The same for some of the candidates."""
-        return Tally(
+        return DailyTotals(
             self.capacity[:, columns],
             self.wait[:, columns],
             self.risk[:, columns],
@@ -70,13 +72,15 @@ class Tally:
         )
 
 
-def surprise(demand: Floats, delay: int) -> float:
+def typical_change(demand: Floats, delay: int) -> float:
     """GPUs by which demand usually changes over the lead time of `delay` steps, a quarter of a GPU at least."""
     moved = np.abs(demand[delay:] - demand[:-delay]) if len(demand) > delay else np.zeros(1)
     return max(0.25, float(moved.mean()))
 
 
-def tally(demand: Floats, capacity: Floats, known: npt.NDArray[np.bool_], per_day: int, spread: float) -> Tally:
+def daily_totals(
+    demand: Floats, capacity: Floats, known: npt.NDArray[np.bool_], per_day: int, spread: float
+) -> DailyTotals:
     """Daily sums of the replayed candidates; steps without known demand count for nobody.
 
     Risk is the expected shortfall E[max(0, demand + e - capacity)] with e Laplace-distributed of scale `spread` GPUs.
@@ -92,10 +96,10 @@ def tally(demand: Floats, capacity: Floats, known: npt.NDArray[np.bool_], per_da
     short = demand[:, None] - capacity
     wait = summed(np.maximum(short, 0.0))
     near = summed(0.5 * spread * np.exp(-np.abs(short) / spread))
-    return Tally(summed(capacity), wait, wait + near, summed(moved.astype(float)), summed(demand[:, None])[:, 0])
+    return DailyTotals(summed(capacity), wait, wait + near, summed(moved.astype(float)), summed(demand[:, None])[:, 0])
 
 
-def tuned(seen: Tally, settings: Sequence[Setting], cap: float) -> int:
+def tuned_reactive(seen: DailyTotals, settings: Sequence[PolicySetting], cap: float) -> int:
     """The reactive candidate that waited least on these days within `cap` x demand, the cheapest if none is within."""
     reactive = np.array([not setting.predictive for setting in settings])
     spent, waited = seen.capacity.sum(axis=0), seen.wait.sum(axis=0)
@@ -103,15 +107,19 @@ def tuned(seen: Tally, settings: Sequence[Setting], cap: float) -> int:
     return int(np.argmin(np.where(reactive, spent, np.inf))) if found is None else found
 
 
-def best(
-    seen: Tally, settings: Sequence[Setting], anchor: int, allowed: float, rules: Rules | None = None
+def select(
+    seen: DailyTotals,
+    settings: Sequence[PolicySetting],
+    anchor: int,
+    allowed: float,
+    rules: SelectionRules | None = None,
 ) -> tuple[int, int]:
     """(column to run, column of the best reactive) by these days, with capacity <= `allowed` x demand.
 
     `anchor` is the tuned reactive's column: what nobody may be much busier than. Where no reactive candidate is
     affordable it is the anchor itself.
     """
-    rules = rules or Rules()
+    rules = rules or SelectionRules()
     reactive = np.array([not setting.predictive for setting in settings])
     spent, risk, actions = seen.capacity.sum(axis=0), seen.risk.sum(axis=0), seen.actions.sum(axis=0)
     fits = spent <= allowed * seen.demand.sum() + 1e-9
@@ -137,23 +145,23 @@ def _least(loss: Floats, spent: Floats, among: npt.NDArray[np.bool_]) -> int | N
     return int(index[np.lexsort((spent[index], loss[index].round(6)))[0]])
 
 
-def affordable(seen: Tally, anchor: int, cap: float, rules: Rules) -> float:
+def affordable(seen: DailyTotals, anchor: int, cap: float, rules: SelectionRules) -> float:
     """Capacity as a multiple of demand: the budget, or what the tuned reactive cost on these days and a little more."""
     return min(cap, rules.dearer * float(seen.capacity[:, anchor].sum() / max(seen.demand.sum(), 1e-9)))
 
 
 @dataclass(frozen=True)
-class Plan:
+class SelectionPlan:
     """How candidates are chosen day by day: the first day, the budget, the tuned reactive, and how."""
 
     first_day: int
     cap: float
     anchor: int
-    rules: Rules
+    rules: SelectionRules
     settle_days: int = 3
 
 
-def schedule(table: Tally, settings: Sequence[Setting], plan: Plan) -> Ints:
+def schedule(table: DailyTotals, settings: Sequence[PolicySetting], plan: SelectionPlan) -> Ints:
     """The column to run on each day from the first on, each chosen with what was known at the start of that day."""
     rules, anchor = plan.rules, plan.anchor
     days = len(table.demand)
@@ -171,7 +179,7 @@ def schedule(table: Tally, settings: Sequence[Setting], plan: Plan) -> Ints:
             rules.dearer * float(seen.capacity[:, anchor].sum() / max(seen.demand.sum(), 1e-9))
             + evened(rules.dearer * theirs - spent),
         )
-        chosen[day], _ = best(seen, settings, anchor, allowed, rules)
+        chosen[day], _ = select(seen, settings, anchor, allowed, rules)
         spent += float(table.capacity[day, chosen[day]])
         theirs += float(table.capacity[day, anchor])
         wanted += float(table.demand[day])

@@ -30,7 +30,7 @@ WINDOW_MINUTES = (5, 15, 30, 60)
 
 
 @dataclass(frozen=True)
-class Setting:
+class PolicySetting:
     """One candidate, in words and numbers."""
 
     family: str  # reactive, climate, drift, or the mean of these two: blend
@@ -61,7 +61,7 @@ class Setting:
 class Candidates:
     """Settings with their tables, one column each."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[PolicySetting, ...]
     target: Floats  # (n, K)
     keep: Floats  # (n, K)
 
@@ -71,7 +71,7 @@ def steps_of(minutes: float, step_ms: int) -> int:
     return 1 + round(minutes * 60_000 / step_ms)
 
 
-def unit_of(demand: Floats, node_gpus: float) -> float:
+def headroom_unit(demand: Floats, node_gpus: float) -> float:
     """What one more 'node' of fixed headroom means where capacity is fractional: a twentieth of the usual demand."""
     return node_gpus or max(1.0, round(float(demand.mean()) / 20))
 
@@ -81,7 +81,7 @@ def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
     held = {hold: rolling_max(demand, steps_of(hold, step_ms)) for hold in HOLD_MINUTES}
     settings, target, keep = [], [], []
     for head, extra, hold in itertools.product(HEADROOM, EXTRA_UNITS, HOLD_MINUTES):
-        settings.append(Setting("reactive", head, extra * unit, hold))
+        settings.append(PolicySetting("reactive", head, extra * unit, hold))
         target.append(demand * (1 + head) + extra * unit)
         keep.append(held[hold] * (1 + head) + extra * unit)
     return Candidates(tuple(settings), np.stack(target, axis=1), np.stack(keep, axis=1))
@@ -89,7 +89,7 @@ def reactive(demand: Floats, unit: float, step_ms: int) -> Candidates:
 
 def predictive(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Candidates:
     """Demand now plus a quantile of the rise until what is ordered now serves, in whole lots, held for a while."""
-    return joined(*by_family(demand, unit, delay, step_ms, start))
+    return join_candidates(*by_family(demand, unit, delay, step_ms, start))
 
 
 def by_family(demand: Floats, unit: float, delay: int, step_ms: int, start: int) -> Iterator[Candidates]:
@@ -98,10 +98,12 @@ def by_family(demand: Floats, unit: float, delay: int, step_ms: int, start: int)
     for family in FAMILIES:
         rise = _rise(family, demand, delay, step_ms, quantiles, start)
         settings, target, keep = [], [], []
-        for extra, lot in itertools.product(PREDICTIVE_EXTRA, lots(unit)):
+        for extra, lot in itertools.product(PREDICTIVE_EXTRA, lot_sizes(unit)):
             wanted = whole_nodes(demand[:, None] + rise + extra * unit, lot)
             for hold in PREDICTIVE_HOLDS:
-                settings += [Setting(family, 0.0, extra * unit, hold, quantile, lot) for quantile in RISE_QUANTILES]
+                settings += [
+                    PolicySetting(family, 0.0, extra * unit, hold, quantile, lot) for quantile in RISE_QUANTILES
+                ]
                 target.append(wanted)
                 keep.append(rolling_max(wanted, steps_of(hold, step_ms)))
         yield Candidates(tuple(settings), np.hstack(target), np.hstack(keep))
@@ -118,7 +120,7 @@ def _rise(family: str, demand: Floats, delay: int, step_ms: int, quantiles: Floa
     return np.asarray(sum(both) / 2)
 
 
-def wish(setting: Setting, demand: Floats, delay: int, step_ms: int, day: int) -> float:
+def current_target(setting: PolicySetting, demand: Floats, delay: int, step_ms: int, day: int) -> float:
     """What one setting asks for at the end of the last step, its hold included; `day`: the step that began today."""
     recent = steps_of(setting.hold_minutes, step_ms)
     if setting.quantile is None:
@@ -130,12 +132,12 @@ def wish(setting: Setting, demand: Floats, delay: int, step_ms: int, day: int) -
     return float(whole_nodes(demand[-recent:] + rise + setting.extra_gpus, setting.lot_gpus).max())
 
 
-def lots(unit: float) -> list[float]:
+def lot_sizes(unit: float) -> list[float]:
     """GPUs that are ordered at once: quarters and halves of a unit."""
     return sorted(unit / parts for parts in LOTS_PER_UNIT)
 
 
-def joined(*parts: Candidates) -> Candidates:
+def join_candidates(*parts: Candidates) -> Candidates:
     """All candidates of the parts, side by side."""
     settings = tuple(setting for part in parts for setting in part.settings)
     return Candidates(settings, np.hstack([part.target for part in parts]), np.hstack([part.keep for part in parts]))

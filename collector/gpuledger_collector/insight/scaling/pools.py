@@ -15,7 +15,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from gpuledger_collector.insight.scaling.advice import Advice, Limits, Told, advise
+from gpuledger_collector.insight.scaling.advice import PastTarget, ScalingAdvice, ScalingLimits, advise
 from gpuledger_collector.insight.series import Series
 
 ADVICE, ACT = MODES = ("advice", "act")
@@ -24,7 +24,7 @@ HOUR_S = 3600
 
 
 @dataclass(frozen=True)
-class Rate:
+class GpuHourRate:
     """Money of one GPU-hour of a pool."""
 
     per_gpu_hour: Decimal
@@ -32,11 +32,11 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ScalingTerms:
     """What a pool allows. `money_per_hour` bounds capacity by its price; `webhook` is the name of a configured hook."""
 
     pool: str
-    limits: Limits = field(default_factory=Limits)
+    limits: ScalingLimits = field(default_factory=ScalingLimits)
     lead_ms: int = DEFAULT_LEAD_MS
     mode: str = ADVICE
     money_per_hour: Decimal | None = None
@@ -56,14 +56,14 @@ class Terms:
         }
 
     @classmethod
-    def of(cls, pool: str, facts: Mapping[str, object]) -> Terms:
+    def of(cls, pool: str, facts: Mapping[str, object]) -> ScalingTerms:
         """What `facts` kept."""
         rest = dict(facts)
         limits, money = rest.pop("limits"), rest.pop("money_per_hour")
         assert isinstance(limits, Mapping)
-        return cls(pool, Limits(**limits), money_per_hour=None if money is None else Decimal(str(money)), **rest)  # type: ignore[arg-type]
+        return cls(pool, ScalingLimits(**limits), money_per_hour=None if money is None else Decimal(str(money)), **rest)  # type: ignore[arg-type]
 
-    def payable(self, rate: Rate | None) -> Limits:
+    def payable(self, rate: GpuHourRate | None) -> ScalingLimits:
         """The limits with what the money limit pays for. Raises Unpriced where there is a limit and no rate for it."""
         if self.money_per_hour is None:
             return self.limits
@@ -75,7 +75,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Demand:
+class PoolDemand:
     """A pool's demand as capacity is decided on. `now_gpus` is what is known of since the last step ended.
 
     `unknown` says in a sentence why there is to be no number, for example a queue that nobody reads any more; "" where
@@ -100,14 +100,14 @@ class Unpriced(Exception):
 
 
 @dataclass(frozen=True)
-class Decision:
+class ScalingDecision:
     """Advice as it was given for a pool. `told` is the webhook that the change is put out for."""
 
     pool: str
     made_ms: int
     step_ms: int
     lead_ms: int
-    advice: Advice
+    advice: ScalingAdvice
     mode: str
     before_gpus: float | None
     inputs_hash: str
@@ -124,20 +124,24 @@ class Decision:
         return self.before_gpus != self.advice.desired_gpus
 
 
-def why_not(demand: Demand) -> str:
+def explain_no_decision(demand: PoolDemand) -> str:
     """Why there is no number for a pool, in a sentence."""
     return f"{demand.unknown}: no number, react to what you see" if demand.unknown else STALE
 
 
 def decide(
-    demand: Demand | Series, terms: Terms, now_ms: int, rate: Rate | None = None, past: Sequence[Told] = ()
-) -> Decision | None:
+    demand: PoolDemand | Series,
+    terms: ScalingTerms,
+    now_ms: int,
+    rate: GpuHourRate | None = None,
+    past: Sequence[PastTarget] = (),
+) -> ScalingDecision | None:
     """The decision for a pool now; None when its demand is not known of late, or cannot be advised on.
 
     A money limit that cannot be kept for want of a rate turns acting off, and the sentence says so.
     """
     if isinstance(demand, Series):
-        demand = Demand(demand)
+        demand = PoolDemand(demand)
     if demand.unknown:
         return None
     series, mode, doubt, limits = demand.series, terms.mode, "", terms.limits
@@ -153,10 +157,10 @@ def decide(
     before = past[-1].gpus if past else None
     told = terms.webhook if mode == ACT and before != advice.desired_gpus else ""
     digest = inputs_hash(series, terms, rate, demand.now_gpus)
-    return Decision(terms.pool, now_ms, series.step_ms, terms.lead_ms, advice, mode, before, digest, told)
+    return ScalingDecision(terms.pool, now_ms, series.step_ms, terms.lead_ms, advice, mode, before, digest, told)
 
 
-def inputs_hash(series: Series, terms: Terms, rate: Rate | None, now_gpus: float = 0.0) -> str:
+def inputs_hash(series: Series, terms: ScalingTerms, rate: GpuHourRate | None, now_gpus: float = 0.0) -> str:
     """SHA-256 of the demand and the terms that a decision is made from."""
     said = {
         "now_gpus": now_gpus,
@@ -171,7 +175,7 @@ def inputs_hash(series: Series, terms: Terms, rate: Rate | None, now_gpus: float
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingOutcome:
     """A decision whose outcome is not known yet: it serves until `until_ms`, when the next one does."""
 
     decision_id: int
@@ -183,7 +187,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Served:
+class DecisionOutcome:
     """What came while a decision served, had it been followed, over the `known_ms` with known demand.
 
     Demand, wait (demand above what was desired) and waste (the other way round) in GPU-seconds, and the same of the
@@ -200,7 +204,7 @@ class Served:
     reactive_waste_gpu_s: float
 
 
-def served(series: Series, from_ms: int, until_ms: int, desired: float, reactive: float) -> Served:
+def judge_decision(series: Series, from_ms: int, until_ms: int, desired: float, reactive: float) -> DecisionOutcome:
     """What came from one instant to another, by the demand that is known by now."""
     at = series.start_ms + np.arange(len(series.values)) * series.step_ms
     seconds = np.clip(np.minimum(at + series.step_ms, until_ms) - np.maximum(at, from_ms), 0, None) / 1000
@@ -210,7 +214,7 @@ def served(series: Series, from_ms: int, until_ms: int, desired: float, reactive
     def total(gpus: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
         return float((np.maximum(gpus, 0.0) * seconds).sum())
 
-    return Served(
+    return DecisionOutcome(
         from_ms,
         until_ms,
         round(float(seconds.sum()) * 1000),
@@ -222,6 +226,6 @@ def served(series: Series, from_ms: int, until_ms: int, desired: float, reactive
     )
 
 
-def money_micro(gpu_s: float, rate: Rate | None) -> int | None:
+def money_micro(gpu_s: float, rate: GpuHourRate | None) -> int | None:
     """Micro-units of these GPU-seconds at a rate; None where there is none. An estimate, never a bill."""
     return None if rate is None else round(Decimal(gpu_s) / HOUR_S * rate.per_gpu_hour * 1_000_000)

@@ -72,11 +72,11 @@ def simulate(demand: Floats, target: Floats, keep: Floats, delay: int, start: in
         serving = serving + pipe[0]
         pipe = np.concatenate([pipe[1:], np.zeros((1, policies))])
         capacity[t] = serving
-        serving, pipe = settle(serving, pipe, target[t], keep[t], held[t])
+        serving, pipe = apply_target(serving, pipe, target[t], keep[t], held[t])
     return Run(capacity)
 
 
-def settle(serving: Floats, pipe: Floats, target: Floats, keep: Floats, busy: float) -> tuple[Floats, Floats]:
+def apply_target(serving: Floats, pipe: Floats, target: Floats, keep: Floats, busy: float) -> tuple[Floats, Floats]:
     """Serving capacity and orders under way after a decision; `pipe` (delay, K) is changed in place."""
     coming = serving + pipe.sum(axis=0)
     pipe[-1] += np.maximum(target - coming, 0.0)
@@ -91,7 +91,7 @@ def settle(serving: Floats, pipe: Floats, target: Floats, keep: Floats, busy: fl
 
 
 @dataclass(frozen=True)
-class Wish:
+class CapacityRequest:
     """What one policy states at the end of each step, shape (n,): what it wants, and what it keeps on the way down."""
 
     target: Floats
@@ -99,7 +99,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Purse:
+class CapacityBudget:
     """The money of one policy: from step `start` on, capacity in all may be `cap` x demand in all.
 
     What is above the demand of now shrinks as the purse empties, and is gone when it is empty; it shrinks in lots of
@@ -124,25 +124,25 @@ class Purse:
 
 
 @dataclass(frozen=True)
-class Allocations:
+class ReferencePolicy:
     """The policy that is never to be done worse than: its capacity in each step, its wishes, and how much dearer we
     may be.
     """
 
     capacity: Floats
-    wish: Wish
+    wish: CapacityRequest
     dearer: float
 
 
 def simulate_within(
     demand: Floats,
-    wish: Wish,
+    wish: CapacityRequest,
     delay: int,
     start: int,
     node_gpus: float,
     known: Bools,
-    purse: Purse,
-    beside: Allocations,
+    purse: CapacityBudget,
+    beside: ReferencePolicy,
 ) -> Floats:
     """Capacity (n,) of one policy, as `simulate`, that never spends more than its purse holds.
 
@@ -171,12 +171,12 @@ def simulate_within(
                     for one in (wanted, kept)
                 )
         asked = whole_nodes(np.array([wanted, kept]), node_gpus)
-        serving, pipe = settle(serving, pipe, asked[:1], asked[1:], held[t])
+        serving, pipe = apply_target(serving, pipe, asked[:1], asked[1:], held[t])
     return capacity
 
 
 def _together(
-    wanted: float, kept: float, t: int, beside: Allocations, share: float, behind: float
+    wanted: float, kept: float, t: int, beside: ReferencePolicy, share: float, behind: float
 ) -> tuple[float, float]:
     """Ours beside the other's wishes: no more than those when its money is spent, no less while we wait more."""
     other, others_keep = beside.wish.target[t], max(beside.wish.keep[t], beside.wish.target[t])
@@ -213,7 +213,7 @@ def simulate_utilisation(
         recent = np.concatenate([recent[1:], want[None]])
         age = np.arange(len(recent), 0, -1)[:, None]
         kept = np.where(age <= windows, recent, 0.0).max(axis=0)
-        serving, pipe = settle(serving, pipe, want, kept, held[t])
+        serving, pipe = apply_target(serving, pipe, want, kept, held[t])
     return Run(capacity)
 
 
@@ -222,7 +222,7 @@ def whole_nodes(gpus: Floats, node_gpus: float) -> Floats:
     return np.ceil(gpus / node_gpus - 1e-6) * node_gpus if node_gpus else gpus
 
 
-def measure(demand: Floats, capacity: Floats, judged: npt.NDArray[np.bool_], step_ms: int) -> Outcome:
+def measure_outcome(demand: Floats, capacity: Floats, judged: npt.NDArray[np.bool_], step_ms: int) -> Outcome:
     """What one policy's `capacity` (n,) brought where `judged` (n,) holds."""
     hours = step_ms / 3_600_000
     short = np.maximum(demand - capacity, 0.0)[judged]

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.insight.spend import MOST_HISTORY, Outlook, outlook
+from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, SpendForecast, forecast_spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
 
@@ -17,19 +17,19 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """An owner's month in one currency, in micro-units; `outlook` None: `days` whole days are too few for one."""
+    """An owner's month in one currency, in micro-units; `forecast` None: `days` whole days are too few for one."""
 
     owner: str
     currency: str
     spent: int
     days: int
-    outlook: Outlook | None
+    forecast: SpendForecast | None
 
 
 def rated_period(connection: Connection, now_ms: int) -> Period:
-    """The days that have to be rated: the history of an outlook, up to now."""
+    """The days that have to be rated: the history of a forecast, up to now."""
     days = zones.calendar(connection)
-    return Period(days.day_of(now_ms - MOST_HISTORY * DAY_MS).start_ms, now_ms)
+    return Period(days.day_of(now_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms, now_ms)
 
 
 def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
@@ -56,5 +56,5 @@ def ahead(connection: Connection, level: str, now_ms: int) -> list[Ahead]:
     for (owner, currency), by_day in costs.items():
         history = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
         spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
-        made.append(Ahead(owner, currency, spent, len(history), outlook(history, spent, left, after)))
+        made.append(Ahead(owner, currency, spent, len(history), forecast_spend(history, spent, left, after)))
     return sorted(made, key=lambda one: (one.currency, -one.spent, one.owner))

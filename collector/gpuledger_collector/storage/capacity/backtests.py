@@ -11,7 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from gpuledger_collector.insight.forecast import Workloads
-from gpuledger_collector.insight.forecast_history import HORIZON_HOURS, HOUR_MS, Kept, Record, Score, record
+from gpuledger_collector.insight.forecast_history import (
+    HORIZON_HOURS,
+    HOUR_MS,
+    ForecastRecord,
+    ForecastScore,
+    StoredForecast,
+    summarize_scores,
+)
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage.capacity import demand
 
@@ -45,7 +52,7 @@ class ForecastUnit:
         """The workloads behind it."""
         return demand.lives(self.connection, start_ms, end_ms, group)
 
-    def kept(self, group: str, since_ms: int) -> Sequence[Kept]:
+    def kept(self, group: str, since_ms: int) -> Sequence[StoredForecast]:
         """Forecasts kept since an origin."""
         rows = self.connection.execute(
             sa.text(
@@ -55,7 +62,7 @@ class ForecastUnit:
         )
         return [_kept(row) for row in rows]
 
-    def put(self, made: Sequence[Kept]) -> None:
+    def put(self, made: Sequence[StoredForecast]) -> None:
         """Keep these; one that is there already stays."""
         if not made:
             return
@@ -88,7 +95,7 @@ class ForecastUnit:
             ],
         )
 
-    def score(self, kept: Kept, score: Score, now_ms: int) -> None:
+    def score(self, kept: StoredForecast, score: ForecastScore, now_ms: int) -> None:
         """Note what came of one."""
         self.connection.execute(
             sa.text(
@@ -111,13 +118,13 @@ class ForecastUnit:
         )
 
 
-def _kept(row: sa.Row[tuple[object, ...]]) -> Kept:
+def _kept(row: sa.Row[tuple[object, ...]]) -> StoredForecast:
     made = row.forecast
 
     def rows(name: str) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(one) for one in made[name])
 
-    return Kept(
+    return StoredForecast(
         row.grouped,
         row.series,
         row.origin_ms,
@@ -131,9 +138,9 @@ def _kept(row: sa.Row[tuple[object, ...]]) -> Kept:
     )
 
 
-def records(connection: Connection, group: str, only: str | None = None) -> list[Record]:
+def records(connection: Connection, group: str, only: str | None = None) -> list[ForecastRecord]:
     """How good the kept forecasts of each series were, by name."""
-    found: dict[str, list[tuple[bool, Score]]] = {}
+    found: dict[str, list[tuple[bool, ForecastScore]]] = {}
     rows = connection.execute(
         sa.text(
             "SELECT series, replayed, known, inside, under, loss, naive_loss, actual FROM backtest "
@@ -142,6 +149,8 @@ def records(connection: Connection, group: str, only: str | None = None) -> list
         {"grouped": group, "only": only},
     )
     for row in rows:
-        score = Score(row.known, row.inside, row.under, row.loss or 0.0, row.naive_loss or 0.0, row.actual or 0.0)
+        score = ForecastScore(
+            row.known, row.inside, row.under, row.loss or 0.0, row.naive_loss or 0.0, row.actual or 0.0
+        )
         found.setdefault(row.series, []).append((row.replayed, score))
-    return [record(name, scores) for name, scores in found.items()]
+    return [summarize_scores(name, scores) for name, scores in found.items()]

@@ -21,15 +21,15 @@ from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.insight.demand import (
     HOUR_MS,
-    QUEUE_KEPT_MS,
-    HeldHour,
-    Queue,
-    Span,
-    owned,
-    stepped,
+    QUEUE_VALID_MS,
+    CapacitySpan,
+    GroupUsage,
+    QueueReadings,
+    group_demand,
+    owner_demand,
     with_queue,
 )
-from gpuledger_collector.insight.forecast.workloads import GOES_ON, Workloads
+from gpuledger_collector.insight.forecast.workloads import STILL_RUNNING, Workloads
 from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
@@ -110,28 +110,30 @@ _IMPORTED_LIVES = """SELECT {group} AS grouped, coalesce(w.tags->>'team', w.acco
 
 def evidence(
     connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
-) -> tuple[list[HeldHour], list[Span], list[Span]]:
+) -> tuple[list[GroupUsage], list[CapacitySpan], list[CapacitySpan]]:
     """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`."""
     period = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
     placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     held = [
-        HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
+        GroupUsage(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
         for row in connection.execute(sa.text(_HELD.format(placements=placements, use=_use(step_ms))), period)
     ]
     capacity, counted = _there(connection, start_ms, end_ms, group)
     return held, capacity, counted
 
 
-def _there(connection: Connection, start_ms: int, end_ms: int, group: str) -> tuple[list[Span], list[Span]]:
+def _there(
+    connection: Connection, start_ms: int, end_ms: int, group: str
+) -> tuple[list[CapacitySpan], list[CapacitySpan]]:
     """Capacity and imported usage of a period, by `pool` or `model`."""
     period = {"start_ms": start_ms, "end_ms": end_ms}
     placements = _STAYS.format(group="c.pool" if group == "pool" else "a.model")
     capacity = [
-        Span(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
+        CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
         for row in connection.execute(sa.text(placements), period)
     ]
     counted = [
-        Span(row.grouped, row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
+        CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
         for row in connection.execute(
             sa.text(_COUNTED.format(group="pool" if group == "pool" else "gpu_model")), period
         )
@@ -148,7 +150,7 @@ def demand(connection: Connection, start_ms: int, end_ms: int, group: str, step_
     if group in LEVELS:
         held = _by_owner(connection, start_ms, end_ms, group, step_ms)
     elif group in GROUPS:
-        held = stepped(start_ms, end_ms, step_ms, *evidence(connection, start_ms, end_ms, group, step_ms))
+        held = group_demand(start_ms, end_ms, step_ms, *evidence(connection, start_ms, end_ms, group, step_ms))
     else:
         raise KeyError(group)
     return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
@@ -162,12 +164,12 @@ def fine(connection: Connection, start_ms: int, end_ms: int, only: str | None = 
     # What came late within the last hour before is in the usage intervals already, and not in the drawing yet.
     since_ms = max(start_ms, (drawn_ms - HOUR_MS) // step * step, (end_ms - TAIL_MS) // step * step)
     drawn = [
-        HeldHour(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
+        GroupUsage(row.grouped, row.hour_ms, float(row.held or 0) / _MICRO, float(row.seen) / _MICRO)
         for row in connection.execute(sa.text(_DRAWN), {"start_ms": start_ms, "end_ms": since_ms, "only": only})
     ]
     newest, _, _ = evidence(connection, since_ms, end_ms, "pool", step)
     capacity, counted = _there(connection, start_ms, end_ms, "pool")
-    found = stepped(start_ms, end_ms, step, [*drawn, *newest], capacity, counted)
+    found = group_demand(start_ms, end_ms, step, [*drawn, *newest], capacity, counted)
     return [one for one in found if only in {None, one.name}]
 
 
@@ -188,18 +190,18 @@ def _by_owner(connection: Connection, start_ms: int, end_ms: int, level: str, st
         return attribution.owner_of(facts, at_ms).level(level)
 
     held = [
-        HeldHour(owner(row.workload_id, row.pool, row.hour_ms), row.hour_ms, float(row.held) / _MICRO, 0.0)
+        GroupUsage(owner(row.workload_id, row.pool, row.hour_ms), row.hour_ms, float(row.held) / _MICRO, 0.0)
         for row in used
     ]
     spans = [
-        Span(owner(row.workload_id, row.pool, row.start_ms), row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
+        CapacitySpan(owner(row.workload_id, row.pool, row.start_ms), row.gpu_micro / _MICRO, row.start_ms, row.end_ms)
         for row in counted
         if row.pool not in observed
     ]
-    return [one for one in owned(start_ms, end_ms, step_ms, held, fleet, capacity, spans) if one.name]
+    return [one for one in owner_demand(start_ms, end_ms, step_ms, held, fleet, capacity, spans) if one.name]
 
 
-def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[Queue]:
+def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[QueueReadings]:
     """Every reading of a queue in a period, summed by group, by source; none for a level that schedulers do not know.
 
     By pool the kept sums are read, and what waits itself only where they are missing or of an older reading.
@@ -232,7 +234,7 @@ def _arrays(packed: bytes, length: int) -> Ints:
     return read["numbers"]["value"].astype(np.int64)
 
 
-def _queue(source: str, found: Sequence[_Named], group: str) -> Queue:
+def _queue(source: str, found: Sequence[_Named], group: str) -> QueueReadings:
     at_ms = np.concatenate([one[1] for one in found])
     order = np.argsort(at_ms)
     gpus: dict[str, Floats] = {}
@@ -244,7 +246,7 @@ def _queue(source: str, found: Sequence[_Named], group: str) -> Queue:
             shown = escaped(name) if group in LEVELS else name
             gpus.setdefault(shown, np.full(len(at_ms), np.nan))[start:end] = micro[:, place] / _MICRO
         start = end
-    return Queue(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
+    return QueueReadings(source, at_ms[order], {name: values[order] for name, values in gpus.items()})
 
 
 def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Mapping[str, Workloads]:
@@ -264,12 +266,12 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
         if row.first_ms == row.last_ms:
             begun = row.first_ms
         ended = row.last_ms + round(min(1.0, float(row.last_held) / _MICRO / gpus) * HOUR_MS)
-        rows.setdefault(row.grouped, []).append((begun, GOES_ON if ended >= end_ms else ended, gpus, row.owner))
+        rows.setdefault(row.grouped, []).append((begun, STILL_RUNNING if ended >= end_ms else ended, gpus, row.owner))
     imported = _IMPORTED_LIVES.format(group="u.pool" if group == "pool" else "u.gpu_model")
     observed = set(rows)
     for row in connection.execute(sa.text(imported), period):
         if row.grouped not in observed:
-            end = GOES_ON if row.end_ms is None else row.end_ms
+            end = STILL_RUNNING if row.end_ms is None else row.end_ms
             rows.setdefault(row.grouped, []).append((row.start_ms, end, row.gpu_micro / _MICRO, row.owner))
     waits = _waiting(connection, end_ms, _QUEUED[group])
     return {name: _lives(mine, end_ms, waits.get(name, {})) for name, mine in rows.items()}
@@ -277,7 +279,7 @@ def lives(connection: Connection, start_ms: int, end_ms: int, group: str) -> Map
 
 def _waiting(connection: Connection, now_ms: int, name: str) -> dict[str, dict[str, float]]:
     """GPUs that wait now by group and owner: the last reading of each source, while it is kept."""
-    latest = connection.execute(sa.text(_LATEST), {"start_ms": now_ms - QUEUE_KEPT_MS, "end_ms": now_ms}).scalars()
+    latest = connection.execute(sa.text(_LATEST), {"start_ms": now_ms - QUEUE_VALID_MS, "end_ms": now_ms}).scalars()
     found: dict[str, dict[str, float]] = {}
     for item in (item for waiting in latest for item in waiting):
         mine = found.setdefault(item[name], {})

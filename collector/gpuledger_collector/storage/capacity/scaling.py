@@ -21,9 +21,23 @@ from sqlalchemy.engine import Connection, Engine
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
 from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PriceBook
-from gpuledger_collector.insight.demand import QUEUE_GONE_MS, QUEUE_KEPT_MS, Queue, hourly, with_queue
-from gpuledger_collector.insight.scaling.advice import LEAST_DAYS, Told
-from gpuledger_collector.insight.scaling.pools import Decision, Demand, Rate, Served, Terms, Waiting, money_micro
+from gpuledger_collector.insight.demand import (
+    QUEUE_EXPIRED_MS,
+    QUEUE_VALID_MS,
+    QueueReadings,
+    hourly_demand,
+    with_queue,
+)
+from gpuledger_collector.insight.scaling.advice import MIN_DAYS, PastTarget
+from gpuledger_collector.insight.scaling.pools import (
+    DecisionOutcome,
+    GpuHourRate,
+    PendingOutcome,
+    PoolDemand,
+    ScalingDecision,
+    ScalingTerms,
+    money_micro,
+)
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import commitments, prices
@@ -45,19 +59,19 @@ KEEP_MS = 400 * DAY_MS
 """How long decisions and what came of them are kept: there may be one every five minutes for each pool."""
 
 
-def replace(connection: psycopg.Connection[Any], wanted: Sequence[Terms], now: dt.datetime) -> ImportOutcome:
+def replace(connection: psycopg.Connection[Any], wanted: Sequence[ScalingTerms], now: dt.datetime) -> ImportOutcome:
     """The pools' terms in force become these; every change is audited."""
     rows = [{"pool": one.pool, "terms": one.facts()} for one in wanted]
     return replace_rows(connection, "scaling_pool", ("pool", "terms"), rows, now)
 
 
-def terms(connection: Connection) -> dict[str, Terms]:
+def terms(connection: Connection) -> dict[str, ScalingTerms]:
     """The terms in force by pool."""
     rows = connection.execute(sa.text("SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL"))
-    return {row.pool: Terms.of(row.pool, row.terms) for row in rows}
+    return {row.pool: ScalingTerms.of(row.pool, row.terms) for row in rows}
 
 
-def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[Demand]:
+def demand(connection: Connection, now_ms: int, only: str | None = None) -> list[PoolDemand]:
     """Demand of every pool (or of one) as all decide on it: five minutes where evidence has them, hours else.
 
     Lead times are minutes, so five minutes are taken where they tell as much of the past as the choice needs, or as the
@@ -71,11 +85,11 @@ def demand(connection: Connection, now_ms: int, only: str | None = None) -> list
         asked = [one for one in held if only in {None, one.name}]
         return {one.name: one for one in with_queue(asked, told, end_ms)}
 
-    hours = waiting(hourly(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool")), end_ms)
+    hours = waiting(hourly_demand(start_ms, end_ms, *evidence(connection, start_ms, end_ms, "pool")), end_ms)
     held = {one.name: one for one in fine(connection, fine_start_ms, fine_end_ms, only)}
     wanted = waiting(list(held.values()), fine_end_ms)
     return [
-        Demand(
+        PoolDemand(
             wanted[name] if name in wanted and _tells(wanted[name], hour) else hour,
             _newest(held.get(name), now_ms) + sum(one.newest(name) for one in told if _stands(one, now_ms)),
             _silence(told, name, now_ms),
@@ -95,14 +109,14 @@ def pools(connection: Connection, now_ms: int) -> set[str]:
 def silence(connection: Connection, pool: str, now_ms: int) -> str:
     """Which queue of a pool has not been read for so long that nobody knows what waits; "" for none."""
     since_ms = now_ms - DEMAND_DAYS * DAY_MS
-    if all(_stands(one, now_ms) for one in queues(connection, now_ms - QUEUE_GONE_MS, now_ms + 1, "pool")):
+    if all(_stands(one, now_ms) for one in queues(connection, now_ms - QUEUE_EXPIRED_MS, now_ms + 1, "pool")):
         return ""  # Whatever the queues named before: none of them is silent.
     return _silence(queues(connection, since_ms, now_ms + 1, "pool"), pool, now_ms)
 
 
 def _tells(fine: Series, hours: Series) -> bool:
     """Whether five minutes tell enough of the past, and as much of late, as the hours do."""
-    enough = min(LEAST_DAYS * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
+    enough = min(MIN_DAYS * DAY_MS / FINE_MS, 0.9 * hours.known * hours.step_ms / FINE_MS)
     return fine.known >= enough and _known_until(fine) >= _known_until(hours)
 
 
@@ -119,21 +133,21 @@ def _newest(held: Series | None, now_ms: int) -> float:
     return float(held.values[(until_ms - held.start_ms) // held.step_ms - 1])
 
 
-def _stands(queue: Queue, now_ms: int) -> bool:
+def _stands(queue: QueueReadings, now_ms: int) -> bool:
     """Whether the newest reading of a queue still holds."""
-    return now_ms - queue.newest_ms <= QUEUE_KEPT_MS
+    return now_ms - queue.newest_ms <= QUEUE_VALID_MS
 
 
-def _silence(told: Sequence[Queue], pool: str, now_ms: int) -> str:
+def _silence(told: Sequence[QueueReadings], pool: str, now_ms: int) -> str:
     """Which queue of a pool has not been read for so long that nobody knows what waits; "" for none."""
     for one in told:
-        if not _stands(one, now_ms) and now_ms - one.newest_ms <= QUEUE_GONE_MS and one.names(pool):
+        if not _stands(one, now_ms) and now_ms - one.newest_ms <= QUEUE_EXPIRED_MS and one.names(pool):
             read = format_instant(one.newest_ms)
             return f"the queue of {one.source!r} was last read at {read}, so what waits is not known"
     return ""
 
 
-def past(connection: Connection, pool: str, now_ms: int) -> list[Told]:
+def past(connection: Connection, pool: str, now_ms: int) -> list[PastTarget]:
     """What was desired of late, oldest first; the last decision is among it however old it is."""
     rows = connection.execute(
         sa.text(
@@ -143,7 +157,7 @@ def past(connection: Connection, pool: str, now_ms: int) -> list[Told]:
         ),
         {"pool": pool, "since": now_ms - PAST_MS},
     )
-    return [Told(row.made_ms, row.desired_gpus, row.wanted_gpus) for row in rows]
+    return [PastTarget(row.made_ms, row.desired_gpus, row.wanted_gpus) for row in rows]
 
 
 _PLACES = """SELECT a.model, coalesce(n.name, '') AS node, sum(a.gpu_micro) AS gpu_micro
@@ -153,7 +167,7 @@ _COUNTED = """SELECT gpu_model AS model, node, sum(gpu_micro) AS gpu_micro FROM 
     WHERE pool = :pool AND start_ms <= :at_ms AND (end_ms IS NULL OR end_ms > :since) GROUP BY 1, 2"""
 
 
-def rate(connection: Connection, pool: str, at_ms: int) -> Rate | None:
+def rate(connection: Connection, pool: str, at_ms: int) -> GpuHourRate | None:
     """The pool's rate at an instant: the mean over what stands in it; None where a part has none, or in two currencies.
 
     A pool that is known by imported usage alone is priced by what it held in the last 28 days.
@@ -168,7 +182,7 @@ def rate(connection: Connection, pool: str, at_ms: int) -> Rate | None:
     if len(known) < len(found) or len({currency for _, currency, _ in known}) != 1 or not weights:
         return None
     mean = sum((price * weight for price, _, weight in known), Decimal(0)) / weights
-    return Rate(mean.quantize(Decimal("0.000000001")), known[0][1])
+    return GpuHourRate(mean.quantize(Decimal("0.000000001")), known[0][1])
 
 
 def driver(connection: Connection) -> psycopg.Connection[Any]:
@@ -242,19 +256,19 @@ class ScalingUnit:
 
     connection: Connection
 
-    def terms(self) -> dict[str, Terms]:
+    def terms(self) -> dict[str, ScalingTerms]:
         """The terms in force by pool."""
         return terms(self.connection)
 
-    def demand(self, now_ms: int) -> list[Demand]:
+    def demand(self, now_ms: int) -> list[PoolDemand]:
         """Demand of every pool."""
         return demand(self.connection, now_ms)
 
-    def past(self, pool: str, now_ms: int) -> list[Told]:
+    def past(self, pool: str, now_ms: int) -> list[PastTarget]:
         """What was desired of late, oldest first."""
         return past(self.connection, pool, now_ms)
 
-    def rate(self, pool: str, at_ms: int) -> Rate | None:
+    def rate(self, pool: str, at_ms: int) -> GpuHourRate | None:
         """The pool's rate at an instant."""
         return rate(self.connection, pool, at_ms)
 
@@ -263,7 +277,7 @@ class ScalingUnit:
         query = "SELECT inputs_hash FROM scaling_decision WHERE pool = :pool ORDER BY made_ms DESC, id DESC LIMIT 1"
         return self.connection.execute(sa.text(query), {"pool": pool}).scalar()
 
-    def put(self, decision: Decision, message: Callable[[int], Message | None]) -> int:
+    def put(self, decision: ScalingDecision, message: Callable[[int], Message | None]) -> int:
         """Write a decision, and the message that tells of it; its number."""
         advice = decision.advice
         row = {
@@ -295,7 +309,7 @@ class ScalingUnit:
             outbox.put(driver(self.connection), said)
         return number
 
-    def unjudged(self, now_ms: int) -> list[Waiting]:
+    def unjudged(self, now_ms: int) -> list[PendingOutcome]:
         """Decisions that have served out and have no outcome yet."""
         query = """SELECT id, pool, serves AS from_ms, coalesce(next, serves + step_ms) AS until_ms, desired_gpus,
                 reactive_gpus FROM (
@@ -305,9 +319,11 @@ class ScalingUnit:
             WHERE coalesce(next, serves + step_ms) <= :now
               AND NOT EXISTS (SELECT FROM scaling_outcome o WHERE o.decision_id = served.id) ORDER BY made_ms, id"""
         rows = self.connection.execute(sa.text(query), {"now": now_ms, "since": now_ms - DEMAND_DAYS * DAY_MS})
-        return [Waiting(*row) for row in rows]
+        return [PendingOutcome(*row) for row in rows]
 
-    def put_outcome(self, waiting: Waiting, came: Served, rate: Rate | None, now_ms: int) -> None:
+    def put_outcome(
+        self, waiting: PendingOutcome, came: DecisionOutcome, rate: GpuHourRate | None, now_ms: int
+    ) -> None:
         """Write what came of a decision."""
         row = {
             "decision_id": waiting.decision_id,

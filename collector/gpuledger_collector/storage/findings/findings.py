@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
-from gpuledger_collector.insight.findings import Card, Finding, HeldNow, HeldSpan, HourUse
+from gpuledger_collector.insight.findings import Finding, PlacedAccelerator, RecentHolding, StateInterval, WorkloadUsage
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.database import open_connection
@@ -168,7 +168,7 @@ class FindingUnit:
         """Facts of these workloads."""
         return workloads.facts(self.connection, ids)
 
-    def cards(self, start_ms: int, end_ms: int) -> Sequence[Card]:
+    def cards(self, start_ms: int, end_ms: int) -> Sequence[PlacedAccelerator]:
         """Accelerators that were there in the period."""
         return minutes.cards(self.connection, start_ms, end_ms)
 
@@ -176,7 +176,7 @@ class FindingUnit:
         """The minute rollup of these accelerators."""
         return minutes.read(self.connection, start_ms, end_ms, ids)
 
-    def spans(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterable[HeldSpan]:
+    def spans(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterable[StateInterval]:
         """Who held these accelerators, by begin."""
         return minutes.spans(self.connection, start_ms, end_ms, ids)
 
@@ -192,7 +192,7 @@ class FindingUnit:
         """Where retention of the rollup has come to."""
         return minutes.gone_before(self.connection)
 
-    def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[HourUse]:
+    def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[WorkloadUsage]:
         """What workloads held, by rating interval."""
         return minutes.hourly_use(self.connection, start_ms, end_ms)
 
@@ -200,7 +200,7 @@ class FindingUnit:
         """End of the newest evidence of the last two hours."""
         return minutes.newest_evidence(self.connection, now_ms)
 
-    def held_now(self, edges_ms: Sequence[int]) -> Sequence[HeldNow]:
+    def held_now(self, edges_ms: Sequence[int]) -> Sequence[RecentHolding]:
         """Who held what in each window between two edges."""
         return minutes.held_now(self.connection, edges_ms)
 

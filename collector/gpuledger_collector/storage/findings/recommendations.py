@@ -18,8 +18,13 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.realised import Place, Spent
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.recommendations import Reading
-from gpuledger_collector.insight.recommendations.record import Accepted, Realised, Recommendation, Run
+from gpuledger_collector.insight.recommendations import ReadingStats
+from gpuledger_collector.insight.recommendations.record import (
+    AcceptedRecommendation,
+    RealizedSaving,
+    Recommendation,
+    RecommendationRun,
+)
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import commitments, prices
@@ -92,7 +97,7 @@ class RecommendationUnit:
         """Idle findings that were seen in the period."""
         return findings.overlapping(self.connection, "idle", start_ms, end_ms)
 
-    def readings(self, start_ms: int, end_ms: int) -> Mapping[tuple[int, str], Mapping[str, Reading]]:
+    def readings(self, start_ms: int, end_ms: int) -> Mapping[tuple[int, str], Mapping[str, ReadingStats]]:
         """Readings by workload and model, over minutes in which it alone held the accelerator."""
         return readings(self.connection, start_ms, end_ms)
 
@@ -121,7 +126,7 @@ class RecommendationUnit:
         )
         return frozenset(row[0] for row in rows)
 
-    def put(self, made: Sequence[Recommendation], run: Run) -> None:
+    def put(self, made: Sequence[Recommendation], run: RecommendationRun) -> None:
         """Write advice; what is open and not among it expires."""
         names = (*_KEPT, *_AMOUNTS)
         fresh = ", ".join(f"{name} = excluded.{name}" for name in names if name not in {"key", "made_ms"})
@@ -146,13 +151,13 @@ class RecommendationUnit:
             (run.made_ms, run.start_ms, run.end_ms, json.dumps(run.joint), json.dumps(list(run.not_evaluated))),
         )
 
-    def accepted(self) -> Sequence[Accepted]:
+    def accepted(self) -> Sequence[AcceptedRecommendation]:
         """Recommendations whose saving is to be measured."""
         rows = self.connection.execute(
             "SELECT id, kind, scope, start_ms, end_ms, decided_ms, currency FROM recommendation "
             "WHERE state = 'accepted' ORDER BY id"
         )
-        return [Accepted(*row) for row in rows]
+        return [AcceptedRecommendation(*row) for row in rows]
 
     def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
         """The charges of a scope by day and place, corrections included; of a named series all its runs."""
@@ -199,7 +204,7 @@ class RecommendationUnit:
             found.append(Spent(day_ms, place, currency, *map(int, amounts)))
         return found
 
-    def put_realised(self, found: Iterable[Realised]) -> None:
+    def put_realised(self, found: Iterable[RealizedSaving]) -> None:
         """Write what accepted recommendations brought."""
         for one in found:
             self.connection.execute(
@@ -216,7 +221,7 @@ def _cells(one: Recommendation) -> tuple[object, ...]:
     return (*plain, *one.cash, *one.capacity, *one.energy)
 
 
-def readings(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[int, str], dict[str, Reading]]:
+def readings(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[int, str], dict[str, ReadingStats]]:
     """Mean and percentiles of READINGS by workload and model, over hours in which one workload alone had the GPU.
 
     Minutes come packed, one value an accelerator, and are joined and sorted here: the server takes ten times as long.
@@ -249,19 +254,19 @@ def readings(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[i
             holder = np.where(hours[at] == of, holders[at], -1)
             for workload_id in np.unique(holder[holder >= 0]):
                 parts.setdefault((int(workload_id), model), []).append(table[holder == workload_id])
-    found: dict[tuple[int, str], dict[str, Reading]] = {}
+    found: dict[tuple[int, str], dict[str, ReadingStats]] = {}
     for key, tables in parts.items():
         whole = np.concatenate(tables)
         found[key] = {name: made for name in READINGS if (made := _reading(whole[name].astype(np.float64)))}
     return found
 
 
-def _reading(values: npt.NDArray[np.float64]) -> Reading | None:
+def _reading(values: npt.NDArray[np.float64]) -> ReadingStats | None:
     known = values[np.isfinite(values)]
     if not len(known):
         return None
     p50, p90, p95, p99 = map(float, np.quantile(known, (0.5, 0.9, 0.95, 0.99)))
-    return Reading(len(known) / len(values), float(known.mean()), p50, p90, p95, p99)
+    return ReadingStats(len(known) / len(values), float(known.mean()), p50, p90, p95, p99)
 
 
 def listed(connection: Connection, states: Sequence[str]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from gpuledger_collector.insight.findings import Card, HeldNow, HeldSpan, HourUse
+from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, StateInterval, WorkloadUsage
 from gpuledger_collector.storage.server.distribution import has_citus
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int])
     return whole
 
 
-def cards(connection: Connection, start_ms: int, end_ms: int) -> list[Card]:
+def cards(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAccelerator]:
     """Accelerators that were there in the period, by node and index; of several places the last."""
     rows = connection.execute(
         """
@@ -66,10 +66,10 @@ def cards(connection: Connection, start_ms: int, end_ms: int) -> list[Card]:
         """,
         (end_ms, start_ms),
     )
-    return [Card(*row) for row in rows]
+    return [PlacedAccelerator(*row) for row in rows]
 
 
-def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[HeldSpan]:
+def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[StateInterval]:
     """Who held these accelerators, and when they could not be held, by begin."""
     rows = connection.execute(
         "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM usage_interval WHERE accelerator_id = "
@@ -79,7 +79,7 @@ def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
         (list(ids), end_ms, start_ms, start_ms - 86_400_000),
     )
     for row in rows:
-        yield HeldSpan(*row)
+        yield StateInterval(*row)
 
 
 def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -113,7 +113,7 @@ def gone_before(connection: Connection) -> int:
     return 0 if row is None else int(row[0])
 
 
-def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourUse]:
+def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[WorkloadUsage]:
     """What workloads held, by rating interval, workload and kind of accelerator, from the hourly usage ledger."""
     rows = connection.execute(
         """
@@ -132,7 +132,7 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[HourU
         """,
         {"start": start_ms, "end": end_ms},
     )
-    return [HourUse(*row[:5], *map(int, row[5:])) for row in rows]
+    return [WorkloadUsage(*row[:5], *map(int, row[5:])) for row in rows]
 
 
 def newest_evidence(connection: Connection, now_ms: int) -> int | None:
@@ -144,7 +144,7 @@ def newest_evidence(connection: Connection, now_ms: int) -> int | None:
     return None if row is None or row[0] is None else int(row[0])
 
 
-def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[HeldNow]:
+def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHolding]:
     """Who held what in each window between two edges, straight from the evidence: nothing waits for an hour to end."""
     sums = ", ".join(
         ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"] * len(edges_ms[1:])
@@ -164,7 +164,9 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[HeldNow]:
         """,
         (*bounds, edges_ms[-1], edges_ms[0], edges_ms[0], edges_ms[-1], edges_ms[0] - 86_400_000),
     )
-    return [HeldNow(row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))) for row in rows]
+    return [
+        RecentHolding(row[0], row[1], row[2], row[3], row[4], row[5], row[6], tuple(map(int, row[7:]))) for row in rows
+    ]
 
 
 def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:

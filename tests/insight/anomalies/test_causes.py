@@ -13,13 +13,13 @@ from gpuledger_collector.insight.anomalies.causes import (
     GPU,
     HOUR_MS,
     MINUTE_MS,
-    Case,
+    AnomalyCase,
     RateChange,
-    Run,
-    cause_of,
+    WorkloadRun,
+    explain,
+    find_storms,
     gpus_text,
     lasting,
-    storms,
 )
 
 FRIDAY = 20_721 * DAY_MS + 18 * HOUR_MS
@@ -30,7 +30,7 @@ def run(name, start, hours, gpus=1, busy=0.8, **more):
     length = round(hours * HOUR_MS)
     held = gpus * length
     facts = {"gpu_ns": GPU * held, "busy_ms": round(busy * held), "idle_ms": round((1 - busy) * held), "cost_micro": 1}
-    return Run(name, start, start + length, gpus * GPU, **{**facts, **more})
+    return WorkloadRun(name, start, start + length, gpus * GPU, **{**facts, **more})
 
 
 def past(name="train", hours=3.0, gpus=2, many=12):
@@ -39,12 +39,12 @@ def past(name="train", hours=3.0, gpus=2, many=12):
 
 
 def case(runs, moved, hours=48, **more):
-    return Case("vision", FRIDAY, FRIDAY + hours * HOUR_MS, runs, moved, **more)
+    return AnomalyCase("vision", FRIDAY, FRIDAY + hours * HOUR_MS, runs, moved, **more)
 
 
 def test_a_runaway_goes_on_far_longer_than_such_on_more_gpus():
     wild = run("train", FRIDAY, 44, 4, going_on=True)
-    told = cause_of(case([*past(), wild], {"train": 900, "other": 10}))
+    told = explain(case([*past(), wild], {"train": 900, "other": 10}))
     assert (told.kind, told.workloads) == ("runaway", ("train",))
     assert told.sentence == (
         "train has gone on for 44 hours on 4 GPUs; runs of train lasted 3 hours (median), 19 of 20 at most 3 hours, "
@@ -55,14 +55,14 @@ def test_a_runaway_goes_on_far_longer_than_such_on_more_gpus():
 def test_a_new_name_is_a_runaway_against_the_owners_large_workloads_only():
     """Compared with what is at least half as large; with too few of those it is just new."""
     wild = run("retry-all", FRIDAY, 44, 4)
-    assert cause_of(case([*past(), wild], {"retry-all": 900})).kind == "runaway"
-    assert cause_of(case([*past(gpus=1), wild], {"retry-all": 900})).kind == "new workload"
+    assert explain(case([*past(), wild], {"retry-all": 900})).kind == "runaway"
+    assert explain(case([*past(gpus=1), wild], {"retry-all": 900})).kind == "new workload"
 
 
 def test_twice_the_gpus_of_any_run_of_the_name_is_a_runaway_before_its_age_tells():
     wild = run("train", FRIDAY, 0.2, 8, going_on=True)
-    assert cause_of(case([*past(gpus=4), wild], {"train": 900})).kind == "runaway"
-    assert cause_of(case([*past(gpus=5), wild], {"train": 900})).kind != "runaway"
+    assert explain(case([*past(gpus=4), wild], {"train": 900})).kind == "runaway"
+    assert explain(case([*past(gpus=5), wild], {"train": 900})).kind != "runaway"
 
 
 def short(count, minutes=10, start=FRIDAY, name="asr-eval"):
@@ -71,7 +71,7 @@ def short(count, minutes=10, start=FRIDAY, name="asr-eval"):
 
 def test_many_short_runs_of_a_name_are_a_storm():
     runs = [*past("asr-eval", hours=1.6, gpus=1), *short(54)]
-    told = cause_of(case(runs, {"asr-eval": 900}, hours=9))
+    told = explain(case(runs, {"asr-eval": 900}, hours=9))
     assert told.kind == "retry storm"
     assert told.sentence == (
         "54 runs of asr-eval of 10 minutes each in 9 hours; runs of asr-eval lasted 96 minutes before (median)"
@@ -81,15 +81,15 @@ def test_many_short_runs_of_a_name_are_a_storm():
 def test_storms_are_found_without_an_episode():
     """Told with the tenth run; nine are none, nor what has always been short, nor what comes back a third time."""
     old = past("train", hours=5)
-    (found,) = storms("vision", [*old, *short(54)], FRIDAY - 90 * DAY_MS)
+    (found,) = find_storms("vision", [*old, *short(54)], FRIDAY - 90 * DAY_MS)
     assert (found.name, found.begin_ms, len(found.runs)) == ("asr-eval", FRIDAY, 54)
     assert found.until_ms == FRIDAY + 9 * HOUR_MS
     assert found.opened_ms == FRIDAY + 100 * MINUTE_MS
-    assert storms("vision", [*old, *short(9)], 0) == []
-    assert storms("vision", [*past("asr-eval", hours=0.2), *short(54)], 0) == []
-    assert storms("vision", [*old, *short(54)], FRIDAY + DAY_MS) == []
+    assert find_storms("vision", [*old, *short(9)], 0) == []
+    assert find_storms("vision", [*past("asr-eval", hours=0.2), *short(54)], 0) == []
+    assert find_storms("vision", [*old, *short(54)], FRIDAY + DAY_MS) == []
     weekly = [one for week in range(4) for one in short(54, start=FRIDAY + week * 7 * DAY_MS)]
-    assert [one.begin_ms for one in storms("vision", [*old, *weekly], 0)] == [FRIDAY, FRIDAY + 7 * DAY_MS]
+    assert [one.begin_ms for one in find_storms("vision", [*old, *weekly], 0)] == [FRIDAY, FRIDAY + 7 * DAY_MS]
 
 
 @given(
@@ -102,7 +102,7 @@ def test_no_storm_is_made_of_long_runs(lengths, gaps):
     for length, gap in zip(lengths, gaps, strict=False):
         runs.append(run("x", at, length / 60))
         at += (length + gap) * MINUTE_MS
-    for found in storms("vision", runs, 0):
+    for found in find_storms("vision", runs, 0):
         lasted = sorted(one.length_ms for one in found.runs)
         assert len(lasted) >= 10
         assert lasted[(len(lasted) - 1) // 2] <= 30 * MINUTE_MS
@@ -111,7 +111,7 @@ def test_no_storm_is_made_of_long_runs(lengths, gaps):
 
 def test_a_reservation_that_nobody_uses_is_a_plateau():
     hold = run("weekend-hold", FRIDAY, 62, 2, busy=0.0)
-    told = cause_of(case([*past(), hold], {"weekend-hold": 900}, hours=62))
+    told = explain(case([*past(), hold], {"weekend-hold": 900}, hours=62))
     assert told.kind == "plateau"
     assert told.sentence == (
         "weekend-hold has held 2 GPUs flat for 62 hours, from Friday 18:00 UTC to Monday 08:00 UTC, "
@@ -120,22 +120,22 @@ def test_a_reservation_that_nobody_uses_is_a_plateau():
     busy = replace(hold, busy_ms=hold.idle_ms // 2)
     unknown = replace(hold, busy_ms=0, idle_ms=0)
     for other in (busy, unknown):
-        assert cause_of(case([*past(), other], {"weekend-hold": 900}, hours=62)).kind != "plateau"
+        assert explain(case([*past(), other], {"weekend-hold": 900}, hours=62)).kind != "plateau"
 
 
 def test_slow_growth_of_many_is_a_leak_and_a_leap_is_none():
     names = {f"service-{at}": 100 - at for at in range(8)}
     runs = [run(name, FRIDAY - 10 * DAY_MS, 400, 1) for name in names]
     grown = case(runs, names, hours=5 * 24, daily=[100.0, 104, 109, 113, 118, 124])
-    told = cause_of(grown)
+    told = explain(grown)
     assert told.kind == "leak"
     assert told.sentence == "spending grows by 4 % a day for 6 days, never by a leap; most by service-0"
-    assert cause_of(replace(grown, daily=[100.0, 100, 100, 124, 124, 124])).kind != "leak"
-    assert cause_of(replace(grown, daily=[100.0, 120, 90, 130, 95, 124])).kind != "leak"
+    assert explain(replace(grown, daily=[100.0, 100, 100, 124, 124, 124])).kind != "leak"
+    assert explain(replace(grown, daily=[100.0, 120, 90, 130, 95, 124])).kind != "leak"
 
 
 def test_a_dearer_rate_is_named():
-    told = cause_of(
+    told = explain(
         case(past(), {"train": 100}, price_micro=90, currency="USD", rates=[RateChange("train", "H100", "2.5", "3.1")])
     )
     assert told.kind == "price"
@@ -143,14 +143,14 @@ def test_a_dearer_rate_is_named():
 
 
 def test_names_never_seen_before_are_new():
-    told = cause_of(case([*past(many=3), run("moe", FRIDAY, 20, 8)], {"moe": 900, "train": 100}))
+    told = explain(case([*past(many=3), run("moe", FRIDAY, 20, 8)], {"moe": 900, "train": 100}))
     assert told.kind == "new workload"
     assert told.sentence == "moe is new since Friday 18:00 UTC, 1 run on up to 8 GPUs each: 90 % of the rise"
 
 
 def test_the_same_workloads_on_more_gpus_scale_up():
     serve = [run("chat", FRIDAY - 7 * DAY_MS, 168, 2), run("chat", FRIDAY, 48, 3)]
-    told = cause_of(case(serve, {"chat": 500}))
+    told = explain(case(serve, {"chat": 500}))
     assert told.kind == "scale-up"
     assert told.sentence == "chat holds 3.0 GPUs on average instead of 2.0 in the week before"
 
@@ -158,10 +158,10 @@ def test_the_same_workloads_on_more_gpus_scale_up():
 def test_no_single_cause_is_many_small():
     names = {f"job-{at}": 10 for at in range(7)}
     runs = [run(name, FRIDAY - 7 * DAY_MS, 168 + 48, 1) for name in names]
-    told = cause_of(case(runs, names))
+    told = explain(case(runs, names))
     assert told.kind == "many small"
     assert told.sentence.startswith("7 workload names cost more than before; the largest, job-")
-    assert cause_of(case(runs, {})).kind == "many small"
+    assert explain(case(runs, {})).kind == "many small"
 
 
 @pytest.mark.parametrize(

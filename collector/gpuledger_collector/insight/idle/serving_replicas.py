@@ -19,9 +19,9 @@ import numpy.typing as npt
 DAYS = 7
 PERCENTILE = 99
 RESERVE = 1
-LEAST_KNOWN = 0.75
+MIN_KNOWN = 0.75
 """Part of the replicas' minutes that must be known for a verdict."""
-LEAST_MINUTES = 24 * 60
+MIN_MINUTES = 24 * 60
 """A service younger than a day has not shown its busiest minutes."""
 TAGS = ("app.kubernetes.io/name", "app", "service", "deployment")
 _REPLICA = re.compile(r"(-[0-9a-f]{6,10})?-([a-z0-9]{5}|\d{1,4})$")
@@ -30,13 +30,13 @@ _REPLICA = re.compile(r"(-[0-9a-f]{6,10})?-([a-z0-9]{5}|\d{1,4})$")
 Counts = npt.NDArray[np.int64]
 
 
-def service_of(name: str, tags: Mapping[str, str]) -> str:
+def service_name(name: str, tags: Mapping[str, str]) -> str:
     """The service that a replica belongs to: what a tag says, else its name without the part that tells replicas."""
     said = next((tags[tag] for tag in TAGS if tags.get(tag)), "")
     if said:
         return said
     found = _REPLICA.search(name)
-    if found is None or (found[1] is None and not any(notification.isdigit() for notification in found[2])):
+    if found is None or (found[1] is None and not any(character.isdigit() for character in found[2])):
         return name
     return name[: found.start()] or name
 
@@ -54,7 +54,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReplicaAssessment:
     """What a service needs. `spare` None: too little is known."""
 
     held: int
@@ -65,18 +65,18 @@ class Verdict:
     known: float
 
 
-def judge_service(replicas: Replicas) -> Verdict:
+def assess_service(replicas: Replicas) -> ReplicaAssessment:
     """Whether a service holds more replicas than it needs; never fewer than the reserve are needed."""
     seen = float(replicas.seen.mean()) if len(replicas.seen) else 0.0
     known = min(1.0, seen / replicas.held) if replicas.held > 0 else 0.0
     peak = math.ceil(np.percentile(replicas.busy, PERCENTILE)) if len(replicas.busy) else 0
     held = round(replicas.held)
     needed = min(held, peak + RESERVE)
-    enough = known >= LEAST_KNOWN and len(replicas.seen) >= LEAST_MINUTES
-    return Verdict(held, peak, needed, held - needed if enough else None, known)
+    enough = known >= MIN_KNOWN and len(replicas.seen) >= MIN_MINUTES
+    return ReplicaAssessment(held, peak, needed, held - needed if enough else None, known)
 
 
-def counted(rows: Sequence[tuple[int, int, int]], held: float) -> Replicas:
+def count_replicas(rows: Sequence[tuple[int, int, int]], held: float) -> Replicas:
     """Replicas from rows of (minute, seen, busy)."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Replicas(table[:, 1], table[:, 2], held)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.insight.idle.services import Replicas, counted, judge_service, service_of
+from gpuledger_collector.insight.idle.serving_replicas import Replicas, assess_service, count_replicas, service_name
 
 WEEK = 7 * 1440
 
@@ -20,22 +20,22 @@ def test_what_the_busiest_minutes_do_not_need_is_spare():
     busy = np.ones(WEEK, dtype=int)
     busy[: WEEK // 50] = 3
     busy[: WEEK // 500] = 9
-    made = judge_service(week(busy))
+    made = assess_service(week(busy))
     assert (made.held, made.peak, made.needed, made.spare) == (10, 3, 4, 6)
 
 
 def test_a_service_that_needs_all_has_nothing_to_spare():
-    assert judge_service(week(np.full(WEEK, 10))).spare == 0
-    assert judge_service(week(np.full(WEEK, 9))).spare == 0
-    assert judge_service(week(np.zeros(WEEK), held=1)).spare == 0
+    assert assess_service(week(np.full(WEEK, 10))).spare == 0
+    assert assess_service(week(np.full(WEEK, 9))).spare == 0
+    assert assess_service(week(np.zeros(WEEK), held=1)).spare == 0
 
 
 def test_without_enough_known_there_is_no_verdict():
     unseen = Replicas(np.full(WEEK, 7), np.zeros(WEEK, dtype=np.int64), 10.0)
     young = Replicas(np.full(1439, 10), np.zeros(1439, dtype=np.int64), 10.0)
-    assert judge_service(unseen).spare is None
-    assert judge_service(young).spare is None
-    assert judge_service(counted([], 0.0)).spare is None
+    assert assess_service(unseen).spare is None
+    assert assess_service(young).spare is None
+    assert assess_service(count_replicas([], 0.0)).spare is None
 
 
 @given(
@@ -44,7 +44,7 @@ def test_without_enough_known_there_is_no_verdict():
 def test_never_more_spare_than_the_quiet_replicas(parts, held):
     """In 99 of 100 minutes what is left over suffices."""
     busy = np.concatenate([np.full(1440, parts[0][0]), *(np.full(length, count) for count, length in parts)])
-    made = judge_service(Replicas(np.full(len(busy), held), busy, float(held)))
+    made = assess_service(Replicas(np.full(len(busy), held), busy, float(held)))
     assert 0 <= made.spare <= held
     assert np.mean(np.array(busy) <= made.needed) >= 0.99
 
@@ -62,4 +62,4 @@ def test_never_more_spare_than_the_quiet_replicas(parts, held):
     ],
 )
 def test_replicas_belong_to_a_service(name, tags, service):
-    assert service_of(name, tags) == service
+    assert service_name(name, tags) == service
