@@ -129,12 +129,12 @@ def test_a_command_refuses_what_the_long_look_refuses(empty_dsn):
 def test_a_ledger_from_before_the_first_release_is_refused(empty_dsn):
     """Its tables have other names, so a sentence says to start anew, and nothing is changed."""
     with open_connection(empty_dsn) as connection:
-        connection.execute("CREATE TABLE usage_interval ()")
+        connection.execute("CREATE TABLE stretch ()")
     with pytest.raises(SchemaBehind, match="before the first release"):
         migrate.upgrade(empty_dsn)
     with open_connection(empty_dsn) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-    assert rows == [("usage_interval",)]
+    assert rows == [("stretch",)]
 
 
 def test_partitions_are_made_once_and_listed(dsn):

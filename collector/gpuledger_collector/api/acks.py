@@ -148,7 +148,7 @@ def _notifications(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Call
         found, name, used_ms = guarded(lambda: known(notification, expires, mac))
         if used_ms is not None:
             return used_page(name, used_ms)
-        return page(name, question(found, f"?letter={notification}&expires={expires}&mac={mac}"))
+        return page(name, question(found, f"?notification={notification}&expires={expires}&mac={mac}"))
 
     @made.post(LETTER_PATH, response_class=HTMLResponse)
     def acknowledged(

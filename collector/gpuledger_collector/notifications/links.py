@@ -40,7 +40,7 @@ class AckLinks:
     def notification(self, notification_id: int, expires_ms: int) -> str:
         """The address that says of a letter's episode that it is meant so; it serves until it expires."""
         mac = self.notification_mac(notification_id, expires_ms)
-        return f"{self.public_url.rstrip('/')}{LETTER_PATH}?letter={notification_id}&expires={expires_ms}&mac={mac}"
+        return f"{self.public_url.rstrip('/')}{LETTER_PATH}?notification={notification_id}&expires={expires_ms}&mac={mac}"
 
     def notification_mac(self, notification_id: int, expires_ms: int) -> str:
         """HMAC-SHA256 over what the link does, and until when."""

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, minutes
-from gpuledger_collector import storage
+from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.api import acks
 from gpuledger_collector.jobs.find_idle import find_idle
@@ -109,8 +109,8 @@ def test_a_writer_that_stops_anywhere_tells_once(last, idle_day, apply, connect,
         dies()
         return Content("subject", "text")
 
-    put = storage.outbox.put
-    monkeypatch.setattr(storage.outbox, "put", lambda *given: (put(*given), dies())[0])
+    put = outbox_module.put
+    monkeypatch.setattr(outbox_module, "put", lambda *given: (put(*given), dies())[0])
     with pytest.raises(KeyboardInterrupt):
         notify_findings(NotificationStore(connect), OCTOBER + DAY, Writers(words, words, words))
     monkeypatch.undo()
@@ -167,7 +167,7 @@ def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -
         assert again.status_code == 410
         assert "This link was used at 2025-10-02T09:00:00Z" in again.text
     assert idle_day.rows("SELECT ack_until_ms - acked_ms FROM notification WHERE acked_ms IS NOT NULL") == [(DAY,)]
-    assert client.post(page.replace("letter=", "letter=9")).status_code == 403
+    assert client.post(page.replace("notification=", "notification=9")).status_code == 403
     assert client.post(f"{page}&days=1000").status_code == 422
     assert idle_day.rows("SELECT what FROM audit ORDER BY number DESC LIMIT 1") == [("notification",)]
     _go_on(idle_day, findings, 1, 4)

@@ -112,7 +112,7 @@ def status(dsn: str) -> SchemaStatus:
     known = steps()
     head = next(reversed(known), "")
     with connected(dsn) as connection:
-        if connection.scalar(sa.text("SELECT to_regclass('usage_interval') IS NOT NULL")):
+        if connection.scalar(sa.text("SELECT to_regclass('stretch') IS NOT NULL")):
             raise SchemaBehind(
                 "this ledger was written before the first release and cannot be upgraded: keep its exports, and start "
                 "with an empty database"
