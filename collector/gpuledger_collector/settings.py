@@ -401,7 +401,7 @@ def _retention_faults(settings: Settings) -> list[str]:
         faults.append(f"keep_archive_days: must be 0 (for ever) or over pack_after_days, {settings.pack_after_days}")
     if settings.keep_usage_interval_days and settings.keep_usage_interval_days < LEAST_USAGE_INTERVAL_DAYS:
         faults.append(
-            f"keep_usage_interval_days: must be 0 (for ever) or {LEAST_USAGE_INTERVAL_DAYS} or more, as agents may "
+            f"keep_usage_interval_days: must be 0 (for ever) or at least {LEAST_USAGE_INTERVAL_DAYS}, as agents may "
             "still hold them"
         )
     if settings.keep_batches_days < LEAST_BATCH_DAYS:
@@ -418,13 +418,13 @@ def _retention_faults(settings: Settings) -> list[str]:
         faults.append("keep_node_utilization_days: must be 0 (for ever) or more")
     if settings.keep_minute_days and settings.keep_minute_days < LEAST_MINUTE_DAYS:
         faults.append(
-            f"keep_minute_days: must be 0 (for ever) or {LEAST_MINUTE_DAYS} and more: recommendations read a month"
+            f"keep_minute_days: must be 0 (for ever) or at least {LEAST_MINUTE_DAYS}: recommendations read a month"
         )
     if settings.keep_state_days < 0:
         faults.append("keep_state_days: must be 0 (for ever) or more")
     if settings.keep_finding_days and settings.keep_finding_days < LEAST_FINDING_DAYS:
         faults.append(
-            f"keep_finding_days: must be 0 (for ever) or {LEAST_FINDING_DAYS} and more: searches go back to them"
+            f"keep_finding_days: must be 0 (for ever) or at least {LEAST_FINDING_DAYS}: searches go back to them"
         )
     return faults
 

@@ -392,7 +392,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(dsn, given, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"keep_usage_interval_days": 38}, "keep_usage_interval_days: must be 0 .* or 39 and more"),
+        ({"keep_usage_interval_days": 38}, "keep_usage_interval_days: must be 0 .* or at least 39"),
         ({"keep_archive_days": 3}, "keep_archive_days: must be 0 .* or over pack_after_days, 3"),
         ({"pack_after_days": 0}, "pack_after_days: must be 1 or more"),
     ],

@@ -60,5 +60,5 @@ BODIES = {
 
 def address(path: str) -> str:
     """A path of the description with its parameters filled in, none of which names anything that there is."""
-    query = DAYS + "&budget=1&period=1&letter=1&expires=9999999999999&mac=x"
+    query = DAYS + "&budget=1&period=1&notification=1&expires=9999999999999&mac=x"
     return path.replace("{pool}", "x").replace("{number}", "99").replace("{workload}", "x") + f"?{query}"

@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.reads import guarded
-from gpuledger_collector.notifications.links import LETTER_PATH, PATH, AckLinks
+from gpuledger_collector.notifications.links import NOTIFICATION_PATH, PATH, AckLinks
 from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
@@ -142,7 +142,7 @@ def _notifications(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Call
                 raise HTTPException(404, "this letter is no longer kept")
             return found, notifications.subject_of(connection, found), used.used_ms(connection, mac)
 
-    @made.get(LETTER_PATH, response_class=HTMLResponse)
+    @made.get(NOTIFICATION_PATH, response_class=HTMLResponse)
     def ask_notification(notification: Number, expires: Number, mac: Mac) -> HTMLResponse:
         """A page with buttons; opening it changes nothing."""
         found, name, used_ms = guarded(lambda: known(notification, expires, mac))
@@ -150,7 +150,7 @@ def _notifications(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Call
             return used_page(name, used_ms)
         return page(name, question(found, f"?notification={notification}&expires={expires}&mac={mac}"))
 
-    @made.post(LETTER_PATH, response_class=HTMLResponse)
+    @made.post(NOTIFICATION_PATH, response_class=HTMLResponse)
     def acknowledged(
         notification: Number, expires: Number, mac: Mac, days: Annotated[int, Query(ge=1, le=MOST_MUTE_DAYS)] = 7
     ) -> HTMLResponse:

@@ -12,7 +12,7 @@ import hmac
 from dataclasses import dataclass, field
 
 PATH = "/v1/budgets/ack"
-LETTER_PATH = "/v1/notifications/ack"
+NOTIFICATION_PATH = "/v1/notifications/ack"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class AckLinks:
     def notification(self, notification_id: int, expires_ms: int) -> str:
         """The address that says of a letter's episode that it is meant so; it serves until it expires."""
         mac = self.notification_mac(notification_id, expires_ms)
-        return f"{self.public_url.rstrip('/')}{LETTER_PATH}?notification={notification_id}&expires={expires_ms}&mac={mac}"
+        query = f"notification={notification_id}&expires={expires_ms}&mac={mac}"
+        return f"{self.public_url.rstrip('/')}{NOTIFICATION_PATH}?{query}"
 
     def notification_mac(self, notification_id: int, expires_ms: int) -> str:
         """HMAC-SHA256 over what the link does, and until when."""

@@ -60,7 +60,7 @@ COMMANDS = (
 )
 LISTS = (
     "outbox list",
-    "letters list",
+    "notifications list",
     "actions list",
     "actions dry-run",
     "token list",

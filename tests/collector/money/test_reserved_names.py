@@ -1,11 +1,9 @@
 """Names that reports use for rows of their own, brought in by every way that a name can come."""
 
 import csv
-import importlib.util
 import io
 import json
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
@@ -191,26 +189,6 @@ def test_files_of_evidence_keep_their_time(run, written, fleet) -> None:
     assert hours(json.loads(out)["rows"], "team") == {"tag:(unpriced)": 2}
     placements = written("i.csv", "node,uuid,gpu_model,pool,in_at,out_at\nn1,G,,(unallocated),2025-10-01,\n")
     assert f"{placements}:2:pool: '(unallocated)' is reserved" in run("import", "inventory", placements)[2]
-
-
-def test_days_that_were_rated_before_are_rated_again(hostile, run, monkeypatch) -> None:
-    """The migration marks the days of open months on which an owner has a reserved name, and those alone."""
-    with monkeypatch.context() as patch:
-        patch.setattr("gpuledger_collector.accounting.attribution.escaped", lambda name: name)
-        run("chargeback", *MONTH)
-    assert hostile.rows("SELECT DISTINCT team FROM owner WHERE team = '(unallocated)'") == [("(unallocated)",)]
-    assert hostile.rows("SELECT * FROM day_recompute") == []
-    file = Path(__file__).parents[3] / "alembic/versions/0030_reserved_names.py"
-    spec = importlib.util.spec_from_file_location("reserved_names", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    hostile.connection.execute(module.MARK)
-    first = 1_759_276_800_000
-    assert hostile.rows("SELECT day_ms FROM day_recompute") == [(first,)]
-    _, out, _ = run("chargeback", *MONTH, "--format", "json")
-    assert hours(json.loads(out)["rows"], "team")["(unallocated)"] == 1
-    hostile.connection.execute(module.MARK)
-    assert hostile.rows("SELECT day_ms FROM day_recompute") == [(first,)], "what is escaped by now is rated once more"
 
 
 def test_a_person_of_a_reserved_name_is_forgotten(hostile, run) -> None:

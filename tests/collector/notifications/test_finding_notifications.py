@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet, Held
 from fakes.idle_day import CHANGE, minutes
-from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.api import acks
 from gpuledger_collector.jobs.find_idle import find_idle
@@ -22,6 +21,7 @@ from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.billing.budgets import WatchUnit
 from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, holdings
 from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
 from gpuledger_collector.storage.notifications.messages import Content

@@ -261,7 +261,7 @@ LISTED = (
     "doctor",
     "disputes list",
     "disputes show 1",
-    "letters list",
+    "notifications list",
     "outbox list",
     "scale history",
     f"tags check {DAYS}",
@@ -277,7 +277,14 @@ TABLES = (
     f"runs {DAYS}",
     "receipt zebra-1",
 )
-FILES = (f"chargeback {DAYS} --by team,user", "idle", "letters list", "outbox list", f"runs {DAYS}", "scale history")
+FILES = (
+    f"chargeback {DAYS} --by team,user",
+    "idle",
+    "notifications list",
+    "outbox list",
+    f"runs {DAYS}",
+    "scale history",
+)
 
 
 @pytest.fixture(scope="module")
