@@ -132,9 +132,8 @@ def msgpack_lists(entries: int) -> bytes:
     whole = msgspec.msgpack.decode(encode(batch(1, "poison-3", epoch=EPOCH)))
     whole["usage_intervals"] = []
     head = msgspec.msgpack.encode(whole)
-    return head.replace(
-        b"\xa9usage intervals\x90", b"\xa9usage intervals\xdd" + struct.pack(">I", entries) + b"\xc0" * entries
-    )
+    key = msgspec.msgpack.encode("usage_intervals")
+    return head.replace(key + b"\x90", key + b"\xdd" + struct.pack(">I", entries) + b"\xc0" * entries)
 
 
 def _of_prometheus() -> Iterator[Poison]:
