@@ -188,7 +188,7 @@ class _Look:
                     )
                 )
         free = {
-            (pool, model): Holding(None, f"free/{pool}/{model}", "", "", pool, model, rating_intervals=rating_intervals)
+            (pool, model): Holding(None, f"free/{pool}/{model}", "", "", pool, model, usage=rating_intervals)
             for (workload_id, pool, model), rating_intervals in held.items()
             if workload_id is None
         }
@@ -201,7 +201,7 @@ class _Look:
             end_ms=self.period.end_ms,
             holdings=sorted(holdings, key=lambda one: (one.key, one.pool, one.model)),
             free=free,
-            places=share,
+            accelerators=share,
             findings=[
                 one
                 for one in unit.findings(self.period.start_ms, self.period.end_ms)

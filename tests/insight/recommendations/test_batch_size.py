@@ -26,7 +26,7 @@ def reading(value, known=1.0):
 
 
 def window(readings, hours=48, cards=1, name="tune", known=1.0):
-    rating_intervals = [
+    intervals = [
         IntervalUsage(card, START + hour * HOUR, HOUR, HOUR, 0, 0) for card in range(cards) for hour in range(hours)
     ]
     held = Holding(
@@ -38,12 +38,12 @@ def window(readings, hours=48, cards=1, name="tune", known=1.0):
         H100,
         {},
         {"team": "vision"},
-        rating_intervals,
+        intervals,
         {key: reading(value, known) for key, value in readings.items()},
     )
-    places = {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)}
+    accelerators = {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in range(cards)}
     book = PriceBook([Price(1, "", "H100", "on_demand", Decimal(4), "USD", 0)])
-    return Window(START, START + hours * HOUR, [held], {}, places, [], book, {})
+    return Window(START, START + hours * HOUR, [held], {}, accelerators, [], book, {})
 
 
 def test_a_run_that_does_little_at_once_is_advised():

@@ -42,7 +42,7 @@ def reading(value: float, known: float = 1.0, p99: float | None = None) -> Readi
     return ReadingStats(known, value, value, top, top, top)
 
 
-def rating_intervals(card: int, hours: range, busy: float = 0.0, unknown: float = 0.0) -> list[IntervalUsage]:
+def intervals(card: int, hours: range, busy: float = 0.0, unknown: float = 0.0) -> list[IntervalUsage]:
     parts = round(HOUR * busy), round(HOUR * unknown)
     return [
         IntervalUsage(card, START + hour * HOUR, HOUR, parts[0], HOUR - sum(parts), parts[1], 2_000_000)
@@ -59,7 +59,7 @@ def holding(number: int, made: list[IntervalUsage], **more: object) -> Holding:
         "pool": "train",
         "model": H100,
         "owner": {"team": "vision"},
-        "rating_intervals": made,
+        "usage": made,
         "readings": {
             "memory_used_bytes": reading(6 * GIB),
             "sm_active_ratio": reading(0.1),
@@ -70,13 +70,13 @@ def holding(number: int, made: list[IntervalUsage], **more: object) -> Holding:
 
 
 def window(*holdings: Holding, days: int = 28, prices: tuple[Price, ...] = (ON_DEMAND,), **more: object) -> Window:
-    cards = {rating_interval.accelerator_id for one in holdings for rating_interval in one.rating_intervals}
+    cards = {interval.accelerator_id for one in holdings for interval in one.usage}
     given_: dict[str, object] = {
         "start_ms": START,
         "end_ms": START + days * DAY,
         "holdings": holdings,
         "free": {},
-        "places": {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in cards},
+        "accelerators": {card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in cards},
         "findings": (),
         "book": PriceBook(prices),
         "demand_ns": {},
@@ -109,12 +109,12 @@ def finding(card: int, workload: int, state: str, hours: range) -> Finding:
 
 def blind(found: Window, seen: float) -> Window:
     """The same window with less of it seen."""
-    return replace(found, places={card: replace(place, seen=seen) for card, place in found.places.items()})
+    return replace(found, accelerators={card: replace(place, seen=seen) for card, place in found.accelerators.items()})
 
 
 def test_reclaim_runs_from_its_begin_from_the_flag_and_a_day_later():
     """High, expected, low; the energy is power x time of what is given back."""
-    made = window(holding(1, rating_intervals(1, range(100))), findings=[finding(1, 1, "gone_idle", range(10, 90))])
+    made = window(holding(1, intervals(1, range(100))), findings=[finding(1, 1, "gone_idle", range(10, 90))])
     (one,), gaps = reclaim_held(made)
     assert not gaps
     assert [len(estimate.changes) for estimate in (one.high, one.expected, one.low)] == [80, 78, 54]
@@ -126,10 +126,10 @@ def test_reclaim_runs_from_its_begin_from_the_flag_and_a_day_later():
 def test_less_evidence_gives_reasons_and_no_advice(seen):
     """Whatever signature: not one piece of advice of a window that was half seen."""
     idle, small = (
-        holding(1, rating_intervals(1, range(672))),
-        holding(2, rating_intervals(2, range(672), 0.1), tags={"restartable": "1"}),
+        holding(1, intervals(1, range(672))),
+        holding(2, intervals(2, range(672), 0.1), tags={"restartable": "1"}),
     )
-    free = Holding(None, "free", "", "", "train", H100, rating_intervals=rating_intervals(3, range(672)))
+    free = Holding(None, "free", "", "", "train", H100, usage=intervals(3, range(672)))
     whole = window(
         idle,
         small,
@@ -139,13 +139,13 @@ def test_less_evidence_gives_reasons_and_no_advice(seen):
     )
     whole = replace(
         whole,
-        places=whole.places | {3: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0)},
+        accelerators=whole.accelerators | {3: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0)},
         demand_ns={("train", H100): {START - 60 * DAY + hour * HOUR: 2_000_000 * HOUR for hour in range(88 * 24)}},
     )
     advice, _ = propose(whole)
     assert {"reclaim", "spot", "reserve"} <= {one.kind for one in advice}
     dark = [
-        replace(one, rating_intervals=[replace(a, busy_ms=0, idle_ms=0, unknown_ms=HOUR) for a in one.rating_intervals])
+        replace(one, usage=[replace(a, busy_ms=0, idle_ms=0, unknown_ms=HOUR) for a in one.usage])
         for one in (idle, small)
     ]
     advice, gaps = propose(blind(replace(whole, holdings=dark), seen))
@@ -159,7 +159,7 @@ def test_less_evidence_gives_reasons_and_no_advice(seen):
 def test_tags_that_keep_are_respected(tag):
     """By every signature that would take something away."""
     made = window(
-        holding(1, rating_intervals(1, range(200)), tags={tag: "true", "restartable": "yes"}),
+        holding(1, intervals(1, range(200)), tags={tag: "true", "restartable": "yes"}),
         prices=(ON_DEMAND, SPOT),
         findings=[finding(1, 1, "gone_idle", range(100))],
     )
@@ -170,25 +170,23 @@ def test_tags_that_keep_are_respected(tag):
 
 def test_free_capacity_counts_what_was_never_needed():
     """Two free GPUs by day and one by night: one can always go, none of it at p5 when an hour in ten has none."""
-    free = [*rating_intervals(1, range(100)), *rating_intervals(2, range(0, 100, 2))]
-    nobody = Holding(None, "free", "", "", "train", H100, rating_intervals=free)
+    free = [*intervals(1, range(100)), *intervals(2, range(0, 100, 2))]
+    nobody = Holding(None, "free", "", "", "train", H100, usage=free)
     made = replace(
         window(days=4),
         end_ms=START + 100 * HOUR,
         free={("train", H100): nobody},
-        places={card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in (1, 2)},
+        accelerators={card: ObservedAccelerator("train", H100, "n1", 1_000_000, 1.0) for card in (1, 2)},
     )
     (one,), _ = reclaim_free(made)
     assert [len(estimate.changes) for estimate in (one.low, one.expected, one.high)] == [100, 100, 150]
-    gone = replace(
-        nobody, rating_intervals=[rating_interval for rating_interval in free if rating_interval.at_ms // HOUR % 10]
-    )
+    gone = replace(nobody, usage=[interval for interval in free if interval.at_ms // HOUR % 10])
     assert reclaim_free(replace(made, free={("train", H100): gone})) == ([], [])
 
 
 def test_a_slice_must_hold_the_peaks():
     """6 GiB and 10 %: one of seven. A p99 of 60 % needs no slice; without memory there is a reason."""
-    small = holding(1, rating_intervals(1, range(48), 0.1))
+    small = holding(1, intervals(1, range(48), 0.1))
     (one,), gaps = mig_slice(window(small, days=2))
     assert (one.evidence["slice"], gaps) == ("1g.10gb", [])
     assert {change.spare_permille for change in one.high.changes} == {857}
@@ -204,7 +202,7 @@ def test_a_slice_must_hold_the_peaks():
 def test_right_size_needs_throughput_and_bandwidth():
     """With low tensor and memory activity a cheaper card is to be tried; unmeasured ones are a reason."""
     quiet = {"tensor_active_ratio": reading(0.05), "dram_active_ratio": reading(0.05)}
-    one = holding(1, rating_intervals(1, range(48), 0.1))
+    one = holding(1, intervals(1, range(48), 0.1))
     fit = replace(one, readings=one.readings | quiet)
     (made,), _ = right_size(window(fit, prices=(ON_DEMAND, L40S)))
     assert made.evidence["to"] == "l40s"
@@ -218,7 +216,7 @@ def test_right_size_needs_throughput_and_bandwidth():
 
 def test_two_small_jobs_share_one_gpu():
     """They ran at the same time and fit together; 45 GiB each do not, and two teams are not put together."""
-    first, second = holding(1, rating_intervals(1, range(48), 0.1)), holding(2, rating_intervals(2, range(24, 72), 0.1))
+    first, second = holding(1, intervals(1, range(48), 0.1)), holding(2, intervals(2, range(24, 72), 0.1))
     (one,), _ = pack(window(first, second))
     assert {(change.workload_id, change.back_permille) for change in one.expected.changes} == {(2, 1000)}
     assert len(one.expected.changes) == 24
@@ -229,7 +227,7 @@ def test_two_small_jobs_share_one_gpu():
 
 def test_spot_is_for_what_says_that_it_can_be_restarted():
     """At the book's own rate with interruptions on top; silence is a reason, services are none of it."""
-    ready = holding(1, rating_intervals(1, range(10), 0.9), tags={"restartable": "yes"})
+    ready = holding(1, intervals(1, range(10), 0.9), tags={"restartable": "yes"})
     (one,), _ = spot(window(ready, prices=(ON_DEMAND, SPOT)))
     rates = [e.changes[0].moved_to.rate for e in (one.low, one.expected, one.high)]
     assert rates == [Decimal("1.75050"), Decimal("1.5420"), Decimal("1.5")]
@@ -251,9 +249,7 @@ def test_the_newsvendor_optimum_is_the_cheapest_count(gpus, break_even):
 def test_reserve_breaks_even_and_needs_sixty_days():
     """Four GPUs by day and two by night at half the rate: four are wanted in half of the hours, two always."""
     hours = {START - 60 * DAY + hour * HOUR: (4 if hour % 24 < 14 else 2) * 1_000_000 * HOUR for hour in range(88 * 24)}
-    made = window(
-        holding(1, rating_intervals(1, range(10))), prices=(ON_DEMAND, RESERVED), demand_ns={("train", H100): hours}
-    )
+    made = window(holding(1, intervals(1, range(10))), prices=(ON_DEMAND, RESERVED), demand_ns={("train", H100): hours})
     (one,), _ = reserve(made)
     assert (one.expected.reservation.gpus, one.low.reservation.gpus) == (4, 2)
     assert one.evidence["regret_on_demand_hours"] == 0
@@ -267,19 +263,19 @@ def test_off_hours_are_nights_and_weekends():
     """A pool that works on weekdays by day; with one that works at night there is no advice."""
     assert [is_off(START + hour * HOUR) for hour in (5, 6, 19, 20, 5 * 24 + 12)] == [True, False, False, True, True]
     by_day = [
-        rating_interval if is_off(rating_interval.at_ms) else replace(rating_interval, busy_ms=HOUR, idle_ms=0)
-        for rating_interval in rating_intervals(1, range(672))
+        interval if is_off(interval.at_ms) else replace(interval, busy_ms=HOUR, idle_ms=0)
+        for interval in intervals(1, range(672))
     ]
     (one,), _ = off_hours(window(holding(1, by_day)))
-    assert len(one.expected.changes) == sum(is_off(rating_interval.at_ms) for rating_interval in by_day)
+    assert len(one.expected.changes) == sum(is_off(interval.at_ms) for interval in by_day)
     assert one.low.changes == []
-    assert off_hours(window(holding(1, rating_intervals(1, range(672), 0.5))))[0] == []
+    assert off_hours(window(holding(1, intervals(1, range(672), 0.5))))[0] == []
     assert "28 are needed" in off_hours(window(holding(1, by_day[:480]), days=20))[1][0].reason
 
 
 def test_power_cap_and_input_pipeline():
     """Clocks held down near full power: energy only. Waiting for data: spare time, at the job's own p90."""
-    base = holding(1, rating_intervals(1, range(48), 0.4))
+    base = holding(1, intervals(1, range(48), 0.4))
     hot = replace(base, readings=base.readings | {"slowed_ratio": reading(0.8), "power_watts": reading(690.0)})
     (one,), _ = power_cap(window(hot))
     assert (one.expected.changes, one.low.kwh) == ((), 0)
@@ -293,8 +289,8 @@ def test_power_cap_and_input_pipeline():
 
 def test_runs_of_one_name_and_team_are_one_advice():
     """They come again as other workloads: one row, all their hours, measured later by name."""
-    runs = [holding(n, rating_intervals(n, range(50)), name="nightly") for n in (1, 2)]
-    other = holding(3, rating_intervals(3, range(50)), name="nightly", owner={"team": "nlp"})
+    runs = [holding(n, intervals(n, range(50)), name="nightly") for n in (1, 2)]
+    other = holding(3, intervals(3, range(50)), name="nightly", owner={"team": "nlp"})
     found = [finding(n, n, "never_used", range(40)) for n in (1, 2, 3)]
     advice, _ = reclaim_held(window(*runs, other, findings=found))
     assert [len(one.high.changes) for one in advice] == [40, 80]

@@ -1,12 +1,9 @@
-"""Recommendations: pure signatures over the measured evidence of a window, each with its guards.
+"""Recommendations: pure signatures over the measured evidence of a window.
 
-A signature says what an advice would have changed; what that is worth is the difference of two ledgers, and that is
-accounting (accounting.counterfactual).
+A signature proposes a change to the usage of the window (its stages: signature.py). The money it is worth is the
+difference of two ledgers, computed by accounting.counterfactual.
 """
 
-from collections.abc import Iterable
-
-from gpuledger_collector.insight.recommendations.advice import KINDS, Estimate, NotEvaluated, Proposal
 from gpuledger_collector.insight.recommendations.buying import reserve, spot
 from gpuledger_collector.insight.recommendations.evidence import (
     Holding,
@@ -15,6 +12,7 @@ from gpuledger_collector.insight.recommendations.evidence import (
     ReadingStats,
     Window,
 )
+from gpuledger_collector.insight.recommendations.proposals import KINDS, Estimate, NotEvaluated, Proposal
 from gpuledger_collector.insight.recommendations.reclaim import reclaim_free, reclaim_held
 from gpuledger_collector.insight.recommendations.running import batch_size, input_pipeline, off_hours, power_cap
 from gpuledger_collector.insight.recommendations.sizing import mig_slice, pack, right_size
@@ -48,22 +46,15 @@ __all__ = [
 
 
 def propose(window: Window) -> tuple[list[Proposal], list[NotEvaluated]]:
-    """Everything that the evidence supports, and everything that could not be judged, each with its reason."""
-    advice: list[Proposal] = []
-    gaps: list[NotEvaluated] = []
-    for signature in SIGNATURES:
-        more, missing = signature(window)
-        advice += more
-        gaps += missing
-    if window.imported:
-        reason = f"{window.imported} workloads are known only as counts of GPUs: nobody measured what they did"
-        gaps.append(NotEvaluated("all", "imported usage", reason))
-    return advice, together(gaps)
-
-
-def together(gaps: Iterable[NotEvaluated]) -> list[NotEvaluated]:
-    """Once for each subject and reason, with every kind that it kept from judging."""
+    """Return every proposal that the evidence supports, and every subject that could not be judged with its reason."""
+    proposals: list[Proposal] = []
     kinds: dict[tuple[str, str], list[str]] = {}
-    for gap in gaps:
-        kinds.setdefault((gap.subject, gap.reason), []).append(gap.kind)
-    return [NotEvaluated(", ".join(of), subject, reason) for (subject, reason), of in kinds.items()]
+    for signature in SIGNATURES:
+        supported, gaps = signature(window)
+        proposals += supported
+        for gap in gaps:
+            kinds.setdefault((gap.subject, gap.reason), []).append(gap.kind)
+    if window.imported:
+        reason = f"{window.imported} workloads are imported as counts of GPUs, without any measurement"
+        kinds["imported usage", reason] = ["all"]
+    return proposals, [NotEvaluated(", ".join(of), subject, reason) for (subject, reason), of in kinds.items()]

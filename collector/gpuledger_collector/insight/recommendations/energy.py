@@ -1,4 +1,4 @@
-"""What energy costs: an estimate, as the kilowatt-hours behind it are."""
+"""Cost of energy: an estimate, as the kilowatt-hours behind it are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.money import MICRO
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """Money per kilowatt-hour at the meter, and the power usage effectiveness of the building (1 or more)."""
+    """Money per kilowatt-hour at the meter, and the power usage effectiveness (PUE) of the building, 1 or more."""
 
     rate: Decimal
     currency: str
@@ -18,7 +18,7 @@ class Tariff:
 
 
 def energy_micro(kwh: float | None, tariff: Tariff | None) -> int | None:
-    """Micro-units for kilowatt-hours of GPUs: kWh x PUE x rate; None where either is not known."""
+    """Return micro-units for kilowatt-hours of GPUs: kWh x PUE x rate; None where either is unknown."""
     if kwh is None or tariff is None:
         return None
     return round(Decimal(repr(kwh)) * tariff.pue * tariff.rate * MICRO)

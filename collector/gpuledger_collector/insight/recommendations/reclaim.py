@@ -1,203 +1,200 @@
-"""Give back what does nothing: idle, never used and left-behind holdings, and capacity that nobody ever held."""
+"""Reclaim what is not used: idle, never used and left-behind holdings, and capacity that was never held."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from gpuledger_collector.accounting.counterfactual import PERMILLE, Change
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.findings import Finding
-from gpuledger_collector.insight.recommendations.advice import Estimate, Found, NotEvaluated, Proposal
-from gpuledger_collector.insight.recommendations.evidence import MIN_KNOWN, Holding, IntervalUsage, Window
+from gpuledger_collector.insight.recommendations.evidence import (
+    MIN_KNOWN,
+    Holding,
+    IntervalUsage,
+    Window,
+    require_observed,
+    require_unprotected,
+)
+from gpuledger_collector.insight.recommendations.proposals import Estimate, Proposal
+from gpuledger_collector.insight.recommendations.signature import Judged, Signature, measure_subjects
 
 STATES = ("never_used", "gone_idle", "zombie")
 SLOW_MS = DAY_MS
-"""The low estimate: somebody acts a day after the flag; the expected one: at the flag; the high one: at its begin."""
-LEAST_HOURS = 2.0
+"""The low estimate assumes a reaction a day after the flag, the expected one at the flag, the high one at its begin."""
+MIN_IDLE_HOURS = 2.0
 SAFE_SHARE = 0.05
-"""Free accelerators count as never needed when so many were free in all but this part of the hours."""
+"""Free accelerators count as never needed when as many were free in all but this share of the hours."""
+
+IdleRun = tuple[Holding, Sequence[Finding]]
 
 
-def reclaim_held(window: Window) -> Found:
-    """Advice for what the idle search named: runs of one name and team together, since they come again."""
-    found: dict[tuple[int | None, str, str], list[Finding]] = defaultdict(list)
-    for finding in window.findings:
-        place = window.places.get(finding.accelerator_id or 0)
-        if finding.state in STATES and place is not None and finding.workload_id is not None:
-            found[finding.workload_id, place.pool, place.model].append(finding)
-    series: dict[str, list[tuple[Holding, list[Finding]]]] = defaultdict(list)
-    gaps: list[NotEvaluated] = []
-    for holding in window.holdings:
-        findings = found.get((holding.workload_id, holding.pool, holding.model))
-        if not findings:
-            continue
-        reason = _held_back(window, holding, findings)
-        if reason is not None:
-            gaps.append(NotEvaluated("reclaim", holding.key, reason))
-        else:
-            series[_series(holding)].append((holding, findings))
-    made = (_reclaim(window, subject, runs) for subject, runs in sorted(series.items()))
-    return [one for one in made if one is not None], gaps
+def reclaim_held(window: Window) -> Judged:
+    """Propose to give back idle holdings; runs of one name and team are one proposal, since they recur."""
+    runs, gaps = measure_subjects("reclaim", window, _idle_holdings(window), _idle_findings)
+    by_series: dict[str, list[IdleRun]] = defaultdict(list)
+    for run in runs:
+        by_series[_series_name(run[0])].append(run)
+    proposals = (_propose_reclaim(window, name, of_series) for name, of_series in sorted(by_series.items()))
+    return [proposal for proposal in proposals if proposal is not None], gaps
 
 
-def _series(holding: Holding) -> str:
-    """What runs of it have in common: pool, model, team and name; itself where it has no name of its own."""
+def _idle_holdings(window: Window) -> Iterator[tuple[str, Holding]]:
+    return ((holding.key, holding) for holding in window.holdings if window.findings_of(holding, STATES))
+
+
+def _idle_findings(window: Window, holding: Holding) -> list[Finding]:
+    findings = window.findings_of(holding, STATES)
+    require_unprotected(holding)
+    seen = min(window.accelerators[finding.accelerator_id or 0].seen for finding in findings)
+    require_observed(min(seen, holding.known_share), "its activity")
+    return findings
+
+
+def _series_name(holding: Holding) -> str:
+    """Pool, model, team and name, which runs of one series share; the key for a workload without a name of its own."""
     if holding.key.endswith(f":{holding.name}"):
         return f"{holding.key}/{holding.model}"
     return f"{holding.pool}/{holding.model}/{holding.owner.get('team', '')}/{holding.name}"
 
 
-def _held_back(window: Window, holding: Holding, findings: Sequence[Finding]) -> str | None:
-    """Why this holding is left alone, None when nothing speaks against advice."""
-    if holding.protected_by is not None:
-        return f"its tag {holding.protected_by} says that it is to stay"
-    seen = min(window.places[one.accelerator_id or 0].seen for one in findings)
-    known = min(seen, holding.known_share)
-    if known < MIN_KNOWN:
-        return f"only {known:.1%} of its time was seen, {MIN_KNOWN:.0%} is needed"
-    return None
-
-
-def _reclaim(window: Window, subject: str, runs: Sequence[tuple[Holding, Sequence[Finding]]]) -> Proposal | None:
-    findings = [one for _, of in runs for one in of]
-    since = (
-        {one.key: one.opened_ms + SLOW_MS for one in findings},
-        {one.key: one.opened_ms for one in findings},
-        {one.key: one.since_ms for one in findings},
+def _propose_reclaim(window: Window, subject: str, runs: Sequence[IdleRun]) -> Proposal | None:
+    findings = [finding for _, of_run in runs for finding in of_run]
+    begins = (
+        {finding.key: finding.opened_ms + SLOW_MS for finding in findings},
+        {finding.key: finding.opened_ms for finding in findings},
+        {finding.key: finding.since_ms for finding in findings},
     )
-    low, expected, high = (_together([_wasted(window, holding, of, begin) for holding, of in runs]) for begin in since)
-    hours = sum(one.until_ms - one.since_ms for one in findings) / HOUR_MS
-    if not high.changes or hours < LEAST_HOURS:
+    low, expected, high = (
+        _sum_estimates([_wasted(window, holding, of_run, begin) for holding, of_run in runs]) for begin in begins
+    )
+    hours = sum(finding.until_ms - finding.since_ms for finding in findings) / HOUR_MS
+    if not high.changes or hours < MIN_IDLE_HOURS:
         return None
-    cards = {one.subject for one in findings}
-    states = sorted({one.state for one in findings})
+    accelerators = {finding.subject for finding in findings}
+    states = sorted({finding.state for finding in findings})
     first = runs[0][0]
-    ids = [holding.workload_id for holding, _ in runs]
     named = {} if subject.startswith(first.key) else {"name": first.name, "team": first.owner.get("team", "")}
-    often = "" if len(runs) == 1 else f" in {len(runs)} runs"
+    count = "GPU" if len(accelerators) == 1 else f"{len(accelerators)} GPUs"
+    text = f"give back the {count} of {first.name}: {' and '.join(states).replace('_', ' ')} for {hours:.0f} GPU-hours"
     return Proposal(
         kind="reclaim",
         subject=subject,
-        text=f"give back the {_count(len(cards))} of {first.name}: {' and '.join(states).replace('_', ' ')} for "
-        f"{hours:.0f} GPU-hours{often}",
+        text=text if len(runs) == 1 else f"{text} in {len(runs)} runs",
         low=low,
         expected=expected,
         high=high,
         owner=first.owner,
-        scope={"workload_ids": ids, "measure": "idle", **named},
+        scope={"workload_ids": [holding.workload_id for holding, _ in runs], "measure": "idle", **named},
         evidence={
             "states": states,
-            "accelerators": sorted(cards),
-            "findings": sorted(one.key for one in findings),
+            "accelerators": sorted(accelerators),
+            "findings": sorted(finding.key for finding in findings),
             "workloads": [holding.key for holding, _ in runs],
             "idle_hours": round(hours, 2),
-            "confidence": round(min(one.confidence for one in findings), 3),
+            "confidence": round(min(finding.confidence for finding in findings), 3),
             "seen": round(min(holding.known_share for holding, _ in runs), 4),
-            "guards": f"seen at least {MIN_KNOWN:.0%}; no tag keeps it; idle search held its windows and exemptions",
+            "guards": f"observed at least {MIN_KNOWN:.0%}; no tag keeps it; windows and exemptions of the idle search",
         },
     )
 
 
-def _together(parts: Sequence[Estimate]) -> Estimate:
-    """Estimates of several runs as one; energy only where it is known of each."""
+def _sum_estimates(parts: Sequence[Estimate]) -> Estimate:
+    """Join the estimates of several runs; energy only where every run with changes has it."""
     energies = [part.kwh for part in parts if part.kwh is not None]
-    whole = len(energies) == sum(bool(part.changes) for part in parts) and energies
-    return Estimate([change for part in parts for change in part.changes], kwh=sum(energies) if whole else None)
+    complete = energies and len(energies) == sum(bool(part.changes) for part in parts)
+    return Estimate([change for part in parts for change in part.changes], kwh=sum(energies) if complete else None)
 
 
-def _count(cards: int) -> str:
-    return "GPU" if cards == 1 else f"{cards} GPUs"
-
-
-def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], since: dict[str, int]) -> Estimate:
-    """What is wasted from each finding's instant on, as changes; energy at the power that was read meanwhile."""
-    held = {
-        (rating_interval.accelerator_id, rating_interval.at_ms): rating_interval.held_ms
-        for rating_interval in holding.rating_intervals
-    }
+def _wasted(window: Window, holding: Holding, findings: Sequence[Finding], begin_ms: dict[str, int]) -> Estimate:
+    """Wasted time from each finding's begin on, as changes; energy at the power that was read meanwhile."""
+    held_ms = {(interval.accelerator_id, interval.at_ms): interval.held_ms for interval in holding.usage}
     changes = []
     joules = 0.0
     known = True
-    for one in findings:
-        watts = one.evidence.get("power_watts")
+    for finding in findings:
+        watts = finding.evidence.get("power_watts")
         known &= watts is not None
-        for at, wasted_ns in one.evidence["wasted_gpu_ns"].items():
-            card = one.accelerator_id or 0
-            mine = held.get((card, int(at)), 0) * window.places[card].gpu_micro
-            if not mine or int(at) < max(since[one.key], window.start_ms):
+        accelerator_id = finding.accelerator_id or 0
+        for at, wasted_ns in finding.evidence["wasted_gpu_ns"].items():
+            held = held_ms.get((accelerator_id, int(at)), 0) * window.accelerators[accelerator_id].gpu_micro
+            if not held or int(at) < max(begin_ms[finding.key], window.start_ms):
                 continue
-            changes.append(Change(card, holding.workload_id, int(at), min(PERMILLE, wasted_ns * PERMILLE // mine)))
+            permille = min(PERMILLE, wasted_ns * PERMILLE // held)
+            changes.append(Change(accelerator_id, holding.workload_id, int(at), permille))
             joules += (watts or 0.0) * wasted_ns / 1e9
     return Estimate(changes, kwh=joules / 3.6e6 if known and changes else None)
 
 
-def reclaim_free(window: Window) -> Found:
-    """Advice for accelerators that nobody held in nearly every hour of the window."""
-    advice: list[Proposal] = []
-    gaps: list[NotEvaluated] = []
-    for (pool, model), free in sorted(window.free.items()):
-        subject = f"free/{pool}/{model}"
-        seen = [place.seen for place in window.places.values() if (place.pool, place.model) == (pool, model)]
-        if min(seen, default=0.0) < MIN_KNOWN:
-            reason = f"only {min(seen, default=0.0):.1%} of the time of some GPU was seen, {MIN_KNOWN:.0%} is needed"
-            gaps.append(NotEvaluated("reclaim", subject, reason))
-            continue
-        by_hour: dict[int, list[IntervalUsage]] = defaultdict(list)
-        for rating_interval in free.rating_intervals:
-            by_hour[rating_interval.at_ms // HOUR_MS].append(rating_interval)
-        hours = range(window.start_ms // HOUR_MS, window.end_ms // HOUR_MS)
-        counts = sorted(
-            sum(rating_interval.held_ms for rating_interval in by_hour.get(hour, ())) // HOUR_MS for hour in hours
-        )
-        safe, least = counts[int(len(counts) * SAFE_SHARE)], counts[0]
-        if not safe:
-            continue
-        advice.append(
-            Proposal(
-                kind="reclaim",
-                subject=subject,
-                text=f"give up {safe} of the {model} of pool {pool}: in {1 - SAFE_SHARE:.0%} of the hours "
-                "nobody held so many",
-                low=Estimate(_up_to(by_hour.values(), least)),
-                expected=Estimate(_up_to(by_hour.values(), safe)),
-                high=Estimate(_up_to(by_hour.values(), len(window.places))),
-                scope={"pool": pool, "model": model, "state": "unallocated"},
-                evidence={
-                    "gpus": safe,
-                    "free_always": least,
-                    "free_mean": round(sum(counts) / len(counts), 2),
-                    "hours": len(counts),
-                    "seen": round(min(seen), 4),
-                    "guards": "high: every free hour, as if capacity followed demand at once",
-                },
-            )
-        )
-    return advice, gaps
+@dataclass(frozen=True)
+class _FreeCapacity:
+    """Free time by hour, and how many accelerators were free in each, ascending."""
+
+    hours: Sequence[Sequence[IntervalUsage]]
+    counts: Sequence[int]
+    seen: float
+    total: int
+    """Accelerators of the window."""
+
+    @property
+    def safe(self) -> int:
+        """Accelerators that were free in nearly every hour."""
+        return self.counts[int(len(self.counts) * SAFE_SHARE)]
 
 
-def _up_to(hours: Iterable[Sequence[IntervalUsage]], gpus: int) -> list[Change]:
-    """Changes that give back so many GPUs of the free time of each hour."""
+def _free_capacity(window: Window, free: Holding) -> _FreeCapacity:
+    seen = window.observed_share(free.pool, free.model)
+    require_observed(seen)
+    by_hour: dict[int, list[IntervalUsage]] = defaultdict(list)
+    for interval in free.usage:
+        by_hour[interval.at_ms // HOUR_MS].append(interval)
+    hours = range(window.start_ms // HOUR_MS, window.end_ms // HOUR_MS)
+    counts = sorted(sum(interval.held_ms for interval in by_hour.get(hour, ())) // HOUR_MS for hour in hours)
+    return _FreeCapacity(list(by_hour.values()), counts, seen, len(window.accelerators))
+
+
+def _propose_release(free: Holding, capacity: _FreeCapacity) -> Proposal | None:
+    safe, always = capacity.safe, capacity.counts[0]
+    if not safe:
+        return None
+    share = f"{1 - SAFE_SHARE:.0%}"
+    return Proposal(
+        kind="reclaim",
+        subject=f"free/{free.pool}/{free.model}",
+        text=f"give up {safe} of the {free.model} of pool {free.pool}: at least as many were free in {share} of hours",
+        low=Estimate(_release(capacity.hours, always)),
+        expected=Estimate(_release(capacity.hours, safe)),
+        high=Estimate(_release(capacity.hours, capacity.total)),
+        scope={"pool": free.pool, "model": free.model, "state": "unallocated"},
+        evidence={
+            "gpus": safe,
+            "free_always": always,
+            "free_mean": round(sum(capacity.counts) / len(capacity.counts), 2),
+            "hours": len(capacity.counts),
+            "seen": round(capacity.seen, 4),
+            "guards": "high: every free hour, as if capacity followed demand at once",
+        },
+    )
+
+
+def _release(hours: Iterable[Sequence[IntervalUsage]], gpus: int) -> list[Change]:
+    """Changes that give back as many GPUs of the free time of each hour, the longest free ones first."""
     changes = []
-    for rating_intervals in hours:
-        left = gpus * HOUR_MS
-        for rating_interval in sorted(
-            rating_intervals,
-            key=lambda rating_interval: (
-                -rating_interval.held_ms,
-                rating_interval.accelerator_id,
-                rating_interval.at_ms,
-            ),
-        ):
-            part = min(left, rating_interval.held_ms)
-            if part and rating_interval.held_ms:
-                changes.append(
-                    Change(
-                        rating_interval.accelerator_id,
-                        None,
-                        rating_interval.at_ms,
-                        part * PERMILLE // rating_interval.held_ms,
-                    )
-                )
-            left -= part
+    for intervals in hours:
+        left_ms = gpus * HOUR_MS
+        for interval in sorted(intervals, key=lambda free: (-free.held_ms, free.accelerator_id, free.at_ms)):
+            part_ms = min(left_ms, interval.held_ms)
+            if part_ms:
+                permille = part_ms * PERMILLE // interval.held_ms
+                changes.append(Change(interval.accelerator_id, None, interval.at_ms, permille))
+            left_ms -= part_ms
     return changes
+
+
+reclaim_free = Signature(
+    "reclaim",
+    lambda window: ((f"free/{pool}/{model}", free) for (pool, model), free in sorted(window.free.items())),
+    _free_capacity,
+    _propose_release,
+)

@@ -1,4 +1,4 @@
-"""A recommendation as it is kept: advice with its amounts, and what became of it."""
+"""Recommendations as they are stored: proposals with their amounts, and the savings of accepted ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SavingRange = tuple[int | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Amounts are of the window from `start_ms` to `end_ms`; cash, freed capacity and energy are never added."""
+    """A proposal with its amounts over the window; cash, freed capacity and energy are never added up."""
 
     key: str
     kind: str
@@ -36,7 +36,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class RecommendationRun:
-    """The last look: its window, all open advice followed at once, and what could not be judged."""
+    """A run of the search: its window, the savings of all open proposals together, and what could not be judged."""
 
     made_ms: int
     start_ms: int
@@ -47,7 +47,7 @@ class RecommendationRun:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRecommendation:
-    """What must be known of an accepted recommendation to measure what it brought."""
+    """What is needed of an accepted recommendation to measure its saving."""
 
     id: int
     kind: str
@@ -60,10 +60,10 @@ class AcceptedRecommendation:
 
 @dataclass(frozen=True, slots=True)
 class RealizedSaving:
-    """What an accepted recommendation brought so far (see accounting.realised); None: some rate is unknown."""
+    """Saving of an accepted recommendation up to now (accounting.realised); `micro` None: some rate is unknown."""
 
     id: int
     micro: int | None
     until_ms: int
-    told: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     done: bool = False

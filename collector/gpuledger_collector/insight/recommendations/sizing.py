@@ -1,263 +1,269 @@
-"""A smaller GPU, a slice of one, or one shared: from the memory and activity that were measured."""
+"""A smaller GPU, a slice of one, or a shared one, from the measured memory and activity of single-GPU workloads."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from gpuledger_collector.accounting.counterfactual import PERMILLE, RENTED, Change, dearer
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.pricing import Price
-from gpuledger_collector.insight.idle.kinds import is_serving
-from gpuledger_collector.insight.recommendations.advice import NOTHING, Estimate, Found, NotEvaluated, Proposal
-from gpuledger_collector.insight.recommendations.evidence import MIN_KNOWN, Holding, ReadingStats, Window
-from gpuledger_collector.insight.recommendations.models import GIB, GPU_SPECS, MIG, GpuSpec, gpu_spec
+from gpuledger_collector.insight.recommendations.evidence import (
+    MIN_KNOWN,
+    Holding,
+    InsufficientEvidence,
+    IntervalUsage,
+    ReadingStats,
+    Window,
+    require_observed,
+    require_unprotected,
+)
+from gpuledger_collector.insight.recommendations.gpu_specs import GIB, GPU_SPECS, MIG_SLICES, GpuSpec, gpu_spec
+from gpuledger_collector.insight.recommendations.proposals import NOTHING, Estimate, Proposal
+from gpuledger_collector.insight.recommendations.signature import (
+    Judged,
+    Signature,
+    holding_proposal,
+    measure_subjects,
+    spare_time,
+)
 
-LEAST_MS = 24 * HOUR_MS
-"""Less held time than this says little about peaks."""
+MIN_HELD_MS = 24 * HOUR_MS
+"""Peaks of memory and activity show only over a day or more."""
 MEMORY_SHARE, WORK_SHARE = 0.9, 0.8
-"""Of the smaller card: memory, and throughput or bandwidth, that the measured p99 may fill."""
-MOST_TOGETHER = 4
+"""Shares of the smaller GPU's memory, and of its throughput or bandwidth, that the measured p99 may fill."""
+MAX_SHARING = 4
 
 
-def activity(holding: Holding) -> ReadingStats | None:
-    """SM activity, or utilisation where it is not read: never below it, so a bound on the safe side."""
-    return known(holding, "sm_active_ratio") or known(holding, "utilization_ratio")
+@dataclass(frozen=True)
+class Sizing:
+    """Memory and activity of a workload, and the data sheet of its GPU (None: unknown model)."""
+
+    memory: ReadingStats
+    activity: ReadingStats
+    spec: GpuSpec | None
+
+    def facts(self) -> dict[str, object]:
+        """The figures as evidence."""
+        return {
+            "memory_p95_bytes": round(self.memory.p95),
+            "memory_p99_bytes": round(self.memory.p99),
+            "activity_p95": round(self.activity.p95, 4),
+            "activity_p99": round(self.activity.p99, 4),
+            "known": round(min(self.memory.known, self.activity.known), 4),
+        }
 
 
-def known(holding: Holding, name: str) -> ReadingStats | None:
-    """A reading that nearly every minute carries, None otherwise."""
-    reading = holding.readings.get(name)
-    return None if reading is None or reading.known < MIN_KNOWN else reading
+def single_gpu_holdings(window: Window) -> Iterator[tuple[str, Holding]]:
+    """Workloads on one GPU at a time that were held long enough."""
+    for holding in window.holdings:
+        if holding.held_ms >= MIN_HELD_MS and holding.max_accelerators == 1:
+            yield holding.key, holding
 
 
-def candidates(window: Window, kind: str) -> tuple[list[Holding], list[NotEvaluated]]:
-    """Workloads on one GPU at a time that were held for long enough, and those that cannot be judged."""
-    fit: list[Holding] = []
-    gaps: list[NotEvaluated] = []
-    for one in window.holdings:
-        if one.held_ms < LEAST_MS or one.most_at_once != 1:
-            continue
-        if one.protected_by is not None:
-            gaps.append(NotEvaluated(kind, one.key, f"its tag {one.protected_by} says that it is to stay"))
-        elif one.known_share < MIN_KNOWN:
-            reason = f"activity is known for {one.known_share:.1%} of its time, {MIN_KNOWN:.0%} is needed"
-            gaps.append(NotEvaluated(kind, one.key, reason))
-        elif not one.readings:
-            gaps.append(NotEvaluated(kind, one.key, "it never had its GPU to itself, so its readings are not its own"))
-        elif known(one, "memory_used_bytes") is None or activity(one) is None:
-            gaps.append(NotEvaluated(kind, one.key, f"memory and activity are not read in {MIN_KNOWN:.0%} of minutes"))
-        else:
-            fit.append(one)
-    return fit, gaps
+def measure_sizing(_window: Window, holding: Holding) -> Sizing:
+    """Memory and activity of a workload that had its GPU to itself."""
+    require_unprotected(holding)
+    require_observed(holding.known_share, "its activity")
+    if not holding.readings:
+        raise InsufficientEvidence("shared GPU: cannot be measured alone")
+    memory, activity = holding.reading("memory_used_bytes"), holding.activity()
+    if memory is None or activity is None:
+        raise InsufficientEvidence(f"memory and activity are not read in {MIN_KNOWN:.0%} of its minutes")
+    return Sizing(memory, activity, gpu_spec(holding.model))
 
 
-def mig_slice(window: Window) -> Found:
+def _measure_slice(window: Window, holding: Holding) -> tuple[Sizing, list[IntervalUsage]] | None:
+    """Sizing, and the usage in hours in which no whole GPU was free."""
+    sizing = measure_sizing(window, holding)
+    if sizing.spec is None or not sizing.spec.mig or "mig" in holding.model.lower():
+        return None
+    if holding.serving and "latency_slo" not in holding.tags:
+        raise InsufficientEvidence("it serves requests and has no tag latency_slo")
+    full = window.full_hours(holding.pool, holding.model)
+    return sizing, [interval for interval in holding.usage if interval.at_ms // HOUR_MS in full]
+
+
+def _propose_slice(holding: Holding, measured: tuple[Sizing, list[IntervalUsage]]) -> Proposal | None:
     """The smallest MIG slice that holds p99 of memory and activity. It frees the rest, which saves no cash by itself.
 
-    Low: nobody takes the rest; expected: it is worth something in the hours in which no whole GPU was free.
+    Low: nobody uses the rest; expected: it has value in the hours in which no whole GPU was free.
     """
-    fit, gaps = candidates(window, "mig_slice")
-    advice = []
-    for one in fit:
-        card = gpu_spec(one.model)
-        memory, work = known(one, "memory_used_bytes"), activity(one)
-        if card is None or not card.mig or "mig" in one.model.lower() or memory is None or work is None:
-            continue
-        if is_serving(one.kind, one.name, one.tags) and "latency_slo" not in one.tags:
-            gaps.append(NotEvaluated("mig_slice", one.key, "it serves requests, and no tag latency_slo says how fast"))
-            continue
-        room = MEMORY_SHARE * card.memory_gib * GIB
-        fits = [(part, eighths) for part, eighths in MIG if memory.p99 <= room * eighths / 8 and work.p99 <= part / 7]
-        if not fits:
-            continue
-        part, eighths = fits[0]
-        spare = PERMILLE - math.ceil(PERMILLE * max(part / 7, eighths / 8))
-        full = window.full_hours(one.pool, one.model)
-        wanted = [
-            rating_interval for rating_interval in one.rating_intervals if rating_interval.at_ms // HOUR_MS in full
-        ]
-        profile = f"{part}g.{int(card.memory_gib * eighths / 8)}gb"
-        advice.append(
-            Proposal(
-                kind="mig_slice",
-                subject=one.key,
-                text=f"run {one.name} on a {profile} slice: p99 of memory {memory.p99 / GIB:.1f} GiB, of activity "
-                f"{work.p99:.0%}",
-                low=NOTHING,
-                expected=Estimate([Change(a.accelerator_id, one.workload_id, a.at_ms, 0, spare) for a in wanted]),
-                high=Estimate(
-                    [Change(a.accelerator_id, one.workload_id, a.at_ms, 0, spare) for a in one.rating_intervals]
-                ),
-                owner=one.owner,
-                scope={"workload_id": one.workload_id},
-                evidence={
-                    **_measured(memory, work),
-                    "slice": profile,
-                    "hours_wanted": len(wanted),
-                    "guards": "frees capacity only; the rest is worth something where somebody takes it",
-                },
-            )
-        )
-    return advice, gaps
-
-
-def _measured(memory: ReadingStats, work: ReadingStats) -> dict[str, float]:
-    return {
-        "memory_p95_bytes": round(memory.p95),
-        "memory_p99_bytes": round(memory.p99),
-        "activity_p95": round(work.p95, 4),
-        "activity_p99": round(work.p99, 4),
-        "known": round(min(memory.known, work.known), 4),
-    }
-
-
-def right_size(window: Window) -> Found:
-    """A cheaper model that holds p99 of memory, and 0.8 of whose throughput and bandwidth hold p99 of both.
-
-    The roofline is necessary, not sufficient: the range goes from no slowdown to that of the slower of both bounds.
-    """
-    fit, gaps = candidates(window, "right_size")
-    advice = []
-    for one in fit:
-        card, memory, work = gpu_spec(one.model), known(one, "memory_used_bytes"), activity(one)
-        price = window.book.price_at(one.pool, one.model, "", "", window.end_ms - 1)
-        if card is None or memory is None or work is None or price is None or price.purchase not in RENTED:
-            continue
-        smaller = [(other, rate) for other in GPU_SPECS if (rate := _rate(window, one.pool, other, price)) is not None]
-        smaller = [(other, rate) for other, rate in smaller if memory.p99 <= MEMORY_SHARE * other.memory_gib * GIB]
-        if not smaller:
-            continue
-        tensor, dram = known(one, "tensor_active_ratio"), known(one, "dram_active_ratio")
-        if tensor is None or dram is None:
-            gaps.append(
-                NotEvaluated("right_size", one.key, "tensor and DRAM activity are not read (profiling metrics)")
-            )
-            continue
-        able = [
-            (other, rate)
-            for other, rate in smaller
-            if tensor.p99 * card.teraflops <= WORK_SHARE * other.teraflops
-            and dram.p99 * card.bandwidth <= WORK_SHARE * other.bandwidth
-        ]
-        if able:
-            advice.append(_moved(one, card, *min(able, key=lambda pair: pair[1].rate), memory, work))
-    return advice, gaps
-
-
-def _rate(window: Window, pool: str, other: GpuSpec, price: Price) -> Price | None:
-    """The rate of another model in the book, when it is cheaper and bought alike."""
-    found = window.book.price_at(pool, other.word.upper(), "", "", window.end_ms - 1, price.purchase)
-    named = found is not None and other.word in found.gpu_model.lower()
-    cheaper = found is not None and found.currency == price.currency and found.rate < price.rate
-    return found if named and cheaper else None
-
-
-def _moved(
-    one: Holding, card: GpuSpec, other: GpuSpec, rate: Price, memory: ReadingStats, work: ReadingStats
-) -> Proposal:
-    bound = max(1.0, card.teraflops / other.teraflops, card.bandwidth / other.bandwidth)
-    slow = [round((factor - 1) * PERMILLE) for factor in (bound, math.sqrt(bound), 1.0)]
-    low, expected, high = (
-        Estimate(
-            [
-                Change(a.accelerator_id, one.workload_id, a.at_ms, moved_to=dearer(rate, permille))
-                for a in one.rating_intervals
-            ]
-        )
-        for permille in slow
+    sizing, wanted = measured
+    if sizing.spec is None:
+        return None
+    memory, activity, memory_gib = sizing.memory, sizing.activity, sizing.spec.memory_gib
+    usable = MEMORY_SHARE * memory_gib * GIB
+    fits = (
+        (sevenths, eighths)
+        for sevenths, eighths in MIG_SLICES
+        if memory.p99 <= usable * eighths / 8 and activity.p99 <= sevenths / 7
     )
-    return Proposal(
-        kind="right_size",
-        subject=one.key,
-        text=f"try {one.name} on {other.word.upper()}: p99 of memory {memory.p99 / GIB:.1f} GiB fits, and so do its "
-        "throughput and bandwidth",
-        low=low,
-        expected=expected,
-        high=high,
-        owner=one.owner,
-        scope={"workload_id": one.workload_id},
-        evidence={
-            **_measured(memory, work),
-            "from": card.word,
-            "to": other.word,
+    sevenths, eighths = next(fits, (0, 0))
+    if not sevenths:
+        return None
+    spare = PERMILLE - math.ceil(PERMILLE * max(sevenths / 7, eighths / 8))
+    profile = f"{sevenths}g.{int(memory_gib * eighths / 8)}gb"
+    return holding_proposal(
+        "mig_slice",
+        holding,
+        f"run {holding.name} on a {profile} slice: p99 of memory {memory.p99 / GIB:.1f} GiB, of activity "
+        f"{activity.p99:.0%}",
+        (NOTHING, spare_time(holding, wanted, spare), spare_time(holding, holding.usage, spare)),
+        {
+            **sizing.facts(),
+            "slice": profile,
+            "hours_wanted": len(wanted),
+            "guards": "frees capacity only; the rest has value where another workload uses it",
+        },
+    )
+
+
+mig_slice = Signature("mig_slice", single_gpu_holdings, _measure_slice, _propose_slice)
+
+
+@dataclass(frozen=True)
+class _SmallerGpu:
+    """The cheapest model whose memory, throughput and bandwidth hold the measured p99."""
+
+    sizing: Sizing
+    spec: GpuSpec
+    smaller: GpuSpec
+    rate: Price
+
+
+def _measure_smaller(window: Window, holding: Holding) -> _SmallerGpu | None:
+    sizing = measure_sizing(window, holding)
+    price = window.book.price_at(holding.pool, holding.model, "", "", window.end_ms - 1)
+    if sizing.spec is None or price is None or price.purchase not in RENTED:
+        return None
+    cheaper = (
+        (spec, _cheaper_rate(window, holding.pool, spec, price))
+        for spec in GPU_SPECS
+        if sizing.memory.p99 <= MEMORY_SHARE * spec.memory_gib * GIB
+    )
+    roomy = [(spec, rate) for spec, rate in cheaper if rate is not None]
+    if not roomy:
+        return None
+    tensor, dram = holding.reading("tensor_active_ratio"), holding.reading("dram_active_ratio")
+    if tensor is None or dram is None:
+        raise InsufficientEvidence("tensor and DRAM activity are not read (profiling metrics)")
+    able = [
+        (spec, rate)
+        for spec, rate in roomy
+        if tensor.p99 * sizing.spec.teraflops <= WORK_SHARE * spec.teraflops
+        and dram.p99 * sizing.spec.bandwidth <= WORK_SHARE * spec.bandwidth
+    ]
+    return _SmallerGpu(sizing, sizing.spec, *min(able, key=lambda pair: pair[1].rate)) if able else None
+
+
+def _cheaper_rate(window: Window, pool: str, spec: GpuSpec, price: Price) -> Price | None:
+    """Rate of another model in the price book, if it is cheaper and purchased alike."""
+    rate = window.book.price_at(pool, spec.word.upper(), "", "", window.end_ms - 1, price.purchase)
+    if rate is None or spec.word not in rate.gpu_model.lower():  # the book may answer with a rate for any model
+        return None
+    return rate if rate.currency == price.currency and rate.rate < price.rate else None
+
+
+def _propose_smaller(holding: Holding, fit: _SmallerGpu) -> Proposal:
+    """The roofline is necessary, not sufficient: the range is from the slower of both bounds to no slowdown."""
+    bound = max(1.0, fit.spec.teraflops / fit.smaller.teraflops, fit.spec.bandwidth / fit.smaller.bandwidth)
+    return holding_proposal(
+        "right_size",
+        holding,
+        f"try {holding.name} on {fit.smaller.word.upper()}: p99 of memory {fit.sizing.memory.p99 / GIB:.1f} GiB fits, "
+        "and so do its throughput and bandwidth",
+        [moved(holding, fit.rate, round((slow - 1) * PERMILLE)) for slow in (bound, math.sqrt(bound), 1.0)],
+        {
+            **fit.sizing.facts(),
+            "from": fit.spec.word,
+            "to": fit.smaller.word,
             "slowdown_at_most": round(bound, 3),
             "guards": "necessary, not sufficient: check the number format, and make a trial run",
         },
     )
 
 
-def pack(window: Window) -> Found:
-    """Two to four workloads of one pool and model on one GPU: p99 of activity at most 1/k each, p99 of memory fits."""
-    fit, gaps = candidates(window, "pack")
-    groups: dict[tuple[str, str], list[Holding]] = defaultdict(list)
-    for one in fit:
-        if not is_serving(one.kind, one.name, one.tags):
-            groups[one.pool, one.model].append(one)
-    advice = []
-    for (pool, model), members in sorted(groups.items()):
-        card = gpu_spec(model)
-        if card is None:
-            continue
-        for together in _groups(members, card):
-            made = _packed(pool, model, together)
-            if made is not None:
-                advice.append(made)
-    return advice, gaps
+def moved(holding: Holding, rate: Price, overhead_permille: int) -> Estimate:
+    """Estimate of all usage at another rate, with so much more time."""
+    to = dearer(rate, overhead_permille)
+    return Estimate([Change(u.accelerator_id, holding.workload_id, u.at_ms, moved_to=to) for u in holding.usage])
 
 
-def _groups(members: Sequence[Holding], card: GpuSpec) -> Iterable[list[Holding]]:
-    """Greedy: the largest first, each with those that still fit beside it."""
-    left = sorted(members, key=lambda one: (-_p99(one, "memory_used_bytes"), one.key))
+right_size = Signature("right_size", single_gpu_holdings, _measure_smaller, _propose_smaller)
+
+
+def pack(window: Window) -> Judged:
+    """Propose one GPU for two to four workloads of one pool, model and team.
+
+    They fit when p99 of each one's activity is at most 1/k of the GPU and the sum of p99 of memory fits.
+    """
+    fit, gaps = measure_subjects("pack", window, single_gpu_holdings(window), measure_sizing)
+    kinds: dict[tuple[str, str], list[tuple[Holding, Sizing]]] = defaultdict(list)
+    for holding, sizing in fit:
+        if not holding.serving and sizing.spec is not None:
+            kinds[holding.pool, holding.model].append((holding, sizing))
+    groups = (group for _, members in sorted(kinds.items()) for group in _groups(members))
+    proposals = (_propose_packing(group) for group in groups)
+    return [proposal for proposal in proposals if proposal is not None], gaps
+
+
+def _groups(members: Sequence[tuple[Holding, Sizing]]) -> Iterator[list[tuple[Holding, Sizing]]]:
+    """Greedy: the largest workload first, each with those that still fit on its GPU."""
+    left = sorted(members, key=lambda member: (-member[1].memory.p99, member[0].key))
     while left:
         group = [left.pop(0)]
-        for other in list(left):
-            wanted = [*group, other]
-            memory = sum(_p99(one, "memory_used_bytes") for one in wanted)
-            busiest = max((work.p99 for one in wanted if (work := activity(one)) is not None), default=1.0)
-            small = busiest <= 1 / len(wanted) and memory <= MEMORY_SHARE * card.memory_gib * GIB
-            if small and len(wanted) <= MOST_TOGETHER and group[0].owner.get("team") == other.owner.get("team"):
-                group.append(other)
-                left.remove(other)
+        for candidate in list(left):
+            if _fits(group, candidate):
+                group.append(candidate)
+                left.remove(candidate)
         if len(group) > 1:
             yield group
 
 
-def _p99(one: Holding, name: str) -> float:
-    reading = known(one, name)
-    return math.inf if reading is None else reading.p99
+def _fits(group: Sequence[tuple[Holding, Sizing]], candidate: tuple[Holding, Sizing]) -> bool:
+    together = [sizing for _, sizing in (*group, candidate)]
+    spec = together[0].spec
+    return (
+        spec is not None
+        and len(together) <= MAX_SHARING
+        and group[0][0].owner.get("team") == candidate[0].owner.get("team")
+        and max(sizing.activity.p99 for sizing in together) <= 1 / len(together)
+        and sum(sizing.memory.p99 for sizing in together) <= MEMORY_SHARE * spec.memory_gib * GIB
+    )
 
 
-def _packed(pool: str, model: str, group: Sequence[Holding]) -> Proposal | None:
+def _propose_packing(group: Sequence[tuple[Holding, Sizing]]) -> Proposal | None:
     """In every hour in which several of the group held a GPU, all but the first give theirs back."""
     changes = []
-    hosts: set[int] = set()
-    for one in group:
-        mine = {rating_interval.at_ms // HOUR_MS for rating_interval in one.rating_intervals if rating_interval.held_ms}
+    hours: set[int] = set()
+    for holding, _ in group:
         changes += [
-            Change(rating_interval.accelerator_id, one.workload_id, rating_interval.at_ms, PERMILLE)
-            for rating_interval in one.rating_intervals
-            if rating_interval.at_ms // HOUR_MS in hosts
+            Change(usage.accelerator_id, holding.workload_id, usage.at_ms, PERMILLE)
+            for usage in holding.usage
+            if usage.at_ms // HOUR_MS in hours
         ]
-        hosts |= mine
-    if len(changes) < LEAST_MS // HOUR_MS:
+        hours |= {usage.at_ms // HOUR_MS for usage in holding.usage if usage.held_ms}
+    if len(changes) < MIN_HELD_MS // HOUR_MS:
         return None
-    names = ", ".join(one.name for one in group)
+    holdings = [holding for holding, _ in group]
+    first = holdings[0]
     return Proposal(
         kind="pack",
-        subject="+".join(sorted(one.key for one in group)),
-        text=f"run {names} on one {model} of pool {pool}",
+        subject="+".join(sorted(holding.key for holding in holdings)),
+        text=f"run {', '.join(holding.name for holding in holdings)} on one {first.model} of pool {first.pool}",
         low=NOTHING,
         expected=Estimate(changes),
         high=Estimate(changes),
-        owner={level: value for level, value in group[0].owner.items() if level in {"org", "team"}},
-        scope={"workload_ids": [one.workload_id for one in group]},
+        owner={level: value for level, value in first.owner.items() if level in {"org", "team"}},
+        scope={"workload_ids": [holding.workload_id for holding in holdings]},
         evidence={
-            "workloads": [one.key for one in group],
+            "workloads": [holding.key for holding in holdings],
             "hours_together": len(changes),
-            "activity_p99": [round(work.p99, 4) for one in group if (work := activity(one)) is not None],
-            "memory_p99_bytes": [round(_p99(one, "memory_used_bytes")) for one in group],
+            "activity_p99": [round(sizing.activity.p99, 4) for _, sizing in group],
+            "memory_p99_bytes": [round(sizing.memory.p99) for _, sizing in group],
             "guards": "one team only; a trial run shows whether they slow each other down (low: they do)",
         },
     )

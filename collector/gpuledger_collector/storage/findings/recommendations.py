@@ -210,7 +210,7 @@ class RecommendationUnit:
             self.connection.execute(
                 "UPDATE recommendation SET realised_micro = %s, realised_until_ms = %s, realised = %s, "
                 "state = CASE WHEN %s THEN 'done' ELSE state END WHERE id = %s",
-                (one.micro, one.until_ms, json.dumps(one.told), one.done, one.id),
+                (one.micro, one.until_ms, json.dumps(one.details), one.done, one.id),
             )
 
 

@@ -1,7 +1,7 @@
-"""Data-sheet figures of GPU models: memory, dense 16-bit tensor throughput, memory bandwidth, MIG slices.
+"""Data-sheet figures of GPU models that sizing compares: memory, dense 16-bit tensor throughput, bandwidth, MIG.
 
 Sources: NVIDIA's data sheets of T4, V100, A10, L4, L40S, A100, H100 (SXM) and H200, dense figures without sparsity; MIG
-profiles of the MIG user guide (a slice has so many of seven compute parts and so many of eight memory parts).
+profiles of the MIG user guide (a slice has some of seven compute parts and some of eight memory parts).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """A model: memory in GiB, teraflops (dense BF16 or FP16), gigabytes a second."""
+    """A model: memory in GiB, dense BF16 or FP16 teraflops, gigabytes per second. `word` is how its name is found."""
 
     word: str
     memory_gib: int
@@ -34,15 +34,15 @@ GPU_SPECS = (
     GpuSpec("h100", 80, 989, 3350, mig=True),
     GpuSpec("h200", 141, 989, 4800, mig=True),
 )
-MIG = ((1, 1), (2, 2), (3, 4), (4, 4))
-"""Compute sevenths and memory eighths of the slices that are smaller than the card."""
+MIG_SLICES = ((1, 1), (2, 2), (3, 4), (4, 4))
+"""Compute sevenths and memory eighths of the slices that are smaller than the GPU, smallest first."""
 A100_SMALL_GIB = 40
 
 
 def gpu_spec(model: str) -> GpuSpec | None:
-    """The data sheet of a model, None where it is not known."""
+    """Return the figures of a model, None where it is unknown."""
     tokens = model_tokens(model)
-    found = next((card for card in GPU_SPECS if card.word in tokens), None)
-    if found is not None and found.word == "a100" and "40gb" in tokens:
-        return GpuSpec("a100", A100_SMALL_GIB, found.teraflops, 1555, mig=True)
-    return found
+    spec = next((spec for spec in GPU_SPECS if spec.word in tokens), None)
+    if spec is not None and spec.word == "a100" and "40gb" in tokens:
+        return GpuSpec("a100", A100_SMALL_GIB, spec.teraflops, 1555, mig=True)
+    return spec

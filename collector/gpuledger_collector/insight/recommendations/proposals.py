@@ -1,4 +1,4 @@
-"""What the signatures give: advice with what it would have changed, and what could not be judged."""
+"""Results of the signatures: proposals with the changes they would have made, and subjects that could not be judged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """Low, expected or high: the changes to the window's usage, and kilowatt-hours where power was measured."""
+    """One end, or the middle, of an estimate: changes to the window's usage, and kWh where power was measured."""
 
     changes: Sequence[Change] = ()
     reservation: Reservation | None = None
@@ -36,7 +36,7 @@ NOTHING = Estimate()
 
 @dataclass(frozen=True)
 class Proposal:
-    """One thing to do. `scope` names the charges that show later what it brought."""
+    """A proposed change. `scope` selects the charges by which its saving is measured once it is accepted."""
 
     kind: str
     subject: str
@@ -50,18 +50,14 @@ class Proposal:
 
     @property
     def key(self) -> str:
-        """Kind and subject: the same advice again is the same."""
+        """Kind and subject: identifies the same proposal in a later run."""
         return f"{self.kind}:{self.subject}"
 
 
 @dataclass(frozen=True, slots=True)
 class NotEvaluated:
-    """What could not be judged, and why."""
+    """A subject that could not be judged, and why."""
 
     kind: str
     subject: str
     reason: str
-
-
-Found = tuple[list[Proposal], list[NotEvaluated]]
-"""What a signature gives."""
