@@ -39,8 +39,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from gpuledger_collector.accounting.chargeback import Report, report
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period
 from gpuledger_collector.ingest.remote_write.messages import ONE, RAW
-from gpuledger_collector.storage.ledger import reports
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import months, reports, zones
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import series
@@ -358,8 +359,8 @@ def add_up(dsn: str, end_ms: int) -> tuple[int, float]:
     """How many months the job added up, and the seconds it took."""
     begun, made = time.perf_counter(), 0
     while True:
-        with Ledger(dsn).unit() as unit:
-            if not unit.add_up_month(end_ms):
+        with Database(dsn).transaction(Lock.LEDGER) as connection:
+            if not months.add_up(connection, lambda: zones.calendar(connection), end_ms):
                 break
         made += 1
     took = time.perf_counter() - begun

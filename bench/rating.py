@@ -21,7 +21,7 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, month
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import partitions
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     try:
         dsn = server.acquire()
         migrate.upgrade(dsn)
-        ledger = Ledger(dsn)
+        ledger = Database(dsn)
         (folder / "rule.toml").write_text(RULE)
 
         def command(*words: str) -> None:

@@ -144,7 +144,6 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     from gpuledger_collector.storage import database as engine
     from gpuledger_collector.storage.access import tokens
     from gpuledger_collector.storage.ledger import placements
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.telemetry import partitions
 
     metrics = Metrics()
@@ -201,7 +200,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
     remote = remote_write.RemoteIntake(intake, GroupCommit(scrapes, connect, clock, limits, on_flush), quota)
-    readers = reads.Reads(Ledger(opened.current_dsn), lambda: opened.engine, clock, keys)
+    readers = reads.Reads(opened, lambda: opened.engine, clock, keys)
     leaving = threading.Event()
     readiness = Readiness(
         settings.data_dir if opened.server is not None else None,
@@ -345,7 +344,6 @@ def jobs(
     from gpuledger_collector.storage.capacity.backtests import ForecastStore
     from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.storage.notifications import outbox
     from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
     from gpuledger_collector.storage.telemetry import partitions
@@ -356,7 +354,6 @@ def jobs(
     from gpuledger_collector.storage.telemetry.retention import forget_old as forget_records
     from gpuledger_collector.storage.telemetry.series import SeriesStore
 
-    ledger = Ledger(opened.current_dsn)
     book = BudgetBook(connect)
     found = FindingStore(opened.current_dsn)
     spending = SpendingWatch(found)
@@ -372,10 +369,10 @@ def jobs(
     scrapes = metering(settings)
 
     def fold() -> str:
-        return counted(work.fold_usage(ledger, stopping=stopping), "accelerator-hours folded")
+        return counted(work.fold_usage(opened, stopping=stopping), "accelerator-hours folded")
 
     def rate() -> str:
-        return counted(work.rate_usage(ledger, now_ms(), stopping=stopping), "days rated")
+        return counted(work.rate_usage(opened, now_ms(), stopping=stopping), "days rated")
 
     def meter() -> str:
         with connect() as connection:
@@ -392,7 +389,7 @@ def jobs(
             queues.sum_missing(connection, now_ms())
 
     return [
-        Job("create_partitions", 3600, lambda: counted(work.create_partitions(ledger, now_ms()), "partitions made")),
+        Job("create_partitions", 3600, lambda: counted(work.create_partitions(opened, now_ms()), "partitions made")),
         Job("meter_scrapes", settings.fold_seconds, meter),
         Job("fold_usage", settings.fold_seconds, fold),
         Job("rate_usage", settings.rate_seconds, rate),

@@ -12,7 +12,7 @@ from fakes.processes import BIN, environment
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
 
@@ -78,7 +78,7 @@ def test_a_healthy_ledger_needs_no_cure(dsn):
     """Priced, attributed, reported and proven: exit 0."""
     price(dsn)
     report(dsn)
-    refresh(Ledger(dsn), ALWAYS, NOW_MS)
+    refresh(Database(dsn), ALWAYS, NOW_MS)
     code, found = doctor(dsn)
     assert code == 0, found
     assert {found[topic]["verdict"] for topic in ("prices", "agents", "attribution", "database")} == {"ok"}
@@ -109,7 +109,7 @@ def test_each_fault_is_found_with_its_cure(dsn, change, topic, words):
     """One thing is broken in a healthy ledger: it is named, with what to do, and the exit code is 1."""
     price(dsn)
     report(dsn)
-    refresh(Ledger(dsn), ALWAYS, NOW_MS)
+    refresh(Database(dsn), ALWAYS, NOW_MS)
     with psycopg.connect(dsn) as connection:
         connection.execute(change)
     code, found = doctor(dsn)

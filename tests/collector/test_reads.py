@@ -9,7 +9,7 @@ from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 NOW = dt.datetime.now(dt.UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -57,7 +57,7 @@ def collector(dsn):
     with running(dsn) as made:
         status, answer = made.post(json.dumps(batch()).encode(), {"Content-Type": "application/json"})
         assert status == 200, answer
-        refresh(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Database(dsn), ALWAYS, NOW_MS)
         yield made
 
 
@@ -136,7 +136,7 @@ def test_stale_demand_gives_no_number(dsn):
         usage_interval["end_ms"] -= 5 * DAY_MS
     with running(dsn) as collector:
         assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
-        refresh(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Database(dsn), ALWAYS, NOW_MS)
         status, answer, headers = get(collector, "/v1/scaling/train")
     assert status == 503
     assert "desired_gpus" not in answer

@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.api.scaling_gauge import AGAIN_SECONDS, DEAD_SECONDS, RETRY_SECONDS, ScalingGauge
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 NOW_MS = int(dt.datetime.now(dt.UTC).timestamp() * 1000)
 
@@ -51,7 +51,7 @@ def test_a_scrape_shows_the_number_of_the_api_and_nothing_of_a_stale_pool(dsn):
     with running(dsn) as collector:
         for made in (batch("fresh", 1), batch("old", 1, 5 * DAY_MS)):
             assert collector.post(json.dumps(made).encode(), {"Content-Type": "application/json"})[0] == 200
-        refresh(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Database(dsn), ALWAYS, NOW_MS)
         assert "gpuledger_scaling" not in collector.request("GET", "/metrics")[2]
     with running(dsn, scaling_gauge_delay_seconds=600) as collector:
         deadline = time.monotonic() + 60

@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli import build
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guides/autoscaling.md").read_text()
@@ -73,7 +73,7 @@ def collector(dsn, tmp_path):
     with running(dsn, reader_token_file=tokens) as made:
         status, answer = made.post(json.dumps(evidence()).encode(), {"Content-Type": "application/json"})
         assert status == 200, answer
-        refresh(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Database(dsn), ALWAYS, NOW_MS)
         yield made
 
 

@@ -26,7 +26,7 @@ from fakes.proxy import POINTS, ProxyProcess
 from fakes.truth import Node, Truth, Verdict, body_of, judge, small_disk
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 TABLES = {
     "ingest_batch": "the transaction has begun",
@@ -242,7 +242,7 @@ class FaultyFleet:
         for thread in self._threads:
             thread.join(max(0.1, deadline - time.monotonic()))
         dsn = self.collector.dsn()
-        refresh(Ledger(dsn), ALWAYS, int(time.time() * 1000))
+        refresh(Database(dsn), ALWAYS, int(time.time() * 1000))
         verdict = judge(self.truth, self.nodes, dsn)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         verdict.unaccounted += [f"{name} was not done {seconds:.0f} s after the last fault" for name in alive]

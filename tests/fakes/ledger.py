@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from fakes.fleet import Fleet
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.findings import FindingStore
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -24,9 +24,9 @@ def fleet(dsn: str) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def ledger(dsn: str) -> Ledger:
+def ledger(dsn: str) -> Database:
     """The ledger of that database."""
-    return Ledger(dsn)
+    return Database(dsn)
 
 
 @pytest.fixture

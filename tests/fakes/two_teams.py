@@ -17,8 +17,8 @@ from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 
 OWN, FOREIGN = "vision", "zebra"
 ROLES = ("agent", "viewer", "finance", "admin")
@@ -131,7 +131,7 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
         assert applied.exit_code == 0, applied.output
         with psycopg.connect(dsn) as connection:
             findings.put(connection, [_finding(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")])
-        refresh(Ledger(dsn), ALWAYS, NOW_MS)
+        refresh(Database(dsn), ALWAYS, NOW_MS)
         yield (
             collector,
             {

@@ -22,7 +22,7 @@ from fakes.slurm import DEPLOY, NODE, PATH, Cluster, answers, why_not
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 __all__ = ["database", "dsn", "postgres"]
 
@@ -355,7 +355,7 @@ def test_the_number_of_a_real_collector_is_read(dsn, scontrol):
     }
     with running(dsn) as collector:
         assert collector.post(json.dumps(made).encode(), JSON)[0] == 200
-        refresh(Ledger(dsn), ALWAYS, now_ms)
+        refresh(Database(dsn), ALWAYS, now_ms)
         gpus = collector.request("GET", "/v1/scaling/gpu")[2]["desired_gpus"]
         code, said = scale(f"http://127.0.0.1:{collector.port}", "--apply", environment=environment, NODE_GPUS="2")
         assert (code, gpus >= 3) == (0, True), said

@@ -17,8 +17,7 @@ from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import ANYBODY
 from gpuledger_collector.api.reads import Reads
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.database import connect
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database, connect
 
 __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 
@@ -75,7 +74,7 @@ def reads(dsn):
     engine = connect(dsn)
     book = tokens.Book(lambda: psycopg.connect(dsn, autocommit=True))
     keys = Keys(book, lambda: int(OCTOBER_NIGHT.timestamp() * 1000))
-    yield Reads(Ledger(dsn), lambda: engine, lambda: OCTOBER_NIGHT, keys)
+    yield Reads(Database(dsn), lambda: engine, lambda: OCTOBER_NIGHT, keys)
     engine.dispose()
 
 

@@ -38,7 +38,7 @@ def number(text):
 
 
 def made_of(ledger, owner, level="team", month="2025-10", now_ms=NOW_MS):
-    with ledger.connect() as connection:
+    with ledger.transaction() as connection:
         snapshot(connection)
         return statement_of(connection, level, owner, month, now_ms)
 
@@ -267,7 +267,7 @@ def test_a_big_team_does_not_wait(dsn, ledger):
     taken, ratios = [], []
     while not taken or (min(taken) >= 2 and min(ratios) >= 8 and len(taken) < 5):
         began = time.perf_counter()
-        with ledger.connect() as connection:
+        with ledger.transaction() as connection:
             connection.execute(floor).fetchall()
         read = time.perf_counter()
         made = made_of(ledger, "big")

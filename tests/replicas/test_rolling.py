@@ -14,7 +14,7 @@ from fakes.replicas import Balancer, Replica, replicas, until
 from fakes.truth import Node, Truth, judge
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def test_rolling_restarts_lose_nothing_and_double_nothing(folder, dsn, rounds):
                 before = len(truth.acknowledged)
                 until(lambda before=before: len(truth.acknowledged) >= before + 10)
                 restart(one)
-        refresh(Ledger(dsn), ALWAYS, int(time.time() * 1000))
+        refresh(Database(dsn), ALWAYS, int(time.time() * 1000))
         verdict = judge(truth, nodes, dsn)
     assert (verdict.lost, verdict.twice, verdict.unaccounted) == ([], [], [])
     assert verdict.batches["made"] == verdict.batches["acknowledged"] == verdict.batches["committed"] >= 20 * rounds

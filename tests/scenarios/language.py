@@ -28,8 +28,9 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import declared
 from gpuledger_collector.storage.billing import commitments, disputes, prices
 from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import reports, rules, zones
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.largest_remainder import split
 
@@ -330,7 +331,7 @@ class Story:
         self.do_rate("")
         period = Period(instant(given["start"]), instant(given["end"]))
         contest = disputes.Contest({"team": given["team"]}, period, None, given["job"])
-        with Ledger(self.dsn).connect() as connection:
+        with Database(self.dsn).transaction() as connection:
             made = disputes.open_dispute(connection, contest, given["reason"], given["team"], self.now_ms)
         self.disputes.append(made.id)
 
@@ -341,7 +342,7 @@ class Story:
         owner = None if given["no"] or given["broken"] else pairs(given["to"] if given["to"] != "nobody" else "")
         remedy = None if given["no"] else Remedy(owner)
         try:
-            with Ledger(self.dsn).connect() as connection:
+            with Database(self.dsn).transaction() as connection:
                 disputes.resolve(connection, self.disputes[-1], remedy, given["note"], "finance", self.now_ms)
                 check(
                     disputes.seal_holds(connection, disputes.one(connection, self.disputes[-1])), "the seal is broken"
@@ -350,14 +351,16 @@ class Story:
             raise Wrong(str(error)) from error
 
     def do_rate(self, _: str) -> None:
-        refresh(Ledger(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)
+        refresh(Database(self.dsn), Period(1_500_000_000_000, self.now_ms + DAY), self.now_ms)
 
     def do_close(self, text: str) -> None:
         self.do_rate("")
         name = text.strip()
         try:
-            with Ledger(self.dsn).unit() as unit:
-                close_period(unit, name, unit.calendar().month(name), "team", "a scenario", self.now_ms)
+            with Database(self.dsn).transaction(Lock.LEDGER) as connection:
+                close_period(
+                    connection, name, zones.calendar(connection).month(name), "team", "a scenario", self.now_ms
+                )
         except CannotClose as error:
             raise Wrong(str(error)) from error
         made = self._report(f"in {name}")[0]
@@ -389,8 +392,8 @@ class Story:
             return
         kind, _, rest = text.partition(" ")
         if kind == "proof":
-            with Ledger(self.dsn).unit() as unit:
-                sheet = reconcile(unit, unit.calendar().named(period_of(rest)))
+            with Database(self.dsn).transaction(Lock.LEDGER) as connection:
+                sheet = reconcile(connection, zones.calendar(connection).named(period_of(rest)))
             check(sheet.holds, f"the proof does not hold: {[day for day in sheet.days if not day.holds]}")
             check(bool(sheet.days), "no day was rated")
         elif kind == "only":

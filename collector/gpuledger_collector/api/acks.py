@@ -17,7 +17,7 @@ from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.reads import guarded
 from gpuledger_collector.notifications.links import NOTIFICATION_PATH, PATH, AckLinks
 from gpuledger_collector.storage.billing import budgets
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import links as used
 from gpuledger_collector.storage.notifications.finding_rules import IDLE, MOST_MUTE_DAYS, Notification
@@ -61,14 +61,14 @@ def used_page(title: str, at_ms: int) -> HTMLResponse:
     return page(title, f"<p>This link was used at {at}. It does nothing more.</p>", 410)
 
 
-def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> APIRouter:
+def router(links: AckLinks, ledger: Database, clock: Callable[[], dt.datetime]) -> APIRouter:
     """The two routes."""
     made = APIRouter(tags=["budgets"], responses=REFUSALS)
 
     def known(budget: int, period: int, told: int, mac: str) -> tuple[str, int | None]:
         if not links.holds(budget, period, told, mac):
             raise HTTPException(403, "this link is not one that we sent")
-        with ledger.connect() as connection:
+        with ledger.transaction() as connection:
             name = budgets.name_of(connection, budget)
             used_ms = used.used_ms(connection, mac)
         if name is None:
@@ -91,7 +91,7 @@ def router(links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) ->
         at_ms = round(clock().timestamp() * 1000)
 
         def done() -> int | None:
-            with ledger.connect() as connection:
+            with ledger.transaction() as connection:
                 if not used.use(connection, mac, at_ms):
                     return None
                 return budgets.acknowledge(connection, name, "by the link of a mail", at_ms, period)
@@ -118,9 +118,9 @@ def question(notification: Notification, query: str) -> str:
     return said + buttons
 
 
-def acknowledge_notification(ledger: Ledger, notification: Notification, mac: str, days: int, at_ms: int) -> bool:
+def acknowledge_notification(ledger: Database, notification: Notification, mac: str, days: int, at_ms: int) -> bool:
     """It is meant so for some days; False where the link of this signature was used before."""
-    with ledger.connect() as connection:
+    with ledger.transaction() as connection:
         first = used.use(connection, mac, at_ms)
         if first:
             who = "by the link of its letter"
@@ -128,7 +128,7 @@ def acknowledge_notification(ledger: Ledger, notification: Notification, mac: st
         return first
 
 
-def _notifications(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Callable[[], dt.datetime]) -> None:
+def _notifications(made: APIRouter, links: AckLinks, ledger: Database, clock: Callable[[], dt.datetime]) -> None:
     """The two routes of letters."""
 
     def known(notification: int, expires: int, mac: str) -> tuple[Notification, str, int | None]:
@@ -136,7 +136,7 @@ def _notifications(made: APIRouter, links: AckLinks, ledger: Ledger, clock: Call
             raise HTTPException(403, "this link is not one that we sent")
         if clock().timestamp() * 1000 >= expires:
             raise HTTPException(410, "this link has expired; gpuledger notifications ack says the same")
-        with ledger.connect() as connection:
+        with ledger.transaction() as connection:
             found = notifications.by_id(connection, notification)
             if found is None:
                 raise HTTPException(404, "this letter is no longer kept")

@@ -37,7 +37,7 @@ def router(reads: Reads) -> APIRouter:
 
 def entries_of(reads: Reads, limit: int, after: int, who: Principal) -> dict[str, Any]:
     """One page of the log, by number."""
-    with reads.ledger.connect() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, behind(connection, who.owner):
         found = [asdict(entry) for entry in audit.entries(connection, after, limit + 1)]
     for entry in found:
         entry |= {name: None if entry[name] is None else json.loads(entry[name]) for name in ("before", "after")}

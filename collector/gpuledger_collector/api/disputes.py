@@ -176,7 +176,7 @@ def listed_of(reads: Reads, everything: bool, limit: int, after: str, who: Princ
     if after and not after.isdecimal():
         raise ValueError("after: is not the `next` of an answer")
     states = [state for state in STATES if everything or state not in RESOLVED]
-    with reads.ledger.connect() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, behind(connection, who.owner):
         found = [one for one in disputes.listed(connection, states) if who.sees(one.owner)]
     first = int(after or 0)
     items = [as_object(one) for one in sorted(found, key=lambda one: one.id) if one.id > first]
@@ -186,7 +186,7 @@ def listed_of(reads: Reads, everything: bool, limit: int, after: str, who: Princ
 
 def shown_of(reads: Reads, number: int, who: Principal) -> dict[str, Any]:
     """One dispute with its evidence."""
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         try:
             with behind(connection, who.owner):
                 one, sealed = seen(disputes.one(connection, number), who), disputes.evidence(connection, number)
@@ -208,7 +208,7 @@ def opened_of(reads: Reads, opening: Opening, who: Principal) -> dict[str, Any]:
     if not who.sees(owner):
         raise HTTPException(403, "this token sees another owner's part: contest your own lines")
     asked = period_of(opening.start, opening.end)
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         period = zones.in_zone(connection, asked)
         contest = Contest(owner, period, opening.accelerator, opening.workload, opening.line)
         return as_object(disputes.open_dispute(connection, contest, opening.reason, who.name, reads.now_ms))
@@ -216,7 +216,7 @@ def opened_of(reads: Reads, opening: Opening, who: Principal) -> dict[str, Any]:
 
 def answered_of(reads: Reads, number: int, saying: Saying, who: Principal) -> dict[str, Any]:
     """The dispute after something was said."""
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         with behind(connection, who.owner):
             seen(disputes.one(connection, number), who)
         from_owner = who.owner is not None
@@ -228,16 +228,16 @@ def answered_of(reads: Reads, number: int, saying: Saying, who: Principal) -> di
 def previewed_of(reads: Reads, number: int, outcome: Outcome) -> dict[str, Any]:
     """The moves of an acceptance, as rating would make them now."""
     remedy = outcome.accepted()
-    with reads.ledger.snapshot() as unit:
-        moves = preview_decision(unit, disputes.proposed(unit.connection, number, remedy), reads.now_ms)
-        _, rated = disputes.billed_now(unit.connection, disputes.one(unit.connection, number))
-        return {"moves": [move_object(move, unit.calendar()) for move in moves], "rated": rated}
+    with reads.ledger.transaction(read_only=True) as connection:
+        moves = preview_decision(connection, disputes.proposed(connection, number, remedy), reads.now_ms)
+        _, rated = disputes.billed_now(connection, disputes.one(connection, number))
+        return {"moves": [move_object(move, zones.calendar(connection)) for move in moves], "rated": rated}
 
 
 def resolved_of(reads: Reads, number: int, decision: Decision, who: Principal) -> dict[str, Any]:
     """The dispute after its decision, and how many days are rated again for it."""
     remedy = decision.remedy()
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         made, days = disputes.resolve(connection, number, remedy, decision.note, who.name, reads.now_ms)
     return {**as_object(made), "days_to_rate": days}
 

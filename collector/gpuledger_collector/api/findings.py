@@ -61,7 +61,7 @@ def findings_of(
 ) -> dict[str, Any]:
     """One page of findings, and up to when everything was looked at (None: never yet)."""
     now_ms = reads.now_ms
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         with behind(connection, who.owner):
             rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), who)
         looked = mark(connection, kind)

@@ -34,7 +34,6 @@ from gpuledger_collector.storage.access.row_level_security import behind
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
 from gpuledger_collector.storage.billing.budgets import Rehearsal
-from gpuledger_collector.storage.database import snapshot
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
@@ -164,8 +163,7 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
     """The statement, as the command writes it. Raises Denied when this reader may not see all of that owner."""
     if not who.sees({level: owner}):
         raise Denied(403, "this token sees another owner's part of the ledger only")
-    with reads.ledger.connect() as connection:
-        snapshot(connection)
+    with reads.ledger.transaction(read_only=True) as connection:
         whole = gathered.whole_of(connection, level, month, reads.now_ms)
         try:
             with behind(connection, who.owner):
@@ -181,8 +179,7 @@ def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
     """The owners of a level that were billed in a month and that this reader may see, with links."""
     gathered.level_of(level)
     nominal = UTC_DAYS.month(month)
-    with reads.ledger.connect() as connection:
-        snapshot(connection)
+    with reads.ledger.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, nominal)
         with behind(connection, who.owner):
             owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
@@ -224,8 +221,7 @@ def billed(connection: gathered.Connection, month: Period, who: Principal) -> Re
 def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: Principal) -> str:
     """The page. What is about the whole fleet is left out for a reader who sees one owner's part."""
     now_ms = reads.now_ms
-    with reads.ledger.connect() as connection:
-        snapshot(connection)
+    with reads.ledger.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
         name = calendar.month_of(now_ms)
         month = calendar.month(name)

@@ -16,7 +16,7 @@ from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow, WaitingRow
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 MOST_BYTES = 64 * 1024 * 1024
 MOST_GPUS = 1_000_000
@@ -53,7 +53,7 @@ class Queue(msgspec.Struct):
     waiting: list[Waits]
 
 
-def router(intake: Intake, ledger: Ledger) -> APIRouter:
+def router(intake: Intake, ledger: Database) -> APIRouter:
     """The route, bound to a ledger; the tokens and bounds of batches hold here too."""
     made = APIRouter(tags=["agents"], responses=REFUSALS)
 
@@ -96,8 +96,8 @@ async def _received(request: Request, held: Held) -> bytes:
     return bytes(body)
 
 
-def _keep(ledger: Ledger, row: QueueRow, now: dt.datetime) -> str:
-    with ledger.connect() as connection:
+def _keep(ledger: Database, row: QueueRow, now: dt.datetime) -> str:
+    with ledger.transaction() as connection:
         kept = queues.add(connection, [row], now)
     return "duplicate" if kept.unchanged else "committed"
 

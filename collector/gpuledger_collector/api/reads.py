@@ -24,10 +24,9 @@ from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.billing.allocation import beside
-from gpuledger_collector.storage.database import snapshot
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledger import reports, zones
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.telemetry.activity import activity
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ Answer = TypeVar("Answer")
 class Reads:
     """What the routes need."""
 
-    ledger: Ledger
+    ledger: Database
     engine: Callable[[], Engine]
     clock: Callable[[], dt.datetime]
     keys: Keys
@@ -63,7 +62,7 @@ class Reads:
         def opened() -> psycopg.Connection[tuple[Any, ...]]:
             connection = self.ledger.connect()
             row_level_security.enter(connection, owner)
-            connection.commit()
+            connection.autocommit = False
             return connection
 
         made = sa.create_engine("postgresql+psycopg://", creator=opened, poolclass=sa.NullPool)
@@ -218,8 +217,7 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip())) or ("team",)
     report([], names)  # an unknown dimension is refused before the database is asked
     period = period_of(start, end)
-    with reads.ledger.connect() as connection:
-        snapshot(connection)
+    with reads.ledger.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, period)
         with row_level_security.behind(connection, who.owner):
             lines = lines_of(connection, period, names, who, apart=True)
@@ -283,7 +281,7 @@ def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     from gpuledger_collector.services.budgets import statuses
     from gpuledger_collector.storage.billing.budgets import Rehearsal
 
-    with reads.ledger.connect() as connection, row_level_security.behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, row_level_security.behind(connection, who.owner):
         found = statuses(Rehearsal(connection), reads.now_ms)
     return {"budgets": rows([one for one in found if who.sees(one.budget.owner)])}
 

@@ -60,7 +60,7 @@ def recommendations_of(reads: Reads, state: str, limit: int, after: str, who: Pr
     states = [name.strip() for name in state.split(",")]
     if unknown := [name for name in states if name not in STATES]:
         raise ValueError(f"state: {unknown[0]!r} is none of {', '.join(STATES)}")
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         with behind(connection, who.owner):
             rows = visible(listed(connection, states), who)
         run = last_run(connection)

@@ -88,7 +88,7 @@ def _list(reads: Reads, start: str, end: str, limit: int, who: Principal) -> dic
         nominal = date_range(start, end)
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-    with reads.ledger.connect() as connection:
+    with reads.ledger.transaction() as connection:
         period = zones.in_zone(connection, nominal)
         with behind(connection, who.owner):
             rows = runs.listed(connection, period, who.owner or {})

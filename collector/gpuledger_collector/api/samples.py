@@ -81,7 +81,7 @@ def samples_of(
         raise ValueError("from and to: raw samples go over at most an hour; ask for longer spans with step, in seconds")
     items: list[dict[str, Any]] = []
     passed, left = after, limit
-    with reads.ledger.connect() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, behind(connection, who.owner):
         places = _places(connection, period, uuids, node)
         for place in places:
             whole = _joined(connection, place, step * 1000)

@@ -77,7 +77,7 @@ def series_of(
     if period.ms // step_ms > MOST_STEPS:
         raise ValueError(f"from and to: {period.ms // step_ms} steps of {step}; at most {MOST_STEPS} can be asked for")
     _allowed(who, state)
-    with reads.ledger.connect() as connection, behind(connection, who.owner):
+    with reads.ledger.transaction() as connection, behind(connection, who.owner):
         found = series.read(connection, period, step_ms, names, who.owner, (state,))
         known = series.known(connection, period, step_ms).tolist()
     shown = found[after : after + limit]

@@ -87,15 +87,13 @@ def search(dsn: str | None, config: Path | None, days: int) -> list[dict[str, An
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
     from gpuledger_collector.services.hourly_usage import fold_usage
     from gpuledger_collector.storage.findings.findings import FindingStore, named
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 
     now_ms = round(clock().timestamp() * 1000)
     with database(dsn, config) as opened:
-        ledger = Ledger(opened.dsn)
-        fold_usage(ledger)
+        fold_usage(opened)
         find_anomalies(FindingStore(opened.dsn), now_ms)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             return named(connection, "anomaly", now_ms - days * 86_400_000, now_ms + 1)
 
 

@@ -18,7 +18,7 @@ from gpuledger_common.plurals import plural
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.ports import ImportOutcome
     from gpuledger_collector.config.declared import Declared
-    from gpuledger_collector.storage.ledger.ledgers import Connection
+    from gpuledger_collector.storage.locks import Connection
 
 COLUMNS = ("what", "added", "superseded", "unchanged", "days_to_rate_again", "dry_run")
 
@@ -51,18 +51,15 @@ def apply(
         refuse(f"{file}: {plural(len(declared.problems), 'problem')}, nothing was applied")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing.prices import CurrencyChanged
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction(dry_run=dry_run) as connection:
             try:
                 done = _done(connection, declared, now())
             except CurrencyChanged as error:
                 for problem in error.problems:
                     print(problem, file=sys.stderr)
                 refuse(f"{file}: {plural(len(error.problems), 'problem')}, nothing was applied")
-            if dry_run:
-                connection.rollback()
     if shape is not Shape.table:
         from gpuledger_collector.export.cells import rows_as
 

@@ -41,9 +41,8 @@ def list_entries(
     """List the newest changes, oldest of them first."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.access import audit
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             found = audit.newest(connection, last, what)
     if shape is Shape.json:
         print(json.dumps([_row(entry) for entry in found], indent=2))
@@ -104,9 +103,8 @@ def verify(
         refuse(f"--noted: {noted!r} is not NUMBER:HASH")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.access import audit
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             found = audit.verify(connection, None if noted is None else (int(number), hashed))
     if found.fault is not None:
         say(f"the log is NOT whole: {found.fault}")

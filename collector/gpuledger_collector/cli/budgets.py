@@ -52,13 +52,12 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
         from gpuledger_collector.services.budgets import statuses
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.budgets import BudgetBook
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         book = BudgetBook(_connect(opened))
         at_ms = int(now().timestamp() * 1000)
         for period in {budget.period_at(at_ms) for budget in book.budgets()}:
-            refresh(Ledger(opened.dsn), period, at_ms)
+            refresh(opened, period, at_ms)
         found = statuses(book, at_ms)
     if not found:
         print("gpuledger: no budget is in force; declare them in a file and apply it", file=sys.stderr)
@@ -124,17 +123,16 @@ def replay(
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.budgets import BudgetBook, Rehearsal
         from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import ack_links, now
 
         now_ms = int(now().timestamp() * 1000)
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             calendar = zones.calendar(connection)
         period = calendar.named(period)
-        refresh(Ledger(opened.dsn), period, now_ms)
+        refresh(opened, period, now_ms)
         instants = [min(day.end_ms, now_ms) for day in calendar.days(period) if day.start_ms < now_ms]
         if dry_run:
-            with Ledger(opened.dsn).connect() as connection:
+            with opened.transaction(dry_run=True) as connection:
                 told = _replayed(Rehearsal(connection), instants, None)
                 connection.rollback()
         else:
@@ -162,6 +160,5 @@ def _replayed(store: BudgetStore, instants: list[int], links: AckLinks | None) -
 
 
 def _connect(opened: Database) -> Callable[[], psycopg.Connection[tuple[Any, ...]]]:
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-    return lambda: Ledger(opened.dsn).connect(autocommit=True)
+    return opened.connect

@@ -27,7 +27,7 @@ from gpuledger_common.plurals import plural
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.storage.ledger.ledgers import Connection
+    from gpuledger_collector.storage.locks import Connection
 
 
 class Shape(enum.StrEnum):
@@ -94,19 +94,15 @@ def chargeback(
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.allocation import beside
-        from gpuledger_collector.storage.database import snapshot
         from gpuledger_collector.storage.ledger import reports, zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             days = zones.in_zone(connection, days)
         with bar("rating") as on_day:
-            refresh(ledger, days, now_ms, on_day)
-        with ledger.connect() as connection:
-            snapshot(connection)
+            refresh(opened, days, now_ms, on_day)
+        with opened.transaction(read_only=True) as connection:
             aside = beside(connection, days, names, now_ms)
             made = report(reports.charged_lines(connection, days, names, apart=True), names, aside)
             notes = _notes(connection, days, now_ms, made)

@@ -70,20 +70,19 @@ def close(
         from gpuledger_collector.services.close import CannotClose, close_period
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
+        from gpuledger_collector.storage.locks import Lock
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             asked = zones.in_zone(connection, asked)
         if now_ms >= asked.end_ms:
             with bar("rating") as on_day:
                 # What waits of closed months is booked in this one as long as it is open.
-                refresh(ledger, asked, now_ms, on_day, asked.end_ms - 1)
+                refresh(opened, asked, now_ms, on_day, asked.end_ms - 1)
         try:
-            with ledger.unit(audited=True) as unit:
-                made = close_period(unit, period, asked, level, by or _user(), now_ms, unpriced=unpriced, dry=dry)
+            with opened.transaction(Lock.LEDGER, Lock.AUDIT) as connection:
+                made = close_period(connection, period, asked, level, by or _user(), now_ms, unpriced=unpriced, dry=dry)
         except CannotClose as error:
             refuse(str(error), FINDINGS)
     text = _text(made.receipt, shape, dry=dry)
@@ -110,13 +109,14 @@ def periods(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import format_instant
         from gpuledger_collector.services.close import verify
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
+        from gpuledger_collector.storage.billing import periods as records
+        from gpuledger_collector.storage.locks import Lock
 
-        with Ledger(opened.dsn).unit() as unit:
-            closed = [one for one in unit.closed_periods() if check in (None, one.name)]
+        with opened.transaction(Lock.LEDGER) as connection:
+            closed = [one for one in records.closed(connection) if check in (None, one.name)]
             if check is not None and not closed:
                 refuse(f"{check} is open: there is no seal yet", FINDINGS)
-            intact = {one.name: verify(unit, one) for one in closed if check is not None}
+            intact = {one.name: verify(connection, one) for one in closed if check is not None}
     rows = [
         {
             "period": one.name,
@@ -159,16 +159,14 @@ def corrections(
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing import periods as records
         from gpuledger_collector.storage.ledger import reports, zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             asked = zones.in_zone(connection, asked)
             if period not in {one.name for one in records.closed(connection)}:
                 refuse(f"{period} is open: what changes it is in its own chargeback", FINDINGS)
-        refresh(ledger, asked, int(now().timestamp() * 1000))
-        with ledger.connect() as connection:
+        refresh(opened, asked, int(now().timestamp() * 1000))
+        with opened.transaction() as connection:
             made = report(reports.corrections_of(connection, asked, level), (level,))
     if not made.rows and shape is ReportShape.table:
         print(f"{period} has no correction")

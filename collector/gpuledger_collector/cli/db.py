@@ -235,10 +235,12 @@ def restore(
 def broken_seals(dsn: str) -> list[str]:
     """Closed months of which the lines are not those that were sealed."""
     from gpuledger_collector.services.close import verify
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.billing import periods
+    from gpuledger_collector.storage.database import Database
+    from gpuledger_collector.storage.locks import Lock
 
-    with Ledger(dsn).unit() as unit:
-        return [one.name for one in unit.closed_periods() if not verify(unit, one)]
+    with Database(dsn).transaction(Lock.LEDGER) as connection:
+        return [one.name for one in periods.closed(connection) if not verify(connection, one)]
 
 
 @app.command(epilog="Example: gpuledger db grant-reader grafana --password-file grafana.password")

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuledger_collector.cli.common import database, refuse
+from gpuledger_collector.storage.ledger import usage, zones
+from gpuledger_collector.storage.locks import Connection, Lock
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
-    from gpuledger_collector.storage.ledger.ledgers import LedgerUnit
 
 
 def preview(dsn: str | None, config: Path | None, number: int, remedy: Remedy) -> list[str]:
@@ -18,15 +19,14 @@ def preview(dsn: str | None, config: Path | None, number: int, remedy: Remedy) -
         from gpuledger_collector.accounting.disputes import BadStep
         from gpuledger_collector.services.hourly_usage import fold_requested
         from gpuledger_collector.storage.billing import disputes
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).trial() as unit:
+        with opened.transaction(Lock.LEDGER, dry_run=True) as connection:
             try:
-                disputes.proposed(unit.connection, number, remedy)
+                disputes.proposed(connection, number, remedy)
             except (BadStep, disputes.NoDispute, ValueError) as error:
                 refuse(str(error))
-            fold_requested(unit, unit.marks(disputes.one(unit.connection, number).period))
-            return _moves(unit, number, remedy)
+            fold_requested(connection, usage.recompute_requests(connection, disputes.one(connection, number).period))
+            return _moves(connection, number, remedy)
 
 
 def would_move(dsn: str, dispute: Dispute) -> list[str]:
@@ -35,21 +35,23 @@ def would_move(dsn: str, dispute: Dispute) -> list[str]:
 
     if dispute.state in RESOLVED:
         return []
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.database import Database
 
-    with Ledger(dsn).snapshot() as unit:
+    with Database(dsn).transaction(read_only=True) as connection:
         try:
-            return _moves(unit, dispute.id, Remedy({}))
+            return _moves(connection, dispute.id, Remedy({}))
         except ValueError as error:
             return [f"  nothing: {error}"]
 
 
-def _moves(unit: LedgerUnit, number: int, remedy: Remedy) -> list[str]:
+def _moves(connection: Connection, number: int, remedy: Remedy) -> list[str]:
     """What accepting a dispute moves, in sentences. Raises BadStep, NoDispute, ValueError."""
     from gpuledger_collector.export.disputes import move_lines
     from gpuledger_collector.services.dispute_preview import preview_decision
     from gpuledger_collector.storage.billing import disputes
     from gpuledger_collector.wiring import now
 
-    decisions = disputes.proposed(unit.connection, number, remedy)
-    return move_lines(preview_decision(unit, decisions, int(now().timestamp() * 1000)), unit.calendar())
+    decisions = disputes.proposed(connection, number, remedy)
+    return move_lines(
+        preview_decision(connection, decisions, int(now().timestamp() * 1000)), zones.calendar(connection)
+    )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
     from gpuledger_collector.accounting.ports import ExportedCharge
     from gpuledger_collector.storage.billing.disputes import Contest
-    from gpuledger_collector.storage.ledger.ledgers import Connection
+    from gpuledger_collector.storage.locks import Connection
 
 app = typer.Typer(name="disputes", help="Lines that owners contest, with their evidence.", no_args_is_help=True)
 SHOWN = 20
@@ -67,10 +67,9 @@ def lines(
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import disputes
         from gpuledger_collector.storage.billing.dispute_evidence import line_id
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         contest = _rated(opened.dsn, contest)
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             try:
                 found = disputes.lines_of(connection, contest)
             except ValueError as error:
@@ -109,17 +108,14 @@ def open_(
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.access import audit
         from gpuledger_collector.storage.billing import disputes
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         contest = _rated(opened.dsn, contest)
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction(dry_run=dry_run) as connection:
             try:
                 made = disputes.open_dispute(connection, contest, reason, audit.person(), int(now().timestamp() * 1000))
             except ValueError as error:
                 refuse(f"--{error}" if str(error).partition(":")[0] in _OPTIONS else str(error))
-            if dry_run:
-                connection.rollback()
     called = "a dispute" if dry_run else f"dispute {made.id}"
     say(f"{called} is open: {_amounts(made.cost)} contested; seal of the evidence {made.seal}" + untouched(dry_run))
 
@@ -138,10 +134,9 @@ def list_(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.disputes import RESOLVED, STATES
         from gpuledger_collector.storage.billing import disputes
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
         wanted = [state for state in STATES if everything or state not in RESOLVED]
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             found = disputes.listed(connection, wanted)
     if shape is Shape.json:
         from gpuledger_collector.export.cells import json_text
@@ -172,9 +167,8 @@ def show(
         from gpuledger_collector.export.cells import json_text
         from gpuledger_collector.export.disputes import as_object, as_text
         from gpuledger_collector.storage.billing import disputes
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             one = _known(connection, number)
             text = disputes.evidence(connection, number)
             holds = disputes.seal_holds(connection, one)
@@ -259,13 +253,11 @@ def resolve(
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing import disputes
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
         with bar("rating") as on_day:
-            refresh(ledger, made.period, int(now().timestamp() * 1000), on_day)
-        with ledger.connect() as connection:
+            refresh(opened, made.period, int(now().timestamp() * 1000), on_day)
+        with opened.transaction() as connection:
             billed, _ = disputes.billed_now(connection, made)
     say(
         f"{plural(days, 'day')} rated again; {_owner(made.owner)} bore {_amounts(made.cost)}, "
@@ -314,15 +306,15 @@ def _rated(dsn: str, contest: Contest) -> Contest:
 
     from gpuledger_collector.cli.progress import bar
     from gpuledger_collector.services.refresh import refresh
+    from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.ledger import zones
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
-    ledger = Ledger(dsn)
-    with ledger.connect() as connection:
+    opened = Database(dsn)
+    with opened.transaction() as connection:
         contest = replace(contest, period=zones.in_zone(connection, contest.period))
     with bar("rating") as on_day:
-        refresh(ledger, contest.period, int(now().timestamp() * 1000), on_day)
+        refresh(opened, contest.period, int(now().timestamp() * 1000), on_day)
     return contest
 
 
@@ -332,16 +324,13 @@ def _step(dsn: str | None, config: Path | None, work: Any, *, dry_run: bool) -> 
         from gpuledger_collector.accounting.disputes import BadStep
         from gpuledger_collector.storage.access import audit
         from gpuledger_collector.storage.billing.disputes import NoDispute
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction(dry_run=dry_run) as connection:
             try:
                 made: Dispute = work(connection, audit.person(), int(now().timestamp() * 1000))
             except (BadStep, NoDispute, ValueError) as error:
                 refuse(f"--{error}" if str(error).partition(":")[0] in _OPTIONS else str(error))
-            if dry_run:
-                connection.rollback()
     return made
 
 

@@ -99,9 +99,8 @@ def periods(
         from gpuledger_collector.export import focus, focus_split
         from gpuledger_collector.storage.billing import periods as months
         from gpuledger_collector.storage.ledger import reports, zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             calendar = zones.calendar(connection)
             closed = {one.name: one.closed_ms for one in months.closed(connection)}
             rated: dict[str, dt.datetime] = {}

@@ -123,7 +123,6 @@ def history(
     from gpuledger_collector.jobs.store_forecasts import DAYS, store_forecasts
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.capacity.backtests import ForecastStore, records
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     if pool is not None and team is not None:
@@ -131,7 +130,7 @@ def history(
     group, only = ("team", team) if team is not None else ("pool", pool)
     now_ms = round(now().timestamp() * 1000)
     with database(dsn, config) as opened:
-        refresh(Ledger(opened.dsn), Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
+        refresh(opened, Period(now_ms - DAYS * DAY_MS, now_ms), now_ms)
         store_forecasts(ForecastStore(lambda: opened.engine), now_ms)
         with opened.engine.connect() as connection:
             found = records(connection, group, only)
@@ -203,18 +202,16 @@ def spend(
     from gpuledger_collector.accounting.tags import LEVELS
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.billing.spend import ahead, rated_period
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     if by.value not in LEVELS:
         refuse(f"--by: {by.value!r} is no level of owners; there are {', '.join(LEVELS)}")
     now_ms = round(now().timestamp() * 1000)
     with database(dsn, config) as opened:
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             period = rated_period(connection, now_ms)
-        refresh(ledger, period, now_ms)
-        with ledger.connect() as connection:
+        refresh(opened, period, now_ms)
+        with opened.transaction() as connection:
             found = ahead(connection, by.value, now_ms)
     emit_spend(by.value, found, shape)
     raise typer.Exit(DONE if found and all(one.forecast is not None for one in found) else FINDINGS)

@@ -109,11 +109,10 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
     from gpuledger_collector.jobs.judge_services import judge_services
     from gpuledger_collector.services.hourly_usage import fold_usage
     from gpuledger_collector.storage.findings.findings import FindingStore
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 
     with database(dsn, config) as opened:
-        fold_usage(Ledger(opened.dsn))
+        fold_usage(opened)
         found = judge_services(FindingStore(opened.dsn), round(clock().timestamp() * 1000))
     found = [one for one in found if team in {None, one.team}]
     rows = []
@@ -179,15 +178,13 @@ def search(dsn: str | None, config: Path | None, asked: Period | int, now: bool)
     from gpuledger_collector.services.hourly_usage import fold_usage
     from gpuledger_collector.storage.findings.findings import FindingStore, named
     from gpuledger_collector.storage.ledger import zones
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 
     now_ms = round(clock().timestamp() * 1000)
     with database(dsn, config) as opened:
-        ledger = Ledger(opened.dsn)
-        fold_usage(ledger)
+        fold_usage(opened)
         find_idle(FindingStore(opened.dsn), now_ms)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             if isinstance(asked, Period):
                 asked = zones.in_zone(connection, asked)
                 return named(connection, "idle", asked.start_ms, asked.end_ms)

@@ -323,12 +323,9 @@ def _carry_out(
     dry_run: bool,
     more: Callable[[], str] = str,
 ) -> None:
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-    with Ledger(opened.dsn).connect() as connection, busy(f"writing {what}"):
+    with opened.transaction(dry_run=dry_run) as connection, busy(f"writing {what}"):
         done = work(connection)
-        if dry_run:
-            connection.rollback()
     print(
         f"{what}: {done.added} added, {done.updated} updated, {done.unchanged} unchanged; "
         f"{plural(done.days_to_recompute, 'day')} to rate again" + more() + untouched(dry_run)

@@ -30,7 +30,6 @@ def with_lives(
     from gpuledger_collector.cli.series_files import Read
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.capacity.demand import demand, lives
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
@@ -38,7 +37,7 @@ def with_lives(
     end_ms = now_ms // step_ms * step_ms
     start_ms = end_ms - days * 24 * HOUR_MS
     with database(dsn, config) as opened:
-        refresh(Ledger(opened.dsn), Period(start_ms // HOUR_MS * HOUR_MS, end_ms), now_ms)
+        refresh(opened, Period(start_ms // HOUR_MS * HOUR_MS, end_ms), now_ms)
         with opened.engine.connect() as connection:
             found = demand(connection, start_ms, end_ms, group, step_ms)
             behind = lives(connection, end_ms - DAYS * 24 * HOUR_MS, end_ms, group)

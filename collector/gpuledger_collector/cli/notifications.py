@@ -47,10 +47,9 @@ def register(root: typer.Typer) -> None:
 def _opened(dsn: Dsn, config: Config) -> Iterator[tuple[Connect, int]]:
     """Opens connections to the ledger's database; and now, in unix ms."""
     with database(dsn, config) as opened:
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        yield lambda: Ledger(opened.dsn).connect(autocommit=True), int(now().timestamp() * 1000)
+        yield opened.connect, int(now().timestamp() * 1000)
 
 
 def list_notifications(shape: Form = Shape.table, dsn: Dsn = None, config: Config = None) -> None:

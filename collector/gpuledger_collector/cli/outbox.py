@@ -108,6 +108,5 @@ def _rehearse(opened: Database, sender: Sender) -> None:
 
 
 def _connect(opened: Database) -> Callable[[], psycopg.Connection[tuple[Any, ...]]]:
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-    return lambda: Ledger(opened.dsn).connect(autocommit=True)
+    return opened.connect

@@ -147,10 +147,9 @@ def _book_rate(card: str, pool: str, dsn: str | None, config: Any) -> GpuHourRat
 
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import prices
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             book = PriceBook(prices.current(connection))
     at_ms = int(now().timestamp() * 1000)
     longer = sorted({price.gpu_model for price in book.prices if model_match(card, price.gpu_model) > 0})
@@ -204,12 +203,11 @@ def _similar(card: str, gpus: int, dsn: str | None, config: Any) -> tuple[list[P
 
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.ledger import past_runs
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         today = int(now().timestamp() * 1000) // DAY_MS * DAY_MS
         period = Period(today - LOOK_BACK_DAYS * DAY_MS, today + DAY_MS)
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             models = past_runs.models_like(connection, card, period)
             near = (max(1, -(-gpus // NEAR)), gpus * NEAR)
             found = past_runs.similar(connection, models, near, period, MOST_PAST)
@@ -334,9 +332,8 @@ def _save(
         from psycopg import IsolationLevel
 
         from gpuledger_collector.storage.billing import budgets
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ  # what is kept is what is replaced
             others = [one for one in budgets.current(connection) if one.name != name]
             outcome = budgets.replace(connection, [*others, *made], now())

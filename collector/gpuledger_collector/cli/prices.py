@@ -58,9 +58,8 @@ def list_prices(
         refuse("--explain goes with the table: csv and json hold what can be imported again")
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import commitments, prices
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             book = prices.current(connection)
             committed, choices = commitments.current(connection), commitments.choices(connection)
     rows = [_cells(price) for price in book]
@@ -189,15 +188,12 @@ def set_price(
         refuse("; ".join(f"{one.source.rsplit(':', 1)[1]} {one.message}" for one in problems))
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import prices
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction(dry_run=dry_run) as connection:
             try:
                 done = prices.add(connection, [price], now())
             except prices.CurrencyChanged as error:
                 refuse("; ".join(f"--currency: {one.message}" for one in error.problems))
-            if dry_run:
-                connection.rollback()
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"
     print(f"the rate {said}; {plural(done.days_to_recompute, 'day')} to rate again" + untouched(dry_run))

@@ -69,7 +69,6 @@ def erase(
         from gpuledger_collector.storage.access import privacy
         from gpuledger_collector.storage.access.audit import person
         from gpuledger_collector.storage.database import open_connection
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
         now_ms = round(now().timestamp() * 1000)
@@ -80,7 +79,7 @@ def erase(
                 pseudonym, found = privacy.erase(connection, user, person(), now_ms)
                 row = connection.execute("SELECT min(day_ms), max(day_ms) FROM day_recompute").fetchone()
                 if row is not None and row[0] is not None:
-                    refresh(Ledger(opened.dsn), Period(row[0], row[1] + DAY_MS), now_ms)
+                    refresh(opened, Period(row[0], row[1] + DAY_MS), now_ms)
                 privacy.forget_owners(connection, user)
     for place in found:
         said = f"stays: {place.kept}" if place.kept else f"-> {pseudonym}"

@@ -47,15 +47,13 @@ def receipt(
     from gpuledger_collector.services.waste_receipt import receipt as made_of
     from gpuledger_collector.storage.findings import recommendations as stored
     from gpuledger_collector.storage.findings.findings import FindingStore
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     if output is not None and not output.parent.is_dir():
         refuse(f"{output.parent} is no folder to write to")
     now_ms = round(now().timestamp() * 1000)
     with database(dsn, config) as opened:
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             found = stored.workloads_called(connection, workload)
         if not found:
             refuse(f"no workload has the key, the id or the name {workload!r}")
@@ -64,9 +62,9 @@ def receipt(
                 f"{workload!r} is not the only one of its name; name one by its key: "
                 f"{', '.join(one[1] for one in found[:5])}"
             )
-        refresh(ledger, ALWAYS, now_ms)
+        refresh(opened, ALWAYS, now_ms)
         find_idle(FindingStore(opened.dsn), now_ms)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             number = found[0][0]
             made = made_of(
                 stored.charged_to(connection, number),

@@ -115,21 +115,19 @@ def look(
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore, last_run, listed
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import tariff
 
     with database(dsn, config) as opened:
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             before = last_run(connection)
         if before is not None and now_ms < before["end_ms"]:
             refuse(
                 f"--as-of: advice was made up to {format_instant(before['end_ms'])}; a look does not go back behind it"
             )
-        refresh(ledger, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
+        refresh(opened, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
         find_idle(FindingStore(opened.dsn), now_ms)
         recommend(RecommendationStore(opened.dsn), now_ms, tariff(settings(config, dsn)))
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             return listed(connection, states), last_run(connection)
 
 
@@ -165,12 +163,9 @@ def decided(
     """Write a decision under the name of whoever runs the command."""
     from gpuledger_collector.storage.access.audit import person
     from gpuledger_collector.storage.findings.recommendations import decide
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
 
-    with database(dsn, config) as opened, Ledger(opened.dsn).connect() as connection:
+    with database(dsn, config) as opened, opened.transaction(dry_run=dry_run) as connection:
         before = decide(connection, number, state, person(), reason, at_ms)
-        if dry_run:
-            connection.rollback()
     if before is None:
         refuse(f"there is no recommendation {number}; `gpuledger recommend` lists them", BAD_INPUT)
     if before != "open":

@@ -66,16 +66,16 @@ def reconcile(
         from gpuledger_collector.services.reconciliation import reconcile as check
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             asked = zones.in_zone(connection, asked)
         with bar("rating") as on_day:
-            refresh(ledger, asked, int(now().timestamp() * 1000), on_day)
-        with ledger.unit() as unit:
-            found = check(unit, asked)
+            refresh(opened, asked, int(now().timestamp() * 1000), on_day)
+        from gpuledger_collector.storage.locks import Lock
+
+        with opened.transaction(Lock.LEDGER) as connection:
+            found = check(connection, asked)
     sys.stdout.write(proof.as_json(found) if shape is Shape.json else proof.as_text(found))
     if not found.holds or found.unpriced_ns or found.claims:
         raise typer.Exit(FINDINGS)
@@ -94,15 +94,13 @@ def _against_bill(
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.bills import Bills
         from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             asked = zones.in_zone(connection, asked)
         with bar("rating") as on_day:
-            refresh(ledger, asked, int(now().timestamp() * 1000), on_day)
-        with ledger.connect() as connection:
+            refresh(opened, asked, int(now().timestamp() * 1000), on_day)
+        with opened.transaction() as connection:
             try:
                 found = reconcile_bill(Bills(connection), provider, asked, effective=amount is Amount.effective)
             except NoBill as error:

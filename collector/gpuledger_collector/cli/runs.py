@@ -143,13 +143,13 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
     from gpuledger_collector.cli.progress import bar
     from gpuledger_collector.services.hourly_usage import ALWAYS
     from gpuledger_collector.services.refresh import refresh
+    from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.ledger import zones
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
-    ledger = Ledger(dsn)
-    with ledger.connect() as connection:
+    opened = Database(dsn)
+    with opened.transaction() as connection:
         calendar = zones.calendar(connection)
     today = calendar.day_of(now_ms)
     first = calendar.date_of(calendar.days_before(today.start_ms, WEEKS_DAYS)).isoformat()
@@ -159,8 +159,8 @@ def _ready(dsn: str, start: str | None, end: str | None, *, everything: bool = F
         refuse(str(error))
     with bar("rating") as on_day:
         due = ALWAYS if everything else Period(period.start_ms, min(period.end_ms, today.end_ms))
-        refresh(ledger, due, now_ms, on_day)
-    return ledger.connect(), period, now_ms
+        refresh(opened, due, now_ms, on_day)
+    return opened.transaction(), period, now_ms
 
 
 def _ranks(sort: Order) -> Any:
@@ -330,17 +330,14 @@ def report(
         refuse(f"--at: {error}")
     with database(dsn, config) as opened:
         from gpuledger_collector.services.run_report import record_progress
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction(dry_run=dry_run) as connection:
             number, key = _called(connection, workload)
             try:
                 values = {name: value for name, value in told.items() if value is not None}
                 record_progress(connection, number, values, at_ms, None, round(now().timestamp() * 1000))
             except ValueError as error:
                 refuse(str(error))
-            if dry_run:
-                connection.rollback()
     said = ", ".join(f"{value} {name}" for name, value in told.items() if value is not None)
     say(f"{key}: {said}" + untouched(dry_run))

@@ -27,13 +27,12 @@ def pools(dsn: str | None, config: Path | None, only: str | None) -> Iterator[Po
     from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now
 
     now_ms = round(now().timestamp() * 1000)
     end_ms = now_ms // HOUR_MS * HOUR_MS
     with database(dsn, config) as opened:
-        refresh(Ledger(opened.dsn), Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), now_ms)
+        refresh(opened, Period(end_ms - scaling.DEMAND_DAYS * DAY_MS, end_ms), now_ms)
         with opened.engine.connect() as connection:
             demand = {one.pool: one for one in scaling.demand(connection, now_ms)}
             terms = scaling.terms(connection)

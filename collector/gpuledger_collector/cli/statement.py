@@ -14,7 +14,7 @@ from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.storage.ledger.ledgers import Connection
+    from gpuledger_collector.storage.locks import Connection
 
 
 def register(root: typer.Typer) -> None:
@@ -67,20 +67,16 @@ def statement(
         from gpuledger_collector.accounting.statement import month_before
         from gpuledger_collector.cli.progress import bar
         from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.database import snapshot
         from gpuledger_collector.storage.ledger import zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
         now_ms = int(now().timestamp() * 1000)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             calendar = zones.calendar(connection)
         asked = calendar.named(asked)
         with bar("rating") as on_day:
-            refresh(ledger, Period(month_before(asked, calendar).start_ms, asked.end_ms), now_ms, on_day)
-        with ledger.connect() as connection:
-            snapshot(connection)
+            refresh(opened, Period(month_before(asked, calendar).start_ms, asked.end_ms), now_ms, on_day)
+        with opened.transaction(read_only=True) as connection:
             if folder is not None:
                 _write_all(connection, level, period, asked, folder, now_ms)
             else:

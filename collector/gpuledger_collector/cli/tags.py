@@ -46,16 +46,16 @@ def check(
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.services.tag_check import check_tags
         from gpuledger_collector.storage.ledger import reports, zones
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             period = zones.in_zone(connection, period)
         with bar("rating") as on_day:
-            refresh(ledger, period, int(now().timestamp() * 1000), on_day)
-        with ledger.unit() as unit:
-            found = check_tags(unit, reports.held_by(unit.connection, period), level)
+            refresh(opened, period, int(now().timestamp() * 1000), on_day)
+        from gpuledger_collector.storage.locks import Lock
+
+        with opened.transaction(Lock.LEDGER) as connection:
+            found = check_tags(connection, reports.held_by(connection, period), level)
     if shape is not Shape.table:
         from gpuledger_collector.export.cells import rows_as
 

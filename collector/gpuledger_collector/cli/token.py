@@ -85,17 +85,15 @@ def create(
         ends = at_ms + days * 24 * HOUR_MS if days else None
         wanted = Token(0, called, role.value, None if node in {"", ANY_NODE} else node, levels or None, "", at_ms, ends)
         try:
-            with _changing(opened) as connection:
+            with _changing(opened, dry_run=dry_run) as connection:
                 made, secret = tokens.create(connection, wanted)
-                if dry_run:
-                    connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
     _hand_over(made, secret, dry_run)
 
 
 @contextlib.contextmanager
-def _changing(opened: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+def _changing(opened: Database, *, dry_run: bool) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A transaction that no reader of the database holds up: meanwhile the sessions that it waits for are ended.
 
     Raises StorageError when something else holds it up.
@@ -103,10 +101,9 @@ def _changing(opened: Database) -> Iterator[psycopg.Connection[tuple[Any, ...]]]
     import psycopg
 
     from gpuledger_collector.storage.errors import StorageError
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import reader_watch
 
-    with Ledger(opened.dsn).connect() as connection, reader_watch(opened):
+    with opened.transaction(dry_run=dry_run) as connection, reader_watch(opened):
         connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
         try:
             yield connection
@@ -143,10 +140,9 @@ def list_tokens(
     """List every token that was ever made, without secrets."""
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.access import tokens
-        from gpuledger_collector.storage.ledger.ledgers import Ledger
         from gpuledger_collector.wiring import now
 
-        with Ledger(opened.dsn).connect() as connection:
+        with opened.transaction() as connection:
             found = tokens.every(connection)
         at_ms = round(now().timestamp() * 1000)
     rows = [{**one.facts(), "last_used_ms": one.last_used_ms, "live": one.live(at_ms)} for one in found]
@@ -186,10 +182,8 @@ def revoke(which: Which, dry_run: DryRun = False, dsn: Dsn = None, config: Confi
         from gpuledger_collector.wiring import now
 
         try:
-            with _changing(opened) as connection:
+            with _changing(opened, dry_run=dry_run) as connection:
                 gone = tokens.revoke(connection, which, round(now().timestamp() * 1000))
-                if dry_run:
-                    connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
     say(f"revoked: {', '.join(f'token {one.id} {one.name!r}' for one in gone)}" + untouched(dry_run))
@@ -210,10 +204,8 @@ def rotate(
 
         at_ms = round(now().timestamp() * 1000)
         try:
-            with _changing(opened) as connection:
+            with _changing(opened, dry_run=dry_run) as connection:
                 made, secret = tokens.rotate(connection, which, at_ms, at_ms + grace_hours * HOUR_MS)
-                if dry_run:
-                    connection.rollback()
         except tokens.TokenRefused as error:
             refuse(str(error))
     _hand_over(made, secret, dry_run)

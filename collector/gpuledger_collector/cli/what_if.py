@@ -76,19 +76,20 @@ def both(
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.services.what_if import what_if as priced_anew
     from gpuledger_collector.storage.ledger import reports, zones
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
     from gpuledger_collector.wiring import now as clock
 
     now_ms = int(clock().timestamp() * 1000)
     with database(dsn, config) as opened:
-        ledger = Ledger(opened.dsn)
-        with ledger.connect() as connection:
+        with opened.transaction() as connection:
             period = zones.in_zone(connection, period)
-        refresh(ledger, period, now_ms)
-        with ledger.unit() as unit:
-            lines: Sequence[ChargedLine] = reports.charged_lines(unit.connection, period, names)
-            book = PriceBook(read_prices(prices).rows, unit.purchase_choices())
-            other = priced_anew(unit, period, book, now_ms, names)
+        refresh(opened, period, now_ms)
+        from gpuledger_collector.storage.billing import commitments
+        from gpuledger_collector.storage.locks import Lock
+
+        with opened.transaction(Lock.LEDGER) as connection:
+            lines: Sequence[ChargedLine] = reports.charged_lines(connection, period, names)
+            book = PriceBook(read_prices(prices).rows, commitments.choices(connection))
+            other = priced_anew(connection, period, book, now_ms, names)
     return report(lines, names), report(other, names)
 
 

@@ -22,7 +22,6 @@ from gpuledger_collector.accounting.counterfactual import (
     reserved_saving,
 )
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.accounting.ports import Unit
 from gpuledger_collector.accounting.rating import present_ms
 from gpuledger_collector.accounting.realised import Brought, Spent, brought
 from gpuledger_collector.accounting.tags import LEVELS
@@ -48,6 +47,8 @@ from gpuledger_collector.insight.recommendations.record import (
 )
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import DayUsage, places, usage_of
+from gpuledger_collector.storage.ledger import inventory, workloads, zones
+from gpuledger_collector.storage.locks import Connection
 
 WINDOW_DAYS, DEMAND_DAYS = 28, 90
 VALID_MS = 30 * DAY_MS
@@ -60,8 +61,8 @@ class RecommendationUnit(Protocol):
     """One transaction over one snapshot, alone in recommending."""
 
     @property
-    def ledger(self) -> Unit:
-        """The ledger's own reads."""
+    def connection(self) -> Connection:
+        """The connection of the transaction."""
 
     def findings(self, start_ms: int, end_ms: int) -> Sequence[Finding]:
         """Idle findings that were seen in the period."""
@@ -124,11 +125,10 @@ class _Look:
     """Everything that was seen in the window."""
 
     def __init__(self, unit: RecommendationUnit, now_ms: int) -> None:
-        ledger = unit.ledger
         end_ms = now_ms - now_ms % HOUR_MS
         period = Period((end_ms - WINDOW_DAYS * DAY_MS) // DAY_MS * DAY_MS, end_ms)
-        capacity = ledger.capacity(period)
-        self.book = book_of(ledger)
+        capacity = inventory.capacity(unit.connection, period)
+        self.book = book_of(unit.connection)
         self.window: Window | None = None
         self.days: list[DayUsage] = []
         begin = min((row.in_ms for row in capacity), default=end_ms)
@@ -136,7 +136,7 @@ class _Look:
         if not self.period.ms:
             return
         whole = Period(self.period.start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS)
-        self.days = [usage_of(ledger, day, end_ms) for day in whole.days()]
+        self.days = [usage_of(unit.connection, day, end_ms) for day in whole.days()]
         self.window = self._window(unit)
 
     def _window(self, unit: RecommendationUnit) -> Window:
@@ -167,7 +167,7 @@ class _Look:
                             path = owner_of(piece.workload_id, piece.start_ms, piece.attributes_id)
                             owners[key] = {level: path.level(level) for level in LEVELS if path.level(level)}
         ids = sorted({key[0] for key in held if key[0] is not None})
-        facts, names = unit.ledger.workloads(ids), unit.named(ids)
+        facts, names = workloads.facts(unit.connection, ids), unit.named(ids)
         readings = unit.readings(self.period.start_ms, self.period.end_ms)
         holdings = []
         for (workload_id, pool, model), rating_intervals in held.items():
@@ -390,7 +390,7 @@ def measured(unit: RecommendationUnit, now_ms: int) -> list[RealizedSaving]:
     accepted = unit.accepted()
     if not accepted:
         return []
-    calendar, book = unit.ledger.calendar(), book_of(unit.ledger)
+    calendar, book = zones.calendar(unit.connection), book_of(unit.connection)
     today_ms = calendar.day_of(now_ms).start_ms
     found = []
     for one in accepted:

@@ -6,15 +6,17 @@ Folding rolls the hours that new evidence marked; this job makes a whole period 
 from __future__ import annotations
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import Store
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import minute_rollup
 
 
-def roll_up_minutes(store: Store, period: Period) -> int:
+def roll_up_minutes(database: Database, period: Period) -> int:
     """Make the minute rollup of a period again, a day in a transaction; how many accelerator-hours were rolled."""
     rolled = 0
     for day in period.days():
-        with store.unit() as unit:
-            hours = unit.sampled_hours(day)
-            unit.roll_up_minutes(hours)
+        with database.transaction(Lock.LEDGER) as connection:
+            hours = minute_rollup.sampled_hours(connection, day)
+            minute_rollup.roll_up_minutes(connection, hours)
             rolled += len(hours)
     return rolled

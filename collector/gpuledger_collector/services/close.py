@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.closing import invoices, receipt
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge, Unit
+from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.storage.billing import allocation, periods
+from gpuledger_collector.storage.ledger import rated_days, reports, zones
+from gpuledger_collector.storage.locks import Connection
 
 
 class CannotClose(Exception):
@@ -26,7 +29,7 @@ class Closing:
 
 
 def close_period(
-    unit: Unit,
+    connection: Connection,
     name: str,
     period: Period,
     level: str,
@@ -41,16 +44,16 @@ def close_period(
     `level` is the level of the owner tree that is invoiced. Raises CannotClose: not over, closed already, a day that is
     not rated to its end, a proof that does not hold, usage without a price (unless `unpriced` accepts that).
     """
-    calendar = unit.calendar()
+    calendar = zones.calendar(connection)
     if now_ms < period.end_ms:
         raise CannotClose(f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on")
-    known = next((one for one in unit.closed_periods() if one.name == name), None)
+    known = next((one for one in periods.closed(connection) if one.name == name), None)
     if known is not None:
         raise CannotClose(f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}")
-    waiting = unit.days_to_rate(period, now_ms)
+    waiting = rated_days.days_to_rate(connection, period, now_ms)
     if waiting:
         raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
-    found = reconcile(unit, period)
+    found = reconcile(connection, period)
     broken = [str(calendar.date_of(day.day_ms)) for day in found.days if not day.holds]
     if broken:
         raise CannotClose(f"the proof does not hold on {', '.join(broken)}; see gpuledger reconcile --period {name}")
@@ -59,15 +62,15 @@ def close_period(
             f"{hours_decimal([found.unpriced_ns])[0]} GPU-hours have no price; add one (gpuledger prices set), or "
             "accept with --allow-unpriced that they are billed to nobody"
         )
-    lines = list(unit.exported(period))
+    lines = list(reports.charges(connection, period))
     if not lines:
         raise CannotClose(f"nothing was charged in {name}: there is nothing to close")
     done = ClosedPeriod(name, period, now_ms, by, len(lines), seal_of(lines))
-    shares = unit.shares(period, level, now_ms)
+    shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
     content = receipt(done, level, billed, lines, found, shares)
     if not dry:
-        unit.close(done, billed, level, content)
+        periods.close(connection, done, billed, level, content)
     return Closing(done, content)
 
 
@@ -76,7 +79,7 @@ def seal_of(lines: Iterable[ExportedCharge]) -> str:
     return seal.root([seal.leaf(seal.line_of(line)) for line in lines]).hex()
 
 
-def verify(unit: Unit, closed: ClosedPeriod) -> bool:
+def verify(connection: Connection, closed: ClosedPeriod) -> bool:
     """Whether the lines of a closed period are still those that were sealed."""
-    lines = list(unit.exported(closed.period))
+    lines = list(reports.charges(connection, closed.period))
     return len(lines) == closed.lines and seal_of(lines) == closed.seal

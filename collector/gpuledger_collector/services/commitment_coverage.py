@@ -8,17 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuledger_collector.accounting.attribution import edges_of
 from gpuledger_collector.accounting.commitments import Commitment, Coverage, Demand, Key, Share, cover
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import Unit
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import ImportedUsage, imported_rating_intervals, present_ms
 from gpuledger_collector.accounting.usage import rating_intervals
 from gpuledger_collector.services.placements import RatedPlacement
+from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.locks import Connection
 
 
-def book_of(unit: Unit) -> PriceBook:
+def book_of(connection: Connection) -> PriceBook:
     """The price book in force, with the choices between ways of buying; hours are cut where rules change as well."""
-    return PriceBook(unit.prices(), unit.purchase_choices(), edges_of(unit.rules()))
+    return PriceBook(prices.current(connection), commitments.choices(connection), edges_of(rules.current(connection)))
 
 
 def placed(

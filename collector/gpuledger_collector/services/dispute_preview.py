@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from gpuledger_collector.accounting.moves import Move, moves
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import Unit
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.rating import priced, usage_of
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Connection
 
 
-def preview_decision(unit: Unit, decisions: Sequence[Reattribution], now_ms: int) -> list[Move]:
+def preview_decision(connection: Connection, decisions: Sequence[Reattribution], now_ms: int) -> list[Move]:
     """What these decisions of one dispute would move, by day, owner and currency.
 
     Evidence that is not folded yet is not seen.
     """
-    calendar, closed, book = unit.calendar(), unit.closed_periods(), book_of(unit)
+    calendar, closed, book = zones.calendar(connection), periods.closed(connection), book_of(connection)
     starts = {
         calendar.day_of(day.start_ms).start_ms
         for decision in decisions
@@ -27,8 +29,8 @@ def preview_decision(unit: Unit, decisions: Sequence[Reattribution], now_ms: int
     found: list[Move] = []
     for start_ms in sorted(starts):
         day = calendar.day_of(start_ms)
-        before, *_ = priced(usage_of(unit, day, now_ms), book)
-        after, *_ = priced(usage_of(unit, day, now_ms, decisions), book)
+        before, *_ = priced(usage_of(connection, day, now_ms), book)
+        after, *_ = priced(usage_of(connection, day, now_ms, decisions), book)
         is_closed = any(one.period.clip(day) for one in closed)
         found += moves(before, after, decisions[0].owner, closed=is_closed)
     return found

@@ -10,46 +10,50 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
-from gpuledger_collector.accounting.ports import CapacityRow, Mark, Store, Unit
+from gpuledger_collector.accounting.ports import CapacityRow, RecomputeRequest
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval, contradictions, fold, rating_intervals
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
+from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.telemetry import minute_rollup
 
 BATCH = 50_000
 """Marks of one transaction: about a day of 2,000 accelerators."""
 ALWAYS = Period(0, 7_258_118_400_000)
 
 
-def fold_usage(store: Store, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
+def fold_usage(database: Database, period: Period = ALWAYS, stopping: Callable[[], bool] = lambda: False) -> int:
     """Fold every marked hour of the period; how many accelerator-hours were folded.
 
     `stopping` is asked before each group of marks: True leaves the rest to the next run.
     """
     folded = 0
     while not stopping():
-        with store.unit() as unit:
-            marks = unit.marks(period, BATCH)
-            folded += fold_requested(unit, marks)
+        with database.transaction(Lock.LEDGER) as connection:
+            marks = usage.recompute_requests(connection, period, BATCH)
+            folded += fold_requested(connection, marks)
         if len(marks) < BATCH:
             break
     return folded
 
 
-def fold_requested(unit: Unit, marks: Sequence[Mark]) -> int:
+def fold_requested(connection: Connection, marks: Sequence[RecomputeRequest]) -> int:
     """Fold the hours of these marks, mark their days for rating, and drop the marks; how many accelerator-hours."""
     if not marks:
         return 0
-    book = book_of(unit)
-    calendar = unit.calendar()
+    book = book_of(connection)
+    calendar = zones.calendar(connection)
     hours = sorted({(mark.accelerator_id, mark.hour_ms - mark.hour_ms % HOUR_MS) for mark in marks})
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for accelerator_id, hour_ms in hours:
         by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
     for of_accelerators in by_day.values():
-        _fold_day(unit, of_accelerators, book, calendar)
-    unit.mark_days(_days_of({hour_ms for _, hour_ms in hours}, calendar))
-    unit.drop_marks([mark.id for mark in marks])
+        _fold_day(connection, of_accelerators, book, calendar)
+    rated_days.request_recompute(connection, _days_of({hour_ms for _, hour_ms in hours}, calendar))
+    usage.remove_recompute_requests(connection, [mark.id for mark in marks])
     return len(hours)
 
 
@@ -61,21 +65,21 @@ def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
     return {calendar.day_of(day.start_ms).start_ms for day in days}
 
 
-def _fold_day(unit: Unit, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
+def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
-    placements = placements_of(_of(unit.capacity(span), hours))
+    placements = placements_of(_of(inventory.capacity(connection, span), hours))
     evidence: dict[int, list[UsageInterval]] = defaultdict(list)
-    for usage_interval in unit.usage_intervals(list(hours), span):
+    for usage_interval in usage.usage_intervals(connection, list(hours), span):
         evidence[usage_interval.accelerator_id].append(usage_interval)
-    unit.keep_contradictions([one for mine in evidence.values() for one in contradictions(mine)])
+    claims.keep_contradictions(connection, [one for mine in evidence.values() for one in contradictions(mine)])
     pieces: list[HourlyUsage] = []
     midnights = () if calendar.is_utc else calendar.cuts(span)
     for accelerator_id, hours_ms in hours.items():
         mine = placements.get(accelerator_id, ())
         pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book, midnights)
     pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
-    unit.replace_usage(pairs, pieces)
-    unit.roll_up_minutes(pairs)
+    usage.replace_hourly_usage(connection, pairs, pieces)
+    minute_rollup.roll_up_minutes(connection, pairs)
 
 
 def _of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:

@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.imported import Seen, beside_seen
 from gpuledger_collector.accounting.ledger import prove, summarise
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.ports import OwnerOf, RatedDay, Store, Unit
+from gpuledger_collector.accounting.ports import OwnerOf, RatedDay
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import (
     CapacityCost,
@@ -36,6 +36,10 @@ from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_int
 from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, placed
 from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of, with_stranded
+from gpuledger_collector.storage.billing import commitments, periods, reattributions
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import inventory, months, rated_days, reports, rules, usage, workloads, zones
+from gpuledger_collector.storage.locks import Connection, Lock
 
 FAST_CLOCK_MS = 600_000
 """How far ahead of ours a node's clock may be before its evidence waits."""
@@ -44,7 +48,7 @@ OnDay = Callable[[int, int], None]
 
 
 def rate_usage(
-    store: Store,
+    database: Database,
     now_ms: int,
     period: Period = ALWAYS,
     on_day: OnDay | None = None,
@@ -56,19 +60,19 @@ def rate_usage(
     `stopping` is asked before each day: True leaves the rest to the next run. Corrections of closed days are booked on
     the day of `book_at_ms` (None: now), or the first open one after it.
     """
-    with store.unit() as unit:
-        days = unit.days_to_rate(period, now_ms)
-        readiness_problems = unit.lacks_month(now_ms)
+    with database.transaction(Lock.LEDGER) as connection:
+        days = rated_days.days_to_rate(connection, period, now_ms)
+        readiness_problems = months.missing(connection, zones.calendar(connection), now_ms) is not None
     for done, day_ms in enumerate(days):
         if stopping():
             return done
-        with store.unit() as unit:
-            rate_day(unit, day_ms, now_ms, book_at_ms)
+        with database.transaction(Lock.LEDGER) as connection:
+            rate_day(connection, day_ms, now_ms, book_at_ms)
         if on_day is not None:
             on_day(done + 1, len(days))
     while (days or readiness_problems) and not stopping():
-        with store.unit() as unit:
-            if not unit.add_up_month(now_ms):
+        with database.transaction(Lock.LEDGER) as connection:
+            if not months.add_up(connection, lambda: zones.calendar(connection), now_ms):
                 break
     return len(days)
 
@@ -86,33 +90,35 @@ class DayUsage:
     commitments: Sequence[Commitment] = ()
 
 
-def rate_day(unit: Unit, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
+def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int | None = None) -> RatedDay:
     """Fold what is left to fold of a day, rate it and write it."""
-    day = unit.calendar().day_of(day_ms)
-    fold_requested(unit, unit.marks(day))
-    usage = usage_of(unit, day, now_ms)
-    charges, capacities, commitments = priced(usage, book_of(unit))
-    rated = RatedDay(charges, summarise(charges), prove(day, usage.until_ms, capacities, charges, commitments))
-    _write(unit, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
+    day = zones.calendar(connection).day_of(day_ms)
+    fold_requested(connection, usage.recompute_requests(connection, day))
+    day_usage = usage_of(connection, day, now_ms)
+    charges, capacities, commitment_costs = priced(day_usage, book_of(connection))
+    rated = RatedDay(charges, summarise(charges), prove(day, day_usage.until_ms, capacities, charges, commitment_costs))
+    _write(connection, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
     return rated
 
 
-def usage_of(unit: Unit, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
+def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequence[Reattribution] = ()) -> DayUsage:
     """What happened on a day, as far as it has been folded; `proposed` are decisions that are not made yet."""
-    until_ms = _rated_until(unit, day, now_ms)
-    decided = Reattributions([*unit.reattributions(day), *proposed])
-    pieces = _pieces(unit, day, until_ms)
-    rows = unit.capacity(day)
+    until_ms = _rated_until(connection, day, now_ms)
+    decided = Reattributions([*reattributions.of(connection, day), *proposed])
+    pieces = _pieces(connection, day, until_ms)
+    rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
-    imported = imported_beside(unit, day, placements, until_ms)
+    imported = imported_beside(connection, day, placements, until_ms)
     held = [piece for mine in pieces.values() for piece in mine if piece.workload_id is not None]
-    known = unit.workloads(sorted({piece.workload_id or 0 for piece in held} | {one.workload_id for one in imported}))
+    known = workloads.facts(
+        connection, sorted({piece.workload_id or 0 for piece in held} | {one.workload_id for one in imported})
+    )
     reports = {piece.attributes_id for piece in held} | {one.attributes_id for one in imported}
-    said = unit.workload_attributes(sorted(number for number in reports if number is not None))
-    owners = Owners(unit.rules(), known, decided, said)
+    said = workloads.attributes(connection, sorted(number for number in reports if number is not None))
+    owners = Owners(rules.current(connection), known, decided, said)
     pieces = {number: sorted(mine, key=owners.order) for number, mine in pieces.items()}
     placements = with_stranded(placements, rows, day)
-    return DayUsage(day, until_ms, placements, pieces, imported, owners, unit.commitments())
+    return DayUsage(day, until_ms, placements, pieces, imported, owners, commitments.current(connection))
 
 
 def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[CapacityCost], list[CommitmentCost]]:
@@ -154,35 +160,37 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlaceme
         yield key, placement, capacity, usage.owners.applied(placement.accelerator, inside)
 
 
-def booking_day(unit: Unit, at_ms: int) -> int:
+def booking_day(connection: Connection, at_ms: int) -> int:
     """The day on which a correction is booked: that of an instant, or the first day after all closed ones."""
-    return max([unit.calendar().day_of(at_ms).start_ms, *(one.period.end_ms for one in unit.closed_periods())])
+    return max(
+        [zones.calendar(connection).day_of(at_ms).start_ms, *(one.period.end_ms for one in periods.closed(connection))]
+    )
 
 
-def _write(unit: Unit, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
+def _write(connection: Connection, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
     """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
-    closed = unit.closed_periods()
+    closed = periods.closed(connection)
     if not any(one.period.clip(day) for one in closed):
-        unit.replace_day(day.start_ms, rated, now_ms)
+        rated_days.replace_day(connection, day.start_ms, rated, now_ms)
         return
-    lines = difference(unit.billed(day.start_ms), rated.charges)
-    unit.correct_day(rated, lines, booking_day(unit, book_at_ms), now_ms)
+    lines = difference([line.charge for line in reports.billed(connection, day.start_ms)], rated.charges)
+    rated_days.correct_day(connection, rated, lines, booking_day(connection, book_at_ms), now_ms)
 
 
-def _rated_until(unit: Unit, day: Period, now_ms: int) -> int:
+def _rated_until(connection: Connection, day: Period, now_ms: int) -> int:
     """Now, or the end of evidence that a node's fast clock put a little after it; at most the end of the day.
 
     Evidence from further ahead waits until its time has come: nobody is charged for the time in between.
     """
     if now_ms >= day.end_ms:
         return day.end_ms
-    latest = unit.latest_evidence_ms(max(day.start_ms, now_ms - HOUR_MS))
+    latest = usage.latest_evidence_ms(connection, max(day.start_ms, now_ms - HOUR_MS))
     return min(day.end_ms, max(now_ms, min(latest or 0, now_ms + FAST_CLOCK_MS)))
 
 
-def _pieces(unit: Unit, day: Period, until_ms: int) -> dict[int, list[HourlyUsage]]:
+def _pieces(connection: Connection, day: Period, until_ms: int) -> dict[int, list[HourlyUsage]]:
     found: dict[int, list[HourlyUsage]] = defaultdict(list)
-    for piece in unit.pieces(day):
+    for piece in usage.hourly_usage(connection, day):
         if piece.start_ms < until_ms:
             found[piece.accelerator_id].append(piece)
     return found
@@ -211,10 +219,10 @@ def _inside(
 
 
 def imported_beside(
-    unit: Unit, day: Period, placements: Mapping[int, Sequence[RatedPlacement]], until_ms: int
+    connection: Connection, day: Period, placements: Mapping[int, Sequence[RatedPlacement]], until_ms: int
 ) -> list[ImportedUsage]:
     """Imported usage of a day, less the time of accelerators that were seen in its pools."""
-    imported = unit.imported(day)
+    imported = usage.imported_usage(connection, day)
     pools = {usage.pool for usage in imported}
     there = {
         number: inside
@@ -225,7 +233,7 @@ def imported_beside(
         return list(imported)
     seen = [
         Seen(placement.accelerator.pool, placement.accelerator.node, placement.accelerator.gpu_micro, number, part)
-        for fact in unit.usage_intervals(sorted(there), day)
+        for fact in usage.usage_intervals(connection, sorted(there), day)
         for number in (fact.accelerator_id,)
         for placement in there[number]
         if placement.accelerator.node in ("", fact.node)

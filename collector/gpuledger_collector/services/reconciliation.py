@@ -13,25 +13,28 @@ from collections.abc import Mapping, Sequence
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import Proof
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ChargedState, Unit
+from gpuledger_collector.accounting.ports import ChargedState
 from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
 from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
 from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import imported_beside
+from gpuledger_collector.storage.billing import commitments
+from gpuledger_collector.storage.ledger import claims, inventory, months, reports, zones
+from gpuledger_collector.storage.locks import Connection
 
 
-def reconcile(unit: Unit, period: Period) -> Reconciliation:
+def reconcile(connection: Connection, period: Period) -> Reconciliation:
     """Check the rated days of a period; call `refresh` before it."""
-    again_of = _Again(unit, period)
+    again_of = _Again(connection, period)
     charged: dict[int, list[ChargedState]] = defaultdict(list)
-    for state in unit.charged_states(period):
+    for state in reports.charged_states(connection, period):
         charged[state.day_ms].append(state)
     parts, capacity, imported, unused = {name: Sums() for name in PARTS}, Sums(), Sums(), Sums()
     unpriced_ns = 0
     days = []
-    for proof in unit.proofs(period):
+    for proof in reports.proofs(connection, period):
         again = again_of.capacity(proof)
         capacity.add(again.gpu_ns, again.cost)
         rows = charged.get(proof.day_ms, [])
@@ -44,7 +47,7 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
         observed_ns = proof.held_ns + proof.unallocated_ns + proof.unavailable_ns
         holds = _holds(proof, again, rows)
         days.append(DayCheck(proof.day_ms, proof.until_ms, proof.capacity_ns, observed_ns, holds))
-    untrue = unit.untrue_months(period)
+    untrue = months.untrue(connection, period)
     return Reconciliation(
         period,
         parts,
@@ -53,9 +56,9 @@ def reconcile(unit: Unit, period: Period) -> Reconciliation:
         unpriced_ns,
         days,
         unused,
-        unit.calendar(),
+        zones.calendar(connection),
         untrue,
-        unit.undecided_claims(period),
+        claims.undecided(connection, period),
     )
 
 
@@ -65,12 +68,12 @@ class _Again:
     Capacity in places of no rate counts in time and not in money.
     """
 
-    def __init__(self, unit: Unit, period: Period) -> None:
-        self._unit = unit
-        self._book = book_of(unit)
-        self._calendar = unit.calendar()
-        self._commitments = unit.commitments()
-        rows = unit.capacity(period)
+    def __init__(self, connection: Connection, period: Period) -> None:
+        self._connection = connection
+        self._book = book_of(connection)
+        self._calendar = zones.calendar(connection)
+        self._commitments = commitments.current(connection)
+        rows = inventory.capacity(connection, period)
         self._held = placements_of(rows)
         self._placements = with_stranded(self._held, rows, period)
 
@@ -96,7 +99,7 @@ class _Again:
         """What commitments may cover beside accelerators; nobody asks where there are none."""
         if not any(one.term.clip(day) for one in self._commitments):
             return []
-        return imported_beside(self._unit, day, self._held, until_ms)
+        return imported_beside(self._connection, day, self._held, until_ms)
 
 
 def _known(costs: Mapping[str, int]) -> dict[str, int]:

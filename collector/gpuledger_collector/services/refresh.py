@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import Store
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import OnDay, booking_day, rate_usage
+from gpuledger_collector.storage.billing import periods
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
 
 
 def refresh(
-    store: Store, period: Period, now_ms: int, on_day: OnDay | None = None, book_at_ms: int | None = None
+    database: Database, period: Period, now_ms: int, on_day: OnDay | None = None, book_at_ms: int | None = None
 ) -> int:
     """Fold and rate the days of a period up to now, and closed days whose corrections are booked in the period.
 
@@ -18,18 +20,18 @@ def refresh(
     """
     whole = Period(min(day.start_ms for day in period.days()), period.end_ms)
     rated = 0
-    for closed in _to_correct(store, whole, now_ms if book_at_ms is None else book_at_ms):
-        fold_usage(store, closed)
-        rated += rate_usage(store, now_ms, closed, on_day, book_at_ms=book_at_ms)
-    fold_usage(store, whole)
-    return rated + rate_usage(store, now_ms, whole, on_day)
+    for closed in _to_correct(database, whole, now_ms if book_at_ms is None else book_at_ms):
+        fold_usage(database, closed)
+        rated += rate_usage(database, now_ms, closed, on_day, book_at_ms=book_at_ms)
+    fold_usage(database, whole)
+    return rated + rate_usage(database, now_ms, whole, on_day)
 
 
-def _to_correct(store: Store, period: Period, book_at_ms: int) -> list[Period]:
+def _to_correct(database: Database, period: Period, book_at_ms: int) -> list[Period]:
     """Closed months with days to fold or rate again, where what changes them is booked in the period: one query."""
-    with store.unit() as unit:
-        marked = unit.marked_closed_periods()
+    with database.transaction(Lock.LEDGER) as connection:
+        marked = periods.marked(connection)
         if not marked:
             return []
-        booked_ms = booking_day(unit, book_at_ms)
+        booked_ms = booking_day(connection, book_at_ms)
         return list(marked) if period.start_ms <= booked_ms < period.end_ms else []

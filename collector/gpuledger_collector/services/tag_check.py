@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
-from gpuledger_collector.accounting.ports import HeldBy, Unit
+from gpuledger_collector.accounting.ports import HeldBy
 from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.locks import Connection
 
 
 @dataclass
@@ -39,25 +41,25 @@ class TagCheck:
     """Tag names that look like a misspelt level -> that level."""
 
 
-def check_tags(unit: Unit, usage: Iterable[HeldBy], level: str) -> TagCheck:
+def check_tags(connection: Connection, usage: Iterable[HeldBy], level: str) -> TagCheck:
     """Look at each workload's usage; rules are judged at the start of the day on which it was held."""
     held = list(usage)
-    attribution = Attribution(unit.rules())
-    workloads = unit.workloads(sorted({one.workload_id for one in held}))
-    rules = {_rule_name(rule.name, rule.position): Matched() for rule in attribution.rules}
+    attribution = Attribution(rules.current(connection))
+    known = workloads.facts(connection, sorted({one.workload_id for one in held}))
+    matched_rules = {_rule_name(rule.name, rule.position): Matched() for rule in attribution.rules}
     tags: dict[str, Matched] = defaultdict(Matched)
     nobody: dict[str, Matched] = defaultdict(Matched)
     for one in held:
-        facts = replace(workloads[one.workload_id], pool=one.pool, node=one.node)
+        facts = replace(known[one.workload_id], pool=one.pool, node=one.node)
         for rule in attribution.matching(facts, one.day_ms):
-            rules[_rule_name(rule.name, rule.position)].add(one)
+            matched_rules[_rule_name(rule.name, rule.position)].add(one)
         for tag in facts.tags:
             tags[tag].add(one)
         if not attribution.owner_of(facts, one.day_ms).level(level):
             nobody[_said(facts)].add(one)
     ordered = sorted(nobody.items(), key=lambda item: (-item[1].gpu_ns, item[0]))
     hints = {tag: near[0] for tag in sorted(tags) if (near := _near(tag))}
-    return TagCheck(rules, dict(sorted(tags.items())), ordered, hints)
+    return TagCheck(matched_rules, dict(sorted(tags.items())), ordered, hints)
 
 
 def _near(tag: str) -> list[str]:

@@ -8,27 +8,32 @@ from dataclasses import replace
 
 from gpuledger_collector.accounting.ledger import add_known
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.ports import ChargedLine, Unit
+from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 from gpuledger_collector.services.hourly_usage import fold_hours
 from gpuledger_collector.services.rating import DayUsage, priced, usage_of
+from gpuledger_collector.storage.billing import prices
+from gpuledger_collector.storage.ledger import usage, zones
+from gpuledger_collector.storage.locks import Connection
 
 DIMENSIONS = (*LEVELS, "pool", "model", "node")
 """What the answer can be grouped by."""
 
 
-def what_if(unit: Unit, period: Period, book: PriceBook, now_ms: int, by: Sequence[str]) -> list[ChargedLine]:
+def what_if(
+    connection: Connection, period: Period, book: PriceBook, now_ms: int, by: Sequence[str]
+) -> list[ChargedLine]:
     """The period's days under `book`, added up by these dimensions, state and currency."""
     if period.start_ms >= now_ms:
         return []
     sums: dict[tuple[tuple[str, ...], str, str | None], ChargedLine] = {}
-    calendar = unit.calendar()
+    calendar = zones.calendar(connection)
     for day in calendar.days(Period(period.start_ms, min(period.end_ms, now_ms))):
         whole = Period(day.start_ms, min(calendar.day_of(day.start_ms).end_ms, period.end_ms))
-        charges, *_ = priced(recut(unit, usage_of(unit, whole, now_ms), book), book)
+        charges, *_ = priced(recut(connection, usage_of(connection, whole, now_ms), book), book)
         for charge in charges:
             line = line_of(charge, by)
             key = (line.keys, line.state, line.currency)
@@ -37,33 +42,36 @@ def what_if(unit: Unit, period: Period, book: PriceBook, now_ms: int, by: Sequen
     return list(sums.values())
 
 
-def recut(unit: Unit, usage: DayUsage, book: PriceBook) -> DayUsage:
+def recut(connection: Connection, day_usage: DayUsage, book: PriceBook) -> DayUsage:
     """The usage with every hour in which a rate of either book begins or ends folded again, cut as `book` cuts it."""
-    edges = {*book.cuts(usage.day), *PriceBook(unit.prices()).cuts(usage.day)}
+    edges = {*book.cuts(day_usage.day), *PriceBook(prices.current(connection)).cuts(day_usage.day)}
     hours = sorted({edge - edge % HOUR_MS for edge in edges if edge % HOUR_MS})
     if not hours:
-        return usage
+        return day_usage
     evidence: dict[int, list[UsageInterval]] = defaultdict(list)
     for hour_ms in hours:
-        for usage_interval in unit.usage_intervals(list(usage.placements), Period(hour_ms, hour_ms + HOUR_MS)):
+        hour = Period(hour_ms, hour_ms + HOUR_MS)
+        for usage_interval in usage.usage_intervals(connection, list(day_usage.placements), hour):
             evidence[usage_interval.accelerator_id].append(usage_interval)
     pieces: dict[int, list[HourlyUsage]] = {}
     again = set(hours)
-    for accelerator_id, placements in usage.placements.items():
+    for accelerator_id, placements in day_usage.placements.items():
         kept = [
-            one for one in usage.pieces.get(accelerator_id, ()) if one.start_ms - one.start_ms % HOUR_MS not in again
+            one
+            for one in day_usage.pieces.get(accelerator_id, ())
+            if one.start_ms - one.start_ms % HOUR_MS not in again
         ]
         # Where the day begins or ends inside one of these hours, the rest of that hour is another day's.
         made = fold_hours(
-            evidence.get(accelerator_id, ()), hours, placements, book, (usage.day.start_ms, usage.day.end_ms)
+            evidence.get(accelerator_id, ()), hours, placements, book, (day_usage.day.start_ms, day_usage.day.end_ms)
         )
         ended = (
             replace(one, end_ms=one.start_ms - one.start_ms % HOUR_MS + HOUR_MS)
             for one in made
-            if usage.day.start_ms <= one.start_ms < usage.day.end_ms
+            if day_usage.day.start_ms <= one.start_ms < day_usage.day.end_ms
         )
         pieces[accelerator_id] = sorted([*kept, *ended], key=_order)
-    return replace(usage, pieces=pieces)
+    return replace(day_usage, pieces=pieces)
 
 
 def _order(piece: HourlyUsage) -> tuple[int, str, int]:

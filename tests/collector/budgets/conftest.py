@@ -14,8 +14,7 @@ from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing.budgets import BudgetBook
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database, open_connection
 
 __all__ = ["fleet", "run"]
 
@@ -45,7 +44,7 @@ def october(fleet: Fleet, run: Run, dsn: str) -> Fleet:
         + [Held(2, 2, day * DAY, (day + 1) * DAY, busy=DAY) for day in range(15, 31)]
     )
     fleet.connection.execute("UPDATE workload SET name = 'train-' || external_id, user_name = 'ada'")
-    rate_usage(Ledger(dsn), NOW_MS)
+    rate_usage(Database(dsn), NOW_MS)
     return fleet
 
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from gpuledger_collector.api import acks
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.settings import SettingsError, load, read_link_secret
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 LINKS = AckLinks("https://gpuledger.example.com", b"k" * 32)
 BUDGET = """
@@ -39,7 +39,7 @@ def test_a_link_acknowledges_on_its_button_only(october, apply, watch, dsn) -> N
     watch(17)
     ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
     client = TestClient(app)
     parts = urlsplit(LINKS.link(number, period, 17))
     link = f"{parts.path}?{parts.query}"
@@ -86,7 +86,7 @@ def test_buttons_pressed_at_once_acknowledge_once(october, apply, watch, dsn) ->
     ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
     october.connection.commit()
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
     client = TestClient(app)
     with ThreadPoolExecutor(8) as pool:
         pressed = [pool.submit(client.post, acks.PATH, params=asked(number, period, 17)) for _ in range(8)]
@@ -102,7 +102,7 @@ def test_a_link_of_an_earlier_version_serves_once(october, apply, watch, dsn) ->
     ((number, period),) = october.rows("SELECT DISTINCT budget_id, period_start_ms FROM budget_alert")
     october.connection.commit()
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 17, tzinfo=dt.UTC)))
     client = TestClient(app)
     said = f"ack/{number}/{period}".encode()
     old = {"budget": number, "period": period, "mac": hmac.new(LINKS.secret, said, "sha256").hexdigest()}

@@ -18,7 +18,7 @@ from gpuledger_collector.services.budgets import statuses
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing import budgets as stored
 from gpuledger_collector.storage.billing.budgets import BudgetBook
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 VISION = """
 [[budget]]
@@ -74,7 +74,7 @@ def test_figures_are_the_ledgers_own(october, apply, connect, run) -> None:
 def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, connect, dsn) -> None:
     """24 a day of 400 are gone on the 17th, which begins at four in UTC."""
     apply('billing_zone = "America/New_York"\n' + VISION)
-    rate_usage(Ledger(dsn), NOW_MS)
+    rate_usage(Database(dsn), NOW_MS)
     (status,) = statuses(BudgetBook(connect), OCTOBER + 10 * DAY + 4 * HOUR)
     assert status.ahead is not None
     assert status.spend.cost_micro == 240 * MICRO
@@ -294,14 +294,14 @@ def test_the_api_says_what_the_command_says(october, apply, run, connect, dsn, m
     from gpuledger_collector.api import reads
     from gpuledger_collector.api.auth.keys import Keys
     from gpuledger_collector.storage.access.tokens import Book
-    from gpuledger_collector.storage.ledger.ledgers import Ledger
+    from gpuledger_collector.storage.database import Database
 
     at = dt.datetime(2025, 10, 20, tzinfo=dt.UTC)
     monkeypatch.setattr(wiring, "now", lambda: at)
     apply(VISION)
     app = FastAPI()
     keys = Keys(Book(lambda: psycopg.connect(dsn, autocommit=True)), lambda: 0)
-    app.include_router(reads.router(reads.Reads(Ledger(dsn), connect, lambda: at, keys)))
+    app.include_router(reads.router(reads.Reads(Database(dsn), connect, lambda: at, keys)))
     answer = TestClient(app).get("/v1/budgets")
     assert answer.status_code == 200
     assert answer.json() == json.loads(run("budgets", "--format", "json")[1])

@@ -15,7 +15,8 @@ from gpuledger_collector.accounting.period import Period, month
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.statement import statement_of
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.locks import Lock
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 LATER = ("--from", "2025-11-01", "--to", "2027-12-01")
@@ -96,8 +97,8 @@ def test_what_comes_late_is_a_correction_that_adds_up(furnished, run, ledger):
         "SELECT owner_id, state, gpu_ns, cost_micro, busy_ns FROM correction) c "
         "GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0 ORDER BY 1, 2"
     )
-    with ledger.unit() as unit:
-        sheet = reconcile(unit, month("2025-10"))
+    with ledger.transaction(Lock.LEDGER) as connection:
+        sheet = reconcile(connection, month("2025-10"))
     assert sheet.holds
     assert furnished.rows("SELECT count(*) > 0, sum(gpu_ns) FROM correction") == [(True, 0)]
     # the same history without a close
@@ -321,8 +322,8 @@ def test_nothing_is_folded_or_rated_again_where_nothing_came_late(furnished, run
     """A look at the marks of closed months, at those of the period and at its days: three units of work, no more."""
     run("close", "--period", "2025-10")
     units = []
-    opened = Ledger.unit
-    monkeypatch.setattr(Ledger, "unit", lambda self, **more: units.append(1) or opened(self, **more))
+    opened = Database.transaction
+    monkeypatch.setattr(Database, "transaction", lambda self, *more: units.append(1) or opened(self, *more))
     later = Period(month("2025-10").end_ms, month("2025-11").end_ms)
     refresh(ledger, later, NOW_MS)
     assert len(units) == 3
@@ -366,7 +367,7 @@ def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnishe
     furnished.evidence([Held(2, 3, 20 * HOUR, 21 * HOUR)])
     furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
     refresh(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
-    with ledger.connect() as connection:
+    with ledger.transaction() as connection:
         (section,) = statement_of(connection, "team", "team-2", "2025-11", NOW_MS).sections
     assert section.row.gpu_ns < 0 < section.held_ns == HOUR * 1_000_000
     for table in (section.jobs, section.models, section.below):

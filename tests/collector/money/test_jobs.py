@@ -13,8 +13,10 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
+from gpuledger_collector.storage.locks import Lock
 
 PRICES = (
     "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms, recorded_at) "
@@ -37,7 +39,7 @@ def furnish(fleet: Fleet) -> None:
 
 
 @pytest.fixture
-def expected(fleet: Fleet, ledger: Ledger) -> list[tuple[object, ...]]:
+def expected(fleet: Fleet, ledger: Database) -> list[tuple[object, ...]]:
     """The ledger when everything happens in order and once."""
     furnish(fleet)
     for batch in BATCHES:
@@ -94,30 +96,30 @@ def test_order_duplicates_and_late_batches_do_not_matter(expected, fleet, ledger
 
 
 class Stopping:
-    """A store that dies at its n-th question or order, before or after it was carried out."""
+    """A database that dies at its n-th statement, before or after it was carried out."""
 
-    def __init__(self, ledger: Ledger, steps: int, late: bool) -> None:
-        self.ledger, self.steps, self.late = ledger, steps, late
+    def __init__(self, database: Database, steps: int, late: bool) -> None:
+        self.database, self.steps, self.late = database, steps, late
 
     @contextmanager
-    def unit(self):
-        with self.ledger.unit() as unit:
-            yield _StoppingUnit(unit, self)
+    def transaction(self, *needed_locks):
+        with self.database.transaction(*needed_locks) as connection:
+            yield _StoppingConnection(connection, self)
 
 
-class _StoppingUnit:
-    def __init__(self, unit, store) -> None:
-        self._unit, self._store = unit, store
+class _StoppingConnection:
+    def __init__(self, connection, database) -> None:
+        self._connection, self._database = connection, database
 
     def __getattr__(self, name):
-        method = getattr(self._unit, name)
+        method = getattr(self._connection, name)
 
-        def call(*arguments):
-            self._store.steps -= 1
-            if self._store.steps == 0 and not self._store.late:
+        def call(*arguments, **options):
+            self._database.steps -= 1
+            if self._database.steps == 0 and not self._database.late:
                 raise KeyboardInterrupt
-            answer = method(*arguments)
-            if self._store.steps == 0:
+            answer = method(*arguments, **options)
+            if self._database.steps == 0:
                 raise KeyboardInterrupt
             return answer
 
@@ -127,13 +129,13 @@ class _StoppingUnit:
 @pytest.mark.parametrize("late", [False, True])
 def test_stopped_after_any_step_and_run_again(expected, fleet, ledger, late) -> None:
     """Whatever step the jobs die at, the next run ends with the same ledger."""
-    for steps in range(1, 200, 3):
+    for steps in range(1, 600, 7):
         wipe(fleet)
         for batch in BATCHES:
             fleet.evidence(batch)
-        store = Stopping(ledger, steps, late)
+        stopping = Stopping(ledger, steps, late)
         try:
-            refresh(store, TWO_DAYS, NOW_MS)
+            refresh(stopping, TWO_DAYS, NOW_MS)
         except KeyboardInterrupt:
             refresh(ledger, TWO_DAYS, NOW_MS)
             assert fleet.dump() == expected
@@ -147,11 +149,11 @@ def test_marks_that_arrive_during_a_fold_are_kept(fleet, ledger) -> None:
     """A fold removes the marks that its snapshot showed, and only those."""
     furnish(fleet)
     fleet.evidence(BATCHES[0])
-    with ledger.unit() as unit:
-        marks = unit.marks(TWO_DAYS)
+    with ledger.transaction(Lock.LEDGER) as connection:
+        marks = usage.recompute_requests(connection, TWO_DAYS)
         fleet.evidence([Held(1, 9, 30 * 60_000, HOUR)])
-        assert unit.marks(TWO_DAYS) == marks
-        unit.drop_marks([mark.id for mark in marks])
+        assert usage.recompute_requests(connection, TWO_DAYS) == marks
+        usage.remove_recompute_requests(connection, [mark.id for mark in marks])
     assert len(fleet.rows("SELECT * FROM hour_recompute")) == 1
     assert fold_usage(ledger) == 1
 
@@ -269,8 +271,8 @@ def test_an_accelerator_that_shows_up_late_is_capacity_of_every_day_since(fleet,
     fleet.connection.execute("DELETE FROM hour_recompute")
     settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)
     assert refresh(ledger, TWO_DAYS, NOW_MS) == 2
-    with ledger.unit() as unit:
-        sheet = reconcile(unit, TWO_DAYS)
+    with ledger.transaction(Lock.LEDGER) as connection:
+        sheet = reconcile(connection, TWO_DAYS)
     assert sheet.holds
     assert [day.capacity_ns for day in sheet.days] == [(3 * DAY - HOUR) * 1_000_000, 3 * DAY * 1_000_000]
     settle(fleet.connection, [fleet.accelerator(7)], OCTOBER + HOUR)

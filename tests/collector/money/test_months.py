@@ -15,7 +15,7 @@ from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import row_level_security as row_level_security
-from gpuledger_collector.storage.ledger import months, reports, zones
+from gpuledger_collector.storage.ledger import months, rated_days, reports, zones
 from gpuledger_collector.storage.locks import Lock
 
 SEPTEMBER, NOVEMBER = OCTOBER - 30 * DAY, OCTOBER + 31 * DAY
@@ -68,8 +68,8 @@ def added_up(ledger, now_ms=NOW_MS):
     """Add up what is missing; how many months."""
     made = 0
     while True:
-        with ledger.unit() as unit:
-            if not unit.add_up_month(now_ms):
+        with ledger.transaction(Lock.LEDGER) as connection:
+            if not months.add_up(connection, lambda: zones.calendar(connection), now_ms):
                 return made
         made += 1
 
@@ -162,13 +162,13 @@ def test_a_day_that_is_rated_again_takes_its_month_with_it(rated, ledger):
     """In the transaction that writes the day the month goes, or stays when that is undone; then the report reads days,
     and the next rating adds the month up."""
     before = rated.rows(KEPT)
-    with contextlib.suppress(KeyboardInterrupt), ledger.unit() as unit:
-        unit.connection.execute("DELETE FROM ledger_day WHERE day_ms = %s", (OCTOBER,))
-        assert unit.connection.execute("SELECT FROM ledger_month").fetchone() is None
+    with contextlib.suppress(KeyboardInterrupt), ledger.transaction(Lock.LEDGER) as connection:
+        connection.execute("DELETE FROM ledger_day WHERE day_ms = %s", (OCTOBER,))
+        assert connection.execute("SELECT FROM ledger_month").fetchone() is None
         raise KeyboardInterrupt
     rated.evidence([Held(1, 2, 3 * DAY, 3 * DAY + HOUR)])
-    with ledger.unit() as unit:
-        unit.mark_days([OCTOBER + 3 * DAY])
+    with ledger.transaction(Lock.LEDGER) as connection:
+        rated_days.request_recompute(connection, [OCTOBER + 3 * DAY])
     assert rated.rows(KEPT) == before
     assert rate_usage(ledger, NOW_MS, stopping=iter([False, True]).__next__) == 1
     assert rated.rows(KEPT) == []
@@ -250,8 +250,8 @@ def test_whoever_is_in_the_midst_of_writing_days_holds_the_month_up(rated, ledge
     rated.connection.execute("DELETE FROM ledger_month")
     with psycopg.connect(ledger.dsn) as other:
         other.execute("UPDATE ledger_day SET gpu_ns = gpu_ns + 1 WHERE day_ms = %s", (OCTOBER,))
-        with ledger.unit() as unit:
-            assert not unit.add_up_month(NOW_MS)
+        with ledger.transaction(Lock.LEDGER) as connection:
+            assert not months.add_up(connection, lambda: zones.calendar(connection), NOW_MS)
     assert added_up(ledger) == 1
     assert months.untrue(rated.connection, MONTHS[1]) == []
     rated.connection.execute("DELETE FROM ledger_month")
@@ -259,8 +259,8 @@ def test_whoever_is_in_the_midst_of_writing_days_holds_the_month_up(rated, ledge
         change = threading.Thread(
             target=other.execute, args=("UPDATE ledger_day SET gpu_ns = gpu_ns + 1 WHERE day_ms = %s", (OCTOBER,))
         )
-        with ledger.unit() as unit:
-            assert unit.add_up_month(NOW_MS)
+        with ledger.transaction(Lock.LEDGER) as connection:
+            assert months.add_up(connection, lambda: zones.calendar(connection), NOW_MS)
             change.start()
             change.join(0.2)
             assert change.is_alive()

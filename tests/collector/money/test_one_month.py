@@ -26,7 +26,7 @@ from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import Reads, chargeback_of
 from gpuledger_collector.export.focus_check import check
 from gpuledger_collector.storage.billing.allocation import beside
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 BOOK = """
@@ -213,7 +213,7 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
 
     monkeypatch.setattr("gpuledger_collector.storage.billing.allocation.beside", rated_after_it)
     assert billed(month) == before
-    reads = Reads(Ledger(dsn), None, lambda: NOW, None)
+    reads = Reads(Database(dsn), None, lambda: NOW, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
     before = json.loads(chargeback_of(reads, *asked))
     monkeypatch.setattr("gpuledger_collector.api.reads.beside", rated_before_it)

@@ -20,8 +20,8 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.billing.budgets import WatchUnit
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.notifications import outbox as outbox_module
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, holdings
 from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
 from gpuledger_collector.storage.notifications.messages import Content
@@ -156,7 +156,7 @@ def test_it_is_acknowledged_for_a_while(idle_day, apply, write, findings, dsn) -
     ((link,),) = idle_day.rows("SELECT link FROM outbox WHERE recipient = 'ada@example.org'")
     now = dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: now))
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: now))
     client = TestClient(app)
     parts = urlsplit(str(link))
     page = f"{parts.path}?{parts.query}"
@@ -331,7 +331,7 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(fleet, apply,
     ((number,),) = fleet.rows("SELECT id FROM notification")
     parts = urlsplit(LINKS.notification(number, OCTOBER + 9 * DAY))
     app = FastAPI()
-    app.include_router(acks.router(LINKS, Ledger(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
+    app.include_router(acks.router(LINKS, Database(dsn), lambda: dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
     assert "A later episode is told" in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
     for day in (2, 3, 4, 5):
         finding("anomaly:robotics:USD:1", 0.5, day)

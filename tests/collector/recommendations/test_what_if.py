@@ -13,6 +13,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.what_if import what_if
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.locks import Lock
 
 CHANGE = 10 * HOUR + 30 * 60_000 + 789
 TWO_DAYS = Period(OCTOBER, OCTOBER + 2 * DAY)
@@ -48,10 +49,10 @@ def lines(found) -> dict[tuple[object, ...], tuple[object, ...]]:
 def test_the_same_prices_give_the_ledger_to_the_micro_unit(furnished, ledger, by):
     """Quantities and amounts of every line, on days with and without a change of the rate."""
     before = furnished.dump()
-    with ledger.unit() as unit:
-        book = PriceBook(prices.current(unit.connection))
-        made = lines(what_if(unit, TWO_DAYS, book, NOW_MS, by))
-        assert made == lines(reports.charged_lines(unit.connection, TWO_DAYS, by))
+    with ledger.transaction(Lock.LEDGER) as connection:
+        book = PriceBook(prices.current(connection))
+        made = lines(what_if(connection, TWO_DAYS, book, NOW_MS, by))
+        assert made == lines(reports.charged_lines(connection, TWO_DAYS, by))
     assert furnished.dump() == before
     assert len(made) > 1
 
@@ -60,14 +61,14 @@ def test_the_same_prices_give_the_ledger_to_the_micro_unit(furnished, ledger, by
 def test_each_day_of_the_billing_zone_is_priced_once(furnished, ledger, zone):
     """Days that begin at another hour, or inside one in which the rate changes as well: again the ledger."""
     at = OCTOBER + 18 * HOUR + 2_718_281
-    with ledger.connect() as connection:
+    with ledger.transaction() as connection:
         zones.replace(connection, zone, NOW)
         prices.add(connection, [Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", at)], NOW)
         days = zones.in_zone(connection, TWO_DAYS)
     refresh(ledger, days, NOW_MS)
-    with ledger.unit() as unit:
-        made = lines(what_if(unit, days, PriceBook(prices.current(unit.connection)), NOW_MS, ("team",)))
-        assert made == lines(reports.charged_lines(unit.connection, days, ("team",)))
+    with ledger.transaction(Lock.LEDGER) as connection:
+        made = lines(what_if(connection, days, PriceBook(prices.current(connection)), NOW_MS, ("team",)))
+        assert made == lines(reports.charged_lines(connection, days, ("team",)))
 
 
 def test_the_own_prices_as_a_file_make_no_difference(furnished, run, tmp_path):
@@ -93,10 +94,10 @@ def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger
         Price(None, "", "H100", "on_demand", Decimal("3.3"), "USD", 0, at),
         Price(None, "", "H100", "on_demand", Decimal("4.4"), "USD", at),
     ]
-    with ledger.unit() as unit:
-        told = lines(what_if(unit, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
+    with ledger.transaction(Lock.LEDGER) as connection:
+        told = lines(what_if(connection, TWO_DAYS, PriceBook(other), NOW_MS, ("team",)))
     furnished.connection.execute("UPDATE price SET superseded_at = now()")
-    with ledger.connect() as connection:
+    with ledger.transaction() as connection:
         prices.add(connection, other, NOW)
         furnished.connection.execute(
             "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id, "
@@ -104,8 +105,8 @@ def test_a_rate_that_changes_elsewhere_is_cut_where_it_changes(furnished, ledger
             (HOUR,),
         )
     refresh(ledger, TWO_DAYS, NOW_MS)
-    with ledger.unit() as unit:
-        assert told == lines(reports.charged_lines(unit.connection, TWO_DAYS, ("team",)))
+    with ledger.transaction(Lock.LEDGER) as connection:
+        assert told == lines(reports.charged_lines(connection, TWO_DAYS, ("team",)))
 
 
 def test_the_command_shows_both_sides(furnished, run, tmp_path):

@@ -20,9 +20,8 @@ from gpuledger_collector.ingest.remote_write.series import Book
 from gpuledger_collector.ingest.remote_write.store import RemoteStore
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.ledger import placements
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.telemetry import partitions
 
 HOUR_MS = 3_600_000
@@ -70,7 +69,7 @@ class Bench:
 
     def hours(self, uuid):
         """State, workload, held, busy, idle, unknown and energy of each hour of an accelerator."""
-        fold_usage(Ledger(self.dsn))
+        fold_usage(Database(self.dsn))
         return self.connection.execute(
             "SELECT u.hour_ms, u.state, w.external_id, u.held_ms, u.busy_ms, u.idle_ms, u.unknown_ms, u.energy_mj"
             " FROM usage_hour u JOIN accelerator a ON a.id = accelerator_id LEFT JOIN workload w ON w.id = workload_id"

@@ -17,8 +17,7 @@ from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES
 from gpuledger_collector.ingest.remote_write.messages import ONE, TWO
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database, open_connection
 
 NOW = int(time.time()) * 1000
 T = NOW - NOW % 3_600_000 - 3_600_000 + 600_000
@@ -51,7 +50,7 @@ def write(collector, points, version=1):
 def meter(dsn):
     with open_connection(dsn, autocommit=True) as connection:
         wiring.metering(Settings()).run(connection)
-    fold_usage(Ledger(dsn))
+    fold_usage(Database(dsn))
 
 
 @pytest.mark.parametrize("version", [1, 2])

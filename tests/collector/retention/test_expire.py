@@ -19,7 +19,9 @@ from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings, SettingsError, check
-from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import minute_rollup, partitions
 from gpuledger_collector.storage.telemetry.minutes import gone_before
 from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 from gpuledger_collector.storage.telemetry.retention import RetentionStore
@@ -127,12 +129,12 @@ def test_a_fold_under_way_is_waited_for(dsn, fleet, ledger):
     three_days(fleet, ledger, dsn)
     fleet.connection.execute("DELETE FROM gpu_minute WHERE minute_ms < %s", (OCTOBER + DAY,))
     going = threading.Thread(target=expired, args=(RetentionStore(dsn), Keep(2, 0, 0, 0), OCTOBER + 3 * DAY))
-    with ledger.unit() as unit:
-        assert unit.marks(Period(OCTOBER, OCTOBER + DAY)) == []
+    with ledger.transaction(Lock.LEDGER) as connection:
+        assert usage.recompute_requests(connection, Period(OCTOBER, OCTOBER + DAY)) == []
         going.start()
         going.join(0.5)
         assert going.is_alive()
-        unit.roll_up_minutes([(fleet.accelerator(1), OCTOBER + HOUR)])
+        minute_rollup.roll_up_minutes(connection, [(fleet.accelerator(1), OCTOBER + HOUR)])
     going.join(30)
     assert not going.is_alive()
     assert days_left(fleet) == [1, 2]

@@ -25,10 +25,9 @@ from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVALS
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.findings.findings import FindingStore
 from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 from gpuledger_collector.storage.telemetry.series import SeriesStore
@@ -85,7 +84,7 @@ def whole_way(collector, dsn):
     assert status == 204, text
     with open_connection(dsn, autocommit=True) as connection:
         wiring.metering(Settings()).run(connection)
-    ledger = Ledger(dsn)
+    ledger = Database(dsn)
     assert fold_usage(ledger) > 0
     assert rate_usage(ledger, NOW) > 0
     roll_up_series(SeriesStore(dsn), 400, NOW, lambda: False)

@@ -28,7 +28,7 @@ def test_the_last_hour_of_the_long_day_is_in_the_report(fleet, run, ledger, tmp_
     start = 24 * DAY + 20 * HOUR  # 25 October, 22:00 in Berlin
     fleet.evidence([Held(1, 1, start, start + 28 * HOUR, busy=28 * HOUR)])
     assert run("chargeback", "--from", "2025-10-25", "--to", "2025-10-28")[0] == 0
-    with ledger.connect() as connection:
+    with ledger.transaction() as connection:
         (number,) = connection.execute("SELECT id FROM workload").fetchone()
         made = report_run(connection, number, "day", 1_800_000_000_000)
     assert [(str(day.date), day.busy_ms // HOUR, day.cost_micro["USD"]) for day in made.days] == [

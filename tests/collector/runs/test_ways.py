@@ -14,7 +14,7 @@ from gpuledger_agent.push import split_batch
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access.tokens import Token, create
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 from gpuledger_common.compression import zstd
 from gpuledger_common.wire import Count, Samples, encode
 
@@ -288,7 +288,7 @@ def test_a_viewer_lists_the_runs_of_its_own_subtree(collector):
             "VALUES ('on_demand', 6, 'USD', 0, now())"
         )
         secret = create(connection, Token(0, "lead", "viewer", None, {"team": "vision"}, "", NOW))[1]
-    refresh(Ledger(collector.dsn), Period(T, NOW), NOW)
+    refresh(Database(collector.dsn), Period(T, NOW), NOW)
     time.sleep(1.1)
     days = f"from={at(T)[:10]}&to={at(NOW + 86_400_000)[:10]}"
     status, _, answer = collector.request("GET", f"/v1/runs?{days}", headers={"Authorization": f"Bearer {secret}"})

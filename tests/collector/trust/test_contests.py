@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fakes.batches import NOON_MS, accelerator, batch, free, held, samples, workload
 from fakes.collector import running
 from gpuledger_collector.services.hourly_usage import fold_usage
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 from gpuledger_common.wire import Samples
 
 
@@ -107,7 +107,7 @@ def test_no_payload_of_a_node_changes_what_another_is_billed_by(dsn):
         sequence = itertools.count(1)
 
         def of_the_holder():
-            fold_usage(Ledger(dsn))
+            fold_usage(Database(dsn))
             return {table: look.execute(HOLDER.format(table=table)).fetchone() for table in TABLES}
 
         before = of_the_holder()

@@ -10,7 +10,7 @@ from fakes.two_teams import FOREIGN, OWN, day, two_teams
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_viewer_contests_finance_answers_and_decides(ask, fleet):
     collector, _ = fleet
     with psycopg.connect(collector.dsn) as connection:
         until = connection.execute("SELECT max(until_ms) FROM conservation_check").fetchone()[0]
-    refresh(Ledger(collector.dsn), ALWAYS, until)
+    refresh(Database(collector.dsn), ALWAYS, until)
     status, shown = ask("viewer", "GET", path)
     assert (shown["billed_now"], shown["rated"], shown["seal_holds"]) == ({"USD": 0}, True, True)
     assert [entry["kind"] for entry in shown["entries"]] == ["opened", "contested", "answered", "accepted"]

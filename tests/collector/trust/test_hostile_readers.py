@@ -13,12 +13,12 @@ from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
 from fakes.replicas import until
 from gpuledger_collector import wiring
+from gpuledger_collector.jobs.create_partitions import create_partitions
 from gpuledger_collector.schedule import Leadership
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import readers, tokens
 from gpuledger_collector.storage.access.reader_watch import ReaderWatch
 from gpuledger_collector.storage.database import Database, open_connection
-from gpuledger_collector.storage.ledger.ledgers import Ledger
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS
@@ -109,7 +109,7 @@ def test_no_lock_of_the_product_can_be_held_by_a_reader(server):
         assert leadership.holds()
         leadership.close()
         begun = time.monotonic()
-        assert Ledger(server.own).ensure_partitions([30_000 * DAY_MS]) == 2
+        assert create_partitions(Database(server.own), 30_000 * DAY_MS, 0) == 2
         assert time.monotonic() - begun < 5
 
 
@@ -161,7 +161,7 @@ def test_a_reader_that_queues_up_everybody_behind_itself_is_ended(server, comman
         made = command("token", "revoke", "gpu-07", dsn=server.own)
         assert made.exit_code == 0, made.exception
         assert time.monotonic() - begun < 15
-        assert Ledger(server.own).ensure_partitions([30_000 * DAY_MS]) == 2
+        assert create_partitions(Database(server.own), 30_000 * DAY_MS, 0) == 2
         thread.join(10)
         assert not thread.is_alive()
         assert queuer.broken

@@ -8,7 +8,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.ledger import fleet, run
 from gpuledger_collector.services.rating import rate_usage
-from gpuledger_collector.storage.ledger.ledgers import Ledger
+from gpuledger_collector.storage.database import Database
 
 __all__ = ["fleet", "run"]
 LINE = ("plan", "training", "--parameters", "7B", "--tokens", "10e9", "--gpus", "8", "--format", "json")
@@ -80,7 +80,7 @@ def test_similar_past_runs_lie_beside(run, fleet, dsn):
         + [Held(11, 3, 0, DAY, busy=DAY)]
     )
     fleet.connection.execute("UPDATE workload SET name = 'train-' || external_id")
-    rate_usage(Ledger(dsn), NOW_MS)
+    rate_usage(Database(dsn), NOW_MS)
     fleet.connection.execute(
         "INSERT INTO gpu_minute (accelerator_id, minute_ms, samples, sm_active_ratio, tensor_active_ratio) "
         "SELECT a.id, %s + minute * 60000, 6, 0.5 + 0.25 * (minute %% 2), 0.25 FROM accelerator a, "

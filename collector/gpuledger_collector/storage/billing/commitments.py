@@ -101,7 +101,7 @@ def replace_choices(connection: Connection, wanted: Sequence[PurchaseChoice], no
     marked = 0
     if outcome.added or outcome.updated:
         bounds = {at for one in [*before, *wanted] for at in (one.effective_from_ms, one.effective_to_ms)}
-        usage.mark_cuts(connection, [at for at in bounds if at is not None])
+        usage.request_recompute_at(connection, [at for at in bounds if at is not None])
         marked = connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check").rowcount
     return changed(outcome, days_to_recompute=marked)
 

@@ -180,7 +180,7 @@ def _mark(connection: Connection, changed: Sequence[Price], now_ms: int) -> int:
     if not changed:
         return 0
     bounds = {price.effective_from_ms for price in changed} | {price.effective_to_ms for price in changed}
-    usage.mark_cuts(connection, [at for at in bounds if at is not None])
+    usage.request_recompute_at(connection, [at for at in bounds if at is not None])
     first = min(price.effective_from_ms for price in changed)
     last = max(now_ms if price.effective_to_ms is None else price.effective_to_ms for price in changed)
     return mark_days_with_evidence(connection, first, min(last, now_ms))

@@ -30,7 +30,6 @@ from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.findings import findings
-from gpuledger_collector.storage.ledger.ledgers import LedgerUnit
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import minutes
 
@@ -87,11 +86,6 @@ class RecommendationUnit:
     """What the job reads and writes, over one connection inside a transaction."""
 
     connection: Connection
-
-    @property
-    def ledger(self) -> LedgerUnit:
-        """The ledger's own reads, of the same snapshot."""
-        return LedgerUnit(self.connection)
 
     def findings(self, start_ms: int, end_ms: int) -> Sequence[Finding]:
         """Idle findings that were seen in the period."""

@@ -56,7 +56,7 @@ def replace(connection: Connection, rules: Sequence[Rule], now: dt.datetime) -> 
     audit.record(connection, told, int(now.timestamp() * 1000))
     marked = 0
     changed = [known[content] for content in known if content not in wanted] + new
-    usage.mark_cuts(connection, edges_of(changed))
+    usage.request_recompute_at(connection, edges_of(changed))
     if gone or new:
         marked = connection.execute("INSERT INTO day_recompute (day_ms) SELECT day_ms FROM conservation_check").rowcount
     return ImportOutcome(len(new), 0, len(wanted) - len(new), marked)

@@ -94,7 +94,7 @@ def _make_again(connection: Connection, days: Calendar, from_ms: int) -> int:
     ).fetchone()
     if bounds is not None and bounds[0] is not None:
         cut |= {at - at % HOUR_MS for at in days.cuts(Period(bounds[0] - 2 * 24 * HOUR_MS, bounds[1]))}
-    usage.mark_cut_hours(connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms))
+    usage.request_recompute_of_hours(connection, sorted(hour for hour in cut if hour + HOUR_MS > from_ms))
     marked = connection.execute(
         """
         INSERT INTO day_recompute (day_ms) SELECT DISTINCT at - at %% %(day)s FROM (

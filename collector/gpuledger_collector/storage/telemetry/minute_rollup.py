@@ -1,0 +1,70 @@
+"""The minute rollup of samples: recomputed for the hours in which evidence arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.telemetry import archive, minutes, node_utilization
+
+
+def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
+    """Recompute the minutes of these (accelerator, hour) pairs and the utilization of their nodes from the samples.
+
+    Hours whose minutes retention has removed are left out: recomputed from one accelerator alone, they would stand for
+    all of its node. The search for idle GPUs is asked to return to hours that it has already searched.
+    """
+    expired_before_ms = minutes.gone_before(connection)
+    hours = [pair for pair in hours if pair[1] >= expired_before_ms]
+    if not hours:
+        return
+    _roll_up_minutes(connection, hours)
+    node_utilization.roll(connection, hours)
+    findings.mark_late(connection, "idle", min(hour_ms for _, hour_ms in hours))
+
+
+def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
+    bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
+    # A sample that was delivered again after its day was packed is in both tables: UNION keeps it once.
+    packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
+    source = packed.format(*bounds) if archive.unpack_hours(connection, hours) else "gpu_sample"
+    connection.execute(
+        f"""
+        INSERT INTO gpu_minute AS old (accelerator_id, minute_ms, samples, utilization_ratio, sm_active_ratio,
+            tensor_active_ratio, dram_active_ratio, memory_used_bytes, power_watts, temperature_celsius, zero_ratio,
+            memory_copy_ratio, sm_clock_hertz, slowed_ratio, processes)
+        SELECT s.accelerator_id, s.at_ms - s.at_ms %% 60000 AS minute_ms, count(*),
+            avg(s.gpu_utilization_ratio), avg(s.gpu_sm_active_ratio), avg(s.gpu_tensor_active_ratio),
+            avg(s.gpu_dram_active_ratio), avg(s.gpu_memory_used_bytes), avg(s.gpu_power_watts),
+            avg(s.gpu_temperature_celsius), avg((s.gpu_utilization_ratio <= 0)::int),
+            avg(s.gpu_memory_copy_utilization_ratio), avg(s.gpu_sm_clock_hertz),
+            avg((s.gpu_clocks_event_reasons_bitmask & 236 <> 0)::int), avg(s.gpu_processes)
+        FROM {source} s JOIN unnest(%s::bigint[], %s::bigint[]) AS h (accelerator_id, hour_ms)
+            ON s.accelerator_id = h.accelerator_id AND s.at_ms >= h.hour_ms AND s.at_ms < h.hour_ms + %s
+        WHERE s.at_ms >= %s AND s.at_ms < %s
+        GROUP BY 1, 2
+        ON CONFLICT (accelerator_id, minute_ms) DO UPDATE SET
+            samples = excluded.samples, utilization_ratio = excluded.utilization_ratio,
+            sm_active_ratio = excluded.sm_active_ratio, tensor_active_ratio = excluded.tensor_active_ratio,
+            dram_active_ratio = excluded.dram_active_ratio, memory_used_bytes = excluded.memory_used_bytes,
+            power_watts = excluded.power_watts, temperature_celsius = excluded.temperature_celsius,
+            zero_ratio = excluded.zero_ratio, memory_copy_ratio = excluded.memory_copy_ratio,
+            sm_clock_hertz = excluded.sm_clock_hertz, slowed_ratio = excluded.slowed_ratio,
+            processes = excluded.processes
+        """,
+        ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
+    )
+
+
+def sampled_hours(connection: Connection, period: Period) -> list[tuple[int, int]]:
+    """List the (accelerator, hour) pairs of the period that have samples; of packed days every hour, as each may."""
+    bounds = {"hour": HOUR_MS, "day": DAY_MS, "start": period.start_ms, "end": period.end_ms}
+    return connection.execute(
+        "SELECT accelerator_id, at_ms - at_ms %% %(hour)s FROM gpu_sample WHERE at_ms >= %(start)s AND at_ms < %(end)s "
+        "UNION SELECT accelerator_id, hour FROM sample_archive, "
+        "generate_series(day_ms, day_ms + %(day)s - 1, %(hour)s) AS hour WHERE day_ms > %(start)s - %(day)s "
+        "AND day_ms < %(end)s AND hour > %(start)s - %(hour)s AND hour < %(end)s",
+        bounds,
+    ).fetchall()
