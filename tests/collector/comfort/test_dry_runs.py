@@ -54,7 +54,7 @@ COMMANDS = (
     "recommend accept 1",
     "recommend reject 2",
     "runs report 1 --steps 5",
-    "letters ack 1",
+    "notifications ack 1",
     "budgets ack vision",
     "outbox send",
 )

@@ -27,8 +27,7 @@ from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVALS
 from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.findings.findings import FindingStore
-from gpuledger_collector.storage.ledger import usage
-from gpuledger_collector.storage.telemetry import archive, partitions
+from gpuledger_collector.storage.telemetry import archive, minute_rollup, partitions
 from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 from gpuledger_collector.storage.telemetry.series import SeriesStore
 
@@ -37,9 +36,9 @@ NOW = int(time.time()) * 1000
 TODAY = NOW - NOW % DAY_MS
 MOST = 8
 """Partitions of a statement: yesterday and today, the days made ahead, and a day that usage reaches in from."""
-BIG = re.compile(r"\b(usage interval|gpu_sample)\b")
+BIG = re.compile(r"\b(usage_interval|gpu_sample)\b")
 PLANNED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|CREATE TEMP TABLE \w+ ON COMMIT DROP AS)\b", re.IGNORECASE)
-PARTITION = re.compile(r"\b(?:usage interval|gpu_sample)_p\d{6,8}\b")
+PARTITION = re.compile(r"\b(?:usage_interval|gpu_sample)_p\d{6,8}\b")
 
 
 class Plans:
@@ -93,9 +92,8 @@ def whole_way(collector, dsn):
     with FindingStore(dsn).unit() as unit:
         unit.newest_evidence(NOW)
     with open_connection(dsn) as connection:
-        usage.mark_evidence(connection, [1], NOW - 7_200_000, NOW)
         archive.samples(connection, [1], Period(TODAY, NOW))
-        usage.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))
+        minute_rollup.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))
         asked = {"accelerators": [1], "workloads": [1], "start": TODAY, "end": NOW, "most": 10}
         connection.execute(_USAGE_INTERVALS, asked)
     today, tomorrow = (time.strftime("%Y-%m-%d", time.gmtime(at / 1000)) for at in (TODAY, TODAY + DAY_MS))

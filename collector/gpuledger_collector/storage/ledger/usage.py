@@ -116,19 +116,6 @@ def hourly_usage(connection: Connection, day: Period) -> list[HourlyUsage]:
     return [HourlyUsage(*row) for row in rows]
 
 
-def request_recompute_of_usage(
-    connection: Connection, accelerator_ids: Sequence[int], start_ms: int, end_ms: int
-) -> None:
-    """Request every hour in which these accelerators have usage intervals between two instants."""
-    connection.execute(
-        "INSERT INTO hour_recompute (accelerator_id, hour_ms) "
-        "SELECT DISTINCT accelerator_id, h FROM usage_interval, "
-        "generate_series(start_ms - start_ms %% %s, greatest(end_ms - 1, start_ms), %s) AS h "
-        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s",
-        (HOUR_MS, HOUR_MS, list(accelerator_ids), end_ms, start_ms, start_ms - _LONGEST_USAGE_INTERVAL_MS),
-    )
-
-
 def request_recompute_at(connection: Connection, instants: Iterable[int]) -> None:
     """Request the hours inside which one of these instants lies: a price, a rule or a choice begins or ends there."""
     hours_ms = sorted({at - at % HOUR_MS for at in instants if at % HOUR_MS})
