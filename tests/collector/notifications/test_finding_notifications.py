@@ -20,8 +20,8 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import Writers, notify_findings
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.storage.billing.budgets import WatchUnit
-from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.notifications import outbox as outbox_module
 from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore, holdings
 from gpuledger_collector.storage.notifications.finding_rules import Contact, address_of
 from gpuledger_collector.storage.notifications.messages import Content

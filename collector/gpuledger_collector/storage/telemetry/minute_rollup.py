@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.telemetry import archive, minutes, node_utilization
+from gpuledger_collector.storage.telemetry import minutes, node_utilization
 
 
 def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
@@ -26,6 +26,8 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
 
 
 def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
+    from gpuledger_collector.storage.telemetry import archive  # needs numpy, which a report without new usage does not
+
     bounds = (min(pair[1] for pair in hours), max(pair[1] for pair in hours) + HOUR_MS)
     # A sample that was delivered again after its day was packed is in both tables: UNION keeps it once.
     packed = "(SELECT * FROM gpu_sample WHERE at_ms >= {0} AND at_ms < {1} UNION SELECT * FROM packed_sample)"
