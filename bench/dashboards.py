@@ -24,9 +24,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from fakes.boards import BOARDS, asked, chosen, options, reads_postgres
 from fakes.grafana import Range
 from gpuledger_collector.storage.access import readers
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
-from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
 
 GOAL_MS = 200
 RUNS = 5
@@ -135,7 +135,7 @@ def seed(dsn: str, gpus: int, end: int) -> float:
             if statement.strip():
                 connection.execute(psycopg.ClientCursor(connection).mogrify(statement, values))
         for day in (end // DAY * DAY, end // DAY * DAY - DAY):
-            NodeUtilizationStore(dsn).make(day, end)
+            Database(dsn).make(day, end)
         connection.execute("VACUUM ANALYZE")
         readers.grant(connection, "grafana_of_the_bench", None)
     return time.perf_counter() - begun

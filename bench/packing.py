@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples, copy_samples
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import archive, partitions
@@ -84,7 +84,7 @@ def main() -> int:
         beside = threading.Thread(target=write_beside, args=(dsn, stop, waits))
         beside.start()
         cpu, begun = time.process_time(), time.perf_counter()
-        done = archive.Archive(dsn).pack(DAY)
+        done = archive.pack_day(Database(dsn), DAY)
         wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
         stop.set()
         beside.join()

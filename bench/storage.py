@@ -23,7 +23,7 @@ from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples, copy_samples
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import archive, partitions
@@ -93,7 +93,7 @@ def ours(dsn: str, samples: Samples) -> tuple[float, float, float, float]:
             columns = {name: values[part] for name, values in samples.columns.items()}
             copy_samples(connection, Samples(samples.accelerator[part], samples.at_ms[part], columns))
     begun = time.perf_counter()
-    done = archive.Archive(dsn).pack(DAY)
+    done = archive.pack_day(Database(dsn), DAY)
     pack = time.perf_counter() - begun
     if done is None or done.rows != count:
         raise SystemExit(f"{count} samples were written, and packed was {done}")

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from gpuledger_collector.ingest.batches.validate import Accepted
     from gpuledger_collector.ingest.remote_write.metering import Metering
     from gpuledger_collector.insight.recommendations.energy import Tariff
-    from gpuledger_collector.jobs.expire import Keep
+    from gpuledger_collector.jobs.expire import RetentionDays
     from gpuledger_collector.jobs.notify_findings import Writers
-    from gpuledger_collector.jobs.pack_samples import Retention
+    from gpuledger_collector.jobs.pack_samples import ArchiveRetention
     from gpuledger_collector.notifications.links import AckLinks
     from gpuledger_collector.notifications.reclaim import Way
     from gpuledger_collector.notifications.sender import Sender
@@ -208,7 +208,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         (commit.fault, remote.commit.fault),
         lambda: readiness_problems(opened),
         lambda: count_partitions(opened),
-        partitions.MOST_PARTITIONS,
+        partitions.MAX_PARTITIONS,
     )
     made = app.create(intake, remote, metrics, readiness.problem, readers, leaving.is_set, readiness.note)
     made.include_router(queue.router(intake, readers.ledger))
@@ -323,7 +323,7 @@ def jobs(
     from gpuledger_collector import jobs as work
     from gpuledger_collector.ingest.batches import counters
     from gpuledger_collector.jobs.advise_scaling import advise_scaling
-    from gpuledger_collector.jobs.expire import expired
+    from gpuledger_collector.jobs.expire import expire
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.merge_partitions import merge_partitions
@@ -347,13 +347,9 @@ def jobs(
     from gpuledger_collector.storage.notifications import outbox
     from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
     from gpuledger_collector.storage.telemetry import partitions
-    from gpuledger_collector.storage.telemetry.archive import Archive
-    from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
-    from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
-    from gpuledger_collector.storage.telemetry.retention import RetentionStore
-    from gpuledger_collector.storage.telemetry.retention import forget_old as forget_records
-    from gpuledger_collector.storage.telemetry.series import SeriesStore
+    from gpuledger_collector.storage.telemetry.retention import expire_records
 
+    jobs_database = opened.as_application("gpuledger-jobs")
     book = BudgetBook(connect)
     found = FindingStore(opened.current_dsn)
     spending = SpendingWatch(found)
@@ -385,7 +381,7 @@ def jobs(
             counters.forget_old(connection, now_ms())
             scaling.forget_old(connection, now_ms())
             queues.forget_old(connection, now_ms())
-            forget_records(connection, now_ms())
+            expire_records(connection, now_ms())
             queues.sum_missing(connection, now_ms())
 
     return [
@@ -437,8 +433,7 @@ def jobs(
             "roll_up_series",
             settings.series_seconds,
             lambda: counted(
-                roll_up_series(SeriesStore(opened.current_dsn()), settings.keep_series_days, now_ms(), stopping),
-                "days drawn",
+                roll_up_series(jobs_database, settings.keep_series_days, now_ms(), stopping), "days rolled up"
             ),
             apart=True,
         ),
@@ -446,35 +441,29 @@ def jobs(
             "roll_up_node_utilization",
             3_600,
             lambda: counted(
-                roll_up_node_utilization(
-                    NodeUtilizationStore(opened.current_dsn()), settings.keep_node_utilization_days, now_ms(), stopping
-                ),
-                "days made",
+                roll_up_node_utilization(jobs_database, settings.keep_node_utilization_days, now_ms(), stopping),
+                "days computed",
             ),
             apart=True,
         ),
         Job(
-            "expired",
+            "expire",
             86_400,
-            lambda: expired(RetentionStore(opened.current_dsn(), stopping), kept_days(settings), now_ms()),
+            lambda: expire(jobs_database, retention_days(settings), now_ms(), stopping),
             apart=True,
         ),
         Job("tidy", 86_400, tidy),
         Job(
             "pack_samples",
             86_400,
-            lambda: pack_samples(Archive(opened.current_dsn(), stopping), retention(settings), now_ms()),
+            lambda: pack_samples(jobs_database, archive_retention(settings), now_ms(), stopping=stopping),
             apart=True,
         ),
         Job(
             "merge_partitions",
             86_400,
             lambda: counted(
-                merge_partitions(
-                    MergeStore(opened.current_dsn(), stopping),
-                    merged_tables(settings),
-                    partitions.coarse_before(now_ms()),
-                ),
+                merge_partitions(jobs_database, merged_tables(settings), partitions.coarse_before(now_ms()), stopping),
                 "partitions merged",
             ),
             apart=True,
@@ -482,11 +471,11 @@ def jobs(
     ]
 
 
-def retention(settings: Settings) -> Retention:
-    """When samples are packed and what is let go, by the settings."""
-    from gpuledger_collector.jobs.pack_samples import Retention
+def archive_retention(settings: Settings) -> ArchiveRetention:
+    """When samples are packed, and how long packed samples and evidence are kept, by the settings."""
+    from gpuledger_collector.jobs.pack_samples import ArchiveRetention
 
-    return Retention(
+    return ArchiveRetention(
         settings.pack_after_days,
         settings.keep_archive_days,
         settings.keep_usage_interval_days,
@@ -502,11 +491,11 @@ def merged_tables(settings: Settings) -> list[str]:
     return ["usage_interval", *samples]
 
 
-def kept_days(settings: Settings) -> Keep:
+def retention_days(settings: Settings) -> RetentionDays:
     """How long minutes, slow metrics and findings are kept, by the settings."""
-    from gpuledger_collector.jobs.expire import Keep
+    from gpuledger_collector.jobs.expire import RetentionDays
 
-    return Keep(
+    return RetentionDays(
         settings.keep_minute_days,
         settings.keep_node_utilization_days,
         settings.keep_state_days,

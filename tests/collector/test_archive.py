@@ -12,15 +12,16 @@ import psycopg
 import pytest
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.jobs.pack_samples import Retention, days_to_pack, pack_samples
+from gpuledger_collector.jobs.pack_samples import ArchiveRetention, days_to_pack, pack_samples
 from gpuledger_collector.settings import Settings, SettingsError, check
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 
 DAY = 20_000 * DAY_MS
 NOW = DAY + 10 * DAY_MS
-KEEP_ALL = Retention(pack_after_days=3, keep_archive_days=0, keep_usage_interval_days=0)
+KEEP_ALL = ArchiveRetention(pack_after_days=3, keep_archive_days=0, keep_usage_interval_days=0)
 NAMES = list(archive.KINDS)
 
 
@@ -86,7 +87,7 @@ def test_a_packed_day_gives_back_every_sample(dsn, seed):
     put(dsn, rows)
     old = [row for row in rows if row[1] < DAY + DAY_MS]
     assert seen(dsn) == texts(old)
-    done = pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    done = pack_samples(Database(dsn), KEEP_ALL, NOW)
     assert [(day.day_ms, day.rows, day.accelerators) for day in done.packed] == [(DAY, len(old), 3)]
     assert scalar(dsn, f"SELECT count(*) FROM gpu_sample WHERE at_ms < {DAY + DAY_MS}") == 0
     assert seen(dsn) == texts(old)
@@ -95,33 +96,34 @@ def test_a_packed_day_gives_back_every_sample(dsn, seed):
     assert seen(dsn, [2], inside) == texts(
         [row for row in old if row[0] == 2 and inside.start_ms <= row[1] < inside.end_ms]
     )
-    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed == ()
+    assert pack_samples(Database(dsn), KEEP_ALL, NOW).packed == ()
 
 
 def test_late_samples_are_merged_and_repeated_ones_count_once(dsn):
     """A late row makes a partition that the next run merges; a row that came twice is one."""
     first, late = sample_rows(1), sample_rows(2, DAY + 3 * HOUR_MS, accelerators=(2, 9))
     put(dsn, first)
-    pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    pack_samples(Database(dsn), KEEP_ALL, NOW)
     put(dsn, late + first[:20])
     ids = (1, 2, 7, 9)
     expected = texts(first + late)
     assert seen(dsn, ids) == expected
-    done = pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    done = pack_samples(Database(dsn), KEEP_ALL, NOW)
     assert [(day.rows, day.accelerators) for day in done.packed] == [(len(late) + 20, 3)]
     assert seen(dsn, ids) == expected
     assert scalar(dsn, "SELECT sum(rows) FROM sample_archive") == len(first) + len(late)
 
 
-@pytest.mark.parametrize("step", ["_lock", "_size", "_partition", "pack", "_write", "_packed", "_drop"])
+@pytest.mark.parametrize("step", ["_lock", "_size", "_hot_rows", "pack", "_write", "_packed", "drop"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
     """After a fault before or after any step the day is as it was, and the next run packs it whole."""
     rows = sample_rows(3)
     put(dsn, rows[:80])
-    pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    pack_samples(Database(dsn), KEEP_ALL, NOW)
     put(dsn, rows[80:])
-    true, calls = getattr(archive, step), []
+    module = archive.day_rows if step == "drop" else archive
+    true, calls = getattr(module, step), []
 
     def faulty(*given):
         calls.append(given)
@@ -132,14 +134,14 @@ def test_a_run_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(archive, step, faulty)
+    monkeypatch.setattr(module, step, faulty)
     with pytest.raises(KeyboardInterrupt):
-        pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+        pack_samples(Database(dsn), KEEP_ALL, NOW)
     monkeypatch.undo()
     assert calls
     assert seen(dsn) == texts(rows)
     assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == len(rows) - 80
-    pack_samples(archive.Archive(dsn), KEEP_ALL, NOW)
+    pack_samples(Database(dsn), KEEP_ALL, NOW)
     assert seen(dsn) == texts(rows)
     assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == 0
 
@@ -148,16 +150,16 @@ def test_a_session_that_the_server_ends_loses_nothing(dsn, monkeypatch):
     """The backend dies after the drop and before COMMIT."""
     rows = sample_rows(4)
     put(dsn, rows)
-    true = archive._drop
+    true = archive.day_rows.drop
 
     def dropped(connection, *day):
         true(connection, *day)
         with open_connection(dsn, autocommit=True) as other:
             other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
 
-    monkeypatch.setattr(archive, "_drop", dropped)
+    monkeypatch.setattr(archive.day_rows, "drop", dropped)
     with pytest.raises(psycopg.OperationalError):
-        archive.Archive(dsn).pack(DAY)
+        archive.pack_day(Database(dsn), DAY)
     monkeypatch.undo()
     assert scalar(dsn, "SELECT count(*) FROM gpu_sample") == len(rows)
     assert seen(dsn) == texts(rows)
@@ -176,14 +178,14 @@ def test_what_does_not_come_back_as_it_went_in_drops_nothing(dsn, monkeypatch):
 
     monkeypatch.setattr(archive, "pack", lossy)
     with pytest.raises(archive.ArchiveDamaged, match="did not come back"):
-        archive.Archive(dsn).pack(DAY)
+        archive.pack_day(Database(dsn), DAY)
     assert seen(dsn) == texts(rows)
 
 
 def test_a_damaged_blob_is_named(dsn):
     """Bits that changed on disk are an error with its place, not numbers."""
     put(dsn, sample_rows(6))
-    archive.Archive(dsn).pack(DAY)
+    archive.pack_day(Database(dsn), DAY)
     with open_connection(dsn) as connection:
         connection.execute("UPDATE sample_archive SET blob = set_byte(blob, 40, get_byte(blob, 40) # 1)")
     with pytest.raises(archive.ArchiveDamaged, match=r"accelerator 1 on 2024-10-04 has another checksum"):
@@ -197,9 +199,9 @@ def test_a_day_that_is_being_written_waits(dsn, monkeypatch):
     put(dsn, rows)
     with open_connection(dsn) as writer:
         writer.execute("INSERT INTO gpu_sample (accelerator_id, at_ms) VALUES (1, %s)", (DAY,))
-        assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).busy == (DAY,)
+        assert pack_samples(Database(dsn), KEEP_ALL, NOW).busy == (DAY,)
     assert len(seen(dsn)) == len(rows) + 1
-    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows) + 1
+    assert pack_samples(Database(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows) + 1
 
 
 def test_samples_that_come_between_the_slices_are_packed_too(dsn, monkeypatch):
@@ -217,7 +219,7 @@ def test_samples_that_come_between_the_slices_are_packed_too(dsn, monkeypatch):
         return done
 
     monkeypatch.setattr(archive, "_pack_slice", written_meanwhile)
-    done = archive.Archive(dsn).pack(DAY)
+    done = archive.pack_day(Database(dsn), DAY)
     assert slices == [[1], [2], [7]]
     assert (done.rows, done.accelerators) == (len(rows) + len(late), 4)
     assert seen(dsn, (1, 2, 7, 9)) == texts(rows + late)
@@ -231,13 +233,13 @@ def test_packing_gives_way_between_slices_and_two_do_not_pack_at_once(dsn, monke
     put(dsn, rows)
     monkeypatch.setattr(archive, "SLICE", 1)
     asked = iter([False, True])
-    assert pack_samples(archive.Archive(dsn, lambda: next(asked)), KEEP_ALL, NOW).busy == (DAY,)
+    assert pack_samples(Database(dsn), KEEP_ALL, NOW, stopping=lambda: next(asked)).busy == (DAY,)
     assert scalar(dsn, "SELECT count(*) FROM sample_archive") == 1
     assert seen(dsn) == texts(rows)
-    with archive.alone(dsn) as first:
+    with Database(dsn).try_hold(Lock.PACKING) as first:
         assert first
-        assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).busy == (DAY,)
-    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows)
+        assert pack_samples(Database(dsn), KEEP_ALL, NOW).busy == (DAY,)
+    assert pack_samples(Database(dsn), KEEP_ALL, NOW).packed[0].rows == len(rows)
     assert seen(dsn) == texts(rows)
 
 
@@ -251,9 +253,9 @@ def test_keys_of_batches_outlive_what_agents_may_send_again(dsn, monkeypatch):
             "to_timestamp(%s) - interval '1 day' * day, 1, 1, NULL FROM generate_series(1, 50) AS day",
             (NOW / 1000,),
         )
-    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).batches == 0
-    keep = Retention(3, 0, 0, Settings().keep_batches_days)
-    assert pack_samples(archive.Archive(dsn), keep, NOW).batches == 13
+    assert pack_samples(Database(dsn), KEEP_ALL, NOW).expired_batches == 0
+    keep = ArchiveRetention(3, 0, 0, Settings().keep_batches_days)
+    assert pack_samples(Database(dsn), keep, NOW).expired_batches == 13
     assert scalar(dsn, "SELECT max(seq) FROM ingest_batch") == 37
     with pytest.raises(SettingsError, match="keep_batches_days: must be 37 or more"):
         check(Settings(keep_batches_days=36))
@@ -262,16 +264,21 @@ def test_keys_of_batches_outlive_what_agents_may_send_again(dsn, monkeypatch):
 def test_days_are_packed_when_they_are_old_enough(dsn):
     """A day is packed when it ended `pack_after_days` before today began, not a day earlier."""
     put(dsn, [(1, DAY + number * DAY_MS, *[None] * len(NAMES)) for number in range(11)])
-    found = days_to_pack(archive.Archive(dsn), KEEP_ALL, NOW + HOUR_MS)
+    found = days_to_pack(Database(dsn), KEEP_ALL, NOW + HOUR_MS)
     assert found == [DAY + number * DAY_MS for number in range(7)]
 
 
 def test_packed_days_are_kept_as_long_as_asked(dsn):
     """`keep_archive_days` counts from today; 0 keeps all."""
     put(dsn, [(1, DAY + number * DAY_MS, *[None] * len(NAMES)) for number in range(4)])
-    assert pack_samples(archive.Archive(dsn), KEEP_ALL, NOW).forgotten == 0
-    assert pack_samples(archive.Archive(dsn), Retention(3, 8, 0), NOW).forgotten == 2
+    assert pack_samples(Database(dsn), KEEP_ALL, NOW).expired_blobs == 0
+    assert pack_samples(Database(dsn), ArchiveRetention(3, 8, 0), NOW).expired_blobs == 2
     assert scalar(dsn, "SELECT min(day_ms) FROM sample_archive") == DAY + 2 * DAY_MS
+
+
+def usage_interval_days(dsn):
+    with open_connection(dsn) as connection:
+        return archive.day_rows.days(connection, "usage_interval")
 
 
 def close(dsn, start_ms, end_ms):
@@ -290,13 +297,13 @@ def test_usage_intervals_go_only_with_closed_periods_and_their_hours_placement_a
     days = [DAY + number * DAY_MS for number in range(6)]
     with open_connection(dsn) as connection:
         partitions.ensure(connection, "usage_interval", days)
-    later, keep = DAY + 60 * DAY_MS, Retention(3, 0, 40)
-    assert pack_samples(archive.Archive(dsn), keep, later).dropped == ()
+    later, keep = DAY + 60 * DAY_MS, ArchiveRetention(3, 0, 40)
+    assert pack_samples(Database(dsn), keep, later).expired_days == ()
     close(dsn, days[1], days[4])
-    assert pack_samples(archive.Archive(dsn), KEEP_ALL, later).dropped == ()
-    assert pack_samples(archive.Archive(dsn), keep, days[2] + 40 * DAY_MS).dropped == (days[1],)
-    assert pack_samples(archive.Archive(dsn), keep, later).dropped == (days[2],)
-    assert archive.Archive(dsn).days("usage_interval") == [days[0], *days[3:]]
+    assert pack_samples(Database(dsn), KEEP_ALL, later).expired_days == ()
+    assert pack_samples(Database(dsn), keep, days[2] + 40 * DAY_MS).expired_days == (days[1],)
+    assert pack_samples(Database(dsn), keep, later).expired_days == (days[2],)
+    assert usage_interval_days(dsn) == [days[0], *days[3:]]
     with open_connection(dsn) as connection:
         connection.execute(
             "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT 1, unnest(%s::bigint[])",
@@ -314,7 +321,7 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
         return (1, at_ms, *[watts if place == power else None for place in range(len(NAMES))])
 
     put(dsn, [row(DAY, 100.0), row(DAY + 10_000, 200.0)])
-    archive.Archive(dsn).pack(DAY)
+    archive.pack_day(Database(dsn), DAY)
     put(dsn, [row(DAY + 20_000, 600.0)])
     for _ in range(2):
         with open_connection(dsn) as connection:
@@ -322,7 +329,7 @@ def test_the_minute_rollup_of_a_packed_day_is_made_of_all_its_samples(dsn):
             usage.roll_up_minutes(connection, hours)
             found = connection.execute("SELECT minute_ms, samples, power_watts FROM gpu_minute").fetchall()
         assert found == [(DAY, 3, 300.0)]
-        archive.Archive(dsn).pack(DAY)
+        archive.pack_day(Database(dsn), DAY)
 
 
 def run(dsn, *arguments):

@@ -131,7 +131,7 @@ def test_doctor_tells_partitions_and_what_writers_could_not_write(database, monk
     assert {topic: one.verdict for topic, one in findings().items()} == {"partitions": "ok"}
     presence = wiring.presence(database, lambda: (failed, "out of shared memory"))
     presence.beat()
-    monkeypatch.setattr(partitions, "MOST_PARTITIONS", -1)
+    monkeypatch.setattr(partitions, "MAX_PARTITIONS", -1)
     found = findings()
     assert {topic: one.verdict for topic, one in found.items()} == {"writer": "bad", "partitions": "bad"}
     assert f"{failed:%Y-%m-%d %H:%M:%S}Z: out of shared memory" in found["writer"].sentence

@@ -21,8 +21,7 @@ from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.jobs.store_forecasts import store_forecasts
 from gpuledger_collector.storage.capacity.backtests import ForecastStore
 from gpuledger_collector.storage.capacity.scaling import ScalingStore
-from gpuledger_collector.storage.database import connect
-from gpuledger_collector.storage.telemetry.series import SeriesStore
+from gpuledger_collector.storage.database import Database, connect
 
 __all__ = ["postgres"]
 
@@ -109,7 +108,7 @@ def add_what_looks_ahead(dsn, queue):
     queue.write_text("\n".join(["at,workload_id,gpus,pool,source", *rows]) + "\n")
     command(dsn, "import", "queue", queue)
     engine = connect(dsn)
-    roll_up_series(SeriesStore(dsn), 0, now_ms)
+    roll_up_series(Database(dsn), 0, now_ms)
     store_forecasts(ForecastStore(lambda: engine), now_ms)
     for hours in (6, 5, 4, 0):
         advise_scaling(ScalingStore(lambda: engine), now_ms - hours * hour)

@@ -4,7 +4,7 @@ from fakes.fleet import DAY, HOUR, NOW_MS, Held
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.telemetry.series import SeriesStore
+from gpuledger_collector.storage.database import Database
 
 MINUTE = 60_000
 
@@ -40,4 +40,4 @@ def filled(fleet, run, dice):
 def rolled(dsn, ledger, now_ms=NOW_MS, keep_days=0):
     """Everything folded, rated and drawn; how many days were drawn."""
     refresh(ledger, ALWAYS, now_ms)
-    return roll_up_series(SeriesStore(dsn), keep_days, now_ms)
+    return roll_up_series(Database(dsn), keep_days, now_ms)

@@ -259,7 +259,7 @@ def lines_of(
 def accelerators_of(reads: Reads, start: str, end: str, limit: int, after: str) -> dict[str, Any]:
     """One page of accelerators, by UUID."""
     period = period_of(start, end)
-    with reads.engine().connect() as connection:
+    with reads.ledger.connect() as connection:
         found = sorted(activity(connection, period.start_ms, period.end_ms), key=lambda entry: entry.uuid)
     return page([asdict(entry) for entry in found if entry.uuid > after], limit, "uuid")
 

@@ -18,6 +18,7 @@ from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.api.series import First, Last, instants
 from gpuledger_collector.storage.access.row_level_security import behind
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import archive
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
@@ -98,10 +99,10 @@ def samples_of(
     return {"items": items, "next": None}
 
 
-def _places(connection: archive.Connection, period: Period, uuids: Sequence[str], node: str) -> list[archive.Place]:
-    found = archive.places(connection, period, node) if node else []
+def _places(connection: Connection, period: Period, uuids: Sequence[str], node: str) -> list[archive.AcceleratorPeriod]:
+    found = archive.accelerator_periods(connection, period, node) if node else []
     for uuid in uuids:
-        mine = archive.places(connection, period, uuid=uuid)
+        mine = archive.accelerator_periods(connection, period, uuid=uuid)
         if not mine:
             raise HTTPException(404, f"no accelerator is called {uuid!r}")
         found += mine
@@ -118,7 +119,7 @@ def _places(connection: archive.Connection, period: Period, uuids: Sequence[str]
     return found
 
 
-def _joined(connection: archive.Connection, place: archive.Place, step_ms: int) -> Readings:
+def _joined(connection: Connection, place: archive.AcceleratorPeriod, step_ms: int) -> Readings:
     """All of a place's readings by instant, as they are or as means of each step."""
     found = archive.samples(connection, [place.accelerator_id], place.period)
     whole = Readings(found.at_ms, found.columns)

@@ -93,13 +93,13 @@ def series_of(
 def _allowed(who: Principal, state: str) -> None:
     if who.owner is None:
         return
-    if deeper := sorted(set(who.owner) - set(series.OWNED)):
+    if deeper := sorted(set(who.owner) - set(series.OWNER_LEVELS)):
         raise HTTPException(403, f"series are kept by org, team and project: this token is held to one {deeper[0]}")
     if state != "held":
         raise HTTPException(403, f"{state} time belongs to no owner: this token sees one owner's only")
 
 
-def _item(one: series.Drawn, names: tuple[str, ...], known: list[bool], step_ms: int) -> dict[str, Any]:
+def _item(one: series.OwnerSeries, names: tuple[str, ...], known: list[bool], step_ms: int) -> dict[str, Any]:
     """A series with a value a step: null where nothing is known of the step, or of the measure in it."""
 
     def told(name: str, per: float) -> list[float | None]:

@@ -67,7 +67,7 @@ def accelerators(
     from gpuledger_collector.storage.telemetry.activity import activity
 
     period = period_of(None, start, end)
-    with database(dsn, config) as opened, opened.engine.connect() as connection:
+    with database(dsn, config) as opened, opened.connect() as connection:
         found = activity(connection, period.start_ms, period.end_ms)
     chosen = ordered(found, sort)
     emit(chosen[:top] if top else chosen, shape)

@@ -161,19 +161,18 @@ def pack(
     with database(dsn, config) as opened:
         from gpuledger_collector.accounting.period import format_date
         from gpuledger_collector.jobs.pack_samples import days_to_pack, pack_samples
-        from gpuledger_collector.storage.telemetry.archive import Archive
-        from gpuledger_collector.wiring import now, retention
+        from gpuledger_collector.wiring import archive_retention, now
 
-        archive, kept = Archive(opened.dsn), retention(settings(config, dsn))
+        retention = archive_retention(settings(config, dsn))
         now_ms = int(now().timestamp() * 1000)
         if dry_run:
-            days = days_to_pack(archive, kept, now_ms)
+            days = days_to_pack(opened, retention, now_ms)
             for day_ms in days:
                 print(f"would pack {format_date(day_ms)}")
             print(f"{plural(len(days), 'day')} of samples to pack")
             return
         with bar("packing") as on_day:
-            done = pack_samples(archive, kept, now_ms, on_day)
+            done = pack_samples(opened, retention, now_ms, on_day)
     for day in done.packed:
         print(
             f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of "

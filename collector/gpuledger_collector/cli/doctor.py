@@ -226,7 +226,7 @@ def jobs(seen: Signs, now_ms: int) -> Iterator[Finding]:
 
 def writing(seen: Signs) -> Iterator[Finding]:
     """What keeps, or kept, batches from being written."""
-    from gpuledger_collector.storage.telemetry.partitions import MOST_PARTITIONS
+    from gpuledger_collector.storage.telemetry.partitions import MAX_PARTITIONS
 
     for host, error in seen.failed_writers:
         yield Finding(
@@ -235,11 +235,11 @@ def writing(seen: Signs) -> Iterator[Finding]:
             f"{host} could not write batches, last at {error}",
             "agents send them again; see the collector's log and /readyz",
         )
-    if seen.partitions > MOST_PARTITIONS:
+    if seen.partitions > MAX_PARTITIONS:
         yield Finding(
             "bad",
             "partitions",
-            f"{seen.partitions} partitions, over {MOST_PARTITIONS} plans get slow",
+            f"{seen.partitions} partitions, over {MAX_PARTITIONS} plans get slow",
             "the job merge_partitions makes a month of old days: it runs daily in `gpuledger serve`; "
             "max_evidence_age_days keeps old days out",
         )

@@ -58,7 +58,7 @@ def samples(
         from gpuledger_collector.storage.telemetry import archive
 
         with open_connection(opened.dsn) as connection:
-            placements = archive.places(connection, period, node, gpu)
+            placements = archive.accelerator_periods(connection, period, node, gpu)
             if not placements:
                 refuse(f"--gpu: no accelerator is called {gpu}" if gpu else f"--node: nothing was on {node} then")
             found = (

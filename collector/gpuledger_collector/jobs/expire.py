@@ -1,84 +1,68 @@
-"""What is kept for some days only: minutes, slow metrics and findings that are older than the settings say go.
+"""Delete minutes, slow metrics, findings and names that are older than the settings keep them.
 
-Minutes go by whole days, and only when the heat of every day before has been made from them. That they are gone is
-written down before the first of them goes: from then on nothing makes minutes of before again, so late evidence leaves
-no day of which a few minutes are there. Of a slow metric what it last turned into before the bound stays, since it
-still holds. A run that stopped anywhere is run again.
+Minutes expire by whole days, and only when the node utilization of every day before was computed from them. The bound
+is stored before the first minute is deleted: from then on no minutes are computed before it, so that late evidence
+leaves no day with only a few of its minutes. The last value of a slow metric before the bound stays, since it still
+holds. A run that stopped anywhere is completed by the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import DAY_MS, day_of
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.telemetry import node_utilization, retention
 from gpuledger_common.plurals import plural
 
 
-class RetentionStore(Protocol):
-    """Where it is kept; what is removed goes some at a time, and the store may leave off early."""
+@dataclass(frozen=True, slots=True)
+class RetentionDays:
+    """How many days each kind of record is kept; 0: for ever."""
 
-    def days_without_node_utilization(self, since_ms: int, now_ms: int) -> Sequence[int]:
-        """Days (UTC) since an instant whose minutes are still needed for their heat."""
-
-    def forget_minutes(self, before_ms: int) -> int:
-        """Remove minutes of before an instant, for good; how many."""
-
-    def forget_states(self, before_ms: int) -> int:
-        """Remove what slow metrics were before they were what they were at an instant; how many changes."""
-
-    def forget_findings(self, before_ms: int) -> int:
-        """Remove findings that ended before an instant; how many."""
-
-    def forget_names(self, before_ms: int) -> int:
-        """Remove names last seen before an instant that nothing refers to; how many."""
+    minutes: int = 0
+    node_utilization: int = 0
+    states: int = 0
+    findings: int = 0
+    names: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Days that each is kept; 0: for ever."""
+class Expired:
+    """How many records of each kind a run deleted."""
 
-    minute_days: int
-    node_utilization_days: int
-    state_days: int
-    finding_days: int
-    name_days: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """How many of each a run let go."""
-
-    minutes: int
-    states: int
-    findings: int
+    minutes: int = 0
+    states: int = 0
+    findings: int = 0
     names: int = 0
 
     def __str__(self) -> str:
         return (
             f"{plural(self.minutes, 'minute')}, {plural(self.states, 'change')} of slow metrics, "
-            f"{plural(self.findings, 'finding')} and {plural(self.names, 'unused name')} let go"
+            f"{plural(self.findings, 'finding')} and {plural(self.names, 'unused name')} deleted"
         )
 
 
-def expired(store: RetentionStore, keep: Keep, now_ms: int) -> Gone:
-    """Remove what is older than it is to be kept, counted from the begin of today (UTC)."""
-    today_ms = now_ms - now_ms % DAY_MS
+def expire(
+    database: Database, keep: RetentionDays, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> Expired:
+    """Delete what is older than its retention, counted from the start of today (UTC)."""
+    today_ms = day_of(now_ms).start_ms
 
     def bound(days: int) -> int:
         return today_ms - days * DAY_MS
 
-    minutes = states = found = names = 0
-    if keep.minute_days:
-        needed = store.days_without_node_utilization(
-            bound(keep.node_utilization_days) if keep.node_utilization_days else 0, now_ms
-        )
-        minutes = store.forget_minutes(min(bound(keep.minute_days), *needed, today_ms))
-    if keep.state_days:
-        states = store.forget_states(bound(keep.state_days))
-    if keep.finding_days:
-        found = store.forget_findings(bound(keep.finding_days))
-    if keep.name_days:
-        names = store.forget_names(bound(keep.name_days))
-    return Gone(minutes, states, found, names)
+    minutes = states = findings = names = 0
+    if keep.minutes:
+        since_ms = bound(keep.node_utilization) if keep.node_utilization else 0
+        with database.connect() as connection:
+            needed = node_utilization.days_to_recompute(connection, since_ms, now_ms)
+        minutes = retention.expire_minutes(database, min(bound(keep.minutes), *needed, today_ms), stopping)
+    if keep.states:
+        states = retention.expire_states(database, bound(keep.states), stopping)
+    if keep.findings:
+        findings = retention.expire_findings(database, bound(keep.findings), stopping)
+    if keep.names:
+        names = retention.expire_names(database, bound(keep.names), stopping)
+    return Expired(minutes, states, findings, names)

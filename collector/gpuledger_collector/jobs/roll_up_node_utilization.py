@@ -1,44 +1,33 @@
-"""Heat of nodes: days that were there before it are made from their minutes, and what is too old is let go.
+"""Compute the node utilization of days that folding did not compute, and delete what is too old.
 
-Folding keeps the heat of the hours that it folds. This job makes what folding did not: the days of before the first
-collector that knows heat, and each day once more when it is over.
+Folding recomputes the hours that it folds. This job adds the days before node utilization was introduced, and computes
+each day once more after it ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from gpuledger_collector.accounting.period import DAY_MS
-
-
-class NodeUtilizationStore(Protocol):
-    """Where heat is kept."""
-
-    def days_to_make(self, since_ms: int, now_ms: int) -> Sequence[int]:
-        """Days (UTC) since an instant that were never made as a whole, or not since they ended; the newest first."""
-
-    def make(self, day_ms: int, now_ms: int) -> None:
-        """Make a day again from its minutes."""
-
-    def forget(self, before_ms: int) -> int:
-        """Remove the heat of before an instant; how many rows."""
+from gpuledger_collector.accounting.period import DAY_MS, day_of
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.telemetry import node_utilization
 
 
 def roll_up_node_utilization(
-    store: NodeUtilizationStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
+    database: Database, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
 ) -> int:
-    """Make every day that needs it and let go what is older than `keep_days` (0: nothing); how many days were made.
+    """Compute every day that needs it and delete days older than `keep_days` (0: none); return how many were computed.
 
     `stopping` is asked before each day: True leaves the rest to the next run.
     """
-    since_ms = now_ms - now_ms % DAY_MS - keep_days * DAY_MS if keep_days else 0
-    if keep_days:
-        store.forget(since_ms)
-    made = 0
-    for day_ms in store.days_to_make(since_ms, now_ms):
-        if stopping():
-            break
-        store.make(day_ms, now_ms)
-        made += 1
-    return made
+    count = 0
+    since_ms = day_of(now_ms).start_ms - keep_days * DAY_MS if keep_days else 0
+    with database.connect() as connection:
+        if keep_days:
+            node_utilization.expire(connection, since_ms)
+        for day_ms in node_utilization.days_to_recompute(connection, since_ms, now_ms):
+            if stopping():
+                break
+            node_utilization.recompute_day(connection, day_ms, now_ms)
+            count += 1
+    return count

@@ -1,45 +1,37 @@
-"""Five-minute series: days that were rated since are drawn again, the newest first; what is too old is let go.
+"""Roll up five-minute series of days that were rated since, the newest first, and delete series that are too old.
 
-Rating is what marks a day: each one leaves another instant in its proof, and a day whose series were made from another
-one is made again. So late evidence, a new rule and a new price all reach the drawing, and a run that stopped anywhere
-is simply run again.
+Each rating stores another instant in the day's conservation check; a day whose series were made from another instant is
+rolled up again. So late evidence, a new rule and a new price all reach the charts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from gpuledger_collector.accounting.period import DAY_MS, day_of
-
-
-class SeriesStore(Protocol):
-    """Where series are kept; a day is a transaction of its own."""
-
-    def days_to_roll(self, since_ms: int) -> Sequence[int]:
-        """Days from here on that were rated since their series were made, the newest first."""
-
-    def roll(self, day_ms: int) -> None:
-        """Make a day's series again."""
-
-    def forget(self, before_ms: int) -> int:
-        """Remove series of days before this one; how many days."""
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import series
 
 
 def roll_up_series(
-    store: SeriesStore, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
+    database: Database, keep_days: int, now_ms: int, stopping: Callable[[], bool] = lambda: False
 ) -> int:
-    """Draw every day that needs it, and let go what is older than `keep_days` (0: nothing); how many were drawn.
+    """Roll up every day that needs it and delete days older than `keep_days` (0: none); return how many were rolled up.
 
     `stopping` is asked before each day: True leaves the rest to the next run.
     """
     since_ms = day_of(now_ms).start_ms - keep_days * DAY_MS if keep_days else 0
-    if keep_days:
-        store.forget(since_ms)
-    drawn = 0
-    for day_ms in store.days_to_roll(since_ms):
+    with database.connect() as connection:
+        if keep_days:
+            series.expire(connection, since_ms)
+        days = series.days_to_roll_up(connection, since_ms)
+    count = 0
+    for day_ms in days:
         if stopping():
             break
-        store.roll(day_ms)
-        drawn += 1
-    return drawn
+        with database.transaction(Lock.SERIES) as connection:
+            series.roll_up_day(connection, zones.calendar(connection).day_of(day_ms))
+        count += 1
+    return count

@@ -2,7 +2,8 @@
 
 from fakes.batches import workload
 from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, mig
-from gpuledger_collector.storage.telemetry.archive import Archive
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.telemetry import archive
 
 USAGE = "workload_id,start,end,gpus,pool,tag:team\n"
 INVENTORY = "node,uuid,gpu_model,pool,in_at,out_at\n"
@@ -87,10 +88,9 @@ def test_time_whose_evidence_is_removed_keeps_its_place(world, tmp_path):
     world.bill("2026-09")
     before = world.bill("2026-08")
     world.run("close", "--period", "2026-08")
-    archive = Archive(world.collector.dsn)
-    assert all(
-        archive.drop_usage_intervals(day, SEPTEMBER_MS) for day in archive.droppable_usage_intervals(SEPTEMBER_MS)
-    )
+    database = Database(world.collector.dsn)
+    days = archive.expirable_usage_intervals(database, SEPTEMBER_MS)
+    assert all(archive.expire_usage_intervals(database, day, SEPTEMBER_MS) for day in days)
     assert world.rows("SELECT day_ms FROM expired_day") == [(AUGUST_MS + DAY,)]
     inventory = tmp_path / "inventory.csv"
     inventory.write_text(f"{INVENTORY}n2,GPU-n2-0,,bought,2026-08-01T00:00Z,\n")

@@ -16,7 +16,6 @@ from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import scaling
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 MINUTE = HOUR // 60
 END = 9 * HOUR
@@ -58,7 +57,7 @@ def test_five_minutes_are_decided_on_where_they_are_known(held, database, dsn):
     hours = at(database, END + 2 * MINUTE)
     assert hours.series.step_ms == HOUR
     np.testing.assert_allclose(hours.series.values[-3:], 2.5)
-    assert roll_up_series(SeriesStore(dsn), 0, NOW_MS) >= 1
+    assert roll_up_series(Database(dsn), 0, NOW_MS) >= 1
     fine = at(database, END + 2 * MINUTE)
     assert (fine.series.step_ms, fine.series.end_ms) == (5 * MINUTE, OCTOBER + END - 5 * MINUTE)
     np.testing.assert_allclose(fine.series.values, [2.0] * 6 + [3.0] * 6 + ([2.0] * 6 + [3.0] * 6) * (END // HOUR - 1))

@@ -10,8 +10,9 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS, NodeUtilizationStore
+from gpuledger_collector.storage.telemetry.node_utilization import QUARTER_MS
 
 MINUTE = 60_000
 KEPT = "SELECT * FROM node_utilization ORDER BY hour_ms, node_id"
@@ -143,7 +144,7 @@ def test_days_of_before_are_made_once_and_once_more_when_they_are_over(dsn, flee
     whole = kept(fleet)
     assert len(whole) == 3
     fleet.connection.execute("DELETE FROM node_utilization")
-    store, now_ms = NodeUtilizationStore(dsn), OCTOBER + 2 * DAY + 2 * HOUR
+    store, now_ms = Database(dsn), OCTOBER + 2 * DAY + 2 * HOUR
     assert roll_up_node_utilization(store, 0, now_ms) == 23
     assert kept(fleet) == whole
     assert roll_up_node_utilization(store, 0, now_ms) == 0
@@ -157,10 +158,10 @@ def test_a_stop_leaves_the_rest_to_the_next_run(dsn, fleet):
     """Asked before each day, the newest first."""
     fleet.capacity(1, 0)
     asked = iter([False, False, True])
-    assert roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 5 * DAY, lambda: next(asked)) == 2
+    assert roll_up_node_utilization(Database(dsn), 0, OCTOBER + 5 * DAY, lambda: next(asked)) == 2
     days = [(OCTOBER + day * DAY,) for day in (3, 4)]
     assert fleet.rows("SELECT day_ms FROM node_utilization_day ORDER BY 1") == days
-    assert roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 5 * DAY) == 3
+    assert roll_up_node_utilization(Database(dsn), 0, OCTOBER + 5 * DAY) == 3
 
 
 def test_what_is_older_than_it_is_kept_is_expired_and_not_made_again(dsn, fleet, ledger):
@@ -170,7 +171,7 @@ def test_what_is_older_than_it_is_kept_is_expired_and_not_made_again(dsn, fleet,
         sample(fleet, 1, day * DAY, 0.5)
     fold_usage(ledger)
     for _ in range(2):
-        roll_up_node_utilization(NodeUtilizationStore(dsn), 1, OCTOBER + 2 * DAY + HOUR)
+        roll_up_node_utilization(Database(dsn), 1, OCTOBER + 2 * DAY + HOUR)
         assert fleet.rows("SELECT hour_ms FROM node_utilization ORDER BY 1") == [(OCTOBER + DAY,), (OCTOBER + 2 * DAY,)]
         assert fleet.rows("SELECT day_ms FROM node_utilization_day ORDER BY 1") == [
             (OCTOBER + DAY,),
@@ -183,4 +184,4 @@ def test_what_is_older_than_it_is_kept_is_expired_and_not_made_again(dsn, fleet,
 
 def test_an_empty_ledger_has_nothing_to_make(dsn):
     """No capacity, no days."""
-    assert roll_up_node_utilization(NodeUtilizationStore(dsn), 400, NOW_MS) == 0
+    assert roll_up_node_utilization(Database(dsn), 400, NOW_MS) == 0

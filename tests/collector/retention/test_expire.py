@@ -13,20 +13,19 @@ from fakes.fleet import DAY, EPOCH, HOUR, NOW_MS, OCTOBER, Held
 from fakes.idle_day import furnish, minutes
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.jobs.expire import Gone, Keep, expired
+from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.roll_up_minutes import roll_up_minutes
 from gpuledger_collector.jobs.roll_up_node_utilization import roll_up_node_utilization
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings, SettingsError, check
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import minute_rollup, partitions
-from gpuledger_collector.storage.telemetry.minutes import gone_before
-from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
-from gpuledger_collector.storage.telemetry.retention import RetentionStore
+from gpuledger_collector.storage.telemetry.minutes import expired_before
 
-NOTHING = Keep(0, 0, 0, 0)
+NOTHING = RetentionDays(0, 0, 0, 0)
 MINUTES = "SELECT accelerator_id, minute_ms, utilization_ratio::float8 FROM gpu_minute ORDER BY 1, 2"
 HEAT = "SELECT * FROM node_utilization ORDER BY hour_ms, node_id"
 
@@ -51,7 +50,7 @@ def three_days(fleet, ledger, dsn):
         for at in range(0, 3 * DAY, HOUR):
             sample(fleet, number, at, number / 4)
     fold_usage(ledger)
-    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 3 * DAY + HOUR)
+    roll_up_node_utilization(Database(dsn), 0, OCTOBER + 3 * DAY + HOUR)
 
 
 def days_left(fleet):
@@ -64,11 +63,11 @@ def test_minutes_go_by_whole_days_counted_from_today(dsn, fleet, ledger, days, l
     """0 keeps all of them; of the days that stay every minute stays as it was; again it finds nothing to do."""
     three_days(fleet, ledger, dsn)
     before, node_utilization = fleet.rows(MINUTES), fleet.rows(HEAT)
-    store, keep, now_ms = RetentionStore(dsn), Keep(days, 0, 0, 0), OCTOBER + 3 * DAY + 5 * HOUR
-    assert expired(store, keep, now_ms) == Gone(48 * (3 - len(left)), 0, 0)
+    store, keep, now_ms = Database(dsn), RetentionDays(days, 0, 0, 0), OCTOBER + 3 * DAY + 5 * HOUR
+    assert expire(store, keep, now_ms) == Expired(48 * (3 - len(left)), 0, 0)
     assert fleet.rows(MINUTES) == [row for row in before if (row[1] - OCTOBER) // DAY in left]
     assert fleet.rows(HEAT) == node_utilization
-    assert expired(store, keep, now_ms) == Gone(0, 0, 0)
+    assert expire(store, keep, now_ms) == Expired(0, 0, 0)
 
 
 def test_late_evidence_of_a_day_that_went_makes_no_part_of_it_again(dsn, fleet, ledger):
@@ -76,13 +75,13 @@ def test_late_evidence_of_a_day_that_went_makes_no_part_of_it_again(dsn, fleet, 
     three_days(fleet, ledger, dsn)
     fleet.connection.execute("INSERT INTO finding_progress VALUES ('idle', %s)", (OCTOBER + 3 * DAY,))
     node_utilization = fleet.rows(HEAT)
-    expired(RetentionStore(dsn), Keep(1, 0, 0, 0), OCTOBER + 3 * DAY)
+    expire(Database(dsn), RetentionDays(1, 0, 0, 0), OCTOBER + 3 * DAY)
     left = fleet.rows(MINUTES)
     sample(fleet, 1, HOUR + 60_000, 1.0)
     fleet.evidence([Held(1, 7, HOUR, 2 * HOUR)])
     fold_usage(ledger)
     roll_up_minutes(ledger, Period(OCTOBER, OCTOBER + 2 * DAY))
-    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, NOW_MS, lambda: False)
+    roll_up_node_utilization(Database(dsn), 0, NOW_MS, lambda: False)
     assert fleet.rows(MINUTES) == left
     assert fleet.rows(HEAT) == node_utilization, "with one of its two accelerators it would be another heat"
     assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
@@ -100,12 +99,12 @@ def test_minutes_wait_for_the_node_utilization_of_their_day(dsn, fleet, ledger):
     three_days(fleet, ledger, dsn)
     fleet.connection.execute("DELETE FROM node_utilization_day WHERE day_ms = %s", (OCTOBER + DAY,))
     now_ms = OCTOBER + 4 * DAY
-    assert expired(RetentionStore(dsn), Keep(1, 0, 0, 0), now_ms).minutes == 48
+    assert expire(Database(dsn), RetentionDays(1, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [1, 2]
-    assert expired(RetentionStore(dsn), Keep(2, 2, 0, 0), now_ms).minutes == 48
+    assert expire(Database(dsn), RetentionDays(2, 2, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [2]
-    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, now_ms)
-    assert expired(RetentionStore(dsn), Keep(1, 0, 0, 0), now_ms).minutes == 48
+    roll_up_node_utilization(Database(dsn), 0, now_ms)
+    assert expire(Database(dsn), RetentionDays(1, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == []
 
 
@@ -115,20 +114,20 @@ def test_stopped_anywhere_it_goes_on_and_nothing_is_made_of_what_is_left(dsn, fl
     three_days(fleet, ledger, dsn)
     node_utilization, now_ms = fleet.rows(HEAT), OCTOBER + 3 * DAY
     asked = iter([False, True])
-    assert expired(RetentionStore(dsn, lambda: next(asked)), Keep(1, 0, 0, 0), now_ms).minutes == 48
+    assert expire(Database(dsn), RetentionDays(1, 0, 0, 0), now_ms, lambda: next(asked)).minutes == 48
     fleet.connection.execute("DELETE FROM node_utilization_day")
-    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, now_ms)
+    roll_up_node_utilization(Database(dsn), 0, now_ms)
     assert fleet.rows(HEAT) == node_utilization
-    assert expired(RetentionStore(dsn), Keep(3, 0, 0, 0), now_ms).minutes == 48
+    assert expire(Database(dsn), RetentionDays(3, 0, 0, 0), now_ms).minutes == 48
     assert days_left(fleet) == [2]
-    assert gone_before(fleet.connection) == OCTOBER + 2 * DAY
+    assert expired_before(fleet.connection) == OCTOBER + 2 * DAY
 
 
 def test_a_fold_under_way_is_waited_for(dsn, fleet, ledger):
     """It does not know the bound yet: what it makes of the day is there before the day goes, and goes with it."""
     three_days(fleet, ledger, dsn)
     fleet.connection.execute("DELETE FROM gpu_minute WHERE minute_ms < %s", (OCTOBER + DAY,))
-    going = threading.Thread(target=expired, args=(RetentionStore(dsn), Keep(2, 0, 0, 0), OCTOBER + 3 * DAY))
+    going = threading.Thread(target=expire, args=(Database(dsn), RetentionDays(2, 0, 0, 0), OCTOBER + 3 * DAY))
     with ledger.transaction(Lock.LEDGER) as connection:
         assert usage.recompute_requests(connection, Period(OCTOBER, OCTOBER + DAY)) == []
         going.start()
@@ -155,8 +154,8 @@ def test_the_idle_search_goes_back_no_farther_than_minutes_are_whole(dsn, fleet,
     told = fleet.rows("SELECT key, since_ms, opened_ms, cost_micro FROM finding ORDER BY key")
     (over_midnight,) = fleet.rows("SELECT since_ms, opened_ms FROM finding WHERE subject = 'GPU-0005'")
     assert over_midnight[0] == OCTOBER + rest < OCTOBER + DAY < over_midnight[1]
-    roll_up_node_utilization(NodeUtilizationStore(dsn), 0, OCTOBER + 2 * DAY)
-    expired(RetentionStore(dsn), Keep(1, 0, 0, 0), OCTOBER + 2 * DAY)
+    roll_up_node_utilization(Database(dsn), 0, OCTOBER + 2 * DAY)
+    expire(Database(dsn), RetentionDays(1, 0, 0, 0), OCTOBER + 2 * DAY)
     assert days_left(fleet) == [1]
     fleet.connection.execute("INSERT INTO finding_progress VALUES ('idle_late', %s)", (OCTOBER + 2 * HOUR,))
     find_idle(findings, OCTOBER + 2 * DAY)
@@ -187,12 +186,12 @@ def test_what_a_slow_metric_was_at_any_kept_instant_is_still_known(dsn, fleet, s
 
     instants = [bound + step * HOUR for step in range(49)]
     before = [in_force(at) for at in instants]
-    gone = expired(RetentionStore(dsn), Keep(0, 0, 2, 0), OCTOBER + 5 * DAY).states
+    gone = expire(Database(dsn), RetentionDays(0, 0, 2, 0), OCTOBER + 5 * DAY).states
     assert [in_force(at) for at in instants] == before
     old = fleet.rows("SELECT count(*), count(DISTINCT (accelerator_id, metric)) FROM gpu_state WHERE at_ms < %s", bound)
     assert old[0][0] == old[0][1]
     assert len(fleet.rows("SELECT FROM gpu_state")) == len(rows) - gone
-    assert expired(RetentionStore(dsn), Keep(0, 0, 2, 0), OCTOBER + 5 * DAY).states == 0
+    assert expire(Database(dsn), RetentionDays(0, 0, 2, 0), OCTOBER + 5 * DAY).states == 0
 
 
 def test_findings_go_by_their_end_and_those_that_go_on_placement(dsn, fleet, monkeypatch):
@@ -205,10 +204,10 @@ def test_findings_go_by_their_end_and_those_that_go_on_placement(dsn, fleet, mon
         {"at": OCTOBER, "day": DAY},
     )
     now_ms = OCTOBER + 75 * DAY + HOUR
-    assert expired(RetentionStore(dsn), Keep(0, 0, 0, 60), now_ms).findings == 14
+    assert expire(Database(dsn), RetentionDays(0, 0, 0, 60), now_ms).findings == 14
     keys = fleet.rows("SELECT key::int FROM finding ORDER BY 1")
     assert [row[0] for row in keys] == [*range(15, 22)]
-    assert expired(RetentionStore(dsn), NOTHING, now_ms + 900 * DAY) == Gone(0, 0, 0)
+    assert expire(Database(dsn), NOTHING, now_ms + 900 * DAY) == Expired(0, 0, 0)
 
 
 def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
@@ -236,8 +235,8 @@ def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
             "INSERT INTO gpu_state VALUES (%s, 'gpu_mig_mode', %s, 0)", (card, today_ms - days * DAY)
         )
     made = wiring.jobs(Settings(), database, lambda: psycopg.connect(dsn, autocommit=True))
-    done = {job.name: job.work() for job in made if job.name in {"expired", "tidy"}}
-    assert str(done["expired"]) == "1 minute, 2 changes of slow metrics, 0 findings and 0 unused names let go"
+    done = {job.name: job.work() for job in made if job.name in {"expire", "tidy"}}
+    assert str(done["expire"]) == "1 minute, 2 changes of slow metrics, 0 findings and 0 unused names deleted"
     assert fleet.rows("SELECT (%s - minute_ms) / %s FROM gpu_minute ORDER BY 1", today_ms, DAY) == [(3,), (15,), (31,)]
     assert fleet.rows("SELECT (%s - at_ms) / %s FROM gpu_state ORDER BY 1", today_ms, DAY) == [(3,), (15,)]
     assert fleet.rows("SELECT node_name FROM ingest_conflict") == [("young",)]

@@ -8,16 +8,15 @@ import pytest
 from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
 from gpuledger_collector.ingest.batches import attributes as directory
-from gpuledger_collector.jobs.expire import Gone, Keep, expired
+from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.schema import metadata
-from gpuledger_collector.storage.telemetry.retention import RetentionStore
 
 NOW = dt.datetime.now(dt.UTC)
 LATER_MS = round(NOW.timestamp() * 1000) + 60 * 86_400_000
-KEEP = Keep(0, 0, 0, 0, 37)
+KEEP = RetentionDays(0, 0, 0, 0, 37)
 
 
 def rows(dsn, query, *values):
@@ -33,11 +32,11 @@ def test_made_up_names_go_and_those_with_evidence_placement(dsn):
         assert collector.send(batch(2, workloads=[workload(), *made_up]))[0] == 200
         idle = batch(1, "node-9", usage_intervals=[], samples=batch(accelerators=0).samples)
         assert collector.send(idle)[0] == 200
-        assert expired(RetentionStore(dsn), KEEP, round(NOW.timestamp() * 1000)) == Gone(0, 0, 0)
-        assert expired(RetentionStore(dsn), KEEP, LATER_MS) == Gone(0, 0, 0, 52)
+        assert expire(Database(dsn), KEEP, round(NOW.timestamp() * 1000)) == Expired(0, 0, 0)
+        assert expire(Database(dsn), KEEP, LATER_MS) == Expired(0, 0, 0, 52)
         assert rows(dsn, "SELECT external_id FROM workload") == [("job-1",)]
         assert rows(dsn, "SELECT uuid FROM accelerator ORDER BY uuid") == [("GPU-node-1-0",), ("GPU-node-1-1",)]
-        assert expired(RetentionStore(dsn), KEEP, LATER_MS) == Gone(0, 0, 0)
+        assert expire(Database(dsn), KEEP, LATER_MS) == Expired(0, 0, 0)
 
 
 def test_every_column_that_refers_to_a_name_is_looked_at():

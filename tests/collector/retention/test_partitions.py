@@ -11,11 +11,11 @@ from fakes.batches import batch, free, samples
 from fakes.collector import running
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.merge_partitions import merge_partitions
-from gpuledger_collector.jobs.pack_samples import Retention, pack_samples
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.jobs.pack_samples import ArchiveRetention, pack_samples
+from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_collector.storage.telemetry import partition_merge as merging
-from gpuledger_collector.storage.telemetry.partition_merge import MergeStore
 from gpuledger_collector.storage.telemetry.partitions import DAY_MS, month_of
 
 MARCH = int(dt.datetime(2025, 3, 1, tzinfo=dt.UTC).timestamp()) * 1000
@@ -109,8 +109,8 @@ def test_days_of_a_month_are_packed_one_by_one(dsn):
     sampled(dsn, days)
     before = read(dsn)
     assert len(before) == 300
-    keep = Retention(3, 0, 0)
-    done = pack_samples(archive.Archive(dsn), keep, days[1] + 5 * DAY_MS)
+    keep = ArchiveRetention(3, 0, 0)
+    done = pack_samples(Database(dsn), keep, days[1] + 5 * DAY_MS)
     assert [(day.day_ms, day.rows, day.accelerators) for day in done.packed if day.rows] == [
         (days[0], 100, 3),
         (days[1], 100, 3),
@@ -118,7 +118,7 @@ def test_days_of_a_month_are_packed_one_by_one(dsn):
     assert names(dsn, "gpu_sample") == ["gpu_sample_p202503"]
     assert rows(dsn, "SELECT count(*) FROM gpu_sample") == [(100,)]
     assert read(dsn) == before
-    pack_samples(archive.Archive(dsn), keep, NOW)
+    pack_samples(Database(dsn), keep, NOW)
     assert names(dsn, "gpu_sample") == []
     assert read(dsn) == before
 
@@ -133,11 +133,11 @@ def test_retention_takes_days_out_of_a_month(dsn):
             " VALUES (%s, %s, 'p', 0, 'me', 'team', 0, '', '{}')",
             (MARCH, APRIL),
         )
-    done = pack_samples(archive.Archive(dsn), Retention(3, 0, 40), days[2] + 40 * DAY_MS)
-    assert done.dropped == tuple(days[:2])
+    done = pack_samples(Database(dsn), ArchiveRetention(3, 0, 40), days[2] + 40 * DAY_MS)
+    assert done.expired_days == tuple(days[:2])
     assert rows(dsn, "SELECT count(*) FROM usage_interval") == [(100,)]
-    done = pack_samples(archive.Archive(dsn), Retention(3, 0, 40), NOW)
-    assert done.dropped == (days[2],)
+    done = pack_samples(Database(dsn), ArchiveRetention(3, 0, 40), NOW)
+    assert done.expired_days == (days[2],)
     assert names(dsn) == []
 
 
@@ -146,14 +146,14 @@ def test_days_of_an_old_month_become_one_partition(dsn):
     days = [MARCH + number * DAY_MS for number in range(6)]
     put(dsn, [*days, APRIL, APRIL + DAY_MS])
     before = whole(dsn)
-    assert merge_partitions(MergeStore(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 6
+    assert merge_partitions(Database(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 6
     assert names(dsn) == ["usage_interval_p202503", "usage_interval_p20250401", "usage_interval_p20250402"]
     assert whole(dsn) == before
     attached = "SELECT count(*) FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid WHERE x.indrelid = %s"
     assert rows(dsn, attached + "::regclass", "usage_interval_p202503") == [(2,)]
     checks = "SELECT count(*) FROM pg_constraint WHERE conrelid = 'usage_interval_p202503'::regclass AND contype = 'c'"
     assert rows(dsn, checks) == [(0,)]
-    assert merge_partitions(MergeStore(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 0
+    assert merge_partitions(Database(dsn), ["usage_interval"], APRIL + 20 * DAY_MS) == 0
     put(dsn, [MARCH + 20 * DAY_MS])
     assert len(whole(dsn)) == 900
 
@@ -173,11 +173,11 @@ def test_a_merge_killed_anywhere_loses_nothing(dsn, monkeypatch, step, when):
 
     monkeypatch.setattr(merging, step, faulty)
     with pytest.raises(KeyboardInterrupt):
-        MergeStore(dsn).merge("usage_interval", MARCH)
+        merging.merge(Database(dsn), "usage_interval", MARCH)
     monkeypatch.setattr(merging, step, true)
     assert whole(dsn) == before
     assert names(dsn) == ["usage_interval_p20250301", "usage_interval_p20250302"]
-    assert MergeStore(dsn).merge("usage_interval", MARCH) == 2
+    assert merging.merge(Database(dsn), "usage_interval", MARCH) == 2
     assert whole(dsn) == before
 
 
@@ -188,9 +188,9 @@ def test_a_reader_of_before_sees_every_row(dsn, monkeypatch):
     with open_connection(dsn) as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reader.execute("SELECT count(*) FROM price").fetchall()
-        assert MergeStore(dsn).merge("usage_interval", MARCH) == 0
+        assert merging.merge(Database(dsn), "usage_interval", MARCH) == 0
         assert reader.execute("SELECT count(*) FROM usage_interval").fetchone() == (200,)
-    assert MergeStore(dsn).merge("usage_interval", MARCH) == 2
+    assert merging.merge(Database(dsn), "usage_interval", MARCH) == 2
 
 
 def test_a_late_writer_waits_and_loses_nothing(dsn, monkeypatch):
@@ -206,9 +206,9 @@ def test_a_late_writer_waits_and_loses_nothing(dsn, monkeypatch):
     monkeypatch.setattr(merging, "_wait_for_snapshots", wait)
     writer = threading.Thread(target=lambda: copied.wait(30) and put_late(dsn))
     writer.start()
-    MergeStore(dsn).merge("usage_interval", MARCH)
+    merging.merge(Database(dsn), "usage_interval", MARCH)
     writer.join(60)
-    MergeStore(dsn).merge("usage_interval", MARCH)
+    merging.merge(Database(dsn), "usage_interval", MARCH)
     assert names(dsn) == ["usage_interval_p202503"]
     assert rows(dsn, "SELECT count(*) FROM usage_interval WHERE state = 'unavailable'") == [(1,)]
     assert len(whole(dsn)) == 201
@@ -234,9 +234,9 @@ def put_one(dsn):
 def test_two_do_not_merge_or_pack_at_once_and_a_stopping_program_gives_way(dsn):
     """Whoever comes second, or has to stop, leaves the month to the next run."""
     put(dsn, [MARCH, MARCH + DAY_MS])
-    with archive.alone(dsn) as first:
+    with Database(dsn).try_hold(Lock.PACKING) as first:
         assert first
-        assert MergeStore(dsn).merge("usage_interval", MARCH) == 0
-    assert MergeStore(dsn, lambda: True).merge("usage_interval", MARCH) == 0
+        assert merging.merge(Database(dsn), "usage_interval", MARCH) == 0
+    assert merging.merge(Database(dsn), "usage_interval", MARCH, lambda: True) == 0
     assert names(dsn) == ["usage_interval_p20250301", "usage_interval_p20250302"]
     assert rows(dsn, "SELECT count(*) FROM pg_class WHERE relname = 'usage_interval_merging'") == [(0,)]

@@ -28,8 +28,6 @@ from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVAL
 from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.findings.findings import FindingStore
 from gpuledger_collector.storage.telemetry import archive, minute_rollup, partitions
-from gpuledger_collector.storage.telemetry.node_utilization import NodeUtilizationStore
-from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 DAY_MS = 86_400_000
 NOW = int(time.time()) * 1000
@@ -86,8 +84,8 @@ def whole_way(collector, dsn):
     ledger = Database(dsn)
     assert fold_usage(ledger) > 0
     assert rate_usage(ledger, NOW) > 0
-    roll_up_series(SeriesStore(dsn), 400, NOW, lambda: False)
-    roll_up_node_utilization(NodeUtilizationStore(dsn), 400, NOW, lambda: False)
+    roll_up_series(Database(dsn), 400, NOW, lambda: False)
+    roll_up_node_utilization(Database(dsn), 400, NOW, lambda: False)
     find_idle(FindingStore(dsn), NOW)
     with FindingStore(dsn).unit() as unit:
         unit.newest_evidence(NOW)

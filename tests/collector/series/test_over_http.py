@@ -11,7 +11,7 @@ from fakes.series import filled, rolled
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api import samples
 from gpuledger_collector.storage.access import tokens
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_collector.storage.telemetry.sample_codec import Column, Readings
 
@@ -104,7 +104,7 @@ def sampled(dsn, fleet):
                         "VALUES (%s, %s, %s, %s)",
                         (ids[f"GPU-000{number}"], OCTOBER + day * DAY + place * 10_000, place / 100, power),
                     )
-    assert archive.Archive(dsn).pack(OCTOBER) is not None
+    assert archive.pack_day(Database(dsn), OCTOBER) is not None
     return fleet
 
 

@@ -10,9 +10,8 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.roll_up_series import roll_up_series
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.database import open_connection
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.telemetry import series
-from gpuledger_collector.storage.telemetry.series import SeriesStore
 
 MINUTE = 60_000
 TIME = """SELECT u.state, u.hour_ms - u.hour_ms %% 3600000 AS hour, sum(u.held_ms * a.gpu_micro),
@@ -121,7 +120,7 @@ def test_a_collector_that_stops_leaves_the_rest_to_the_next_run(dsn, fleet, ledg
     filled(fleet, run, random.Random(11))
     refresh(ledger, ALWAYS, NOW_MS)
     asked = iter([False, True])
-    assert roll_up_series(SeriesStore(dsn), 0, NOW_MS, lambda: next(asked)) == 1
+    assert roll_up_series(Database(dsn), 0, NOW_MS, lambda: next(asked)) == 1
     assert rolled(dsn, ledger) > 1
     assert_laws(fleet)
 

@@ -41,7 +41,7 @@ def fleet(postgres, tmp_path_factory):
                     "%(team)s, %(owner)s, 'give it back', '{}', '{}', 0, 1, '{}', 0, 'open', %(now)s, %(now)s)",
                     {"team": team, "owner": json.dumps({"team": team}), "now": NOW_MS},
                 )
-        drawing = series.SeriesStore(dsn)
+        drawing = series.Database(dsn)
         for day_ms in drawing.days_to_roll(0):
             drawing.roll(day_ms)
         yield made

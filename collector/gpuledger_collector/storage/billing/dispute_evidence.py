@@ -109,7 +109,7 @@ def gather(connection: Connection, lines: Sequence[ExportedCharge], period: Peri
         "days": sorted({one.day_ms for one in charges}),
         "start": period.start_ms,
         "end": period.end_ms,
-        "minutes": minutes.gone_before(connection),
+        "minutes": minutes.expired_before(connection),
     }
     return {
         "period": {"from_ms": period.start_ms, "to_ms": period.end_ms},

@@ -190,7 +190,7 @@ class FindingUnit:
 
     def minutes_gone_before(self) -> int:
         """Where retention of the rollup has come to."""
-        return minutes.gone_before(self.connection)
+        return minutes.expired_before(self.connection)
 
     def hourly_use(self, start_ms: int, end_ms: int) -> Sequence[WorkloadUsage]:
         """What workloads held, by rating interval."""

@@ -1,11 +1,12 @@
-"""What each accelerator did over a period, read from the hourly usage ledger."""
+"""Activity of each accelerator over a period, from the hourly usage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from psycopg.rows import dict_row
+
+from gpuledger_collector.storage.locks import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,12 @@ class Activity:
 
     @property
     def busy_permille(self) -> int | None:
-        """Busy thousandths of the held time whose activity is known; None where none is."""
+        """Busy thousandths of the held time whose activity is known; None when none is known."""
         known = self.busy_ms + self.idle_ms
         return self.busy_ms * 1000 // known if known else None
 
 
-_QUERY = sa.text(
-    """
+_QUERY = """
     WITH used AS (
         SELECT accelerator_id,
                sum(held_ms) FILTER (WHERE state = 'held')::bigint AS held_ms,
@@ -44,26 +44,25 @@ _QUERY = sa.text(
                sum(held_ms) FILTER (WHERE state = 'unallocated')::bigint AS unallocated_ms,
                sum(held_ms) FILTER (WHERE state = 'unavailable')::bigint AS unavailable_ms,
                sum(energy_mj)::bigint AS energy_mj
-        FROM usage_hour WHERE hour_ms >= :start_ms AND hour_ms < :end_ms
+        FROM usage_hour WHERE hour_ms >= %(start_ms)s AND hour_ms < %(end_ms)s
         GROUP BY accelerator_id
-    ), stay AS (
+    ), placement AS (
         SELECT DISTINCT ON (accelerator_id) accelerator_id, node_id, pool
-        FROM capacity WHERE in_ms < :end_ms AND (out_ms IS NULL OR out_ms > :start_ms)
+        FROM capacity WHERE in_ms < %(end_ms)s AND (out_ms IS NULL OR out_ms > %(start_ms)s)
         ORDER BY accelerator_id, in_ms DESC
     )
-    SELECT coalesce(node.name, '') AS node, a.gpu_index, a.uuid, a.model, a.mig_instance, stay.pool,
+    SELECT coalesce(node.name, '') AS node, a.gpu_index, a.uuid, a.model, a.mig_instance, placement.pool,
            coalesce(held_ms, 0) AS held_ms, coalesce(busy_ms, 0) AS busy_ms, coalesce(idle_ms, 0) AS idle_ms,
            coalesce(unknown_ms, 0) AS unknown_ms, coalesce(unallocated_ms, 0) AS unallocated_ms,
            coalesce(unavailable_ms, 0) AS unavailable_ms, energy_mj
-    FROM stay JOIN accelerator a ON a.id = stay.accelerator_id
-    LEFT JOIN node ON node.id = stay.node_id
+    FROM placement JOIN accelerator a ON a.id = placement.accelerator_id
+    LEFT JOIN node ON node.id = placement.node_id
     LEFT JOIN used ON used.accelerator_id = a.id
     ORDER BY node, a.gpu_index NULLS LAST, a.uuid
-    """
-)
+"""
 
 
 def activity(connection: Connection, start_ms: int, end_ms: int) -> list[Activity]:
     """Every accelerator present in the period (whole hours), by node and index."""
-    rows = connection.execute(_QUERY, {"start_ms": start_ms, "end_ms": end_ms})
-    return [Activity(**row) for row in rows.mappings()]
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return [Activity(**row) for row in cursor.execute(_QUERY, {"start_ms": start_ms, "end_ms": end_ms})]

@@ -1,32 +1,25 @@
-"""The rows of one UTC day of a partitioned table: a partition of its own, or a part of that of its month."""
+"""The rows of one UTC day of a partitioned table: a partition of their own, or a part of the partition of its month."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_collector.storage.telemetry.partitions import DAY_MS, Partition
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from gpuledger_collector.storage.telemetry.partitions import Partition
 
 
 @dataclass(frozen=True, slots=True)
 class DayRows:
-    """Where the rows of a day lie: a table, and the condition that tells them there."""
+    """Where the rows of a day are: a table, and the condition that selects them in it."""
 
     partition: Partition
     table: sql.Identifier
     condition: sql.Composable
-    """TRUE where the partition holds nothing else."""
+    """TRUE when the partition holds nothing else."""
 
     @classmethod
     def of(cls, partition: Partition, day_ms: int) -> DayRows:
@@ -48,13 +41,13 @@ def find(connection: Connection, table: str, day_ms: int) -> DayRows | None:
 
 
 def days(connection: Connection, table: str) -> list[int]:
-    """Days that have a partition, or rows in that of their month, by time."""
-    found = [part for part in partitions.listing(connection) if part.table == table]
-    return sorted(day for part in found for day in partitions.filled_days(connection, part))
+    """Days that have a partition, or rows in the partition of their month, by time."""
+    parts = [part for part in partitions.listing(connection) if part.table == table]
+    return sorted(day for part in parts for day in partitions.filled_days(connection, part))
 
 
 def drop(connection: Connection, table: str, day_ms: int) -> None:
-    """Remove a day: its partition, or its rows in that of its month, and this one with the last of them."""
+    """Delete a day: its partition, or its rows in the partition of its month, and that one with the last of them."""
     rows = find(connection, table, day_ms)
     if rows is None:
         return
@@ -64,10 +57,3 @@ def drop(connection: Connection, table: str, day_ms: int) -> None:
         if connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows.table)).fetchone() is not None:
             return
     connection.execute(sql.SQL("DROP TABLE {}").format(rows.table))
-
-
-@contextmanager
-def alone(dsn: str) -> Iterator[bool]:
-    """Whether nobody else packs or merges: an older reading of the same day must not be written over a newer one."""
-    with locks.tried(lambda: open_connection(dsn, autocommit=True), Lock.PACKING) as holder:
-        yield holder is not None

@@ -16,12 +16,12 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
     Hours whose minutes retention has removed are left out: recomputed from one accelerator alone, they would stand for
     all of its node. The search for idle GPUs is asked to return to hours that it has already searched.
     """
-    expired_before_ms = minutes.gone_before(connection)
+    expired_before_ms = minutes.expired_before(connection)
     hours = [pair for pair in hours if pair[1] >= expired_before_ms]
     if not hours:
         return
     _roll_up_minutes(connection, hours)
-    node_utilization.roll(connection, hours)
+    node_utilization.recompute(connection, hours)
     findings.mark_late(connection, "idle", min(hour_ms for _, hour_ms in hours))
 
 

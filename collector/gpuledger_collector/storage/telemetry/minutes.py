@@ -1,20 +1,18 @@
-"""The minute rollup in bulk: columns of numbers, a hundred thousand rows at a time, and who held what meanwhile."""
+"""Bulk reads of the minute rollup and of who held what: columns of numbers, a hundred thousand rows at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import psycopg
+from typing import TYPE_CHECKING
 
 from gpuledger_collector.insight.findings import PlacedAccelerator, RecentHolding, StateInterval, WorkloadUsage
+from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.server.distribution import has_citus
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 READINGS = (
     "utilization_ratio",
     "sm_active_ratio",
@@ -28,13 +26,13 @@ READINGS = (
     "processes",
 )
 _MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
-"""A minute as the server packs it: a million rows come as one value an accelerator, which a row each does not."""
+"""A minute as the server sends it: one value for all minutes of an accelerator is far cheaper than a row each."""
 _ROW = [("accelerator_id", "<i8"), ("minute_ms", "<i8"), *((name, "<f4") for name in READINGS)]
 
 
 def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
     """Minutes of these accelerators: `accelerator_id`, `minute_ms` and READINGS by name, NaN unknown."""
-    import numpy as np  # here alone: what reports ask of this module needs none
+    import numpy as np  # imported here because reports use this module without it
 
     packed = " || ".join(["int8send(minute_ms)", *(f"float4send(coalesce({name}::real, 'NaN'))" for name in READINGS)])
     with connection.cursor(binary=True) as cursor:
@@ -44,19 +42,16 @@ def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int])
             (list(ids), start_ms, end_ms),
         ).fetchall()
     parts = [np.frombuffer(row[1], dtype=_MINUTE) for row in rows]
-    whole = np.empty(sum(len(part) for part in parts), dtype=_ROW)
-    at = 0
-    for (accelerator_id, _), part in zip(rows, parts, strict=True):
-        piece = whole[at : at + len(part)]
-        piece["accelerator_id"] = accelerator_id
-        for name, _ in _MINUTE:
-            piece[name] = part[name]
-        at += len(part)
-    return whole
+    table = np.empty(sum(len(part) for part in parts), dtype=_ROW)
+    table["accelerator_id"] = np.repeat([row[0] for row in rows], [len(part) for part in parts])
+    minutes = np.concatenate(parts) if parts else np.empty(0, dtype=_MINUTE)
+    for name, _ in _MINUTE:
+        table[name] = minutes[name]
+    return table
 
 
 def cards(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAccelerator]:
-    """Accelerators that were there in the period, by node and index; of several places the last."""
+    """Accelerators present in the period, by id, each at its last place."""
     rows = connection.execute(
         """
         SELECT DISTINCT ON (a.id) a.id, a.uuid, a.model, a.gpu_micro, a.memory_bytes, coalesce(n.name, ''), c.pool,
@@ -72,9 +67,8 @@ def cards(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAcce
 def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[StateInterval]:
     """Who held these accelerators, and when they could not be held, by begin."""
     rows = connection.execute(
-        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM usage_interval WHERE accelerator_id = "
-        "ANY(%s) "
-        "AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' "
+        "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM usage_interval "
+        "WHERE accelerator_id = ANY(%s) AND start_ms < %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' "
         "ORDER BY start_ms, workload_id DESC NULLS LAST",
         (list(ids), end_ms, start_ms, start_ms - 86_400_000),
     )
@@ -83,7 +77,9 @@ def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
 
 
 def used_before(connection: Connection, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those (accelerator, workload) pairs of which the workload was ever busy on the accelerator before an instant."""
+    """Those (accelerator, workload) pairs whose workload was ever busy on the accelerator before an instant."""
+    if not pairs:
+        return set()
     rows = connection.execute(
         "SELECT p.a, p.w FROM unnest(%s::bigint[], %s::bigint[]) AS p (a, w) WHERE EXISTS (SELECT FROM usage_hour u "
         "WHERE u.accelerator_id = p.a AND u.workload_id = p.w AND u.state = 'held' AND u.hour_ms < %s "
@@ -97,7 +93,7 @@ _END = "SELECT {end}(minute_ms) FROM gpu_minute"
 _END_BY_KEY = (
     "SELECT {end}((SELECT {end}(minute_ms) FROM gpu_minute m WHERE m.accelerator_id = a.id)) FROM accelerator a"
 )
-"""The same by a look-up an accelerator, however many minutes there are; Citus takes no such subquery."""
+"""The same by one index look-up an accelerator, however many minutes there are; Citus takes no such subquery."""
 
 
 def newest(connection: Connection) -> tuple[int, int] | None:
@@ -107,17 +103,17 @@ def newest(connection: Connection) -> tuple[int, int] | None:
     return None if ends[0] is None else (int(ends[0]), int(ends[1]))
 
 
-def gone_before(connection: Connection) -> int:
-    """Where retention has come to (unix ms, the begin of a UTC day): there are no minutes before, nor will there be."""
+def expired_before(connection: Connection) -> int:
+    """The bound of retention (unix ms, start of a UTC day): no minutes exist before it, nor will any; 0: no bound."""
     row = connection.execute("SELECT before_ms FROM expired WHERE name = 'gpu_minute'").fetchone()
     return 0 if row is None else int(row[0])
 
 
 def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[WorkloadUsage]:
-    """What workloads held, by rating interval, workload and kind of accelerator, from the hourly usage ledger."""
+    """Hourly usage of workloads, by rating interval, workload and kind of accelerator."""
     rows = connection.execute(
         """
-        WITH stay AS (
+        WITH placement AS (
             SELECT DISTINCT ON (c.accelerator_id) c.accelerator_id, c.pool, a.model, coalesce(n.name, '') AS node,
                 a.gpu_micro
             FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
@@ -126,7 +122,7 @@ def hourly_use(connection: Connection, start_ms: int, end_ms: int) -> list[Workl
         )
         SELECT u.hour_ms, u.workload_id, s.pool, s.model, s.node, sum(u.held_ms * s.gpu_micro),
             max(u.held_ms), sum(s.gpu_micro), sum(u.busy_ms), sum(u.idle_ms)
-        FROM usage_hour u JOIN stay s USING (accelerator_id)
+        FROM usage_hour u JOIN placement s USING (accelerator_id)
         WHERE u.state = 'held' AND u.workload_id IS NOT NULL AND u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
         GROUP BY 1, 2, 3, 4, 5 ORDER BY 1
         """,
@@ -145,7 +141,7 @@ def newest_evidence(connection: Connection, now_ms: int) -> int | None:
 
 
 def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHolding]:
-    """Who held what in each window between two edges, straight from the evidence: nothing waits for an hour to end."""
+    """Who held what in each window between two edges, read from usage intervals so that no hour must have ended."""
     sums = ", ".join(
         ["coalesce(sum(greatest(0, least(s.end_ms, %s) - greatest(s.start_ms, %s))), 0)"] * len(edges_ms[1:])
     )
@@ -170,22 +166,22 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHold
 
 
 def coverage(connection: Connection, start_ms: int, end_ms: int) -> dict[tuple[str, int], float]:
-    """By pool and clock hour, what part of the capacity's time anybody saw, 0..1."""
+    """Observed part of the capacity (0 to 1) by pool and clock hour."""
     rows = connection.execute(
         """
-        WITH stay AS (
+        WITH placement AS (
             SELECT c.accelerator_id, c.pool, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms FROM capacity c
             WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
-        ), there AS (
+        ), present AS (
             SELECT pool, h, sum(least(out_ms, h + 3600000) - greatest(in_ms, h)) AS ms
-            FROM stay, generate_series(%(start)s::bigint, %(end)s::bigint - 1, 3600000) AS h
+            FROM placement, generate_series(%(start)s::bigint, %(end)s::bigint - 1, 3600000) AS h
             WHERE in_ms < h + 3600000 AND out_ms > h GROUP BY 1, 2
         ), seen AS (
             SELECT s.pool, u.hour_ms / 3600000 * 3600000 AS h, sum(u.held_ms) AS ms
-            FROM usage_hour u JOIN (SELECT DISTINCT accelerator_id, pool FROM stay) s USING (accelerator_id)
+            FROM usage_hour u JOIN (SELECT DISTINCT accelerator_id, pool FROM placement) s USING (accelerator_id)
             WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s GROUP BY 1, 2
         )
-        SELECT there.pool, there.h, coalesce(seen.ms, 0) / greatest(there.ms, 1)::float FROM there
+        SELECT present.pool, present.h, coalesce(seen.ms, 0) / greatest(present.ms, 1)::float FROM present
         LEFT JOIN seen USING (pool, h)
         """,
         {"start": start_ms, "end": end_ms},
@@ -206,9 +202,9 @@ def holders(connection: Connection, start_ms: int, end_ms: int) -> list[int]:
 def replicas(
     connection: Connection, start_ms: int, end_ms: int, service_of: Mapping[int, int], busy_above: float
 ) -> dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]]:
-    """By service (a number for each workload), pool and model: mean replicas held, and (minute, seen, busy).
+    """By service (a number for each workload), pool and model: mean replicas held, and rows of (minute, seen, busy).
 
-    Held is by the hourly ledger, over the hours from its first to its last; a replica is an accelerator that it holds.
+    A replica is an accelerator that the service holds; the mean goes over the hours from its first to its last.
     """
     ids, numbers = list(service_of), list(service_of.values())
     placement = """
@@ -224,13 +220,13 @@ def replicas(
         )
     """
     values = {"ids": ids, "numbers": numbers, "start": start_ms, "end": end_ms, "busy": busy_above}
-    found: dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]] = {}
+    services: dict[tuple[int, str, str], tuple[float, list[tuple[int, int, int]]]] = {}
     for row in connection.execute(
         placement + "SELECT service, pool, model, sum(held_ms) / "
         "(3600000.0 * ((max(hour_ms) - min(hour_ms)) / 3600000 + 1)) FROM replica GROUP BY 1, 2, 3",
         values,
     ):
-        found[row[0], row[1], row[2]] = (float(row[3]), [])
+        services[row[0], row[1], row[2]] = (float(row[3]), [])
     for row in connection.execute(
         placement + "SELECT r.service, r.pool, r.model, m.minute_ms, count(DISTINCT m.accelerator_id), "
         "count(DISTINCT m.accelerator_id) FILTER (WHERE coalesce(m.sm_active_ratio, m.utilization_ratio) > %(busy)s) "
@@ -238,5 +234,5 @@ def replicas(
         "AND m.minute_ms < r.hour_ms - r.hour_ms %% 3600000 + 3600000 GROUP BY 1, 2, 3, 4 ORDER BY 4",
         values,
     ):
-        found[row[0], row[1], row[2]][1].append((row[3], row[4], row[5]))
-    return found
+        services[row[0], row[1], row[2]][1].append((row[3], row[4], row[5]))
+    return services

@@ -1,9 +1,9 @@
-"""Partitions of the big tables: a UTC day each, `<table>_pYYYYMMDD`, and of old months one, `<table>_pYYYYMM`.
+"""Partitions of the big tables: one for each UTC day, `<table>_pYYYYMMDD`, and one for an old month, `<table>_pYYYYMM`.
 
-A query that reaches a partition locks it and its indexes, and planning takes time for each: so their number must stay
-small, whatever dates agents send. A day is made when first needed; a month that ended COARSE_AFTER_DAYS ago gets one
-partition for all of it, and merging.py turns the days of such months into one. There is no default partition: a row
-without a partition is a bug that must be seen, and attaching a day beside a filled default would scan it.
+A query that reaches a partition locks it and its indexes, and planning takes time for each, so their number must stay
+small whatever dates agents send. A day's partition is created when it is first needed; a month that ended
+COARSE_AFTER_DAYS ago gets a single one, and partition_merge.py merges the days of such months. There is no default
+partition: a row without a partition is a bug that must be seen, and attaching a day would scan a filled default.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import psycopg
 from psycopg import sql
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection, Lock
 
-Connection = psycopg.Connection[tuple[object, ...]]
-DAY_MS = 86_400_000
 PARTITIONED = {"gpu_sample": "at_ms", "usage_interval": "start_ms"}
 """Partitioned tables and their key."""
 JOB_WAIT = "30s"
-"""How long the job waits for whoever makes partitions or holds a table; it comes again within the hour."""
+"""How long the job waits for a table's lock; it runs again within the hour."""
 COARSE_AFTER_DAYS = 62
-"""Days after which a month that is over lies in one partition: agents send what is 37 days old at most."""
-MOST_PARTITIONS = 1_000
-"""Of all tables together; ten years of evidence have some 300, and a server with Postgres' own settings can lock some
-thousands of tables and indexes at once.
+"""Days after which an ended month is one partition: agents send evidence of up to 37 days ago."""
+MAX_PARTITIONS = 1_000
+"""Of all tables together; ten years of evidence have some 300. A server with default settings can lock a few thousand
+tables and indexes at once.
 """
 
 
@@ -85,31 +83,27 @@ def _ms(instant: dt.datetime) -> int:
 
 
 def ensure(connection: Connection, table: str, days_ms: Iterable[int], coarse_before_ms: int = 0) -> list[str]:
-    """Make the partitions of these days that do not exist yet; the names of those made. Commits nothing.
+    """Create the missing partitions of these days; return their names. Commits nothing.
 
     A day of a month that ended by `coarse_before_ms` gets the whole month, unless other days of it have partitions.
-    A partition is made beside its table and then attached: that waits for no reader and no writer of the table, where
-    `CREATE TABLE ... PARTITION OF` would. Call it in a transaction that holds no other lock: two sessions that make
-    the same day wait for each other on a lock of this transaction.
+    A partition is created as a table of its own and then attached: unlike `CREATE TABLE ... PARTITION OF` that waits
+    for no reader and no writer. Call it in a transaction that holds no other lock: two sessions that create the same
+    day wait for each other on a lock of this transaction.
     """
     days = sorted(set(days_ms))
     if not _missing(connection, table, days, coarse_before_ms):
         return []
     with connection.transaction() if connection.autocommit else nullcontext():
-        return _make(connection, table, days, coarse_before_ms)
-
-
-def _make(connection: Connection, table: str, days: list[int], coarse_before_ms: int) -> list[str]:
-    locks.take(connection, Lock.PARTITIONS)
-    missing = _missing(connection, table, days, coarse_before_ms)
-    for name, (start_ms, end_ms) in missing.items():
-        create(connection, table, name)
-        attach(connection, table, name, start_ms, end_ms)
-    return sorted(missing)
+        locks.take(connection, Lock.PARTITIONS)
+        missing = _missing(connection, table, days, coarse_before_ms)
+        for name, (start_ms, end_ms) in missing.items():
+            create(connection, table, name)
+            attach(connection, table, name, start_ms, end_ms)
+        return sorted(missing)
 
 
 def create(connection: Connection, table: str, name: str, *, indexed: bool = False) -> None:
-    """Make a table like the partitioned one, not attached to it yet; its indexes come with the attaching if not now."""
+    """Create a table like the partitioned one, not attached yet; without `indexed` attaching creates the indexes."""
     parts = sql.SQL("INCLUDING INDEXES" if indexed else "")
     connection.execute(
         sql.SQL("CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS {parts})").format(
@@ -119,7 +113,7 @@ def create(connection: Connection, table: str, name: str, *, indexed: bool = Fal
 
 
 def attach(connection: Connection, table: str, name: str, start_ms: int, end_ms: int) -> None:
-    """Make a table a partition for the keys from an instant up to before another."""
+    """Attach a table as the partition of the keys from one instant (inclusive) to another (exclusive)."""
     connection.execute(
         sql.SQL("ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ({start}) TO ({end})").format(
             child=sql.Identifier(name),
@@ -131,22 +125,22 @@ def attach(connection: Connection, table: str, name: str, start_ms: int, end_ms:
 
 
 def _missing(connection: Connection, table: str, days: list[int], coarse_before_ms: int) -> dict[str, tuple[int, int]]:
-    """Names and bounds of the partitions that have to be made so that each of these days has one."""
+    """Names and bounds of the partitions to create so that each of these days has one."""
     months = {day: month_of(day) for day in days}
     names = {*(partition_name(table, day) for day in days), *(month_name(table, day) for day in days)}
     coarse = {month_name(table, day) for day, (_, end_ms) in months.items() if end_ms <= coarse_before_ms}
-    # to_regclass() would answer from this session's cache, and miss what another one has just committed.
+    # to_regclass() would answer from this session's cache and miss what another session has just committed.
     rows = connection.execute(
         "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass"
         " AND (relname = ANY(%s::text[]) OR left(relname, -2) = ANY(%s::text[]))",
         (table, sorted(names), sorted(coarse)),
     )
-    there = {str(row[0]) for row in rows}
-    divided = {name[:-2] for name in there}
+    existing = {str(row[0]) for row in rows}
+    divided = {name[:-2] for name in existing}
     missing: dict[str, tuple[int, int]] = {}
     for day in days:
         month = month_name(table, day)
-        if month in there or partition_name(table, day) in there:
+        if month in existing or partition_name(table, day) in existing:
             continue
         if month in coarse and month not in divided:
             missing[month] = months[day]
@@ -165,7 +159,7 @@ def listing(connection: Connection) -> list[Partition]:
         """,
         (list(PARTITIONED),),
     )
-    return [Partition(str(table), str(name), *bounds_in(str(name)), int(str(size))) for table, name, size in rows]
+    return [Partition(str(table), str(name), *bounds_in(str(name)), int(size)) for table, name, size in rows]
 
 
 def count(connection: Connection) -> int:
@@ -173,11 +167,11 @@ def count(connection: Connection) -> int:
     row = connection.execute(
         "SELECT count(*) FROM pg_inherits WHERE inhparent = ANY(%s::text[]::regclass[])", (list(PARTITIONED),)
     ).fetchone()
-    return 0 if row is None else int(str(row[0]))
+    return 0 if row is None else int(row[0])
 
 
 def holding(connection: Connection, table: str, day_ms: int) -> Partition | None:
-    """The partition in which a day lies, its size left out; None when there is none."""
+    """The partition that holds a day, without its size; None when there is none."""
     row = connection.execute(
         "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = %s::regclass"
         " AND relname = ANY(%s::text[])",
@@ -197,7 +191,7 @@ def filled_days(connection: Connection, partition: Partition) -> list[int]:
         ).format(child=sql.Identifier(partition.name), key=sql.Identifier(PARTITIONED[partition.table])),
         (partition.day_ms, partition.end_ms, DAY_MS, DAY_MS),
     )
-    return [int(str(row[0])) for row in rows] or [partition.day_ms]
+    return [int(row[0]) for row in rows] or [partition.day_ms]
 
 
 def bounds_in(name: str) -> tuple[int, int]:

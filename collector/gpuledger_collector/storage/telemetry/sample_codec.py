@@ -243,4 +243,5 @@ def _to_sums(values: Array, previous: Array | None) -> Array | None:
 
 
 def _from_sums(sums: Array, previous: Array, dtype: np.dtype[Any]) -> Array:
-    return (sums.view("<i8") - previous.astype("<i8")).astype(dtype)
+    values: Array = (sums.view("<i8") - previous.astype("<i8")).astype(dtype)
+    return values

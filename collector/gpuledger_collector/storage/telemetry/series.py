@@ -1,11 +1,11 @@
-"""Five-minute series per owner in Postgres: made from a rated day, made again when it is rated again, read for drawing.
+"""Five-minute series by owner: rolled up from a rated day, and again when the day is rated again; read by charts.
 
-A day's series is its charges drawn over time. Time comes from the hourly ledger: each piece of it is spread over its
-five minutes as its usage intervals lie, by cumulated shares rounded down, so that the parts add up to the piece and so
-every hour to `usage_hour`. Money comes from `charge`: each one's cost is spread over the time that it was drawn as, and
-adds up to it. What evidence no longer shows (its usage intervals let go, or a mere count) is spread evenly.
+A day's series spreads its charges over time. Time comes from the hourly usage: each piece of it is spread over its five
+minutes in proportion to its usage intervals, by cumulated shares rounded down, so that the parts add up to the piece
+and every hour to `usage_hour`. Money comes from `charge`: the cost of each is spread over the time drawn for it, and
+adds up to it. Without usage intervals (they expired, or usage was imported as a mere count) time is spread evenly.
 
-Drawn are held, unallocated and unavailable time; unobserved time is what is missing to the capacity. A day that was
+Series hold held, unallocated and unavailable time; unobserved time is what is missing to the capacity. A day that was
 corrected after its month was closed is drawn as it was billed.
 """
 
@@ -13,34 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.storage import locks
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.locks import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 STEP_MS = 300_000
 GROUPS = ("org", "team", "project", "pool", "model", "state")
-"""What series can be asked by."""
-OWNED = ("org", "team", "project")
-"""Levels of the owner tree that the series keep."""
+"""What series can be grouped by."""
+OWNER_LEVELS = ("org", "team", "project")
+"""Levels of the owner tree that series distinguish."""
 MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
 UNKNOWN = -1
-"""Where a measure of a step is not known: energy that nobody measured, the cost of what has no price."""
-_LONGEST_USAGE_INTERVAL_MS = DAY_MS
+"""Value of a measure that is unknown in a step: energy that nobody measured, cost without a price."""
+_MAX_USAGE_INTERVAL_MS = DAY_MS
 
 
 def _part(total: str, until: str, weight: str, whole: str) -> str:
-    """SQL: the part of a total between two cumulated weights, in 64 bits; the parts add up to the total.
+    """SQL: the part of a total between two cumulated weights, in 64 bits; the parts add up to the total exactly.
 
-    total * until / whole, rounded down, less the same for what came before.
+    The part is total * until / whole, rounded down, minus the same up to the weight before.
     """
 
     def upto(at: str) -> str:
@@ -78,9 +72,8 @@ SELECT accelerator_id, coalesce(workload_id, 0) AS workload_id, state, at,
     sum(unknown_ms * part / long)::bigint AS unknown, (sum(energy_mj * part / long) / 1000)::bigint AS joules
 FROM (
     SELECT s.*, at, end_ms - start_ms AS long, least(end_ms, at + 300000) - greatest(start_ms, at) AS part
-    FROM usage_interval s, generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms,
-    %(end)s) - 1,
-        300000) AS at
+    FROM usage_interval s,
+        generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms, %(end)s) - 1, 300000) AS at
     WHERE start_ms >= %(start)s - %(longest)s AND start_ms < %(end)s AND end_ms > %(start)s AND end_ms > start_ms
         AND state <> 'present'
 ) cut GROUP BY 1, 2, 3, 4
@@ -126,7 +119,7 @@ SELECT s.id, s.at,
     {_part("p.energy_mj", "joules_c", "joules", "joules_w")} AS energy_mj
 FROM summed s JOIN piece p USING (id)
 """
-_PAYS = """
+_PAYMENTS = """
 CREATE TEMP TABLE pays ON COMMIT DROP AS
 WITH found AS (
     SELECT p.id AS piece_id, c.id AS charge_id, c.gpu_ns / 1000000000 + 1 AS weight FROM piece p
@@ -189,16 +182,16 @@ GROUP BY 1, 2, 3, 4, 5, 6 HAVING sum(s.gpu_ns) + sum(s.weight) > 0
 """
 
 
-def roll_day(connection: Connection, day: Period) -> None:
-    """The series of a day of the bill become those of its rating now. In the caller's transaction."""
-    values = {"day": day.start_ms, "start": day.start_ms, "end": day.end_ms, "longest": _LONGEST_USAGE_INTERVAL_MS}
+def roll_up_day(connection: Connection, day: Period) -> None:
+    """Replace the series of a day of the bill by those of its current rating, in the caller's transaction."""
+    values = {"day": day.start_ms, "start": day.start_ms, "end": day.end_ms, "longest": _MAX_USAGE_INTERVAL_MS}
     connection.execute("SET LOCAL work_mem = '64MB'")
     for statement in (_PIECES, _SHAPE, _CHARGES):
         connection.execute(_composed(statement, values))
     connection.execute("ANALYZE piece")
     connection.execute("ANALYZE shape")
     connection.execute("ANALYZE drawn_charge")
-    for statement in (_SLOTS, _PAYS, _DRAWN, _COUNTED, _OWNERS):
+    for statement in (_SLOTS, _PAYMENTS, _DRAWN, _COUNTED, _OWNERS):
         connection.execute(statement.encode())
     connection.execute("DELETE FROM owner_5min WHERE at_ms >= %s AND at_ms < %s", (day.start_ms, day.end_ms))
     connection.execute(_WRITE.encode())
@@ -211,42 +204,30 @@ def roll_day(connection: Connection, day: Period) -> None:
 
 
 def _composed(statement: str, values: Mapping[str, int]) -> bytes:
-    """A statement with its instants: what makes a table takes no parameters, and % stays the remainder."""
+    """A statement with its instants: CREATE TABLE takes no parameters, and % stays the remainder."""
     for name, value in values.items():
         statement = statement.replace(f"%({name})s", str(int(value)))
     return statement.encode()
 
 
-@dataclass(frozen=True)
-class SeriesStore:
-    """What the job of drawing asks of Postgres; a day is a transaction of its own."""
+def days_to_roll_up(connection: Connection, since_ms: int) -> list[int]:
+    """Days of the bill from here on that were rated since their series were made, the newest first."""
+    rows = connection.execute(
+        "SELECT p.day_ms FROM conservation_check p LEFT JOIN series_day s USING (day_ms) "
+        "WHERE p.day_ms >= %s AND s.proved_at IS DISTINCT FROM p.proved_at ORDER BY p.day_ms DESC",
+        (since_ms,),
+    )
+    return [int(row[0]) for row in rows]
 
-    dsn: str
 
-    def days_to_roll(self, since_ms: int) -> list[int]:
-        """Days of the bill from here on that were rated since their series were made, the newest first."""
-        with open_connection(self.dsn) as connection:
-            rows = connection.execute(
-                "SELECT p.day_ms FROM conservation_check p LEFT JOIN series_day s USING (day_ms) "
-                "WHERE p.day_ms >= %s AND s.proved_at IS DISTINCT FROM p.proved_at ORDER BY p.day_ms DESC",
-                (since_ms,),
-            ).fetchall()
-        return [int(row[0]) for row in rows]
-
-    def roll(self, day_ms: int) -> None:
-        """Make a day's series again."""
-        with open_connection(self.dsn, autocommit=True) as connection, locks.snapshot(connection, Lock.SERIES):
-            roll_day(connection, zones.calendar(connection).day_of(day_ms))
-
-    def forget(self, before_ms: int) -> int:
-        """Remove series of days before this one; how many days."""
-        with open_connection(self.dsn) as connection:
-            connection.execute("DELETE FROM owner_5min WHERE at_ms < %s", (before_ms,))
-            return connection.execute("DELETE FROM series_day WHERE day_ms < %s", (before_ms,)).rowcount
+def expire(connection: Connection, before_ms: int) -> None:
+    """Delete series of days before this one."""
+    connection.execute("DELETE FROM owner_5min WHERE at_ms < %s", (before_ms,))
+    connection.execute("DELETE FROM series_day WHERE day_ms < %s", (before_ms,))
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class OwnerSeries:
     """One series: its group, its currency (None: unpriced), and by measure a value a step; 0 where it held nothing."""
 
     key: tuple[str, ...]
@@ -265,15 +246,14 @@ def read(
     owner: Mapping[str, str] | None = None,
     states: Sequence[str] = ("held",),
     measures: Sequence[str] = MEASURES,
-) -> list[Drawn]:
+) -> list[OwnerSeries]:
     """Series of whole steps by names of GROUPS, ordered by them; of an owner's subtree if given (level -> value).
 
-    `owner` may name levels of OWNED only. Raises KeyError for another group or level. The server only gathers, for
-    each owner, what it has to send; adding up is done in arrays here, which is several times as fast as a GROUP BY of
-    as many instants.
+    `owner` may name levels of OWNER_LEVELS only. Raises KeyError for another group or level. The server only gathers
+    the rows of each owner; arrays here add them up, several times as fast as a GROUP BY over as many instants.
     """
-    if strange := [name for name in by if name not in GROUPS] + sorted(set(owner or {}) - set(OWNED)):
-        raise KeyError(strange[0])
+    if unknown := [name for name in by if name not in GROUPS] + sorted(set(owner or {}) - set(OWNER_LEVELS)):
+        raise KeyError(unknown[0])
     owners = _owners(connection, owner)
     columns = [_COLUMNS[name] for name in by if name in _COLUMNS]
     groups = ", ".join(["owner_id", "currency", *columns])
@@ -285,51 +265,52 @@ def read(
             f"AND at_ms < %(end)s AND state = ANY(%(states)s){where} GROUP BY {groups}",
             {"start": period.start_ms, "end": period.end_ms, "states": list(states), "owners": list(owners)},
         ).fetchall()
-    row = np.dtype([("at", ">i8"), *((name, ">i8") for name in measures)])
+    record = np.dtype([("at", ">i8"), *((name, ">i8") for name in measures)])
     parts: dict[tuple[tuple[str, ...], str | None], list[npt.NDArray[np.void]]] = {}
-    for owner_id, currency, *given in rows:
-        others = dict(zip(columns, given[:-1], strict=True))
-        path = owners.get(owner_id, ("",) * len(OWNED))
-        key = tuple(path[OWNED.index(name)] if name in OWNED else others[_COLUMNS[name]] for name in by)
-        parts.setdefault((key, currency), []).append(np.frombuffer(given[-1], dtype=row))
-    ordered = sorted(parts, key=lambda one: (one[0], one[1] or ""))
-    return [Drawn(key, money, _sums(parts[key, money], period, step_ms, measures)) for key, money in ordered]
+    for owner_id, currency, *cells in rows:
+        others = dict(zip(columns, cells[:-1], strict=True))
+        path = owners.get(owner_id, ("",) * len(OWNER_LEVELS))
+        key = tuple(path[OWNER_LEVELS.index(name)] if name in OWNER_LEVELS else others[_COLUMNS[name]] for name in by)
+        parts.setdefault((key, currency), []).append(np.frombuffer(cells[-1], dtype=record))
+    ordered = sorted(parts, key=lambda pair: (pair[0], pair[1] or ""))
+    return [
+        OwnerSeries(key, currency, _sums(parts[key, currency], period, step_ms, measures)) for key, currency in ordered
+    ]
 
 
 def _owners(connection: Connection, owner: Mapping[str, str] | None) -> dict[int, tuple[str, ...]]:
-    """The paths of all owners, or of those in a subtree, by number; levels below OWNED left out."""
+    """The paths of all owners, or of those in a subtree, by number; levels below OWNER_LEVELS left out."""
     where = " AND ".join(f"{level} = %({level})s" for level in owner or {}) or "true"
-    rows = connection.execute(f"SELECT id, {', '.join(OWNED)} FROM owner WHERE {where}", dict(owner or {}))
-    return {int(one[0]): tuple(one[1:]) for one in rows}
+    rows = connection.execute(f"SELECT id, {', '.join(OWNER_LEVELS)} FROM owner WHERE {where}", dict(owner or {}))
+    return {int(row[0]): tuple(row[1:]) for row in rows}
 
 
 def _sums(
     parts: Sequence[npt.NDArray[np.void]], period: Period, step_ms: int, measures: Sequence[str]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """A value a step of each measure: 0 where there is no row, UNKNOWN where no row of a step knows it."""
-    found = np.concatenate(parts)
-    place = (found["at"].astype(np.int64) - period.start_ms) // step_ms
-    made = {}
+    """A value a step for each measure: 0 without any row, UNKNOWN when no row of a step knows it."""
+    rows = np.concatenate(parts)
+    steps = (rows["at"].astype(np.int64) - period.start_ms) // step_ms
+    sums = {}
     for name in measures:
-        values = found[name].astype(np.int64)
-        there = values != UNKNOWN
-        whole = np.zeros(period.ms // step_ms, dtype=np.int64)
-        whole[place] = UNKNOWN
-        whole[place[there]] = 0
-        np.add.at(whole, place[there], values[there])
-        made[name] = whole
-    return made
+        values = rows[name].astype(np.int64)
+        known_rows = values != UNKNOWN
+        sums[name] = np.zeros(period.ms // step_ms, dtype=np.int64)
+        sums[name][steps] = UNKNOWN
+        sums[name][steps[known_rows]] = 0
+        np.add.at(sums[name], steps[known_rows], values[known_rows])
+    return sums
 
 
 def known(connection: Connection, period: Period, step_ms: int) -> npt.NDArray[np.bool_]:
-    """Which steps of a period have series: the others were not rated, or were let go, and are not zero but unknown."""
+    """Which steps of a period have series: the others were not rated, or expired, and are unknown instead of zero."""
     rows = connection.execute(
         "SELECT s.day_ms, p.until_ms FROM series_day s JOIN conservation_check p USING (day_ms) "
         "WHERE p.until_ms > %s AND s.day_ms < %s",
         (period.start_ms, period.end_ms),
     ).fetchall()
-    at = period.start_ms + step_ms * np.arange(period.ms // step_ms, dtype=np.int64)
-    found = np.zeros(len(at), dtype=bool)
+    starts = period.start_ms + step_ms * np.arange(period.ms // step_ms, dtype=np.int64)
+    covered = np.zeros(len(starts), dtype=bool)
     for start_ms, until_ms in rows:
-        found |= (at + step_ms > start_ms) & (at < until_ms)
-    return found
+        covered |= (starts + step_ms > start_ms) & (starts < until_ms)
+    return covered
