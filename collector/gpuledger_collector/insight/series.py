@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 MAX_STEPS = 20_000_000
 """A series longer than this is a mistake in its instants (a year 1970 among years 2026), not a history."""
@@ -67,7 +70,7 @@ def series_of(
     parts = [order[bounds[i] : bounds[i + 1]] for i in range(len(names))]
     steps = [step_ms or _step(at_ms[rows]) for rows in parts]
     found = [step for step in steps if step]
-    fallback = min(found) if found else 3_600_000
+    fallback = min(found) if found else HOUR_MS
     out: list[Series] = []
     faults: list[Fault] = []
     for name, rows, step in zip(names, parts, steps, strict=True):
@@ -113,3 +116,15 @@ def _place(name: str, at: Ints, values: Floats, step: int) -> Series:
     grid = np.full(int(index[-1]) + 1, np.nan)
     grid[index] = values
     return Series(name, int(at[0]), step, grid)
+
+
+def fill_forward(values: Floats, before: float = 0.0) -> Floats:
+    """Fill each gap with the last known value, and `before` where nothing is known yet."""
+    known = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    return np.asarray(np.where(last >= 0, values[np.maximum(last, 0)], before))
+
+
+def is_weekend(at_ms: npt.ArrayLike) -> Flags:
+    """Whether instants lie on a Saturday or Sunday, UTC (1970-01-01 was a Thursday)."""
+    return np.asarray((np.asarray(at_ms) // DAY_MS + 3) % 7 >= 5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.insight.forecast import MODELS, STILL_RUNNING, Workloads, forecast, settings_for
 from gpuledger_collector.insight.forecast.analogs import history_of
-from gpuledger_collector.insight.forecast.boosted import WIDTH, ForecastTask, TreeSettings, _features, predict_all
+from gpuledger_collector.insight.forecast.boosted import FEATURES, ForecastTask, TreeSettings, _features, predict_all
 from gpuledger_collector.insight.forecast.workloads import Lifetimes, predict
 from gpuledger_collector.insight.series import Series
 
@@ -148,16 +148,13 @@ def test_trees_know_nothing_after_the_instants_they_are_asked_at():
 
 
 def test_a_day_is_known_by_its_place_in_the_calendar():
-    """Targets on New Year's Day and on a site's own holiday are holidays, the day after is none; months begin at 1."""
+    """A target on New Year's Day is a holiday, the day after is none; months begin at 1."""
     start = (dt.date(2026, 12, 30) - dt.date(1970, 1, 1)).days * DAY
-    past = history_of(np.arange(24 * 20, dtype=float), start - 19 * DAY, HOUR)
-    origin, leads = np.full(4, 19 * 24), np.array([12, 36, 60, 84])
-    site = frozenset({dt.date(2026, 12, 30)})
-    features = _features(past, origin, leads, 1.0, site)
-    assert features.shape[1] == WIDTH
-    assert features[:, -3].tolist() == [1.0, 1.0, 1.0, 0.0]
+    history = history_of(np.arange(24 * 20, dtype=float), start - 19 * DAY, HOUR)
+    features = _features(history, np.full(4, 19 * 24), np.array([12, 36, 60, 84]), 1.0)
+    assert features.shape[1] == FEATURES
+    assert features[:, -3].tolist() == [0.0, 1.0, 1.0, 0.0]
     assert features[:, -2].tolist() == [30.0, 31.0, 1.0, 2.0]
-    assert _features(past, origin, leads, 1.0, frozenset())[:, -3].tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("model", MODELS)

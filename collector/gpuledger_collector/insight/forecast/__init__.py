@@ -1,4 +1,4 @@
-"""How many GPUs will be wanted: quantiles of demand over a horizon, from a series' own past."""
+"""Quantiles of the GPUs that will be wanted over a horizon, from a series' own past and its workloads."""
 
 from gpuledger_collector.insight.forecast.ensemble import (
     MODELS,

@@ -1,16 +1,16 @@
 """Boosted trees over all series of a run: one model per quantile learns from every series at once.
 
 Problem: a single series has few days, so trees on it alone learn its noise. Idea: describe an instant by what does not
-depend on the size of a series (where its level stands among its own past, its changes over the last hours, the same
-hour yesterday and a week ago, the age of its plateau, the calendar of the target, how far ahead) and predict the change
-to come in units of the series' own movement. One model then serves all, and a new pool borrows from the old ones.
+depend on the size of a series (where its level stands in its own past, its changes over the last hours, the same hour
+yesterday and a week ago, the age of its plateau, the calendar of the target, the lead) and predict the change to come
+in units of the series' own movement. One model then serves all, and a new pool borrows from the old ones.
 
 Limit: on plateaus the quantile loss sees the sign of an error rather than its size, so that a rare step of 40 GPUs
-teaches little. A model of the mean with one of its error behind it learns such steps, and was worse on every family of
+teaches little. A model of the mean followed by one of its error learns such steps, and was worse on every family of
 series that it was measured on.
 
-Law: it is fitted on what was known before the earliest instant at which it is asked, so its answers there can be judged
-against what came.
+Law: it is fitted on what was known before the earliest instant at which it is asked, so its predictions there can be
+judged against what came.
 """
 
 from __future__ import annotations
@@ -23,24 +23,34 @@ from typing import Any
 
 import numpy as np
 
-from gpuledger_collector.insight.forecast.analogs import DAY_MS, History
-from gpuledger_collector.insight.series import Floats, Ints
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.forecast.analogs import History, Prediction
+from gpuledger_collector.insight.series import Floats, Ints, is_weekend
 
-HOUR_MS = 3_600_000
 HOLIDAYS = ((1, 1), (5, 1), (12, 24), (12, 25), (12, 26), (12, 31))
-"""Month and day of the days that most of the world has off; a site's own are given with the settings."""
+"""Month and day of the holidays of most of the world."""
 LAGS_HOURS = (1, 2, 3, 6, 12, 24, 48, 168)
-FEWEST_ROWS = 200
-WIDTH = 2 * len(LAGS_HOURS) + 17
+MIN_ROWS = 200
+FEATURES = 2 * len(LAGS_HOURS) + 17
 
 
 @dataclass(frozen=True)
 class ForecastTask:
     """One series and the instants at which it is asked: `origins` are lengths of the past known then, ascending."""
 
-    past: History
+    history: History
     origins: tuple[int, ...]
     leads: tuple[Ints, ...]
+
+    @property
+    def scale(self) -> float:
+        """Mean absolute change over a day, from what was known at the first origin."""
+        known = self.history.values[: self.origins[0]]
+        reach = min(len(known) - 1, max(1, DAY_MS // self.history.step_ms))
+        if reach < 1:
+            return 1.0
+        moved = np.abs(known[reach:] - known[:-reach]).mean()
+        return float(max(moved, 0.02 * np.abs(known).mean(), 1e-6))
 
 
 @dataclass(frozen=True)
@@ -55,47 +65,35 @@ class TreeSettings:
     seed: int = 7
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What is learnt from: features (N, F) and changes to come (N,) in units of the series."""
-
-    features: Floats
-    change: Floats
-
-
-Answer = tuple[Floats, Floats]
-
-
 def predict_all(
-    plans: Sequence[ForecastTask],
-    quantiles: Floats,
-    growth: TreeSettings | None = None,
-    holidays: frozenset[dt.date] = frozenset(),
-) -> list[dict[int, Answer]]:
-    """Levels (H, Q) and means (H,) of each plan's series by origin; empty where there is too little to learn from."""
-    growth = growth or TreeSettings()
-    rows = [_taught(plan, growth, max(1, growth.rows // max(1, len(plans))), holidays) for plan in plans]
-    taught = _Rows(*(np.concatenate(part) for part in zip(*rows, strict=True))) if rows else None
-    if taught is None or len(taught.change) < FEWEST_ROWS:
-        return [{} for _ in plans]
-    asked = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.origins))]
-    blocks = [_asked(plans[number], place, holidays) for number, place in asked]
-    question = np.concatenate(blocks)
-    told = np.isfinite(taught.features).any(axis=0)  # a lag longer than every past tells nothing
-    taught = _Rows(taught.features[:, told], taught.change)
-    made = _learn(taught, question[:, told], quantiles, growth)
-    out: list[dict[int, Answer]] = [{} for _ in plans]
+    tasks: Sequence[ForecastTask], quantiles: Floats, settings: TreeSettings | None = None
+) -> list[dict[int, Prediction]]:
+    """Return each task's predictions by origin; empty where there is too little to learn from."""
+    settings = settings or TreeSettings()
+    samples = [_training_rows(task, settings, max(1, settings.rows // len(tasks))) for task in tasks]
+    if sum(len(change) for _, change in samples) < MIN_ROWS:
+        return [{} for _ in tasks]
+    features, changes = (np.concatenate(part) for part in zip(*samples, strict=True))
+    asked = [(number, place) for number, task in enumerate(tasks) for place in range(len(task.origins))]
+    blocks = [_question_rows(tasks[number], place) for number, place in asked]
+    informative = np.isfinite(features).any(axis=0)  # a lag longer than every past is no feature
+    predicted = _fit_predict(
+        features[:, informative], changes, np.concatenate(blocks)[:, informative], quantiles, settings
+    )
+    predictions: list[dict[int, Prediction]] = [{} for _ in tasks]
     begin = 0
     for (number, place), block in zip(asked, blocks, strict=True):
-        plan = plans[number]
-        origin = plan.origins[place]
-        levels = plan.past.values[origin - 1] + made[begin : begin + len(block)] * _scale(plan)
-        out[number][origin] = levels, _mean(levels, quantiles)
+        task = tasks[number]
+        origin = task.origins[place]
+        levels = task.history.values[origin - 1] + predicted[begin : begin + len(block)] * task.scale
+        predictions[number][origin] = levels, _mean(levels, quantiles)
         begin += len(block)
-    return out
+    return predictions
 
 
-def _learn(taught: _Rows, question: Floats, quantiles: Floats, growth: TreeSettings) -> Floats:
+def _fit_predict(
+    features: Floats, changes: Floats, questions: Floats, quantiles: Floats, settings: TreeSettings
+) -> Floats:
     """Quantiles (rows, Q) of the change for each question, in units of its series."""
     from sklearn.ensemble import HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
@@ -104,20 +102,20 @@ def _learn(taught: _Rows, question: Floats, quantiles: Floats, growth: TreeSetti
         return HistGradientBoostingRegressor(
             loss="quantile",
             quantile=quantile,
-            max_iter=growth.rounds,
-            max_leaf_nodes=growth.leaves,
-            learning_rate=growth.rate,
-            min_samples_leaf=growth.in_leaf,
-            random_state=growth.seed,
+            max_iter=settings.rounds,
+            max_leaf_nodes=settings.leaves,
+            learning_rate=settings.rate,
+            min_samples_leaf=settings.in_leaf,
+            random_state=settings.seed,
             early_stopping=False,
             max_bins=63,
         )
 
-    out = np.empty((len(question), len(quantiles)))
-    with threadpool_limits(1):  # tables this small lose more to threads that wait for each other than they win
+    levels = np.empty((len(questions), len(quantiles)))
+    with threadpool_limits(1):  # on tables this small, threads wait for each other longer than they work
         for column, quantile in enumerate(quantiles):
-            out[:, column] = trees(float(quantile)).fit(taught.features, taught.change).predict(question)
-    return np.sort(out, axis=1)
+            levels[:, column] = trees(float(quantile)).fit(features, changes).predict(questions)
+    return np.sort(levels, axis=1)
 
 
 def _mean(levels: Floats, quantiles: Floats) -> Floats:
@@ -127,91 +125,74 @@ def _mean(levels: Floats, quantiles: Floats) -> Floats:
     return np.asarray(((padded[:, 1:] + padded[:, :-1]) / 2 * np.diff(edges)).sum(axis=1))
 
 
-def _scale(plan: ForecastTask) -> float:
-    """What a series moves by: the mean absolute change over a day and over an hour, of what was known first."""
-    known = plan.past.values[: plan.origins[0]]
-    reach = min(len(known) - 1, max(1, DAY_MS // plan.past.step_ms))
-    if reach < 1:
-        return 1.0
-    moved = np.abs(known[reach:] - known[:-reach]).mean()
-    return float(max(moved, 0.02 * np.abs(known).mean(), 1e-6))
-
-
-def _taught(plan: ForecastTask, growth: TreeSettings, most: int, holidays: frozenset[dt.date]) -> tuple[Floats, Floats]:
-    """Rows of features and changes to come, of what was known at the earliest origin."""
-    end = plan.origins[0]
-    furthest = int(max(leads[-1] for leads in plan.leads))
+def _training_rows(task: ForecastTask, settings: TreeSettings, max_rows: int) -> tuple[Floats, Floats]:
+    """Features and changes to come, sampled from what was known at the earliest origin."""
+    end = task.origins[0]
+    furthest = int(max(leads[-1] for leads in task.leads))
     if end < 72:
-        return np.empty((0, WIDTH)), np.empty(0)
-    generator = np.random.default_rng(growth.seed)
-    origin = generator.integers(24, end - 1, 2 * most)
-    lead = np.exp(generator.uniform(0, np.log(furthest + 1), 2 * most)).astype(np.int64)
-    known, values = plan.past.known, plan.past.values
+        return np.empty((0, FEATURES)), np.empty(0)
+    generator = np.random.default_rng(settings.seed)
+    origin = generator.integers(24, end - 1, 2 * max_rows)
+    lead = np.exp(generator.uniform(0, np.log(furthest + 1), 2 * max_rows)).astype(np.int64)
+    known, values = task.history.known, task.history.values
     inside = (origin + lead < end) & known[origin] & known[np.minimum(origin + lead, end - 1)]
-    use = np.flatnonzero(inside)[:most]
+    use = np.flatnonzero(inside)[:max_rows]
     origin, lead = origin[use], lead[use]
-    scale = _scale(plan)
-    features = _features(plan.past, origin, lead, scale, holidays)
-    return features, (values[origin + lead] - values[origin]) / scale
+    features = _features(task.history, origin, lead, task.scale)
+    return features, (values[origin + lead] - values[origin]) / task.scale
 
 
-def _asked(plan: ForecastTask, place: int, holidays: frozenset[dt.date]) -> Floats:
-    leads = plan.leads[place]
-    return _features(plan.past, np.full(len(leads), plan.origins[place] - 1), leads, _scale(plan), holidays)
+def _question_rows(task: ForecastTask, place: int) -> Floats:
+    leads = task.leads[place]
+    return _features(task.history, np.full(len(leads), task.origins[place] - 1), leads, task.scale)
 
 
-def _features(past: History, origin: Ints, lead: Ints, scale: float, holidays: frozenset[dt.date]) -> Floats:
+def _features(history: History, origin: Ints, lead: Ints, scale: float) -> Floats:
     """One row per (origin, lead), from values up to `origin` alone; what lies before the series is NaN."""
-    values = past.values
+    values = history.values
     now = values[origin]
-    per_hour = HOUR_MS / past.step_ms
+    per_hour = HOUR_MS / history.step_ms
     columns = [lead / per_hour, np.log1p(lead)]
-    for hours in LAGS_HOURS:
-        steps = max(1, round(hours * per_hour))
-        before = origin - steps
+    lags = [max(1, round(hours * per_hour)) for hours in LAGS_HOURS]
+    for lag in lags:
+        before = origin - lag
         columns.append(np.where(before >= 0, values[np.maximum(before, 0)] - now, np.nan) / scale)
-    for hours in LAGS_HOURS:
-        # What followed an instant one, two, ... spans ago over the same lead, where it had happened by now.
-        steps = max(1, round(hours * per_hour))
-        before, after = origin - steps, origin - steps + lead
-        fine = (before >= 0) & (after <= origin)
+    for lag in lags:
+        # What followed an instant a lag ago over the same lead, where it is over by now.
+        before, after = origin - lag, origin - lag + lead
         change = values[np.clip(after, 0, len(values) - 1)] - values[np.maximum(before, 0)]
-        columns.append(np.where(fine, change, np.nan) / scale)
+        columns.append(np.where((before >= 0) & (after <= origin), change, np.nan) / scale)
     total = np.concatenate([[0.0], np.cumsum(values)])
     for hours in (6, 24, 168):
         width = np.minimum(origin + 1, max(1, round(hours * per_hour)))
         columns.append(((total[origin + 1] - total[origin + 1 - width]) / width - now) / scale)
     peak, floor = np.maximum.accumulate(values)[origin], np.minimum.accumulate(values)[origin]
     span = np.where(peak > floor, peak - floor, 1.0)
-    columns += [(now - floor) / span, (peak - now) / scale, (now - floor) / scale, past.age[origin]]
-    columns += _calendar(past.at_ms[origin] + lead * past.step_ms, past.at_ms[origin], holidays)
+    columns += [(now - floor) / span, (peak - now) / scale, (now - floor) / scale, history.age[origin]]
+    columns += _calendar(history.at_ms[origin] + lead * history.step_ms, history.at_ms[origin])
     return np.stack(columns, axis=1)
 
 
-def _calendar(target_ms: Ints, now_ms: Ints, holidays: frozenset[dt.date]) -> list[Floats]:
-    """Hour, weekday, place in the month and holiday of the target, and the hour of now; UTC."""
+def _calendar(target_ms: Ints, now_ms: Ints) -> list[Floats]:
+    """Hour, weekday, day of the month and holiday of the target, and the hour of now; UTC."""
     hour, hour_now = (at % DAY_MS / HOUR_MS for at in (target_ms, now_ms))
     day = target_ms // DAY_MS
-    off, in_month = np.empty(len(day)), np.empty(len(day))
-    for one in np.unique(day):
-        rows = day == one
-        off[rows], in_month[rows] = _day(int(one), holidays)
+    holiday, day_of_month = np.array([_day(int(number)) for number in day], dtype=float).reshape(-1, 2).T
     weekday = ((day + 3) % 7).astype(float)
-    weekend_now = ((now_ms // DAY_MS + 3) % 7 >= 5).astype(float)
     return [
         np.sin(hour * np.pi / 12),
         np.cos(hour * np.pi / 12),
         hour_now,
         weekday,
-        (weekday >= 5) - weekend_now,
-        off,
-        in_month,
-        np.minimum(in_month, 4),
+        (weekday >= 5) - is_weekend(now_ms).astype(float),
+        holiday,
+        day_of_month,
+        np.minimum(day_of_month, 4),
     ]
 
 
 @lru_cache(maxsize=4096)
-def _day(number: int, holidays: frozenset[dt.date]) -> tuple[float, float]:
+def _day(number: int) -> tuple[float, float]:
     """Whether a day (counted from 1970) is a holiday, and its number in the month."""
     date = dt.date(1970, 1, 1) + dt.timedelta(days=number)
-    return float((date.month, date.day) in HOLIDAYS or date in holidays), float(date.day)
+    return float((date.month, date.day) in HOLIDAYS), float(date.day)

@@ -1,42 +1,43 @@
-"""One forecast per series: the models that were right lately, combined, calibrated, and honest about what they had.
+"""One forecast per series: models combined by their recent accuracy, and calibrated.
 
-Each series is forecast by every model at a few earlier instants of its own past; a model counts by how small its
-quantile loss was there (a power of it, times a prior that favours the level-and-plateau analog). Quantiles are averaged
-quantile by quantile. Models that look at more than the series (boosted trees over all series, workloads) answer for the
-same instants beforehand, and count beside the series' own models together by their loss over theirs. The tails are then
-widened by one factor, learnt across all series of the run (a single series has too few independent days to calibrate by
-itself). Laws: quantiles do not cross, nothing is below zero, and nothing after the last instant given
-is ever looked at.
+Every model forecasts each series at a few earlier origins of its own past; a model's weight is a power of its quantile
+loss there, times a prior that favors the level-and-plateau analog. Quantiles are averaged quantile by quantile. Models
+that use more than the series (boosted trees over all series, workloads) predict at the same origins beforehand, and are
+weighted against the series' own models together. The tails are then widened by one factor per quantile, learnt across
+all series of the run (a single series has too few independent days for its own calibration). Laws: quantiles do not
+cross, nothing is below zero, and nothing after the last instant given is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 import numpy as np
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.forecast.analogs import (
     KERNELS,
     History,
+    Prediction,
     history_of,
     kernel_weights,
     past_changes,
     seasonal,
     weighted_quantiles,
 )
-from gpuledger_collector.insight.forecast.workloads import Workloads
-from gpuledger_collector.insight.forecast.workloads import predict_at_origins as lived
+from gpuledger_collector.insight.forecast.workloads import Workloads, predict_at_origins
 from gpuledger_collector.insight.series import Floats, Ints, Series
+from gpuledger_common.plurals import plural
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
-WEEK_DAYS = 7
-SEASONS = (("day ago", 1), ("week ago", WEEK_DAYS))
-MODELS = (*(look.name for look in KERNELS), *(name for name, _ in SEASONS), "workloads", "boosted")
-"""Every model by name; boosted is not in the default mix, it did not earn its time (docs/forecasting.md)."""
-Answer = tuple[Floats, Floats]
-Answers = Mapping[str, Mapping[int, Answer]]
-"""Levels (H, Q) and means (H,) by model and by how much of the past was known."""
+SEASONS = (("day ago", 1), ("week ago", 7))
+"""Seasonal models and their periods in days."""
+MODELS = (*(kernel.name for kernel in KERNELS), *(name for name, _ in SEASONS), "workloads", "boosted")
+"""Every model by name; boosted is not in the default mix, its gain did not pay for its time (docs/forecasting.md)."""
+External = Mapping[str, Mapping[int, Prediction]]
+"""Predictions of models that use more than the series, by model and length of the history."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class ForecastSettings:
 
     history_steps: int = 1_008  # of the past, at least; see `history_days`
     history_days: float = 14.0
-    origins: int = 6  # earlier instants at which the models are judged
+    origins: int = 6  # earlier origins at which the models are judged
     judged_leads: int = 6
     power: float = 12.0  # how sharply a smaller loss is preferred
-    doubt: float = 1.0  # origins' worth of disbelief in the judgement
+    doubt: float = 1.0  # weight of the prior against the judgement, in origins
     prior: tuple[tuple[str, float], ...] = (
         ("analog", 4.0),
         ("recent", 1.0),
@@ -58,29 +59,27 @@ class ForecastSettings:
         ("week ago", 0.25),
         ("workloads", 1.0),
     )
-    outsider: float = 2.0  # what a model beyond the series counts beside all its own, when its loss was the same
-    doubted: float = 5.0  # how sharply it counts less as its loss was larger
-    least: float = 0.2  # the share below which it does not count
-    calibration_doubt: float = 200.0  # series' worth of disbelief in the common widening of the tails
+    external_weight: float = 2.0  # of an external model with the same loss as all own models together
+    external_power: float = 5.0  # how sharply an external model's weight falls with its loss
+    min_external_share: float = 0.2  # an external model with a smaller share is left out
+    calibration_doubt: float = 200.0  # weight of "no widening" against the learnt factor, in series
 
 
 def settings_for(model: str) -> ForecastSettings:
-    """Settings of `auto` (the default mix) or of one model of MODELS alone. Raises KeyError."""
-    usual = ForecastSettings()
+    """Return settings of `auto` (the default mix) or of one model of MODELS alone. Raises KeyError."""
     if model == "auto":
-        return usual
+        return ForecastSettings()
     if model not in MODELS:
         raise KeyError(model)
-    return replace(usual, prior=((model, 1.0),))
+    return ForecastSettings(prior=((model, 1.0),))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Demand to come: `values[i, k]` is quantile `quantiles[k]` at `at_ms[i]`; `naive` is the same by persistence
-    alone.
+    """Demand to come: `values[i, k]` is quantile `quantiles[k]` at `at_ms[i]`; `naive` is the persistence baseline.
 
-    `weights` says how much each model counts; `skill` is 1 - loss / loss(naive) over the series' own back-test (None
-    when the past was too short for one); `note` is a sentence when the series had too little history for a sound band.
+    `weights` are the models' shares; `skill` is 1 - loss / loss(naive) over the series' own backtest (None: the past is
+    too short for one); `note` is a sentence when the series has too little history for a sound band.
     """
 
     series: str
@@ -95,13 +94,35 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """What a series' back-test said: weights and skill, and (actual, median, quantiles) for the calibration."""
+class _Backtest:
+    """Weights and skill from a series' backtest, and its pairs of actual (M,) and forecast (M, Q) for calibration."""
 
     weights: dict[str, float]
     skill: float | None
-    actual: Floats  # (M,)
-    promised: Floats  # (M, Q)
+    actual: Floats
+    forecast: Floats
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A series to forecast: its history, the instants to come, and the earlier origins at which it is judged.
+
+    `origins` are lengths of the history, latest first; `known` counts its known values.
+    """
+
+    name: str
+    history: History
+    at_ms: Ints
+    leads: Ints
+    judged_leads: Ints
+    origins: tuple[int, ...]
+    known: int
+
+    @property
+    def asked(self) -> tuple[tuple[int, Ints], ...]:
+        """Every origin with its leads; now is last."""
+        earlier = tuple((origin, self.judged_leads) for origin in self.origins[::-1])
+        return (*earlier, (len(self.history.values), self.leads))
 
 
 def forecast(
@@ -114,69 +135,48 @@ def forecast(
 ) -> list[Forecast]:
     """Forecast each series for `horizon` steps after its last instant (known or not); order is kept.
 
-    `track` wraps the walk over the series, for a progress bar; `workloads` are those of a series, by its name. Raises
-    ValueError for a horizon below one step, quantiles outside (0, 1) or a series without any known value.
+    `track` wraps the iteration over the series, for a progress bar; `workloads` are those of a series, by its name.
+    Raises ValueError for a horizon below one step, quantiles outside (0, 1) or a series without any known value.
     """
     settings = settings or ForecastSettings()
-    wanted = np.asarray(sorted(quantiles), dtype=float)
-    if horizon < 1 or not len(wanted) or wanted[0] <= 0 or wanted[-1] >= 1:
+    levels = np.asarray(sorted(quantiles), dtype=float)
+    if horizon < 1 or not len(levels) or levels[0] <= 0 or levels[-1] >= 1:
         raise ValueError("a forecast needs at least one step and quantiles between 0 and 1")
-    known = workloads or {}
-    trees: Sequence[Mapping[int, Answer]] = ()
+    tasks = [_task(one_series, horizon, settings) for one_series in series]
+    external: list[dict[str, Mapping[int, Prediction]]] = [{} for _ in tasks]
     if any(name == "boosted" for name, _ in settings.prior):
-        trees = _boosted([_asked(one, horizon, settings) for one in series], wanted)
-    made = [
-        _one(_asked(one, horizon, settings), wanted, settings, known.get(one.name), trees[number] if trees else {})
-        for number, one in enumerate(track(series))
-    ]
-    factors = _widening([judged for _, judged in made if judged], wanted, settings)
-    return [_finish(plain, factors) if judged else _finish(plain, np.ones(len(wanted))) for plain, judged in made]
+        external = [{"boosted": trees} for trees in _boosted(tasks, levels)]
+    plain = []
+    for task, given, one_series in zip(tasks, external, track(series), strict=True):
+        known = (workloads or {}).get(one_series.name)
+        plain.append(_forecast(task, levels, settings, known, given))
+    factors = _widening([backtest for _, backtest in plain if backtest], levels, settings)
+    return [_finish(result, factors if backtest else np.ones(len(levels))) for result, backtest in plain]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A series as it is forecast: its past, the instants to come, and the earlier origins at which it is judged."""
-
-    name: str
-    past: History
-    at_ms: Ints
-    leads: Ints
-    judged_leads: Ints
-    origins: tuple[int, ...]  # how much of the past was known at each, latest first
-    known: int
-
-    @property
-    def plan(self) -> tuple[tuple[int, Ints], ...]:
-        """Every origin with its leads, now last."""
-        then = tuple((origin, self.judged_leads) for origin in self.origins[::-1])
-        return (*then, (len(self.past.values), self.leads))
-
-
-def _asked(series: Series, horizon: int, settings: ForecastSettings) -> _Asked:
-    """What is asked of a series. Raises ValueError for one without any known value."""
+def _task(series: Series, horizon: int, settings: ForecastSettings) -> _Task:
+    """Prepare a series. Raises ValueError for one without any known value."""
     if not series.known:
         raise ValueError(f"series {series.name!r} has no known value")
-    cap = max(settings.history_steps, int(settings.history_days * 86_400_000 // series.step_ms))
+    cap = max(settings.history_steps, int(settings.history_days * DAY_MS // series.step_ms))
     cut = max(0, len(series.values) - cap)
-    values = series.values[cut:]
-    if not np.isfinite(values).any():
-        cut, values = 0, series.values
-    past = history_of(values, series.start_ms + cut * series.step_ms, series.step_ms)
+    if not np.isfinite(series.values[cut:]).any():
+        cut = 0
+    history = history_of(series.values[cut:], series.start_ms + cut * series.step_ms, series.step_ms)
     at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
-    judged = np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int))
-    return _Asked(
+    return _Task(
         series.name,
-        past,
+        history,
         at_ms,
-        (at_ms - past.at_ms[-1]) // series.step_ms,
-        judged,
-        _origins(len(past.values), horizon, settings),
-        int(past.known.sum()),
+        (at_ms - history.at_ms[-1]) // series.step_ms,
+        np.unique(np.geomspace(1, horizon, settings.judged_leads).round().astype(int)),
+        _origins(len(history.values), horizon, settings),
+        int(history.known.sum()),
     )
 
 
 def _origins(count: int, horizon: int, settings: ForecastSettings) -> tuple[int, ...]:
-    """Earlier instants at which the models are judged, latest first; none while the past is too short for one."""
+    """Earlier origins at which the models are judged, latest first; none while the past is too short for one."""
     room = count - horizon - max(48, horizon)
     if room <= 0:
         return ()
@@ -184,232 +184,229 @@ def _origins(count: int, horizon: int, settings: ForecastSettings) -> tuple[int,
     return tuple(count - horizon - back * apart for back in range(min(settings.origins, 1 + room // apart)))
 
 
-def _boosted(asked: Sequence[_Asked], quantiles: Floats) -> Sequence[Mapping[int, Answer]]:
-    """What trees over all series answer, for each series by origin."""
+def _boosted(tasks: Sequence[_Task], quantiles: Floats) -> Sequence[Mapping[int, Prediction]]:
+    """Predictions of trees over all series, for each series by origin."""
     from gpuledger_collector.insight.forecast.boosted import ForecastTask, predict_all
 
-    plans = [
-        ForecastTask(one.past, tuple(origin for origin, _ in one.plan), tuple(leads for _, leads in one.plan))
-        for one in asked
-    ]
-    return predict_all(plans, quantiles)
+    return predict_all([ForecastTask(task.history, *zip(*task.asked, strict=True)) for task in tasks], quantiles)
 
 
-def _one(
-    asked: _Asked,
+def _forecast(
+    task: _Task,
     quantiles: Floats,
     settings: ForecastSettings,
     workloads: Workloads | None,
-    trees: Mapping[int, Answer],
-) -> tuple[Forecast, _Judged | None]:
-    """The uncalibrated forecast of one series and what its back-test said."""
-    past, horizon = asked.past, len(asked.at_ms)
-    if asked.known < max(24, min(3 * horizon // 2, 96)):
-        return _short(asked.name, past, asked.at_ms, asked.leads, quantiles, asked.known), None
-    prior = dict(settings.prior)
-    given: dict[str, Mapping[int, Answer]] = {"boosted": trees} if trees else {}
-    if workloads is not None and "workloads" in prior:
-        given["workloads"] = lived(workloads, past, asked.plan, quantiles)
-    judged = _judge(asked, quantiles, settings, given)
-    models = _models(past, asked.leads, quantiles, {*judged.weights}, given)
-    values_, mean, used = _combine(models, judged.weights)
-    naive = models["persistence"][0]
-    return Forecast(asked.name, asked.at_ms, mean, values_, tuple(quantiles), naive, used, judged.skill), judged
+    external: dict[str, Mapping[int, Prediction]],
+) -> tuple[Forecast, _Backtest | None]:
+    """The uncalibrated forecast of one series, and its backtest (None: too little history for models)."""
+    horizon = len(task.at_ms)
+    if task.known < max(24, min(3 * horizon // 2, 96)):
+        return _short(task, quantiles), None
+    if workloads is not None and "workloads" in dict(settings.prior):
+        external["workloads"] = predict_at_origins(workloads, task.history, task.asked, quantiles)
+    external = {name: predictions for name, predictions in external.items() if predictions or name == "workloads"}
+    backtest = _backtest(task, quantiles, settings, external)
+    predictions = _predict(task.history, task.leads, quantiles, {*backtest.weights}, external)
+    levels, mean, used = _combine(predictions, backtest.weights)
+    naive = predictions["persistence"][0]
+    result = Forecast(task.name, task.at_ms, mean, levels, tuple(quantiles), naive, used, backtest.skill)
+    return result, backtest
 
 
-def _models(past: History, leads: Ints, quantiles: Floats, wanted: set[str], given: Answers) -> dict[str, Answer]:
-    """Levels (H, Q) and mean (H,) of each wanted model, as far as it has an answer; persistence always."""
-    changes = past_changes(past, leads)
-    now = past.values[-1]
-    made: dict[str, Answer] = {}
-    for look in KERNELS:
-        if look.name == "persistence" or look.name in wanted:
-            values, mean = weighted_quantiles(changes, kernel_weights(look, past, changes.origin), quantiles)
-            made[look.name] = (now + values, now + mean)
+def _predict(
+    history: History, leads: Ints, quantiles: Floats, models: set[str], external: External
+) -> dict[str, Prediction]:
+    """Predict with each of these models that can; persistence always."""
+    changes = past_changes(history, leads)
+    now = history.values[-1]
+    predictions: dict[str, Prediction] = {}
+    for kernel in KERNELS:
+        if kernel.name == "persistence" or kernel.name in models:
+            levels, mean = weighted_quantiles(changes, kernel_weights(kernel, history, changes.origin), quantiles)
+            predictions[kernel.name] = (now + levels, now + mean)
     for name, days in SEASONS:
-        period = past.per_day * days
-        if name in wanted and period and len(past.values) >= 2 * period + 1:
-            made[name] = seasonal(past, period, leads, quantiles)
-    for name, by_origin in given.items():
-        if name in wanted and len(past.values) in by_origin:
-            made[name] = by_origin[len(past.values)]
-    return made
+        period = history.per_day * days
+        if name in models and period and len(history.values) >= 2 * period + 1:
+            predictions[name] = seasonal(history, period, leads, quantiles)
+    for name, by_origin in external.items():
+        if name in models and len(history.values) in by_origin:
+            predictions[name] = by_origin[len(history.values)]
+    return predictions
 
 
 def _combine(
-    models: dict[str, tuple[Floats, Floats]], weights: dict[str, float]
+    predictions: Mapping[str, Prediction], weights: Mapping[str, float]
 ) -> tuple[Floats, Floats, dict[str, float]]:
-    """The weighted average of the models' quantiles and means; a model without an answer for a lead does not count
-    there.
-    """
-    used = {name: weights[name] for name in models if weights.get(name, 0) > 0.02} or {"persistence": 1.0}
-    total = sum(used.values())
-    used = {name: weight / total for name, weight in used.items()}
+    """The weighted average of quantiles and means, and the weights used; a model counts only where it predicts."""
+    used = {name: weights[name] for name in predictions if weights.get(name, 0) > 0.02} or {"persistence": 1.0}
+    used = _normalized(used)
     share = np.array(list(used.values()))
-    values = np.stack([models[name][0] for name in used])
-    mean = np.stack([models[name][1] for name in used])
+    levels = np.stack([predictions[name][0] for name in used])
+    mean = np.stack([predictions[name][1] for name in used])
     have = np.isfinite(mean) * share[:, None]
     have = have / np.where(have.sum(axis=0) > 0, have.sum(axis=0), 1.0)
-    joined = (np.nan_to_num(values) * have[:, :, None]).sum(axis=0)
-    return np.sort(joined, axis=1), (np.nan_to_num(mean) * have).sum(axis=0), used
+    average = (np.nan_to_num(levels) * have[:, :, None]).sum(axis=0)
+    return np.sort(average, axis=1), (np.nan_to_num(mean) * have).sum(axis=0), used
 
 
-def _judge(asked: _Asked, quantiles: Floats, settings: ForecastSettings, given: Answers) -> _Judged:
-    """Forecast from earlier instants of the past and weigh the models by their quantile loss there.
+def _normalized(weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
 
-    A model that could not be judged at any of them does not count, unless none could; then the series' own models do.
+
+def _backtest(task: _Task, quantiles: Floats, settings: ForecastSettings, external: External) -> _Backtest:
+    """Forecast from earlier origins of the past and weigh the models by their quantile loss there.
+
+    A model that could not be judged at any of them gets no weight, unless none could; then the series' own models do.
     """
-    past, leads, prior = asked.past, asked.judged_leads, dict(settings.prior)
+    history, leads, prior = task.history, task.judged_leads, dict(settings.prior)
+    own_prior = {name: weight for name, weight in prior.items() if name not in external}
     losses: list[dict[str, float]] = []
-    pairs: list[tuple[Floats, dict[str, Answer]]] = []
-    for origin in asked.origins:
-        actual = np.where(past.known[origin - 1 + leads], past.values[origin - 1 + leads], np.nan)
-        if not np.isfinite(actual).any():
-            continue
-        # The arrays are cut, not recomputed: all of `Past` at an instant depends on what came before only.
-        then = replace(
-            past,
-            values=past.values[:origin],
-            known=past.known[:origin],
-            at_ms=past.at_ms[:origin],
-            age=past.age[:origin],
-        )
-        models = _models(then, leads, quantiles, {*prior}, given)
-        losses.append({name: quantile_loss(actual, made[0], quantiles) for name, made in models.items()})
-        pairs.append((actual, models))
+    judged: list[tuple[Floats, dict[str, Prediction]]] = []
+    for origin in task.origins:
+        target = origin - 1 + leads
+        actual = np.where(history.known[target], history.values[target], np.nan)
+        if np.isfinite(actual).any():
+            predictions = _predict(history.until(origin), leads, quantiles, {*prior}, external)
+            losses.append({name: quantile_loss(actual, levels, quantiles) for name, (levels, _) in predictions.items()})
+            judged.append((actual, predictions))
     if not losses:
-        own = {name: weight for name, weight in prior.items() if name not in given} or {"persistence": 1.0}
-        return _Judged(own, None, np.empty(0), np.empty((0, len(quantiles))))
-    own = {name: weight for name, weight in prior.items() if name not in given}
-    weights = _weigh(losses, own or prior, settings)
-    if own:
-        weights = _beside(weights, pairs, losses, quantiles, settings, [name for name in prior if name in given])
-    promised = [(actual, _combine(models, weights)[0]) for actual, models in pairs]
-    ours = sum(quantile_loss(actual, values, quantiles) for actual, values in promised)
-    naive = sum(loss["persistence"] for loss in losses)
-    skill = 1 - ours / naive if naive > 0 else 0.0
-    return _Judged(
+        return _Backtest(own_prior or {"persistence": 1.0}, None, np.empty(0), np.empty((0, len(quantiles))))
+    weights = _weigh(losses, own_prior or prior, settings)
+    if own_prior:
+        together = [
+            quantile_loss(actual, _combine(predictions, weights)[0], quantiles) for actual, predictions in judged
+        ]
+        weights = _add_external(weights, together, losses, settings, [name for name in prior if name in external])
+    combined = [(actual, _combine(predictions, weights)[0]) for actual, predictions in judged]
+    loss = sum(quantile_loss(actual, levels, quantiles) for actual, levels in combined)
+    naive = sum(by_model["persistence"] for by_model in losses)
+    return _Backtest(
         weights,
-        skill,
-        np.concatenate([actual for actual, _ in promised]),
-        np.concatenate([values for _, values in promised]),
+        1 - loss / naive if naive > 0 else 0.0,
+        np.concatenate([actual for actual, _ in combined]),
+        np.concatenate([levels for _, levels in combined]),
     )
 
 
-def _beside(
+def _add_external(
     own: dict[str, float],
-    pairs: Sequence[tuple[Floats, dict[str, Answer]]],
-    losses: list[dict[str, float]],
-    quantiles: Floats,
+    own_losses: Sequence[float],
+    losses: Sequence[Mapping[str, float]],
     settings: ForecastSettings,
-    outsiders: Sequence[str],
+    names: Sequence[str],
 ) -> dict[str, float]:
-    """The weights with the outsiders: each counts beside the own models together by a power of its loss over theirs.
+    """Add external models, each weighted against the own models together by a power of the ratio of their losses.
 
-    One that had no answer at half of the origins, or that would count for little, does not count.
+    One without a prediction at half of the origins, or with too small a share, is left out.
     """
-    together = [quantile_loss(actual, _combine(models, own)[0], quantiles) for actual, models in pairs]
     added = {}
-    for name in outsiders:
-        have = [place for place, loss in enumerate(losses) if np.isfinite(loss.get(name, np.nan))]
-        if 2 * len(have) < len(losses) or not have:
+    for name in names:
+        pairs = [
+            (together, by_model[name])
+            for together, by_model in zip(own_losses, losses, strict=True)
+            if np.isfinite(by_model.get(name, np.nan))
+        ]
+        if 2 * len(pairs) < len(losses) or not pairs:
             continue
-        ours, theirs = (
-            sum(part) + 1e-9 for part in zip(*((together[at], losses[at][name]) for at in have), strict=True)
-        )
-        share = settings.outsider * (theirs / ours) ** -settings.doubted
-        if share >= settings.least * (1 + share):
+        ours, theirs = (sum(part) + 1e-9 for part in zip(*pairs, strict=True))
+        share = settings.external_weight * (theirs / ours) ** -settings.external_power
+        if share >= settings.min_external_share * (1 + share):
             added[name] = min(share, 3.0)
     total = 1 + sum(added.values())
     return {name: weight / total for name, weight in (own | added).items()}
 
 
-def _weigh(losses: list[dict[str, float]], prior: dict[str, float], settings: ForecastSettings) -> dict[str, float]:
-    """Prior x (loss / least loss)^-power, over the origins where a model had an answer; the weights sum to 1."""
-    names = [name for name in prior if any(np.isfinite(loss.get(name, np.nan)) for loss in losses)]
+def _weigh(
+    losses: Sequence[Mapping[str, float]], prior: Mapping[str, float], settings: ForecastSettings
+) -> dict[str, float]:
+    """Weights prior x (loss / least loss)^-power over the origins where a model predicted; they sum to 1."""
     relative: dict[str, float] = {}
-    for name in names:
-        have = [loss for loss in losses if np.isfinite(loss.get(name, np.nan))]
-        # The ratio to persistence over the same origins: a model that only answered the last ones is not favoured.
-        base = sum(loss["persistence"] for loss in have)
-        relative[name] = (sum(loss[name] for loss in have) + 1e-9) / (base + 1e-9)
+    for name in prior:
+        have = [by_model for by_model in losses if np.isfinite(by_model.get(name, np.nan))]
+        if have:
+            # Relative to persistence at the same origins: a model that predicted only the last ones is not favored.
+            base = sum(by_model["persistence"] for by_model in have)
+            relative[name] = (sum(by_model[name] for by_model in have) + 1e-9) / (base + 1e-9)
     if not relative:
         return {"persistence": 1.0}
     least = min(relative.values())
     power = settings.power * len(losses) / (len(losses) + settings.doubt)
-    raw = {name: prior[name] * float((relative[name] / least) ** -power) for name in names}
-    total = sum(raw.values())
-    return {name: weight / total for name, weight in raw.items()}
+    return _normalized({name: prior[name] * float((ratio / least) ** -power) for name, ratio in relative.items()})
 
 
 def quantile_loss(actual: Floats, values: Floats, quantiles: Floats) -> float:
-    """Mean quantile loss of `values` (H, Q) against `actual` (H,), unknown instants left out; NaN when nothing is
-    known.
-    """
+    """Return the mean quantile (pinball) loss of `values` (H, Q) against `actual` (H,), over known instants."""
+    loss = quantile_losses(actual, values, quantiles)
+    known = np.isfinite(loss)
+    return float(loss[known].mean()) if known.any() else float("nan")
+
+
+def quantile_losses(actual: Floats, values: Floats, quantiles: Floats) -> Floats:
+    """Return the quantile loss of each value (H, Q)."""
     error = actual[:, None] - values
-    loss = np.maximum(quantiles * error, (quantiles - 1) * error)
-    use = np.isfinite(loss)
-    return float(loss[use].mean()) if use.any() else float("nan")
+    return np.asarray(np.maximum(quantiles * error, (quantiles - 1) * error))
 
 
-def _widening(judged: Sequence[_Judged], quantiles: Floats, settings: ForecastSettings) -> Floats:
-    """Per quantile the factor on its distance from the median that would have given it its share, over all series.
+def _widening(backtests: Sequence[_Backtest], quantiles: Floats, settings: ForecastSettings) -> Floats:
+    """Per quantile the factor on its distance from the median that would have given it its coverage, over all series.
 
     Split conformal on the ratio (actual - median) / (quantile - median) (Romano et al. 2019, scaled), shrunk towards
-    1 while few series speak. Plateaus, where the quantile equals the median, say nothing about width and stay out.
+    1 while there are few series. Plateaus, where the quantile equals the median, say nothing about width and are
+    excluded.
     """
     factors = np.ones(len(quantiles))
-    middle = int(np.argmin(np.abs(quantiles - 0.5)))
-    trust = len(judged) / (len(judged) + settings.calibration_doubt)
-    for k, quantile in enumerate(quantiles):
-        if k == middle or not judged:
+    middle = _median_index(quantiles)
+    trust = len(backtests) / (len(backtests) + settings.calibration_doubt)
+    for column, quantile in enumerate(quantiles):
+        if column == middle or not backtests:
             continue
         ratios = []
-        for one in judged:
-            distance = one.promised[:, k] - one.promised[:, middle]
-            use = np.isfinite(one.actual) & (np.abs(distance) > 1e-6)
-            ratios.append((one.actual[use] - one.promised[use, middle]) / distance[use])
+        for backtest in backtests:
+            median = backtest.forecast[:, middle]
+            distance = backtest.forecast[:, column] - median
+            use = np.isfinite(backtest.actual) & (np.abs(distance) > 1e-6)
+            ratios.append((backtest.actual[use] - median[use]) / distance[use])
         pooled = np.concatenate(ratios)
         if len(pooled) >= 50:
             factor = float(np.quantile(pooled, quantile if quantile > 0.5 else 1 - quantile))
-            factors[k] = np.clip(factor, 0.8, 1.6) ** trust
+            factors[column] = np.clip(factor, 0.8, 1.6) ** trust
     return factors
 
 
+def _median_index(quantiles: Floats) -> int:
+    return int(np.argmin(np.abs(quantiles - 0.5)))
+
+
 def _finish(plain: Forecast, factors: Floats) -> Forecast:
-    """Widen, keep the quantiles in order and nothing below zero."""
-    middle = int(np.argmin(np.abs(np.asarray(plain.quantiles) - 0.5)))
-    centre = plain.values[:, middle : middle + 1]
-    values = np.maximum(np.sort(centre + (plain.values - centre) * factors[None, :], axis=1), 0.0)
+    """Widen, sort the quantiles and clip at zero."""
+    middle = _median_index(np.asarray(plain.quantiles))
+    center = plain.values[:, middle : middle + 1]
+    values = np.maximum(np.sort(center + (plain.values - center) * factors[None, :], axis=1), 0.0)
     naive = np.maximum(np.sort(plain.naive, axis=1), 0.0)
     return replace(plain, values=values, mean=np.maximum(plain.mean, 0.0), naive=naive)
 
 
-def _short(name: str, past: History, at_ms: Ints, leads: Ints, quantiles: Floats, known: int) -> Forecast:
-    """Too little history for models: the last value with a band that widens with the square root of time.
+def _short(task: _Task, quantiles: Floats) -> Forecast:
+    """Forecast a short history: the last value with a band that widens with the square root of time.
 
     The band is that of a random walk with the one-step changes seen so far; with fewer than three of them, that of a
-    count (variance of a day = level), which is a guess, and the note says which it was.
+    count (variance of a day = level), which is a guess, and the note says which it is.
     """
-    now = float(past.values[-1])
-    steps = np.diff(past.values)[past.known[1:] & past.known[:-1]]
-    per_day = max(1.0, 86_400_000 / past.step_ms)
-    normal = np.asarray([_normal_quantile(q) for q in quantiles])
+    history = task.history
+    now = float(history.values[-1])
+    steps = np.diff(history.values)[history.known[1:] & history.known[:-1]]
+    per_day = max(1.0, DAY_MS / history.step_ms)
     sigma = float(np.sqrt(np.square(steps).mean())) if len(steps) >= 3 else 0.0
-    seen = f"series {name!r} has only {known} known value{'s' if known > 1 else ''}: "
-    if sigma > 0:
-        note = seen + "its forecast is the last value with a band from its few changes, not a learnt one"
-    else:
-        sigma = float(np.sqrt(max(now, 1.0) / per_day))
-        note = seen + "its forecast is the last value with a guessed band"
-    reach = np.sqrt(np.minimum(leads, 2 * per_day))
+    band = "a band from its few changes, not a learnt one" if sigma > 0 else "a guessed band"
+    sigma = sigma or float(np.sqrt(max(now, 1.0) / per_day))
+    reach = np.sqrt(np.minimum(task.leads, 2 * per_day))
+    normal = np.asarray([NormalDist().inv_cdf(quantile) for quantile in quantiles])
     values = now + sigma * reach[:, None] * normal[None, :]
-    return Forecast(
-        name, at_ms, np.full(len(leads), now), values, tuple(quantiles), values.copy(), {"last value": 1.0}, None, note
+    note = (
+        f"series {task.name!r} has only {plural(task.known, 'known value')}: its forecast is the last value with {band}"
     )
-
-
-def _normal_quantile(probability: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(probability)
+    mean = np.full(len(task.leads), now)
+    return Forecast(
+        task.name, task.at_ms, mean, values, tuple(quantiles), values.copy(), {"last value": 1.0}, None, note
+    )
