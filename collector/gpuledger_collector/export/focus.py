@@ -6,7 +6,7 @@ of status Unused with nothing consumed (docs/decisions/0014-commitments.md). Fin
 each invoice (month, owner, currency) ends with one Adjustment row that brings its rows to the cents booked. The cents
 of a month are split over its invoices by largest remainder: the invoices add up to the chargeback of that month. What
 an invoice bears of shared costs is an Adjustment row for each of them, negative where a cost was moved away
-(docs/decisions/0013-shared-costs-beside.md): those of a moved cost add up to zero.
+(docs/decisions/0013-shared-costs.md): those of a moved cost add up to zero.
 Quantities are written to nine places of a GPU-hour, prices to nine, costs to eighteen: exact products, no floats.
 """
 

@@ -1,7 +1,7 @@
 """The schema's version: what the database has, what this installation brings, and the way from one to the other.
 
 A migration is of one of two phases. `pre` only adds: collectors of the version before go on beside it. `post` takes
-away what they use: it runs once none of them is alive (docs/decisions/0015-old-and-new-together.md). The database
+away what they use: it runs once none of them is alive (docs/decisions/0015-rolling-upgrades.md). The database
 keeps the phase of each in `schema_step`, for collectors that do not know the migration itself.
 """
 
