@@ -15,7 +15,7 @@ import pytest
 
 from fakes.postgres import fresh_database, postgres
 from gpuledger_collector.accounting import placement, reattribution
-from gpuledger_collector.config import table
+from gpuledger_collector.config import fields
 from gpuledger_collector.services import commitment_coverage as cover
 from gpuledger_collector.storage.billing import prices as book
 from gpuledger_collector.storage.ledger import placements, rules
@@ -85,8 +85,8 @@ def rules_by_the_hour(patch: Patch) -> None:
 
 def slips_taken(patch: Patch) -> None:
     """Any instant and any three letters are taken, and a price may change its currency."""
-    patch.setattr(table.Instants, "problem", lambda *_: None)
-    patch.setattr(table, "currency_problem", lambda _: None)
+    patch.setattr(fields.Instants, "problem", lambda *_: None)
+    patch.setattr(fields, "currency_problem", lambda _: None)
     patch.setattr(book, "currency_changes", lambda *_: [])
 
 

@@ -13,8 +13,6 @@ from gpuledger_collector.cli.common import LACKING, Config, Dsn, database, refus
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.config.export import Applied
-    from gpuledger_collector.storage.database import Database
 
 app = typer.Typer(name="export", help="What the ledger holds, as files.", no_args_is_help=True)
 
@@ -102,43 +100,14 @@ def config(
     if output is not None and not output.parent.is_dir():
         refuse(f"{output.parent} is no folder to write to")
     with database(dsn, settings_file) as opened:
-        from gpuledger_collector.config.export import as_toml
+        from gpuledger_collector.config.declared import export_declared
 
-        text = as_toml(_applied(opened))
+        with opened.transaction(read_only=True) as connection:
+            text = export_declared(connection)
     if output is None:
         sys.stdout.write(text)
     else:
         output.write_text(text, encoding="utf-8")
-
-
-def _applied(opened: Database) -> Applied:
-    from gpuledger_collector.config.export import Applied
-    from gpuledger_collector.storage import declared
-    from gpuledger_collector.storage.billing import bills, budgets, commitments, prices
-    from gpuledger_collector.storage.capacity import scaling
-    from gpuledger_collector.storage.database import open_connection
-    from gpuledger_collector.storage.ledger import rules, zones
-    from gpuledger_collector.storage.notifications import notification_rules as notification_rules
-
-    with opened.engine.connect() as reading:
-        pools = scaling.terms(reading)
-    with open_connection(opened.dsn) as connection:
-        return Applied(
-            zones.current(connection),
-            rules.current(connection),
-            prices.current(connection),
-            commitments.current(connection),
-            commitments.choices(connection),
-            commitments.exchange(connection),
-            budgets.current(connection),
-            declared.shared_costs(connection),
-            declared.carbon(connection),
-            notification_rules.recipients(connection),
-            notification_rules.contacts(connection),
-            notification_rules.actions(connection),
-            [pools[name] for name in sorted(pools)],
-            bills.matches(connection),
-        )
 
 
 def _period(start: str, end: str) -> Period:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from gpuledger_collector.accounting.ports import ImportOutcome, UsageRow
     from gpuledger_collector.accounting.problems import Problem
-    from gpuledger_collector.config.table import Instants, Parsed
+    from gpuledger_collector.config.csv_rows import Parsed
+    from gpuledger_collector.config.fields import Instants
     from gpuledger_collector.storage.database import Database
 
 app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples from files.", no_args_is_help=True)
@@ -115,12 +116,12 @@ def _import_usage(opened: Database, file: Path, parsed: Parsed[UsageRow], dry_ru
 
 def _instants(any_instant: bool) -> Instants:
     """The instants that evidence may have; `--allow-any-instant` widens them."""
-    from gpuledger_collector.config import table
+    from gpuledger_collector.config import fields
     from gpuledger_collector.wiring import now
 
     if any_instant:
-        return table.ANY_INSTANT
-    return table.evidence_until(round(now().timestamp() * 1000), ANY_INSTANT)
+        return fields.ANY_INSTANT
+    return fields.evidence_until(round(now().timestamp() * 1000), ANY_INSTANT)
 
 
 def _pool(name: str) -> str:

@@ -303,8 +303,8 @@ def _save(
     config: Any,
 ) -> str:
     """Add the budget to those in force, as `apply` does, and say so; a budget of that name becomes this one."""
-    from gpuledger_collector.config.budgets import read_budgets
-    from gpuledger_collector.config.table import RowReader
+    from gpuledger_collector.config.budgets import DeclaredBudget
+    from gpuledger_collector.config.model import Record
 
     if priced is None or expected.cost is None:
         refuse("--save-budget: there is no money without --rate or --price-book")
@@ -325,7 +325,7 @@ def _save(
         "currency": priced.currency,
     }
     problems: list[Any] = []
-    made = read_budgets([(RowReader("plan training", 1, cells, problems), cells)])
+    made = DeclaredBudget.collect([Record("plan training", 1, cells)], problems)
     if problems:
         refuse("--save-budget: " + "; ".join(f"{one.source.rsplit(':', 1)[-1]} {one.message}" for one in problems))
     with database(dsn, config) as opened:

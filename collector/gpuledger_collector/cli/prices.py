@@ -178,21 +178,21 @@ def set_price(
 ) -> None:
     """Add one rate; the same place and instant with another rate supersedes the one before."""
     from gpuledger_collector.accounting.problems import Problem
-    from gpuledger_collector.config.prices import read_price
-    from gpuledger_collector.config.table import RowReader
+    from gpuledger_collector.config.model import Record
+    from gpuledger_collector.config.prices import DeclaredPrice
 
     given = (pool, model, purchase, rate, currency, start, end, list_rate, region, node)
     problems: list[Problem] = []
-    price = read_price(RowReader("prices set", 1, dict(zip(COLUMNS, given, strict=True)), problems))
-    if price is None:
-        refuse("; ".join(f"{one.source.rsplit(':', 1)[1]} {one.message}" for one in problems))
+    declared = DeclaredPrice.collect([Record("prices set", 1, dict(zip(COLUMNS, given, strict=True)))], problems)
+    if problems:
+        refuse("; ".join(f"{problem.source.rsplit(':', 1)[1]} {problem.message}" for problem in problems))
     with database(dsn, config) as opened:
         from gpuledger_collector.storage.billing import prices
         from gpuledger_collector.wiring import now
 
         with opened.transaction(dry_run=dry_run) as connection:
             try:
-                done = prices.add(connection, [price], now())
+                done = prices.add(connection, declared, now())
             except prices.CurrencyChanged as error:
                 refuse("; ".join(f"--currency: {one.message}" for one in error.problems))
     said = "added" if done.added else "superseded the one before" if done.updated else "is the same as before"

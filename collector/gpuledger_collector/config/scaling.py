@@ -1,4 +1,4 @@
-"""What pools allow their capacity to be, as a TOML file declares it ([[pool]] tables of `declared`).
+"""What pools allow their capacity to be: [[pool]] tables.
 
 [[pool]]
 name = "train"
@@ -8,142 +8,135 @@ node_gpus = 8
 lead_time_s = 600              # from an order to the GPU that serves
 step_up_gpus = 32
 step_down_gpus = 8
-cooldown_s = 900               # no less for so long after a change
-stabilisation_s = 1800         # no less than the highest of so long
+cooldown_s = 900               # no decrease for so long after a change
+stabilization_s = 1800         # not below the highest of so long
 warm_gpus = 8                  # kept free above the demand
-headroom = 0.1                 # or utilisation = 0.8: kept above the demand at least
+headroom = 0.1                 # or utilization = 0.8: kept above the demand at least
 cost_cap = 1.25                # capacity at most, as a multiple of demand, in the back-test
 money_per_hour = 240           # capacity at most, by its price
 currency = "USD"
 predict = true                 # false: react only
-mode = "advice"                # or "act": tell the webhook of each change
+mode = "advice"                # or "act": call the webhook on each change
 webhook = "capacity"
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Self
 
-from gpuledger_collector.config.table import RowReader
+from pydantic import Field, ValidationInfo, field_validator
+
+from gpuledger_collector.config.fields import Currency, Flag, Name, decimal, matching, one_of, refusal, whole
+from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.insight.scaling.advice import ScalingLimits
-from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, MODES, ScalingTerms
+from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, DEFAULT_LEAD_MS, MODES, ScalingTerms
 
-KEYS = (
-    "name",
-    "min_gpus",
-    "max_gpus",
-    "node_gpus",
-    "lead_time_s",
-    "step_up_gpus",
-    "step_down_gpus",
-    "cooldown_s",
-    "stabilisation_s",
-    "warm_gpus",
-    "headroom",
-    "utilisation",
-    "cost_cap",
-    "money_per_hour",
-    "currency",
-    "predict",
-    "mode",
-    "webhook",
-)
-MOST_GPUS = 1_000_000
-DAY_S = 86_400
-_HOOK = re.compile(r"[A-Za-z0-9_-]{1,60}")
+MAX_GPUS = 1_000_000
+PLACES = 6
+_DAY_S = 86_400
+_Gpus = Annotated[Decimal, decimal(PLACES, MAX_GPUS)]
+_SomeGpus = Annotated[Decimal, decimal(PLACES, MAX_GPUS, "0.01")]
+_HOOK = matching("[A-Za-z0-9_-]{1,60}", "no name of a hook of the hooks_file")
 
 
-def read_pools(rows: Iterable[tuple[RowReader, Mapping[str, Any]]]) -> list[ScalingTerms]:
-    """The terms of the pools that are good; problems are noted at the others. Names are given once."""
-    found: dict[str, ScalingTerms] = {}
-    for row, given in rows:
-        terms = _terms(row, given)
-        if terms is None:
-            continue
-        if terms.pool in found:
-            row.refuse("name", "double_name", f"{terms.pool!r} is the name of another [[pool]] of this file")
-        found[terms.pool] = terms
-    return list(found.values())
+class DeclaredPool(Declaration):
+    """Limits of a pool's capacity, and how they are decided on."""
+
+    pool: Name = Field(alias="name")
+    mode: Annotated[str, one_of(MODES)] = ADVICE
+    floor_gpus: _Gpus | None = Field(None, alias="min_gpus", validate_default=True)
+    ceiling_gpus: _Gpus | None = Field(None, alias="max_gpus", validate_default=True)
+    node_gpus: _SomeGpus = Decimal(1)
+    lead_s: Annotated[int, whole(1, _DAY_S, "seconds")] = Field(DEFAULT_LEAD_MS // 1000, alias="lead_time_s")
+    step_up_gpus: _SomeGpus | None = None
+    step_down_gpus: _SomeGpus | None = None
+    cooldown_s: Annotated[int, whole(0, _DAY_S, "seconds")] = 0
+    stabilization_s: Annotated[int, whole(0, _DAY_S, "seconds")] = 0
+    warm_gpus: _Gpus = Decimal(0)
+    headroom: Annotated[Decimal, decimal(PLACES, 10)] | None = None
+    utilization: Annotated[Decimal, decimal(PLACES, 1, "0.05")] | None = None
+    cost_cap: Annotated[Decimal, decimal(PLACES, 10, "1")] = Decimal("1.25")
+    money_per_hour: Annotated[Decimal, decimal(PLACES, 10**9, "0.000001")] | None = Field(None, validate_default=True)
+    currency: Currency = Field("", validate_default=True)
+    predict: Flag = True
+    webhook: Annotated[str, _HOOK] = ""
+
+    identity = ("pool",)
+
+    @field_validator("floor_gpus", "ceiling_gpus", "money_per_hour")
+    @classmethod
+    def _limit_acting(cls, limit: Decimal | None, info: ValidationInfo) -> Decimal | None:
+        if limit is None and info.data.get("mode") == ACT:
+            raise refusal("empty", 'is required where mode = "act": a floor, a ceiling and a money limit')
+        return limit
+
+    @field_validator("ceiling_gpus")
+    @classmethod
+    def _reach_the_floor(cls, ceiling: Decimal | None, info: ValidationInfo) -> Decimal | None:
+        if ceiling is not None and ceiling < (info.data.get("floor_gpus") or 0):
+            raise refusal("order", "is less than min_gpus")
+        return ceiling
+
+    @field_validator("utilization")
+    @classmethod
+    def _say_it_once(cls, utilization: Decimal | None, info: ValidationInfo) -> Decimal | None:
+        if utilization is not None and info.data.get("headroom") is not None:
+            raise refusal("twice", "and headroom say the same thing: give one of them")
+        return utilization
+
+    @field_validator("currency")
+    @classmethod
+    def _belong_to_money(cls, currency: str, info: ValidationInfo) -> str:
+        if "money_per_hour" in info.data and (info.data["money_per_hour"] is None) == bool(currency):
+            raise refusal("bad_currency", "belongs to money_per_hour, and is an ISO 4217 code such as USD")
+        return currency
+
+    def to_value(self, source: str, position: int) -> ScalingTerms:  # noqa: ARG002
+        """The terms; a target utilization u says the same as a headroom of 1/u - 1."""
+        headroom = self.headroom or 0 if self.utilization is None else 1 / self.utilization - 1
+        limits = ScalingLimits(
+            floor_gpus=float(self.floor_gpus or 0),
+            ceiling_gpus=_float(self.ceiling_gpus),
+            node_gpus=float(self.node_gpus),
+            cost_cap=float(self.cost_cap),
+            step_up_gpus=_float(self.step_up_gpus),
+            step_down_gpus=_float(self.step_down_gpus),
+            cooldown_ms=1000 * self.cooldown_s,
+            stabilise_ms=1000 * self.stabilization_s,
+            warm_gpus=float(self.warm_gpus),
+            headroom=float(headroom),
+            predict=self.predict,
+        )
+        rest = {name: getattr(self, name) for name in ("mode", "money_per_hour", "currency", "webhook")}
+        return ScalingTerms(self.pool, limits, 1000 * self.lead_s, **rest)
+
+    @classmethod
+    def from_value(cls, value: ScalingTerms) -> Self:
+        """The declaration of terms in force."""
+        limits = value.limits
+        numbers = ("floor_gpus", "ceiling_gpus", "node_gpus", "step_up_gpus", "step_down_gpus", "warm_gpus", "cost_cap")
+        fields = {name: getattr(value, name) for name in ("pool", "mode", "money_per_hour", "currency", "webhook")}
+        fields |= {name: _rounded(getattr(limits, name)) for name in numbers} | _headroom(limits.headroom)
+        return cls.model_construct(
+            **fields,
+            lead_s=value.lead_ms // 1000,
+            cooldown_s=limits.cooldown_ms // 1000,
+            stabilization_s=limits.stabilise_ms // 1000,
+            predict=limits.predict,
+        )
 
 
-def _terms(row: RowReader, given: Mapping[str, Any]) -> ScalingTerms | None:
-    limits = ScalingLimits(
-        floor_gpus=_gpus(row, "min_gpus") or 0.0,
-        ceiling_gpus=_gpus(row, "max_gpus"),
-        node_gpus=_gpus(row, "node_gpus", least="0.01") or 1.0,
-        cost_cap=float(_number(row, "cost_cap", "1", "10") or Decimal("1.25")),
-        step_up_gpus=_gpus(row, "step_up_gpus", least="0.01"),
-        step_down_gpus=_gpus(row, "step_down_gpus", least="0.01"),
-        cooldown_ms=1000 * _seconds(row, "cooldown_s", 0),
-        stabilise_ms=1000 * _seconds(row, "stabilisation_s", 0),
-        warm_gpus=_gpus(row, "warm_gpus") or 0.0,
-        headroom=_headroom(row),
-        predict=_flag(row, given, "predict"),
-    )
-    name = row.name("name", required=True)
-    mode, money = row.text("mode") or ADVICE, _number(row, "money_per_hour", "0.000001", "1e9")
-    currency, webhook = row.currency("currency", required=False), row.text("webhook")
-    lead_s = _seconds(row, "lead_time_s", 600, least=1)
-    if limits.ceiling_gpus is not None and limits.ceiling_gpus < limits.floor_gpus:
-        row.refuse("max_gpus", "order", "is less than min_gpus")
-    if mode not in MODES:
-        row.refuse("mode", "bad_mode", f"{mode!r} is not one of {', '.join(MODES)}")
-    if (money is None) == bool(currency):
-        row.refuse("currency", "bad_currency", "belongs to money_per_hour, and is an ISO 4217 code such as USD")
-    if webhook and not _HOOK.fullmatch(webhook):
-        row.refuse("webhook", "bad_hook", f"{webhook!r} is no name of a hook of the hooks_file")
-    if mode == ACT:
-        _may_act(row)
-    return None if row.bad else ScalingTerms(name, limits, 1000 * lead_s, mode, money, currency, webhook)
-
-
-def _may_act(row: RowReader) -> None:
-    """Acting takes a floor, a ceiling and a money limit."""
-    for column in ("min_gpus", "max_gpus", "money_per_hour"):
-        if not row.text(column):
-            row.refuse(column, "empty", 'is asked for where mode = "act": a floor, a ceiling and a money limit')
-
-
-def _number(row: RowReader, column: str, least: str, most: str) -> Decimal | None:
-    number = row.decimal(column, digits=6, most=int(Decimal(most)))
-    if number is not None and number < Decimal(least):
-        row.refuse(column, "out_of_range", f"{number} is less than {least}")
-        return None
-    return number
-
-
-def _gpus(row: RowReader, column: str, least: str = "0") -> float | None:
-    number = _number(row, column, least, str(MOST_GPUS))
+def _float(number: Decimal | None) -> float | None:
     return None if number is None else float(number)
 
 
-def _seconds(row: RowReader, column: str, otherwise: int, least: int = 0) -> int:
-    text = row.text(column)
-    if not text:
-        return otherwise
-    if not text.isdecimal() or not least <= int(text) <= DAY_S:
-        row.refuse(column, "out_of_range", f"{text!r} is not a whole number of seconds from {least} to {DAY_S}")
-        return otherwise
-    return int(text)
+def _rounded(number: float | None) -> Decimal | None:
+    return None if number is None else round(Decimal(number), PLACES)
 
 
-def _headroom(row: RowReader) -> float:
-    """Part of the demand kept above it; a target utilisation u says the same as a headroom of 1/u - 1."""
-    headroom = _number(row, "headroom", "0", "10")
-    utilisation = _number(row, "utilisation", "0.05", "1")
-    if headroom is not None and utilisation is not None:
-        row.refuse("utilisation", "twice", "and headroom say the same thing: give one of them")
-    if utilisation is not None:
-        return float(1 / utilisation - 1)
-    return float(headroom or 0)
-
-
-def _flag(row: RowReader, given: Mapping[str, Any], column: str) -> bool:
-    value = given.get(column, True)
-    if not isinstance(value, bool):
-        row.refuse(column, "bad_flag", "is not true or false")
-        return True
-    return value
+def _headroom(part: float) -> dict[str, Any]:
+    """As it was declared: a headroom of six places, or the utilization that it was derived from."""
+    if float(round(Decimal(part), PLACES)) == part:
+        return {"headroom": _rounded(part)}
+    return {"utilization": round(1 / (1 + Decimal(part)), PLACES)}

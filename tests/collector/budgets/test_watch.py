@@ -271,7 +271,7 @@ currency = "EUR"
         "'monthly' is not one of",
         "'-5' is not an amount",
         "'usd'",
-        "whole percents",
+        "whole number of percent",
         "slack:NAME",
         "22:00-07:00",
         ":11:",

@@ -163,15 +163,15 @@ RATE = '[[exchange]]\nfrom = "USD"\nrate = 1\n'
     [
         (f"{TERM}gpus = 1\nstarts = 2025-01-01\n", "costs something"),
         (f"{TERM}gpus = 1\nupfront = 5\nstarts = 2025-01-01T00:30:00Z\n", "whole hour"),
-        (f"{TERM}gpus = 0\nupfront = 5\nstarts = 2025-01-01\n", "less than 1"),
+        (f"{TERM}gpus = 0\nupfront = 5\nstarts = 2025-01-01\n", "is not a whole number from 1"),
         (f'{TERM}gpus = 1\nupfront = 5\nstarts = 2025-01-01\nregion = "eu"\n', ":1:region: 'eu' matches nothing"),
         (f'{BOUGHT}capex = 5\nregion = "eu"\n', "bad.toml:1:region: 'eu' matches nothing"),
         (f"{BOUGHT}capex = 5\nsalvage = 6\n", "more than capex"),
-        (f"{BOUGHT}capex = 5\npue = 0.9\n", "below 1"),
+        (f"{BOUGHT}capex = 5\npue = 0.9\n", "0.9 is not between 1 and 10"),
         (f'{BOUGHT}capex = 5\nper = "node"\n', "gpus is empty"),
         ('[[purchase]]\npurchase = "cheap"\n', "not one of on_demand"),
         (f'{RATE}to = "USD"\neffective_from = 2025-01-01\n', "same currency"),
-        (f'{RATE}to = "EUR"\neffective_from = 2025-01-01T05:00:00Z\n', "whole days"),
+        (f'{RATE}to = "EUR"\neffective_from = 2025-01-01T05:00:00Z\n', "whole day (UTC)"),
         (f"{BOUGHT}kapex = 5\n", "is it 'capex'?"),
     ],
 )

@@ -123,7 +123,7 @@ do = "scancel"
 [[pool]]
 name = "train"
 min_gpus = 16
-utilisation = 0.7
+utilization = 0.7
 predict = false
 
 [[pool]]

@@ -47,15 +47,15 @@ def rows(database, query):
 
 
 REFUSED = (
-    ({"mode": '"act"'}, 'pools.toml:1:min_gpus: is asked for where mode = "act"'),
+    ({"mode": '"act"'}, 'pools.toml:1:min_gpus: is required where mode = "act"'),
     ({"min_gpus": 8, "max_gpus": 4}, "max_gpus: is less than min_gpus"),
-    ({"headroom": 0.1, "utilisation": 0.8}, "utilisation: and headroom say the same thing"),
+    ({"headroom": 0.1, "utilization": 0.8}, "utilization: and headroom say the same thing"),
     ({"money_per_hour": 3}, "currency: belongs to money_per_hour"),
     ({"lead_time": 3}, "is it 'lead_time_s'?"),
     ({"cooldown_s": '"10m"'}, "cooldown_s: '10m' is not a whole number of seconds"),
     ({"mode": '"on"'}, "mode: 'on' is not one of advice, act"),
-    ({"predict": '"yes"'}, "predict: is not true or false"),
-    ({"node_gpus": 0}, "node_gpus: 0 is less than 0.01"),
+    ({"predict": '"yes"'}, "predict: 'yes' is neither true nor false"),
+    ({"node_gpus": 0}, "node_gpus: 0 is not between 0.01 and 1000000"),
 )
 
 
@@ -69,11 +69,11 @@ def test_terms_that_cannot_be_are_refused_with_their_line(pool, database):
 
 
 def test_applied_terms_are_in_force_audited_and_the_same_again_changes_nothing(pool, database):
-    """A target utilisation is headroom; the audit log has the change once."""
-    assert pool(**ACTING, utilisation=0.8, cooldown_s=600, lead_time_s=900)[0] == 0
+    """A target utilization is headroom; the audit log has the change once."""
+    assert pool(**ACTING, utilization=0.8, cooldown_s=600, lead_time_s=900)[0] == 0
     assert (
         "pools: 0 added, 0 superseded, 1 unchanged"
-        in pool(**ACTING, utilisation=0.8, cooldown_s=600, lead_time_s=900)[1]
+        in pool(**ACTING, utilization=0.8, cooldown_s=600, lead_time_s=900)[1]
     )
     with database.engine.connect() as connection:
         (terms,) = scaling.terms(connection).values()
@@ -222,7 +222,7 @@ def test_the_money_limit_buys_so_many_gpus(ledger, pool, dsn):
 def test_the_stabilisation_window_keeps_a_target_up_and_lets_it_go(ledger, pool, store, hour_ms):
     """After the afternoon's rise the target stands for the window, and no longer: it does not keep itself up."""
     ledger()
-    pool(stabilisation_s=3600, predict="false")
+    pool(stabilization_s=3600, predict="false")
     made = [advise_scaling(store, hour_ms - hours * HOUR_MS)["train"] for hours in (30, 29, 28)]
     risen, kept, fallen = (one.advice.desired_gpus for one in made if one is not None)
     assert risen == kept > fallen

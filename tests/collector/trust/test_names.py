@@ -27,7 +27,7 @@ from fakes.two_teams import day, two_teams
 from gpuledger_agent.daemon import LineFormatter
 from gpuledger_agent.inspect import once_text
 from gpuledger_collector.cli import build
-from gpuledger_collector.config import export as config
+from gpuledger_collector.config import toml
 from gpuledger_collector.export import beancount, html, plots
 from gpuledger_collector.export.cells import rows_as
 from gpuledger_collector.notifications import budget_mail, digest_mail
@@ -119,7 +119,7 @@ def test_files_for_other_programs_hold_a_name_in_one_line(name: str) -> None:
 
     assert seen(beancount._text(name)) == []
     assert "\n" not in beancount._text(name)
-    line = f"name = {config._text(name)}"
+    line = f"name = {toml.quoted(name)}"
     assert (seen(line), line.count("\n")) == ([], 0)
     assert tomllib.loads(line) == {"name": name}
 

@@ -1,34 +1,28 @@
 """A provider's bill in FOCUS 1.0 to 1.4, as CSV (also .gz) or Parquet: lines by provider and billing period.
 
-Of FOCUS only what a reconciliation needs is read. Amounts stay the decimals that they were written as.
+Only what a reconciliation needs is read. Amounts stay the decimals that were written.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PlainValidator
 
 from gpuledger_collector.accounting.bill import PLACES, BillLine
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.table import RowReader, missing_columns, read_text, rows_of
+from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
+from gpuledger_collector.config.fields import Currency, Instant, Text, not_before, read_decimal, read_text, refusal
+from gpuledger_collector.config.model import Record, Row
 
-REQUIRED = (
-    "BilledCost",
-    "BillingCurrency",
-    "BillingPeriodStart",
-    "BillingPeriodEnd",
-    "ChargeCategory",
-    "ChargePeriodStart",
-    "ChargePeriodEnd",
-)
 PROVIDERS = ("ServiceProviderName", "ProviderName")
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
-MOST_MISTAKES = 100
+MAX_PROBLEMS = 100
 
 
 class NoArrow(Exception):
@@ -37,7 +31,7 @@ class NoArrow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BillPeriod:
-    """Whose bill, and for which billing period."""
+    """The provider of a bill and its billing period."""
 
     provider: str
     start_ms: int
@@ -53,88 +47,100 @@ class BillFile:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read_bill(path: Path, provider: str | None = None) -> BillFile:
-    """Every line of the file; `provider` names it where the file does not. Raises OSError and NoArrow."""
-    made = BillFile(hashlib.sha256(path.read_bytes()).hexdigest())
-    if path.suffix == ".parquet":
-        header, rows = _parquet(path, made.problems)
-    else:
-        text, made.problems = read_text(path)
-        header, rows = ([], iter(())) if made.problems else rows_of(path, text, made.problems)
-    if made.problems:
-        return made
-    made.problems += missing_columns(path, header, REQUIRED)
-    if provider is None and not set(PROVIDERS) & set(header):
-        told = "the header names no provider (ServiceProviderName or ProviderName): say --provider NAME"
-        made.problems.append(Problem("no_column", f"{path}:1:ProviderName", told))
-    if made.problems:
-        return made
-    for row in rows:
-        found = _line(row, provider)
-        if found is not None:
-            made.bills.setdefault(found[0], []).append(found[1])
-        if len(made.problems) >= MOST_MISTAKES:
-            break
-    if not made.bills and not made.problems:
-        made.problems.append(Problem("empty", str(path), "holds no line"))
-    return made
-
-
-def _line(row: RowReader, provider: str | None) -> tuple[BillPeriod, BillLine] | None:
-    name = provider or row.text(PROVIDERS[0]) or row.text(PROVIDERS[1])
-    if not name:
-        row.refuse("ProviderName", "empty", "is empty")
-    start, end = row.instant("ChargePeriodStart", required=True), row.instant("ChargePeriodEnd", required=True)
-    first, last = row.instant("BillingPeriodStart", required=True), row.instant("BillingPeriodEnd", required=True)
-    for column, begin, stop in (("ChargePeriodEnd", start, end), ("BillingPeriodEnd", first, last)):
-        if begin is not None and stop is not None and stop < begin:
-            row.refuse(column, "order", "lies before its start")
-    currency = row.currency("BillingCurrency")
-    billed, effective = _amount(row, "BilledCost", required=True), _amount(row, "EffectiveCost")
-    priced = bool(row.text("PricingQuantity"))
-    quantity = _amount(row, "PricingQuantity" if priced else "ConsumedQuantity")
-    category = row.text("ChargeCategory", required=True)
-    if row.bad or billed is None or start is None or end is None or first is None or last is None:
-        return None
-    return BillPeriod(name, first, last), BillLine(
-        line=row.line,
-        start_ms=start,
-        end_ms=end,
-        category=category,
-        charge_class=row.text("ChargeClass"),
-        description=row.text("ChargeDescription"),
-        sku=row.text("SkuId"),
-        resource=row.text("ResourceId"),
-        resource_name=row.text("ResourceName"),
-        region=row.text("RegionId"),
-        service=row.text("ServiceName"),
-        commitment=row.text("CommitmentDiscountStatus"),
-        quantity=quantity,
-        unit=row.text("PricingUnit" if priced else "ConsumedUnit"),
-        currency=currency,
-        billed=billed,
-        effective=effective,
-    )
-
-
-def _amount(row: RowReader, column: str, *, required: bool = False) -> Decimal | None:
-    """A number as it is written, negative ones too; None where it is empty or bad."""
-    text = row.text(column, required=required)
-    if not text:
-        return None
-    if not _NUMBER.fullmatch(text):
-        row.refuse(column, "bad_number", f"{text!r} is not a decimal number such as 1.25")
-        return None
-    number = Decimal(text)
+def _read_amount(value: object) -> Decimal:
+    """A number as written, negative ones too."""
+    text = read_text(value)
+    number = read_decimal(text)
     if abs(number) >= 10**15 or number != round(number, PLACES):
-        row.refuse(
-            column, "out_of_range", f"{text} has more than {PLACES} decimals, or more than 15 digits before them"
-        )
-        return None
+        message = f"{text} has more than {PLACES} decimals, or more than 15 digits before them"
+        raise refusal("out_of_range", message)
     return number
 
 
-def _parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Iterator[RowReader]]:
+_Amount = Annotated[Decimal, PlainValidator(_read_amount)]
+
+
+class _Line(Row):
+    """A line under the names of `BillLine`; `*_ms` of its billing period and both quantities are extra."""
+
+    provider: Text = Field("", alias="ProviderName")
+    service_provider: Text = Field("", alias="ServiceProviderName")
+    start_ms: Instant = Field(alias="ChargePeriodStart")
+    end_ms: Annotated[Instant, not_before("start_ms")] = Field(alias="ChargePeriodEnd")
+    bill_start_ms: Instant = Field(alias="BillingPeriodStart")
+    bill_end_ms: Annotated[Instant, not_before("bill_start_ms")] = Field(alias="BillingPeriodEnd")
+    category: Text = Field(alias="ChargeCategory")
+    charge_class: Text = Field("", alias="ChargeClass")
+    description: Text = Field("", alias="ChargeDescription")
+    sku: Text = Field("", alias="SkuId")
+    resource: Text = Field("", alias="ResourceId")
+    resource_name: Text = Field("", alias="ResourceName")
+    region: Text = Field("", alias="RegionId")
+    service: Text = Field("", alias="ServiceName")
+    commitment: Text = Field("", alias="CommitmentDiscountStatus")
+    priced_quantity: _Amount | None = Field(None, alias="PricingQuantity")
+    priced_unit: Text = Field("", alias="PricingUnit")
+    consumed_quantity: _Amount | None = Field(None, alias="ConsumedQuantity")
+    consumed_unit: Text = Field("", alias="ConsumedUnit")
+    currency: Currency = Field(alias="BillingCurrency")
+    billed: _Amount = Field(alias="BilledCost")
+    effective: _Amount | None = Field(None, alias="EffectiveCost")
+
+    columns = (
+        "BilledCost",
+        "BillingCurrency",
+        "BillingPeriodStart",
+        "BillingPeriodEnd",
+        "ChargeCategory",
+        "ChargePeriodStart",
+        "ChargePeriodEnd",
+    )
+
+    def bill_line(self, line: int) -> BillLine:
+        """The line; its quantity is the priced one, else the consumed one."""
+        names = BillLine.__dataclass_fields__.keys() & type(self).model_fields.keys()
+        kind = "consumed" if self.priced_quantity is None else "priced"
+        return BillLine(
+            line=line,
+            quantity=getattr(self, f"{kind}_quantity"),
+            unit=getattr(self, f"{kind}_unit"),
+            **{name: getattr(self, name) for name in names},
+        )
+
+
+def read_bill(path: Path, provider: str | None = None) -> BillFile:
+    """Every line of the file; `provider` names it where the file does not. Raises OSError and NoArrow."""
+    bill = BillFile(hashlib.sha256(path.read_bytes()).hexdigest())
+    if path.suffix == ".parquet":
+        header, records = _read_parquet(path, bill.problems)
+    else:
+        text = decode(path, bill.problems)
+        header, records = ([], iter(())) if text is None else split_rows(path, text, bill.problems)
+    if not bill.problems:
+        bill.problems += missing_columns(path, header, _Line.columns)
+        if provider is None and not set(PROVIDERS) & set(header):
+            message = "the header names no provider (ServiceProviderName or ProviderName): say --provider NAME"
+            bill.problems.append(Problem("no_column", f"{path}:1:ProviderName", message))
+    if bill.problems:
+        return bill
+    keys = set(_Line.cell_names())
+    for record in records:
+        cells = {name: cell for name, cell in record.cells.items() if name in keys}
+        line = _Line.read(Record(record.file, record.line, cells), bill.problems)
+        name = provider or (line and (line.service_provider or line.provider))
+        if line is not None and name:
+            period = BillPeriod(name, line.bill_start_ms, line.bill_end_ms)
+            bill.bills.setdefault(period, []).append(line.bill_line(record.line))
+        elif line is not None:
+            bill.problems.append(Problem("empty", f"{record.source}:ProviderName", "is empty"))
+        if len(bill.problems) >= MAX_PROBLEMS:
+            break
+    if not bill.bills and not bill.problems:
+        bill.problems.append(Problem("empty", str(path), "holds no line"))
+    return bill
+
+
+def _read_parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Iterator[Record]]:
     """Header and rows of a Parquet file, their values as the text that a CSV would hold."""
     try:
         import pyarrow as pa
@@ -147,36 +153,16 @@ def _parquet(path: Path, problems: list[Problem]) -> tuple[list[str], Iterator[R
         problems.append(Problem("bad_parquet", str(path), f"is not Parquet: {error}"))
         return [], iter(())
     header = list(file.schema_arrow.names)
-    read = {
-        *REQUIRED,
-        *PROVIDERS,
-        "EffectiveCost",
-        "PricingQuantity",
-        "ConsumedQuantity",
-        "ChargeClass",
-        "ResourceId",
-        "ChargeDescription",
-        "SkuId",
-        "ResourceName",
-        "RegionId",
-        "ServiceName",
-        "CommitmentDiscountStatus",
-        "PricingUnit",
-        "ConsumedUnit",
-    }
+    keys = _Line.cell_names()
 
-    def rows() -> Iterator[RowReader]:
+    def records() -> Iterator[Record]:
         line = 0
-        for batch in file.iter_batches(columns=[name for name in header if name in read]):
+        for batch in file.iter_batches(columns=[name for name in header if name in keys]):
             for values in batch.to_pylist():
                 line += 1
-                yield RowReader(str(path), line, _cells(values), problems)
+                yield Record(str(path), line, {name: _text(value) for name, value in values.items()})
 
-    return header, rows()
-
-
-def _cells(values: Mapping[str, object]) -> dict[str, str]:
-    return {name: _text(value) for name, value in values.items()}
+    return header, records()
 
 
 def _text(value: object) -> str:

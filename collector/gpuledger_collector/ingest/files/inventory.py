@@ -1,76 +1,50 @@
-"""The inventory CSV: `node,uuid,gpu_model,pool,in_at,out_at`, a row for each stay of an accelerator."""
+"""The inventory CSV: `node,uuid,gpu_model,pool,in_at,out_at`, a row for each placement of an accelerator."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from gpuledger_collector.accounting.ports import InventoryRow
-from gpuledger_collector.config.table import (
-    DECLARED,
-    LATEST_MS,
-    Instants,
-    Parsed,
-    RowReader,
-    missing_columns,
-    read_text,
-    rows_of,
-    unknown_columns,
-)
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.config.csv_rows import Parsed, read_records
+from gpuledger_collector.config.fields import DECLARED, LATEST_MS, DatedInstant, Instants, Name, after
+from gpuledger_collector.config.model import Row
 
-COLUMNS = ("node", "uuid", "gpu_model", "pool", "in_at", "out_at")
+
+class _Placement(Row):
+    node: Name
+    uuid: Name
+    gpu_model: Name = ""
+    pool: Name = "default"
+    in_ms: DatedInstant = Field(alias="in_at")
+    out_ms: Annotated[DatedInstant | None, after("in_ms", "in_at")] = Field(None, alias="out_at")
+
+    columns = ("node", "uuid", "gpu_model", "pool", "in_at", "out_at")
 
 
 def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[InventoryRow]:
-    """Every stay of the file, or the problems of all bad rows; stays of one accelerator may not overlap."""
+    """Every placement of the file, or the problems of all bad rows; those of one accelerator may not overlap."""
     parsed: Parsed[InventoryRow] = Parsed()
-    text, parsed.problems = read_text(path)
-    if parsed.problems:
-        return parsed
-    header, rows = rows_of(path, text, parsed.problems, instants)
-    parsed.problems.extend(missing_columns(path, header, COLUMNS))
-    if parsed.problems:
-        return parsed
-    parsed.notes.extend(unknown_columns(header, COLUMNS))
-    placements: dict[str, list[InventoryRow]] = {}
-    for row in rows:
-        placement = _placement(row)
+    placements: dict[str, list[tuple[_Placement, int]]] = {}
+    for record in read_records(path, _Placement, parsed):
+        placement = _Placement.read(record, parsed.problems, instants)
         if placement is None:
             continue
         others = placements.setdefault(placement.uuid, [])
-        if any(_same(placement, other) for other in others):
+        if any(placement == other for other, _ in others):
             continue
-        clash = next((other for other in others if _overlap(placement, other)), None)
-        if clash is not None:
-            row.refuse("in_at", "overlap", f"{placement.uuid} is also there by line {clash.line} at that time")
+        line = next((line for other, line in others if _overlap(placement, other)), None)
+        if line is not None:
+            message = f"{placement.uuid} is also there by line {line} at that time"
+            parsed.problems.append(Problem("overlap", f"{record.source}:in_at", message))
             continue
-        others.append(placement)
-        parsed.rows.append(placement)
+        others.append((placement, record.line))
+        parsed.rows.append(InventoryRow(record.line, **dict(placement)))
     return parsed
 
 
-def _placement(row: RowReader) -> InventoryRow | None:
-    in_ms = row.instant("in_at", required=True, dates=True)
-    out_ms = row.instant("out_at", dates=True)
-    if in_ms is not None and out_ms is not None and out_ms <= in_ms:
-        row.refuse("out_at", "order", "does not lie after in_at")
-    texts = {name: row.name(name, required=name in ("node", "uuid")) for name in COLUMNS[:4]}
-    if row.bad or in_ms is None:
-        return None
-    return InventoryRow(
-        row.line, texts["node"], texts["uuid"], texts["gpu_model"], texts["pool"] or "default", in_ms, out_ms
-    )
-
-
-def _same(a: InventoryRow, b: InventoryRow) -> bool:
-    return (a.node, a.uuid, a.gpu_model, a.pool, a.in_ms, a.out_ms) == (
-        b.node,
-        b.uuid,
-        b.gpu_model,
-        b.pool,
-        b.in_ms,
-        b.out_ms,
-    )
-
-
-def _overlap(a: InventoryRow, b: InventoryRow) -> bool:
+def _overlap(a: _Placement, b: _Placement) -> bool:
     return a.in_ms < (b.out_ms or LATEST_MS) and b.in_ms < (a.out_ms or LATEST_MS)

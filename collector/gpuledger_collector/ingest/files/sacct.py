@@ -14,12 +14,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.attribution import FACTS
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.table import DECLARED, Instants, Parsed, RowReader, read_text
-from gpuledger_collector.ingest.files.usage import keep_one
+from gpuledger_collector.config.csv_rows import Parsed, decode
+from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, read_instant, read_text, refusal
+from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.ingest.files.usage import add_workload
 from gpuledger_common.plurals import plural
 
 COLUMNS = (
@@ -44,12 +51,80 @@ COLUMNS = (
 )
 FREE_FROM = COLUMNS.index("comment")
 """The first column that users fill with what they like."""
-MICRO = 1_000_000
 _NEVER = {"", "None", "Unknown", "N/A"}
 _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)(?:,|$)")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _BEGINS = re.compile(r"\d+(\+\d+|_\d+)?\|")
 _PAIR = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=\s*([^;,]*)")
+
+
+def _read_instant(value: object, info: ValidationInfo) -> int | None:
+    if read_text(value) in _NEVER:
+        return None
+    try:
+        return read_instant(value, info)
+    except PydanticCustomError as error:
+        if "has no zone" not in error.message_template:
+            raise
+        hint = f"{error.message_template}; or run sacct with SLURM_TIME_FORMAT=%s"
+        raise refusal(error.type, hint) from None
+
+
+def _read_span(value: object) -> int:
+    pause_ms = suspended_ms(read_text(value))
+    if pause_ms is None:
+        raise refusal("bad_span", f"{value!r} is no span such as 1-02:03:04")
+    return pause_ms
+
+
+_Instant = Annotated[int | None, PlainValidator(_read_instant)]
+
+
+class _Job(Row):
+    model_config = ConfigDict(extra="ignore")
+
+    job: Text = Field(alias="jobidraw")
+    cluster: Text
+    submitted_ms: _Instant = Field(None, alias="submit")
+    start_ms: _Instant = Field(None, alias="start")
+    pause_ms: Annotated[int, PlainValidator(_read_span)] = Field(0, alias="suspended")
+    end_ms: _Instant = Field(None, alias="end")
+    partition: Name = ""
+    node: Text = Field("", alias="nodelist")
+    user: Text | None = None
+    account: Text | None = None
+    job_name: Text | None = Field(None, alias="jobname")
+    state: Text = ""
+
+    @field_validator("end_ms")
+    @classmethod
+    def _subtract_pause(cls, end_ms: int | None, info: ValidationInfo) -> int | None:
+        """Suspended time is not held: the usage ends earlier by it."""
+        if end_ms is None:
+            return None
+        end_ms -= info.data.get("pause_ms", 0)
+        if end_ms < (info.data.get("start_ms") or 0):
+            raise refusal("order", "lies before the start, the suspended time taken off")
+        return end_ms
+
+    def usage(self, record: Record, gpus: int, model: str, pool: str | None) -> UsageRow:
+        """The usage of the job; a requeued job has several rows, which their submission tells apart."""
+        return UsageRow(
+            line=record.line,
+            workload_id=f"{self.cluster}/{self.job}@{(self.submitted_ms or 0) // 1000}",
+            start_ms=self.start_ms or 0,
+            end_ms=self.end_ms,
+            gpu_micro=gpus * MICRO,
+            gpu_model=model,
+            pool=pool or self.partition or "imported",
+            node=self.node,
+            user=self.user,
+            account=self.account,
+            job_name=self.job_name,
+            submitted_ms=self.submitted_ms,
+            state=self.state.partition(" ")[0],
+            tags=tags_of(record.cells),
+        )
 
 
 def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARED) -> Parsed[UsageRow]:
@@ -60,23 +135,24 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
     A job that stands twice with other values is a bad row, as in every usage import.
     """
     parsed: Parsed[UsageRow] = Parsed()
-    text, parsed.problems = read_text(path)
-    if parsed.problems:
+    text = decode(path, parsed.problems)
+    if text is None:
         return parsed
     waiting = without = 0
-    seen: dict[str, UsageRow] = {}
-    for row in _rows(path, text, parsed.problems, instants):
-        if row.cells["start"].strip() in _NEVER:
+    rows: dict[str, UsageRow] = {}
+    for record in _split(path, text, parsed.problems):
+        if record.cells["start"].strip() in _NEVER:
             waiting += 1
             continue
-        gpus, model = gpus_of(row.cells["alloctres"])
+        gpus, model = gpus_of(record.cells["alloctres"])
         if gpus == 0:
             without += 1
             continue
-        usage = _usage(row, gpus, model, pool)
-        if usage is not None:
-            keep_one(seen, usage, f"{path}:{{}}:jobidraw", parsed.problems)
-    parsed.rows = list(seen.values())
+        job = _Job.read(record, parsed.problems, instants)
+        if job is not None:
+            usage = job.usage(record, gpus, model, pool)
+            add_workload(rows, usage, f"{path}:{{}}:jobidraw", parsed)
+    parsed.rows = list(rows.values())
     if waiting:
         parsed.notes.append(f"{plural(waiting, 'job')} not started: left out")
     if without:
@@ -84,15 +160,15 @@ def read_sacct(path: Path, pool: str | None = None, instants: Instants = DECLARE
     return parsed
 
 
-def _rows(path: Path, text: str, problems: list[Problem], instants: Instants) -> Iterator[RowReader]:
-    """Rows by their bars; a header line is passed over, and only the last column may hold a bar itself."""
+def _split(path: Path, text: str, problems: list[Problem]) -> Iterator[Record]:
+    """Rows by their bars; a header line is ignored, and only the last column may hold a bar itself."""
     for line, raw in _records(text):
         cells = raw.split("|", len(COLUMNS) - 1)
         if len(cells) != len(COLUMNS):
             message = f"has {len(cells)} columns where sacct was to print {len(COLUMNS)}: {','.join(COLUMNS)}"
             problems.append(Problem("bad_row", f"{path}:{line}", message))
             continue
-        yield RowReader(str(path), line, dict(zip(COLUMNS, cells, strict=True)), problems, instants=instants)
+        yield Record(str(path), line, dict(zip(COLUMNS, cells, strict=True)))
 
 
 def _records(text: str) -> Iterator[tuple[int, str]]:
@@ -145,45 +221,3 @@ def tags_of(row: Mapping[str, str]) -> dict[str, str]:
     if row["account"].strip():
         tags.setdefault("team", row["account"].strip())
     return tags
-
-
-def _instant(row: RowReader, column: str) -> int | None:
-    if row.cells[column].strip() in _NEVER:
-        return None
-    at_ms = row.instant(column)
-    if at_ms is None and "has no zone" in row.problems[-1].message:
-        row.problems[-1] = Problem(
-            row.problems[-1].code,
-            row.problems[-1].source,
-            row.problems[-1].message + "; or run sacct with SLURM_TIME_FORMAT=%s",
-        )
-    return at_ms
-
-
-def _usage(row: RowReader, gpus: int, model: str, pool: str | None) -> UsageRow | None:
-    start_ms, end_ms, submitted_ms = (_instant(row, column) for column in ("start", "end", "submit"))
-    pause_ms = suspended_ms(row.cells["suspended"])
-    if pause_ms is None:
-        row.refuse("suspended", "bad_span", f"{row.cells['suspended']!r} is no span such as 1-02:03:04")
-    elif start_ms is not None and end_ms is not None:
-        end_ms -= pause_ms
-        if end_ms < start_ms:
-            row.refuse("end", "order", "lies before the start, the suspended time taken off")
-    job, cluster = row.text("jobidraw", required=True), row.text("cluster", required=True)
-    usage = UsageRow(
-        line=row.line,
-        workload_id=f"{cluster}/{job}@{(submitted_ms or 0) // 1000}",
-        start_ms=start_ms or 0,
-        end_ms=end_ms,
-        gpu_micro=gpus * MICRO,
-        gpu_model=model,
-        pool=pool or row.name("partition") or "imported",
-        node=row.text("nodelist"),
-        user=row.optional_text("user"),
-        account=row.optional_text("account"),
-        job_name=row.optional_text("jobname"),
-        submitted_ms=submitted_ms,
-        state=row.text("state").partition(" ")[0],
-        tags=tags_of(row.cells),
-    )
-    return None if row.bad else usage

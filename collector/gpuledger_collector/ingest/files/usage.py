@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field, field_validator
+
+from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
-from gpuledger_collector.config.table import (
+from gpuledger_collector.config.csv_rows import Parsed, read_records
+from gpuledger_collector.config.fields import (
     DECLARED,
+    Instant,
     Instants,
-    Parsed,
-    RowReader,
-    missing_columns,
-    read_text,
-    rows_of,
-    unknown_columns,
+    Name,
+    Text,
+    decimal,
+    not_before,
+    refusal,
 )
+from gpuledger_collector.config.model import Record, Row
 from gpuledger_common.plurals import plural
 
-REQUIRED = ("workload_id", "start", "end", "gpus")
-OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitted", "state")
+TAG = "tag:"
 MAX_GPUS = 100_000
 """More in one row would not fit a day's GPU-nanoseconds into 64 bits."""
-MICRO = 1_000_000
 LONG_DAYS = 30
-"""Usage of one workload that is longer is told: an end that was forgotten bills until somebody sees it."""
-MOST_TOLD = 10
+"""Longer usage of one workload gets a warning: a forgotten end is billed until one is imported."""
+MAX_WARNINGS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,96 +49,86 @@ class UsageOptions:
     instants: Instants = DECLARED
 
 
+class _Usage(Row):
+    workload_id: Text
+    start_ms: Instant | None = Field(None, alias="start")
+    end_ms: Annotated[Instant | None, not_before("start_ms")] = Field(None, alias="end")
+    gpus: Annotated[Decimal, decimal(6, MAX_GPUS)]
+    gpu_model: Name = ""
+    pool: Name = ""
+    node: Text = ""
+    user: Text | None = None
+    account: Text | None = None
+    job_name: Text | None = None
+    submitted_ms: Instant | None = Field(None, alias="submitted")
+    state: Text = ""
+    tags: dict[str, Text] = Field({}, alias="tag")
+
+    columns = ("workload_id", "start", "end", "gpus")
+
+    @field_validator("gpus")
+    @classmethod
+    def _hold_some(cls, gpus: Decimal) -> Decimal:
+        if not gpus:
+            raise refusal("out_of_range", "0 is not a positive number of GPUs")
+        return gpus
+
+
 def read_usage(path: Path, options: UsageOptions) -> Parsed[UsageRow]:
     """Every row of the file, or the problems of all that are bad. Raises OSError when it cannot be opened."""
     parsed: Parsed[UsageRow] = Parsed()
-    text, parsed.problems = read_text(path)
-    if parsed.problems:
-        return parsed
-    header, rows = rows_of(path, text, parsed.problems, options.instants)
-    parsed.problems.extend(missing_columns(path, header, REQUIRED))
-    if parsed.problems:
-        return parsed
-    tags = [name for name in header if name.startswith("tag:") and len(name) > 4]
-    parsed.notes.extend(unknown_columns(header, (*REQUIRED, *OPTIONAL, *tags)))
-    skipped = _read_rows(rows, options, tags, parsed)
+    rows: dict[str, UsageRow] = {}
+    skipped = 0
+    for record in read_records(path, _Usage, parsed, TAG):
+        has_start = bool(record.cells["start"].strip())
+        if not has_start and options.empty_start == "skip":
+            skipped += 1
+            continue
+        usage = _Usage.read(_with_tags(record), parsed.problems, options.instants)
+        if not has_start and options.empty_start is None:
+            message = "is empty; --empty-start skip leaves such rows out, an instant fills them"
+            parsed.problems.append(Problem("empty", f"{record.source}:start", message))
+        elif usage is not None:
+            add_workload(rows, _usage_row(usage, record.line, options), f"{record.file}:{{}}:workload_id", parsed)
+    parsed.rows = list(rows.values())
     if skipped:
         parsed.notes.append(f"{plural(skipped, 'row')} without a start: left out (--empty-start skip)")
     return parsed
 
 
-def _read_rows(rows: Iterator[RowReader], options: UsageOptions, tags: Sequence[str], into: Parsed[UsageRow]) -> int:
-    skipped = 0
-    first: dict[str, UsageRow] = {}
-    for row in rows:
-        if options.empty_start == "skip" and not row.cells.get("start", "").strip():
-            skipped += 1
-            continue
-        usage = _row(row, options, tags)
-        if usage is not None:
-            keep_one(first, usage, f"{row.file}:{{}}:workload_id", into.problems)
-    into.rows = list(first.values())
-    return skipped
+def _with_tags(record: Record) -> Record:
+    """The record with its tag columns in one table."""
+    cells = {name: cell for name, cell in record.cells.items() if not name.startswith(TAG)}
+    tags = {name.removeprefix(TAG): cell for name, cell in record.cells.items() if name not in cells and cell.strip()}
+    return Record(record.file, record.line, {**cells, "tag": tags})
 
 
-def keep_one(kept: dict[str, UsageRow], usage: UsageRow, source: str, problems: list[Problem]) -> None:
+def _usage_row(usage: _Usage, line: int, options: UsageOptions) -> UsageRow:
+    values = dict(usage) | {"pool": usage.pool or options.pool}
+    if usage.start_ms is None:
+        values["start_ms"] = options.empty_start
+    return UsageRow(line=line, gpu_micro=int(values.pop("gpus") * MICRO), **values)
+
+
+def add_workload(rows: dict[str, UsageRow], usage: UsageRow, source: str, parsed: Parsed[UsageRow]) -> None:
     """Keep one row of each workload; of two that differ one is bad: the one without an end, else the later one.
 
-    `source` is the place of the problem with `{}` for the line. A row that says the same again is passed over.
+    `source` is the place of the problem with `{}` for the line. A row that says the same again is ignored.
     """
-    earlier = kept.setdefault(usage.workload_id, usage)
+    earlier = rows.setdefault(usage.workload_id, usage)
     if dataclasses.replace(earlier, line=usage.line) == usage:
         return
     bad, good = usage, earlier
     if earlier.end_ms is None and usage.end_ms is not None:
         bad, good = earlier, usage
-        kept[usage.workload_id] = usage
+        rows[usage.workload_id] = usage
     ended = ", where it has ended" if bad.end_ms is None and good.end_ms is not None else ""
     message = f"{bad.workload_id!r} stands with other values on line {good.line}{ended}"
-    problems.append(Problem("double_workload", source.format(bad.line), message))
-
-
-def _row(row: RowReader, options: UsageOptions, tags: Sequence[str]) -> UsageRow | None:
-    start_ms, end_ms = _span(row, options)
-    gpus = row.decimal("gpus", digits=6, most=MAX_GPUS, required=True)
-    if gpus is not None and gpus == 0:
-        row.refuse("gpus", "out_of_range", "0 is not a positive number of GPUs")
-    pool = row.name("pool") or options.pool
-    usage = UsageRow(
-        line=row.line,
-        workload_id=row.text("workload_id", required=True),
-        start_ms=start_ms or 0,
-        end_ms=end_ms,
-        gpu_micro=int((gpus or 0) * MICRO),
-        gpu_model=row.name("gpu_model"),
-        pool=pool,
-        node=row.text("node"),
-        user=row.optional_text("user"),
-        account=row.optional_text("account"),
-        job_name=row.optional_text("job_name"),
-        submitted_ms=row.instant("submitted"),
-        state=row.text("state"),
-        tags={tag[4:]: value for tag in tags if (value := row.text(tag))},
-    )
-    return None if row.bad else usage
-
-
-def _span(row: RowReader, options: UsageOptions) -> tuple[int | None, int | None]:
-    end_ms = row.instant("end")
-    if row.cells.get("start", "").strip():
-        start_ms = row.instant("start")
-    elif isinstance(options.empty_start, int):
-        start_ms = options.empty_start
-    else:
-        row.refuse("start", "empty", "is empty; --empty-start skip leaves such rows out, an instant fills them")
-        start_ms = None
-    if start_ms is not None and end_ms is not None and end_ms < start_ms:
-        row.refuse("end", "order", "lies before the start")
-    return start_ms, end_ms
+    parsed.problems.append(Problem("double_workload", source.format(bad.line), message))
 
 
 def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, list[str]]:
-    """How many rows without an end began more than LONG_DAYS ago; a sentence for each, and for others as long."""
+    """How many rows without an end began more than LONG_DAYS ago, and warnings about them and others as long."""
     running, ended = [], []
     for row in rows:
         days = ((now_ms if row.end_ms is None else row.end_ms) - row.start_ms) // DAY_MS
@@ -146,16 +141,16 @@ def long_usage(path: Path, rows: Sequence[UsageRow], now_ms: int) -> tuple[int, 
             )
         else:
             ended.append(f"{place} ended after {days} days, from {since} to {format_instant(row.end_ms)}")
-    told = running[:MOST_TOLD] + ended[: max(0, MOST_TOLD - len(running))]
-    more = len(running) + len(ended) - len(told)
+    warnings = [*running, *ended][:MAX_WARNINGS]
+    more = len(running) + len(ended) - len(warnings)
     if more:
-        told.append(f"{path}: {plural(more, 'more row')} of more than {LONG_DAYS} days")
-    return len(running), told
+        warnings.append(f"{path}: {plural(more, 'more row')} of more than {LONG_DAYS} days")
+    return len(running), warnings
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
     """Problems by their line in the file."""
-    return sorted(problems, key=lambda one: (_line(one.source), one.source))
+    return sorted(problems, key=lambda problem: (_line(problem.source), problem.source))
 
 
 def _line(source: str) -> int:

@@ -1,0 +1,113 @@
+"""CSV files as records: what is wrong with a file is collected, so that one run names all of it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.config.model import Record, Row
+
+Value = TypeVar("Value")
+csv.field_size_limit(1 << 20)
+
+
+@dataclass
+class Parsed(Generic[Value]):
+    """Rows that are good, problems of those that are not, and notes for the person who imports."""
+
+    rows: list[Value] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str = "") -> Iterator[Record]:
+    """The rows of a CSV file, without columns that the model does not know; none when the header is bad.
+
+    `prefix`: columns that begin with it are kept as well. Raises OSError when the file cannot be opened.
+    """
+    text = decode(path, parsed.problems)
+    if text is None:
+        return iter(())
+    header, records = split_rows(path, text, parsed.problems)
+    parsed.problems.extend(missing_columns(path, header, model.columns))
+    if parsed.problems:
+        return iter(())
+    keys = model.cell_names()
+    kept = {name for name in header if name in keys or (prefix and name.startswith(prefix) and name != prefix)}
+    parsed.notes.extend(_ignored(name, keys) for name in header if name and name not in kept)
+    return (
+        Record(record.file, record.line, {name: cell for name, cell in record.cells.items() if name in kept})
+        for record in records
+    )
+
+
+def decode(path: Path, problems: list[Problem]) -> str | None:
+    """The file's text, gunzipped when its name ends in .gz; None after adding a problem."""
+    content = path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        problems.append(Problem("bad_gzip", str(path), f"is not a whole gzip file: {error}"))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        problems.append(Problem("bad_encoding", f"{path}:{line}", "is not UTF-8 text"))
+    return None
+
+
+def split_rows(path: Path, text: str, problems: list[Problem]) -> tuple[list[str], Iterator[Record]]:
+    """Header and rows of a CSV text; a row with another number of cells than the header is a problem."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        problems.append(Problem("bad_csv", f"{path}:1", f"is not CSV: {error}"))
+        return [], iter(())
+    if not any(header):
+        problems.append(Problem("no_header", f"{path}:1", "the file is empty; its first line must name the columns"))
+    problems.extend(
+        Problem("double_column", f"{path}:1:{name}", "the header names this column twice")
+        for name in sorted({name for name in header if header.count(name) > 1})
+    )
+    return header, _rows(str(path), reader, header, problems)
+
+
+def _rows(file: str, reader: Iterator[list[str]], header: list[str], problems: list[Problem]) -> Iterator[Record]:
+    while True:
+        line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader has it, Iterator does not
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problems.append(Problem("bad_csv", f"{file}:{line}", f"is not CSV: {error}"))
+            continue
+        if cells and len(cells) != len(header):
+            message = f"has {len(cells)} cells where the header has {len(header)}"
+            problems.append(Problem("bad_row", f"{file}:{line}", message))
+        elif cells:
+            yield Record(file, line, dict(zip(header, cells, strict=True)))
+
+
+def missing_columns(path: Path, header: Sequence[str], required: Sequence[str]) -> Iterator[Problem]:
+    """A problem for each required column that the header does not name, with the nearest name that it has."""
+    for name in required:
+        if name not in header:
+            near = get_close_matches(name, header, 1)
+            hint = f"; is it {near[0]!r}?" if near else ""
+            message = f"the header does not name this required column{hint}"
+            yield Problem("no_column", f"{path}:1:{name}", message)
+
+
+def _ignored(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"column {name!r} is ignored" + (f" (is it {near[0]!r}?)" if near else "")

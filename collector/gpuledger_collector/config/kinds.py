@@ -1,0 +1,81 @@
+"""The kinds of tables that a declared file may have, in the order in which they are applied and exported."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.config import bill_matches, budgets, money, notification_rules, prices, scaling, shared_costs
+from gpuledger_collector.config.attribution import DeclaredRule
+from gpuledger_collector.config.model import Declaration
+from gpuledger_collector.insight.scaling.pools import ScalingTerms
+from gpuledger_collector.storage import declared
+from gpuledger_collector.storage.billing import bills, commitments
+from gpuledger_collector.storage.billing import budgets as stored_budgets
+from gpuledger_collector.storage.billing import prices as stored_prices
+from gpuledger_collector.storage.capacity import scaling as stored_pools
+from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications import notification_rules as stored_notifications
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of table: how it is called in messages, its model, and what storage does with its values."""
+
+    title: str
+    model: type[Declaration]
+    replace: Callable[[Connection, Any, dt.datetime], ImportOutcome]
+    current: Callable[[Connection], Iterable[Any]] | None
+    """What is in force; None for values that are stored as those of another kind."""
+    adds_only: bool = False
+    """Values that are not in the file stay in force."""
+
+
+def _replace_recipients(
+    connection: Connection, recipients: Iterable[tuple[str, Any]], now: dt.datetime
+) -> ImportOutcome:
+    return stored_notifications.replace_recipients(connection, dict(recipients), now)
+
+
+def _pools(connection: Connection) -> list[ScalingTerms]:
+    rows = connection.execute("SELECT pool, terms FROM scaling_pool WHERE superseded_at IS NULL ORDER BY pool")
+    return [ScalingTerms.of(pool, terms) for pool, terms in rows]
+
+
+KINDS: Mapping[str, Kind] = {
+    "price": Kind("prices", prices.DeclaredPrice, stored_prices.add, stored_prices.current, adds_only=True),
+    "owned": Kind("owned hardware", money.DeclaredHardware, stored_prices.add_derived, None),
+    "commitment": Kind("commitments", money.DeclaredCommitment, commitments.replace, commitments.current),
+    "purchase": Kind("choices of purchase", money.DeclaredPurchase, commitments.replace_choices, commitments.choices),
+    "exchange": Kind("exchange rates", money.DeclaredExchangeRate, commitments.replace_exchange, commitments.exchange),
+    "rule": Kind("rules", DeclaredRule, rules.replace, rules.current),
+    "budget": Kind("budgets", budgets.DeclaredBudget, stored_budgets.replace, stored_budgets.current),
+    "shared_cost": Kind(
+        "shared costs", shared_costs.DeclaredSharedCost, declared.replace_shared_costs, declared.shared_costs
+    ),
+    "carbon": Kind("carbon", shared_costs.DeclaredIntensity, declared.replace_carbon, declared.carbon),
+    "recipient": Kind(
+        "recipients",
+        notification_rules.DeclaredRecipient,
+        _replace_recipients,
+        lambda connection: stored_notifications.recipients(connection).items(),
+    ),
+    "contact": Kind(
+        "contacts",
+        notification_rules.DeclaredContact,
+        stored_notifications.replace_contacts,
+        stored_notifications.contacts,
+    ),
+    "action": Kind(
+        "actions",
+        notification_rules.DeclaredAction,
+        stored_notifications.replace_actions,
+        stored_notifications.actions,
+    ),
+    "bill_match": Kind("bill matches", bill_matches.DeclaredBillMatch, bills.replace_matches, bills.matches),
+    "pool": Kind("pools", scaling.DeclaredPool, stored_pools.replace, _pools),
+}
