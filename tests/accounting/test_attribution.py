@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
-from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 
 
 def facts(user=None, account=None, name=None, pool="", **tags):

@@ -13,7 +13,7 @@ from gpuledger_collector.accounting.budgets import (
     RESOLVED,
     Alert,
     Budget,
-    Held,
+    HolderSpend,
     Reading,
     Terms,
     drivers,
@@ -127,7 +127,9 @@ def test_quarters_and_ranges() -> None:
 def held(max_cost: int = 10**13):
     labels = st.tuples(st.sampled_from(["a", "b", "c", "d"]))
     return st.lists(
-        st.builds(Held, labels, st.sampled_from(["H100", "L4"]), st.integers(0, 10**15), st.integers(0, max_cost))
+        st.builds(
+            HolderSpend, labels, st.sampled_from(["H100", "L4"]), st.integers(0, 10**15), st.integers(0, max_cost)
+        )
     )
 
 
@@ -145,14 +147,14 @@ def test_drivers_add_up_to_the_change_exactly(before, after, count) -> None:
 
 def test_drivers_tell_price_from_volume_from_mix() -> None:
     """The three textbook cases, in GPU-hours at a price of 2."""
-    old = [Held(("a",), "H100", 100, 200), Held(("b",), "L4", 100, 100)]
-    dearer = drivers(old, [Held(("a",), "H100", 100, 300), old[1]])[0]
+    old = [HolderSpend(("a",), "H100", 100, 200), HolderSpend(("b",), "L4", 100, 100)]
+    dearer = drivers(old, [HolderSpend(("a",), "H100", 100, 300), old[1]])[0]
     assert (dearer.price_micro, dearer.volume_micro, dearer.mix_micro) == (100, 0, 0)
-    double = drivers(old, [Held(("a",), "H100", 200, 400), Held(("b",), "L4", 200, 200)])
+    double = drivers(old, [HolderSpend(("a",), "H100", 200, 400), HolderSpend(("b",), "L4", 200, 200)])
     assert [sum(getattr(d, f"{name}_micro") for d in double) for name in ("price", "volume", "mix")] == [0, 300, 0]
-    moved = drivers(old, [Held(("a",), "H100", 200, 400)])
+    moved = drivers(old, [HolderSpend(("a",), "H100", 200, 400)])
     assert [sum(getattr(d, f"{name}_micro") for d in moved) for name in ("price", "volume", "mix")] == [0, 0, 100]
-    new = drivers(old, [*old, Held(("c",), "H100", 10, 25)])[0]
+    new = drivers(old, [*old, HolderSpend(("c",), "H100", 10, 25)])[0]
     assert (new.label, new.price_micro, new.volume_micro, new.mix_micro) == (("c",), 5, 15, 5)
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fakes.evidence import DAY, WHOLE, evidence
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commitment
-from gpuledger_collector.accounting.ledger import prove, summarise
+from gpuledger_collector.accounting.ledger import check_conservation, summarize
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.rating import (
@@ -22,7 +23,6 @@ from gpuledger_collector.accounting.rating import (
     rate_imported,
     unused_charges,
 )
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import fold, rating_intervals
 from gpuledger_collector.services.commitment_coverage import counted, cover_day
 from gpuledger_collector.services.placements import RatedPlacement
@@ -61,7 +61,7 @@ def rated(gpus, facts, usages, commitments, book, day=DAY, until=LATE):
             usage, day, book, lambda workload, *_: TEAMS[workload], until, coverage.of(counted(usage))
         )
     charges += unused_charges(coverage, day.start_ms)
-    return charges, prove(day, until, capacities, charges, coverage.costs)
+    return charges, check_conservation(day, until, capacities, charges, coverage.costs)
 
 
 @st.composite
@@ -144,7 +144,7 @@ def test_covered_and_unused_are_what_was_committed(facts, commitments, imported,
     for charge in charges:
         if charge.state == COMMITMENT_UNUSED:
             assert charge.owner is charge.accelerator_id is charge.workload_id is None
-    lines = summarise(charges)
+    lines = summarize(charges)
     for currency in ("USD", "EUR"):
         total = sum(charge.cost_micro for charge in charges if charge.currency == currency)
         assert sum(line.cost_micro for line in lines if line.currency == currency) == total
@@ -230,10 +230,12 @@ def test_a_proof_that_lost_a_part_of_a_commitment_does_not_hold():
     one = commitment(3, 0, "1.00")
     coverage = cover_day([one], DAY, LATE, {}, [], PriceBook([]))
     (unused,) = unused_charges(coverage, DAY.start_ms)
-    assert prove(DAY, LATE, [], [unused], coverage.costs).holds
-    assert not prove(DAY, LATE, [], [replace(unused, cost_micro=unused.cost_micro - 1)], coverage.costs).holds
-    assert not prove(DAY, LATE, [], [replace(unused, gpu_ns=unused.gpu_ns - 1)], coverage.costs).holds
-    assert not prove(DAY, LATE, [], [], coverage.costs).holds
+    assert check_conservation(DAY, LATE, [], [unused], coverage.costs).holds
+    assert not check_conservation(
+        DAY, LATE, [], [replace(unused, cost_micro=unused.cost_micro - 1)], coverage.costs
+    ).holds
+    assert not check_conservation(DAY, LATE, [], [replace(unused, gpu_ns=unused.gpu_ns - 1)], coverage.costs).holds
+    assert not check_conservation(DAY, LATE, [], [], coverage.costs).holds
 
 
 def test_the_most_specific_commitment_covers_first():
@@ -251,7 +253,7 @@ def test_another_currency_is_never_put_beside():
     charges, _ = rated([1_000_000], [], [], [commitment(1, currency="EUR")], PriceBook([price("3.00")]))
     (covered,) = charges
     assert (covered.currency, covered.contracted_cost_micro, covered.list_cost_micro) == ("EUR", None, None)
-    (line,) = summarise(charges)
+    (line,) = summarize(charges)
     assert line.contracted_cost_micro is None
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.corrections import difference, total
-from gpuledger_collector.accounting.ports import ExportedCharge
+from gpuledger_collector.accounting.ledger import ExportedCharge
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.tags import OwnerPath
 
 CHEAP = Price(1, "", "", "on_demand", Decimal("2"), "USD", 0)
 DEAR = Price(2, "", "", "on_demand", Decimal("3.5"), "USD", 0)
@@ -23,27 +23,51 @@ maybe = st.none() | amounts
 @st.composite
 def charges(draw) -> Charge:
     price = draw(st.sampled_from([None, CHEAP, DEAR]))
-    money = [None] * 3 if price is None else draw(st.tuples(amounts, maybe, maybe))
+    money = {}
+    if price is not None:
+        money = {"cost_micro": draw(amounts), "idle_cost_micro": draw(maybe), "list_cost_micro": draw(maybe)}
     start = draw(st.integers(0, 86_399_999))
     return Charge(
-        0,
-        start,
-        86_400_000,
-        draw(st.sampled_from([None, 1, 2])),
-        draw(st.sampled_from([None, 7, 8])),
-        draw(st.sampled_from([None, OwnerPath(team="vision"), OwnerPath(team="speech", project="asr")])),
-        draw(st.sampled_from(["held", "unobserved"])),
-        "p",
-        "H100",
-        "n1",
-        price,
-        draw(amounts),
-        draw(amounts),
-        draw(amounts),
-        draw(amounts),
-        None if price is None else "USD",
-        *money,
-        draw(maybe),
+        day_ms=0,
+        start_ms=start,
+        end_ms=86_400_000,
+        accelerator_id=draw(st.sampled_from([None, 1, 2])),
+        workload_id=draw(st.sampled_from([None, 7, 8])),
+        owner=draw(st.sampled_from([None, OwnerPath(team="vision"), OwnerPath(team="speech", project="asr")])),
+        state=draw(st.sampled_from(["held", "unobserved"])),
+        pool="p",
+        gpu_model="H100",
+        node="n1",
+        price=price,
+        currency=None if price is None else "USD",
+        gpu_ns=draw(amounts),
+        busy_ns=draw(amounts),
+        idle_ns=draw(amounts),
+        unknown_ns=draw(amounts),
+        energy_mj=draw(maybe),
+        **money,
+    )
+
+
+def held_line(gpu_ns: int) -> Charge:
+    return Charge(
+        day_ms=0,
+        start_ms=0,
+        end_ms=1,
+        accelerator_id=1,
+        workload_id=7,
+        owner=None,
+        state="held",
+        pool="p",
+        gpu_model="H100",
+        node="n",
+        price=CHEAP,
+        currency="USD",
+        gpu_ns=gpu_ns,
+        busy_ns=5,
+        cost_micro=10,
+        idle_cost_micro=0,
+        list_cost_micro=10,
     )
 
 
@@ -82,14 +106,20 @@ def test_corrections_of_corrections_add_up(first, second, third):
 
 def test_a_price_book_written_anew_with_the_same_rates_corrects_nothing():
     """Another version of the same terms is no other price."""
-    line = Charge(0, 0, 1, 1, 7, None, "held", "p", "H100", "n", CHEAP, 5, 5, 0, 0, "USD", 10, 0, 10, None)
+    line = held_line(5)
     assert difference([line], [replace(line, price=replace(CHEAP, id=99))]) == []
     assert [one.cost_micro for one in difference([line], [replace(line, price=DEAR, cost_micro=17)])] == [-10, 17]
 
 
 def exported(number: int) -> ExportedCharge:
-    line = Charge(0, 0, 1, 1, 7, None, "held", "p", "H100", "n", CHEAP, number, 5, 0, 0, "USD", 10, 0, 10, None)
-    return ExportedCharge(line, "GPU-a", "slurm::7", "train", "amina", {"team": "vision"})
+    return ExportedCharge(
+        charge=held_line(number),
+        accelerator_uuid="GPU-a",
+        workload_key="slurm::7",
+        workload_name="train",
+        user="amina",
+        tags={"team": "vision"},
+    )
 
 
 @given(st.integers(1, 70), st.data())

@@ -18,11 +18,11 @@ from gpuledger_collector.accounting.counterfactual import (
     reserved_saving,
 )
 from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import RatedAccelerator
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, HourlyUsage
 
 DAY = Period(0, DAY_MS)

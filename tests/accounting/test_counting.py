@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.counting import ENDPOINT_GAP_MS, CounterReading, HourCount, hourly
+from gpuledger_collector.accounting.counters import ENDPOINT_GAP_MS, CounterReading, HourCount, hourly
 from gpuledger_collector.accounting.period import HOUR_MS
 
 MINUTE = 60_000

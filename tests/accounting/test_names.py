@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
-from gpuledger_collector.accounting.names import escaped, is_reserved
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.reserved_names import escaped, is_reserved
 from gpuledger_collector.accounting.usage import STATES
 
 OTHER_ROWS = ("unattributed", "unpriced", "unshared", "stranded", "total", "corrections", "correction")

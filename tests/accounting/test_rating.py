@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.evidence import DAY, WHOLE, evidence, usage_interval
-from gpuledger_collector.accounting.ledger import prove, summarise
+from gpuledger_collector.accounting.ledger import check_conservation, summarize
 from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, date_range
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.rating import (
@@ -18,7 +19,6 @@ from gpuledger_collector.accounting.rating import (
     rate_accelerator_day,
     rate_imported,
 )
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import fold, rating_intervals
 
 LATE = 2**60
@@ -52,7 +52,7 @@ rates = st.decimals("0.000000001", 100, places=9).map(lambda rate: rate if rate 
 def rate_day(facts, book, gpu=GPU, capacity=WHOLE, until=LATE, day=DAY):
     pieces = fold(facts, rating_intervals(day, book.cuts(day)), capacity)
     charges = rate_accelerator_day(gpu, day, capacity, pieces, book, owner_of, until)
-    return charges, prove(day, until, [capacity_cost(gpu, day, capacity, book, until)], charges)
+    return charges, check_conservation(day, until, [capacity_cost(gpu, day, capacity, book, until)], charges)
 
 
 @given(evidence(), rates, st.integers(1, 1_000_000), st.integers(1, DAY_MS - 1), rates)
@@ -67,7 +67,7 @@ def test_everything_adds_up_to_capacity_times_rate(facts, rate, share, change, s
     assert sum(charge.cost_micro for charge in charges) == proof.capacity_cost["USD"]
     for charge in charges:
         assert charge.busy_ns + charge.idle_ns + charge.unknown_ns == (charge.gpu_ns if charge.state == "held" else 0)
-    lines = summarise(charges)
+    lines = summarize(charges)
     assert sum(line.cost_micro for line in lines) == proof.capacity_cost["USD"]
 
 

@@ -1,7 +1,6 @@
 """Laws of shared costs, of carbon and of the days of a zone."""
 
 import datetime as dt
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micrograms
+from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone, month, parse_date
 from gpuledger_collector.accounting.shared_costs import AMOUNT, KEYS, SharedCost, month_part, share
 
@@ -30,27 +30,18 @@ ZONES = (
 )
 
 
-@dataclass(frozen=True)
-class Line:
-    keys: tuple[str, ...]
-    state: str
-    currency: str | None
-    gpu_ns: int
-    cost_micro: int | None
-
-
 def keys(team: str, pool: str) -> tuple[str, ...]:
     return ("acme", team, "", "", "", "", pool)
 
 
 lines = st.lists(
     st.builds(
-        Line,
+        ChargedLine,
         st.builds(keys, st.sampled_from(TEAMS), st.sampled_from(["eu", "us"])),
         st.sampled_from(["held", "held", "held", "unallocated", "unobserved"]),
         st.sampled_from(["USD", "USD", "EUR"]),
-        st.integers(1, 10**16),
-        st.integers(0, 10**12),
+        gpu_ns=st.integers(1, 10**16),
+        cost_micro=st.integers(0, 10**12),
     ),
     max_size=30,
 )
@@ -88,7 +79,7 @@ def test_the_order_of_lines_changes_no_owners_share(given_lines, order) -> None:
     """What a team bears depends on what the teams had, not on how the lines came."""
     cost = SharedCost("x", AMOUNT, 1, "USD", "", "cost", "team")
 
-    def by_team(found: list[Line]) -> dict[str, int]:
+    def by_team(found: list[ChargedLine]) -> dict[str, int]:
         sums: dict[str, int] = {}
         for one in share(cost, found, 1_000_003):
             team = "" if one.line is None else one.line.keys[1]

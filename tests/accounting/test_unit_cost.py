@@ -12,7 +12,21 @@ from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour, cost
 
 def charge(cost, card=1, start=0, end=DAY_MS, currency="USD"):
     return Charge(
-        0, start, end, card, 1, None, "held", "p", "m", "n", None, 1, 1, 0, 0, currency, cost, None, None, None
+        day_ms=0,
+        start_ms=start,
+        end_ms=end,
+        accelerator_id=card,
+        workload_id=1,
+        owner=None,
+        state="held",
+        pool="p",
+        gpu_model="m",
+        node="n",
+        price=None,
+        currency=currency,
+        gpu_ns=1,
+        busy_ns=1,
+        cost_micro=cost,
     )
 
 

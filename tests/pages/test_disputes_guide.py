@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fakes.fleet import DAY, Held
-from gpuledger_collector.accounting.bill import KINDS
+from gpuledger_collector.accounting.provider_bill import KINDS
 from gpuledger_collector.cli import build
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "disputes.md").read_text()

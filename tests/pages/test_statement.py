@@ -115,7 +115,7 @@ def test_unknown_is_not_idle_and_not_used(furnished, run, ledger):
     run("chargeback", *MONTH)
     (section,) = made_of(ledger, HOSTILE).sections
     assert section.row.idle_ns is None
-    assert (section.unknown_ns, section.busy_ns) == (section.row.gpu_ns, 0)
+    assert (section.held.unknown_ns, section.held.busy_ns) == (section.row.gpu_ns, 0)
     page = Page(as_html(made_of(ledger, HOSTILE)))
     assert "Held but idle not known its cost is not known" in page.text
 
@@ -146,7 +146,9 @@ def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):
     assert "correction of 2025-10" in as_html(statement)
     assert [(one.label, one.cost_minor) for one in section.corrections] == [(("2025-10",), 210)]
     assert section.row.cost_minor == 210
-    assert all(day.cost_micro in {None, 0} for day in section.days), "no day of its own was dearer for it"
+    assert all(day.measures is None or day.measures.cost_micro == 0 for day in section.days), (
+        "no day of its own was dearer for it"
+    )
 
 
 def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_path):

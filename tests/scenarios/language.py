@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.disputes import BadStep, Remedy
 from gpuledger_collector.accounting.exchange import Exchange, ExchangeRate, view
 from gpuledger_collector.accounting.money import format_minor, minor_digits
-from gpuledger_collector.accounting.owned import Owned
+from gpuledger_collector.accounting.owned_hardware import Owned
 from gpuledger_collector.accounting.period import Period, date_range, month
 from gpuledger_collector.accounting.pricing import Price, PurchaseChoice
 from gpuledger_collector.accounting.shared_costs import AMOUNT, SharedCost

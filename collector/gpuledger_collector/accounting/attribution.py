@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from gpuledger_collector.accounting.names import escaped
-from gpuledger_collector.accounting.tags import LEVELS, OwnerPath, path_of
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
+from gpuledger_collector.accounting.reserved_names import escaped
 
 FACTS = ("kind", "user", "account", "name", "pool", "node")
 """Names that a rule may match beside tags."""

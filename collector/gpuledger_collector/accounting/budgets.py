@@ -13,9 +13,9 @@ from fractions import Fraction
 from math import lcm
 
 from gpuledger_collector.accounting.money import MICRO, minor_digits, to_minor_units
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.quantity import round_together
-from gpuledger_collector.accounting.tags import LEVELS
 
 MONTH, QUARTER, RANGE = "month", "quarter", "range"
 PERIODS = (MONTH, QUARTER, RANGE)
@@ -220,7 +220,7 @@ def percent_of(part_micro: int, whole_micro: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HolderSpend:
     """What one holder had in a window: `label` names it to people, `model` is what its price hangs on."""
 
     label: tuple[str, ...]
@@ -247,7 +247,7 @@ class Driver:
         return self.after_micro - self.before_micro
 
 
-def drivers(before: Iterable[Held], after: Iterable[Held]) -> list[Driver]:
+def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list[Driver]:
     """Why spend differs between two windows, one driver a holder and model, the largest change first.
 
     price: the later quantity at the change of its price; volume: the change of quantity at the earlier average price
@@ -270,7 +270,7 @@ def drivers(before: Iterable[Held], after: Iterable[Held]) -> list[Driver]:
     return sorted(found, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model))
 
 
-def _summed(held: Iterable[Held]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
+def _summed(held: Iterable[HolderSpend]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
     sums: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}
     for one in held:
         gpu_ns, cost = sums.get((one.label, one.model), (0, 0))

@@ -7,19 +7,21 @@ dropped, and amounts of two currencies are never added.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
-from gpuledger_collector.accounting.ledger import add_known
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import MICRO, minor_digits
-from gpuledger_collector.accounting.names import escaped
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_in_groups
+from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.shared_costs import SharedCost
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD
 
 _Number = TypeVar("_Number", int, Decimal)
@@ -32,75 +34,61 @@ _HOURS_UNIT = GPU_NS_PER_HOUR // 10**6
 _OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
 
 
-class Line(Protocol):
-    """What the report reads of a sum of charges; `keys` stand in the order of the report's dimensions."""
-
-    @property
-    def keys(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def state(self) -> str: ...  # noqa: D102
-    @property
-    def currency(self) -> str | None: ...  # noqa: D102
-    @property
-    def gpu_ns(self) -> int: ...  # noqa: D102
-    @property
-    def busy_ns(self) -> int: ...  # noqa: D102
-    @property
-    def idle_ns(self) -> int: ...  # noqa: D102
-    @property
-    def unknown_ns(self) -> int: ...  # noqa: D102
-    @property
-    def cost_micro(self) -> int | None: ...  # noqa: D102
-    @property
-    def idle_cost_micro(self) -> int | None: ...  # noqa: D102
-    @property
-    def energy_mj(self) -> int | None: ...  # noqa: D102
-    @property
-    def list_cost_micro(self) -> int | None: ...  # noqa: D102
-    @property
-    def contracted_cost_micro(self) -> int | None: ...  # noqa: D102
-    @property
-    def correction_of(self) -> str: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row as printed, with the exact amounts behind it. None: not known, or not applicable; never zero instead."""
+    """One row as printed, with the exact amounts behind it. None: not known, or not applicable; never zero instead.
+
+    Printed are GPU-hours, minor units of the currency, kWh and grams; exact are GPU-nanoseconds, micro-units,
+    millijoules and micrograms. `shared` is the row's share of common costs (accounting.shared_costs), which is not part
+    of its direct cost; negative where cost was moved away. `list` and `contracted` cost are None where any part of them
+    is unknown, carbon where the energy is unknown or some of it has no carbon intensity.
+    """
 
     keys: tuple[str, ...]
     currency: str | None
-    gpu_hours: Decimal
-    gpu_hours_idle: Decimal | None
-    cost_minor: int | None
-    cost_idle_minor: int | None
-    gpu_ns: int
-    idle_ns: int | None
-    cost_micro: int | None
-    idle_cost_micro: int | None
-    shared_minor: int | None = None
-    """Shares of common costs (accounting.shared_costs), beside the direct cost; negative where cost was moved away."""
-    shared_micro: int | None = None
-    energy_kwh: Decimal | None = None
-    """As measured at the accelerators; None where nothing measured it."""
-    energy_mj: int | None = None
-    co2e_grams: Decimal | None = None
-    """None where the energy is unknown, or some of it has no carbon intensity."""
-    co2e_micrograms: int | None = None
-    list_minor: int | None = None
-    """At list rates, at contracted ones where there are none; None where any part of it is unknown."""
-    list_micro: int | None = None
-    contracted_minor: int | None = None
-    """At the rates of the price book, as if no commitment covered anything; None where any part of it is unknown."""
-    contracted_micro: int | None = None
-    exchange: str = ""
-    """In another currency's view: the ledger's currency and the rate at which this row was converted."""
     correction_of: str = ""
     """The closed month that this row amends, its amounts may be negative; empty: the period's own time."""
+    exchange: str = ""
+    """In another currency's view: the ledger's currency and the rate at which this row was converted."""
+    gpu_hours: Decimal
+    gpu_hours_idle: Decimal | None = None
+    cost_minor: int | None = None
+    cost_idle_minor: int | None = None
+    shared_minor: int | None = None
+    energy_kwh: Decimal | None = None
+    co2e_grams: Decimal | None = None
+    list_minor: int | None = None
+    contracted_minor: int | None = None
+    gpu_ns: int
+    idle_ns: int | None = None
+    cost_micro: int | None = None
+    idle_cost_micro: int | None = None
+    shared_micro: int | None = None
+    energy_mj: int | None = None
+    co2e_micrograms: int | None = None
+    list_micro: int | None = None
+    contracted_micro: int | None = None
 
     @property
     def total_minor(self) -> int | None:
         """Direct cost and shares."""
         return add_known(self.cost_minor, self.shared_minor)
+
+
+_PRINTED = (
+    ("gpu_hours", "gpu_ns", _HOURS_UNIT, 6),
+    ("gpu_hours_idle", "idle_ns", _HOURS_UNIT, 6),
+    ("cost_minor", "cost_micro", None, 0),
+    ("cost_idle_minor", "idle_cost_micro", None, 0),
+    ("shared_minor", "shared_micro", None, 0),
+    ("energy_kwh", "energy_mj", MJ_PER_KWH // 10**6, 6),
+    ("co2e_grams", "co2e_micrograms", 1000, 3),
+    ("list_minor", "list_micro", None, 0),
+    ("contracted_minor", "contracted_micro", None, 0),
+)
+"""What is printed of which exact amount, the unit to which it is rounded (None: the minor unit), and its decimals."""
+_ALL_OR_UNKNOWN = frozenset(("list_minor", "list_micro", "contracted_minor", "contracted_micro"))
+"""Amounts that are compared with the cost: a total is unknown when any row is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +148,7 @@ _Key = tuple[tuple[str, ...], str]
 
 
 @dataclass(slots=True)
-class _Sum:
+class _RowSums:
     gpu_ns: int = 0
     idle_ns: int | None = None
     cost_micro: int | None = None
@@ -171,62 +159,65 @@ class _Sum:
     list_micro: int | None = 0
     contracted_micro: int | None = 0
 
+    def add(self, line: ChargedLine) -> None:
+        """Add a line; idle time counts where some activity of held time is known."""
+        self.gpu_ns += line.gpu_ns
+        if line.state == HELD and line.has_known_activity:
+            self.idle_ns = add_known(self.idle_ns, line.idle_ns)
+            self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
+        self.cost_micro = add_known(self.cost_micro, line.cost_micro)
+        self.energy_mj = add_known(self.energy_mj, line.energy_mj)
+        self.list_micro = _sum_all([self.list_micro, line.list_cost_micro])
+        self.contracted_micro = _sum_all([self.contracted_micro, line.contracted_cost_micro])
 
-def report(lines: Iterable[Line], by: Sequence[str], beside: Allocations | None = None) -> Report:
-    """The report over lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
 
-    Lines that say what they correct have rows of their own, beside the row of the same cells: the two together are
-    rounded to what one row would show.
+def report(lines: Iterable[ChargedLine], by: Sequence[str], allocations: Allocations | None = None) -> Report:
+    """Make the report of lines that carry the dimensions `by` as keys. Raises ValueError for an unknown dimension.
+
+    Lines that name the month that they correct have rows of their own, next to the row of the same cells: the two
+    together are rounded to what one row would show.
     """
     for name in by:
         if name not in DIMENSIONS:
-            raise ValueError(f"{name!r} is nothing to group by; choose from {', '.join(DIMENSIONS)}")
-    sums: dict[tuple[str | None, _Key], _Sum] = {}
+            raise ValueError(f"cannot group by {name!r}; choose from {', '.join(DIMENSIONS)}")
+    allocations = allocations or Allocations()
+    sums: dict[tuple[str | None, _Key], _RowSums] = {}
     for line in lines:
-        if line.gpu_ns == 0 and not line.cost_micro and not line.idle_ns:
-            continue
-        entry = sums.setdefault((line.currency, (shown_keys(line, by), line.correction_of)), _Sum())
-        entry.gpu_ns += line.gpu_ns
-        if line.state == HELD and (line.unknown_ns != line.gpu_ns or line.idle_ns):
-            entry.idle_ns = add_known(entry.idle_ns, line.idle_ns)
-            entry.idle_cost_micro = add_known(entry.idle_cost_micro, line.idle_cost_micro)
-        entry.cost_micro = add_known(entry.cost_micro, line.cost_micro)
-        entry.energy_mj = add_known(entry.energy_mj, line.energy_mj)
-        entry.list_micro = _add_all(entry.list_micro, line.list_cost_micro)
-        entry.contracted_micro = _add_all(entry.contracted_micro, line.contracted_cost_micro)
-    _add_beside(sums, beside or Allocations())
+        if line.gpu_ns or line.cost_micro or line.idle_ns:
+            sums.setdefault((line.currency, (shown_keys(line, by), line.correction_of)), _RowSums()).add(line)
+    _add_allocations(sums, allocations)
     currencies = sorted({currency for currency, _ in sums if currency is not None})
     rows: list[Row] = []
     totals: list[Row] = []
     for currency in [*currencies, *([None] if any(key[0] is None for key in sums) else [])]:
-        made = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
-        made.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
-        rows += made
-        totals.append(_total(currency, made, len(by)))
-    return Report(tuple(by), tuple(rows), tuple(totals), tuple(beside.costs) if beside is not None else ())
+        own_rows = _rows(currency, _ordered({key: entry for (of, key), entry in sums.items() if of == currency}))
+        own_rows.sort(key=lambda row: (-(row.cost_micro or 0), row.keys, row.correction_of))
+        rows += own_rows
+        totals.append(_total(currency, own_rows, len(by)))
+    return Report(tuple(by), tuple(rows), tuple(totals), tuple(allocations.costs))
 
 
-def _add_beside(sums: dict[tuple[str | None, _Key], _Sum], beside: Allocations) -> None:
+def _add_allocations(sums: dict[tuple[str | None, _Key], _RowSums], allocations: Allocations) -> None:
     """Shares and grams stand in the row of the period's own time; grams in a correction's where there is no other."""
-    for (currency, keys), micro in beside.shared.items():
-        sums.setdefault((currency, (keys, "")), _Sum()).shared_micro = micro
+    for (currency, keys), micro in allocations.shared.items():
+        sums.setdefault((currency, (keys, "")), _RowSums()).shared_micro = micro
     first: dict[tuple[str | None, tuple[str, ...]], str] = {}
     for currency, (keys, correction_of) in sums:
         first[currency, keys] = min(correction_of, first.get((currency, keys), correction_of))
-    for (currency, keys), grams in beside.emitted.items():
+    for (currency, keys), grams in allocations.emitted.items():
         if (currency, keys) in first:
             sums[currency, (keys, first[currency, keys])].co2e_micrograms = grams
 
 
-def _ordered(sums: Mapping[_Key, _Sum]) -> list[tuple[_Key, _Sum]]:
+def _ordered(sums: Mapping[_Key, _RowSums]) -> list[tuple[_Key, _RowSums]]:
     """By the cost of all rows of the same cells, dearest first: the order in which remainders are given out."""
-    costs: dict[tuple[str, ...], int] = {}
+    costs: dict[tuple[str, ...], int] = defaultdict(int)
     for (keys, _), entry in sums.items():
-        costs[keys] = costs.get(keys, 0) + (entry.cost_micro or 0)
+        costs[keys] += entry.cost_micro or 0
     return sorted(sums.items(), key=lambda item: (-costs[item[0][0]], item[0]))
 
 
-def shown_keys(line: Line, by: Sequence[str]) -> tuple[str, ...]:
+def shown_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     """The cells of a line: where nobody holds it, a marker stands in the first owner column (else in the first).
 
     Levels of owners were escaped when they were attributed (accounting.attribution); other names are escaped here.
@@ -247,95 +238,43 @@ def _shown(key: str, dimension: str) -> str:
     return key if dimension in LEVELS else escaped(key)
 
 
-def _add_all(total: int | None, value: int | None) -> int | None:
-    """The sum when every part of it is known."""
-    return None if total is None or value is None else total + value
-
-
-def _rows(currency: str | None, group: Sequence[tuple[_Key, _Sum]]) -> list[Row]:
+def _rows(currency: str | None, group: Sequence[tuple[_Key, _RowSums]]) -> list[Row]:
     """Rows with what is printed of them: rows of the same cells add up to what one row of them would print."""
-    minor = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
+    minor_unit = MICRO // 10 ** (minor_digits(currency) if currency is not None else 0)
     cells = [keys for (keys, _), _ in group]
-
-    def rounded(values: Sequence[int | None], unit: int) -> list[int | None]:
-        return _known(values, cells, unit)
-
-    hours = rounded([entry.gpu_ns for _, entry in group], _HOURS_UNIT)
-    idle_hours = rounded([entry.idle_ns for _, entry in group], _HOURS_UNIT)
-    costs = rounded([entry.cost_micro for _, entry in group], minor)
-    idle_costs = rounded([entry.idle_cost_micro for _, entry in group], minor)
-    shared = rounded([entry.shared_micro for _, entry in group], minor)
-    energy = rounded([entry.energy_mj for _, entry in group], MJ_PER_KWH // 10**6)
-    listed = rounded([entry.list_micro for _, entry in group], minor)
-    contracted = rounded([entry.contracted_micro for _, entry in group], minor)
-    grams = rounded([entry.co2e_micrograms for _, entry in group], 1000)
+    rounded: dict[str, list[Any]] = {}
+    for printed, exact, unit, digits in _PRINTED:
+        counts = _round_known([getattr(entry, exact) for _, entry in group], cells, unit or minor_unit)
+        if unit is not None:
+            rounded[printed] = [None if count is None else Decimal(count).scaleb(-digits) for count in counts]
+        else:
+            rounded[printed] = list(counts)
     return [
         Row(
             keys=keys,
             currency=currency,
-            gpu_hours=_decimal(hours[at] or 0, 6),
-            gpu_hours_idle=_decimal_or_none(idle_hours[at], 6),
-            cost_minor=costs[at],
-            cost_idle_minor=idle_costs[at],
-            gpu_ns=entry.gpu_ns,
-            idle_ns=entry.idle_ns,
-            cost_micro=entry.cost_micro,
-            idle_cost_micro=entry.idle_cost_micro,
-            shared_minor=shared[at],
-            shared_micro=entry.shared_micro,
-            energy_kwh=_decimal_or_none(energy[at], 6),
-            energy_mj=entry.energy_mj,
-            co2e_grams=_decimal_or_none(grams[at], 3),
-            co2e_micrograms=entry.co2e_micrograms,
-            list_minor=listed[at],
-            list_micro=entry.list_micro,
-            contracted_minor=contracted[at],
-            contracted_micro=entry.contracted_micro,
             correction_of=correction_of,
+            **{printed: values[at] for printed, values in rounded.items()},
+            **{exact: getattr(entry, exact) for _, exact, _, _ in _PRINTED},
         )
         for at, ((keys, correction_of), entry) in enumerate(group)
     ]
 
 
-def _decimal(count: int, digits: int) -> Decimal:
-    return Decimal(count).scaleb(-digits)
-
-
-def _decimal_or_none(count: int | None, digits: int) -> Decimal | None:
-    return None if count is None else _decimal(count, digits)
-
-
-def _known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]], unit: int) -> list[int | None]:
+def _round_known(values: Sequence[int | None], cells: Sequence[tuple[str, ...]], unit: int) -> list[int | None]:
     """Round what is known together, by the cells of its rows, and leave the unknown unknown."""
     known = [(value, keys) for value, keys in zip(values, cells, strict=True) if value is not None]
-    made = iter(round_in_groups([value for value, _ in known], [keys for _, keys in known], unit))
-    return [None if value is None else next(made) for value in values]
+    rounded = iter(round_in_groups([value for value, _ in known], [keys for _, keys in known], unit))
+    return [None if value is None else next(rounded) for value in values]
 
 
 def _total(currency: str | None, rows: Sequence[Row], width: int) -> Row:
     """The sum of rows as printed, so that a reader who adds them up gets it exactly."""
-    return Row(
-        keys=("",) * width,
-        currency=currency,
-        gpu_hours=sum((row.gpu_hours for row in rows), Decimal(0)),
-        gpu_hours_idle=_sum_known(row.gpu_hours_idle for row in rows),
-        cost_minor=_sum_known(row.cost_minor for row in rows),
-        cost_idle_minor=_sum_known(row.cost_idle_minor for row in rows),
-        gpu_ns=sum(row.gpu_ns for row in rows),
-        idle_ns=_sum_known(row.idle_ns for row in rows),
-        cost_micro=_sum_known(row.cost_micro for row in rows),
-        idle_cost_micro=_sum_known(row.idle_cost_micro for row in rows),
-        shared_minor=_sum_known(row.shared_minor for row in rows),
-        shared_micro=_sum_known(row.shared_micro for row in rows),
-        energy_kwh=_sum_known(row.energy_kwh for row in rows),
-        energy_mj=_sum_known(row.energy_mj for row in rows),
-        co2e_grams=_sum_known(row.co2e_grams for row in rows),
-        co2e_micrograms=_sum_known(row.co2e_micrograms for row in rows),
-        list_minor=_sum_all([row.list_minor for row in rows]),
-        list_micro=_sum_all([row.list_micro for row in rows]),
-        contracted_minor=_sum_all([row.contracted_minor for row in rows]),
-        contracted_micro=_sum_all([row.contracted_micro for row in rows]),
-    )
+    sums: dict[str, Any] = {}
+    for name in (name for printed, exact, _, _ in _PRINTED for name in (printed, exact)):
+        values = [getattr(row, name) for row in rows]
+        sums[name] = _sum_all(values) if name in _ALL_OR_UNKNOWN else _sum_known(values)
+    return Row(keys=("",) * width, currency=currency, **sums)
 
 
 def _sum_all(values: Sequence[int | None]) -> int | None:

@@ -4,15 +4,44 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
+from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge, Invoice
+from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reconciliation import Reconciliation
 from gpuledger_collector.accounting.usage import HELD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedPeriod:
+    """A month that was closed: its charges do not change any more. `seal` is the hexadecimal root over its lines."""
+
+    name: str
+    period: Period
+    closed_ms: int
+    closed_by: str
+    lines: int
+    seal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invoice:
+    """What one owner is billed for a closed month: the exact amount and the minor units that were booked.
+
+    Both hold the direct cost and the shares of common costs; `shared_micro` and `shared_minor` say how much of them
+    are shares.
+    """
+
+    currency: str
+    owner: str
+    micro: int
+    minor: int
+    shared_micro: int = 0
+    shared_minor: int = 0
 
 
 def billed_to(charge: Charge, level: str) -> str:
@@ -36,16 +65,24 @@ def invoices(lines: Iterable[ExportedCharge], level: str, shares: Iterable[Share
     for part in shares:
         sums[part.currency][part.keys[0]] += 0
         borne[part.currency, part.keys[0]] += part.micro
-    made: list[Invoice] = []
+    billed: list[Invoice] = []
     for currency, owners in sorted(sums.items()):
         ordered = sorted(owners.items(), key=lambda item: (-item[1], item[0]))
         digits, shared = minor_digits(currency), [borne[currency, owner] for owner, _ in ordered]
         booked = to_minor_units([micro for _, micro in ordered], digits)
-        for (owner, micro), minor, more, units in zip(
+        for (owner, micro), minor, shared_micro, shared_minor in zip(
             ordered, booked, shared, to_minor_units(shared, digits), strict=True
         ):
-            made.append(Invoice(currency, owner, micro + more, minor + units, more, units))
-    return made
+            invoice = Invoice(
+                currency=currency,
+                owner=owner,
+                micro=micro + shared_micro,
+                minor=minor + shared_minor,
+                shared_micro=shared_micro,
+                shared_minor=shared_minor,
+            )
+            billed.append(invoice)
+    return billed
 
 
 def receipt(

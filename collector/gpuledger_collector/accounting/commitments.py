@@ -100,7 +100,7 @@ class Commitment:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class CoveredShare:
     """What a commitment covers of one rating interval: GPU-nanoseconds, and what they cost in micro-units."""
 
     commitment: Commitment
@@ -139,11 +139,11 @@ class Coverage:
     Where no commitment is in force everything is empty.
     """
 
-    shares: dict[Key, dict[int, list[Share]]] = field(default_factory=dict)
-    unused: list[tuple[Period, Share]] = field(default_factory=list)
+    shares: dict[Key, dict[int, list[CoveredShare]]] = field(default_factory=dict)
+    unused: list[tuple[Period, CoveredShare]] = field(default_factory=list)
     costs: list[CommitmentCost] = field(default_factory=list)
 
-    def of(self, key: Key) -> Mapping[int, Sequence[Share]] | None:
+    def of(self, key: Key) -> Mapping[int, Sequence[CoveredShare]] | None:
         """The shares of one place by rating interval, None where nothing covers it."""
         return self.shares.get(key)
 
@@ -196,7 +196,7 @@ def _cover_rating_interval(
     for (key, open_ns), covered, bears in zip(asking, taken, costs, strict=False):
         if covered:
             left[key, at] = open_ns - covered
-            coverage.shares.setdefault(key, {}).setdefault(at, []).append(Share(commitment, covered, bears))
+            coverage.shares.setdefault(key, {}).setdefault(at, []).append(CoveredShare(commitment, covered, bears))
     if unused:
-        coverage.unused.append((part, Share(commitment, unused, costs[-1])))
+        coverage.unused.append((part, CoveredShare(commitment, unused, costs[-1])))
     return cost

@@ -8,32 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from gpuledger_collector.accounting.commitments import Commitment
-from gpuledger_collector.accounting.ledger import add_known
-from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.measures import MEASURES
 from gpuledger_collector.accounting.rating import Charge
-
-_AMOUNTS = (
-    "gpu_ns",
-    "busy_ns",
-    "idle_ns",
-    "unknown_ns",
-    "cost_micro",
-    "idle_cost_micro",
-    "list_cost_micro",
-    "energy_mj",
-    "contracted_cost_micro",
-)
 
 
 def difference(before: Iterable[Charge], after: Iterable[Charge]) -> list[Charge]:
-    """Lines that turn the charges `before` into those `after`; amounts may be negative, and none is all zero.
+    """Find the lines that turn the charges `before` into those `after`; amounts may be negative, never all zero.
 
     Charges are compared by everything but their amounts and the exact start and end of their line, prices by their
     terms: a price book that was written anew with the same rates changes nothing. An amount that was known and is not
-    any more (or the other way round) counts as the whole of it.
+    any more (or the reverse) counts in full.
     """
     old, new = _by_key(before), _by_key(after)
     lines = []
@@ -41,26 +26,24 @@ def difference(before: Iterable[Charge], after: Iterable[Charge]) -> list[Charge
         was, now = old.get(key), new.get(key)
         sample = now or was
         assert sample is not None
-        amounts: dict[str, Any] = {
-            name: _less(None if now is None else getattr(now, name), None if was is None else getattr(was, name))
-            for name in _AMOUNTS
-        }
+        amounts = {name: _difference(getattr(now, name, None), getattr(was, name, None)) for name in MEASURES}
         if was is not None and was.contracted_cost_micro is None:
             amounts["contracted_cost_micro"] = None
-        # What the price book would have asked is told with a correction, and is no reason for one.
+        # A correction carries the change at contracted rates, but that alone is no reason for one.
         if any(value for name, value in amounts.items() if name != "contracted_cost_micro"):
-            lines.append(replace(sample, **amounts))
+            lines.append(sample.with_amounts(amounts))
     return sorted(lines, key=_order)
 
 
 def total(charges: Iterable[Charge]) -> list[Charge]:
-    """Charges of one day with equal keys added up: closed lines and their corrections as one state of affairs."""
-    return sorted((charge for charge in _by_key(charges).values() if _says_something(charge)), key=_order)
+    """Add up the charges of one day with equal keys: closed lines and their corrections in one."""
+    return sorted((charge for charge in _by_key(charges).values() if any(charge.amounts.values())), key=_order)
 
 
 def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
-    found: dict[object, Charge] = {}
+    sums: dict[object, Charge] = {}
     for charge in charges:
+        price, commitment = charge.price, charge.commitment
         key = (
             charge.day_ms,
             charge.accelerator_id,
@@ -70,36 +53,22 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
             charge.pool,
             charge.gpu_model,
             charge.node,
-            _terms(charge.price),
+            None if price is None else (price.purchase, price.rate, price.list_rate, price.region),
             charge.currency,
-            _committed(charge.commitment),
+            None if commitment is None else replace(commitment, id=None),
         )
-        known = found.get(key)
-        found[key] = charge if known is None else _sum(known, charge)
-    return found
+        known = sums.get(key)
+        sums[key] = charge if known is None else _joined(known, charge)
+    return sums
 
 
-def _terms(price: Price | None) -> object:
-    return None if price is None else (price.purchase, price.rate, price.list_rate, price.region)
+def _joined(known: Charge, charge: Charge) -> Charge:
+    start_ms, end_ms = min(known.start_ms, charge.start_ms), max(known.end_ms, charge.end_ms)
+    return replace(known.plus(charge), start_ms=start_ms, end_ms=end_ms)
 
 
-def _committed(commitment: Commitment | None) -> object:
-    return None if commitment is None else replace(commitment, id=None)
-
-
-def _sum(one: Charge, other: Charge) -> Charge:
-    amounts: dict[str, Any] = {name: add_known(getattr(one, name), getattr(other, name)) for name in _AMOUNTS}
-    return replace(one, start_ms=min(one.start_ms, other.start_ms), end_ms=max(one.end_ms, other.end_ms), **amounts)
-
-
-def _less(now: int | None, was: int | None) -> int | None:
-    if now is None and was is None:
-        return None
-    return (now or 0) - (was or 0)
-
-
-def _says_something(charge: Charge) -> bool:
-    return any(getattr(charge, name) for name in _AMOUNTS)
+def _difference(now: int | None, was: int | None) -> int | None:
+    return None if now is None and was is None else (now or 0) - (was or 0)
 
 
 def _order(charge: Charge) -> tuple[object, ...]:

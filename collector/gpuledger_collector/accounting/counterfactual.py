@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from gpuledger_collector.accounting.money import RATE_DIGITS, cost_micro
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import GPU_MICRO, gpu_ns
 from gpuledger_collector.accounting.rating import Charge, RatedAccelerator, rate_accelerator_day
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 from gpuledger_common.largest_remainder import split
 

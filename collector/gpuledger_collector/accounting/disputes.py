@@ -15,8 +15,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_collector.accounting.names import is_reserved, reserved_message
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 
 OPEN, ANSWERED, ACCEPTED, REJECTED = "open", "answered", "accepted", "rejected"
 STATES = (OPEN, ANSWERED, ACCEPTED, REJECTED)

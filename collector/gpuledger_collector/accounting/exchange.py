@@ -12,9 +12,9 @@ from decimal import Decimal
 from itertools import pairwise
 
 from gpuledger_collector.accounting.chargeback import Allocations, Report, Row, report
+from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.money import RATE_DIGITS, rate_nano
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date
-from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.quantity import round_half_even_div
 
 
@@ -98,17 +98,9 @@ def view(
 
 
 def _converted(line: ChargedLine, rate: ExchangeRate) -> ChargedLine:
-    def seen(micro: int | None) -> int | None:
-        return None if micro is None else rate.convert(micro)
-
-    return replace(
-        line,
-        currency=rate.to_currency,
-        cost_micro=seen(line.cost_micro),
-        idle_cost_micro=seen(line.idle_cost_micro),
-        list_cost_micro=seen(line.list_cost_micro),
-        contracted_cost_micro=seen(line.contracted_cost_micro),
-    )
+    costs = {name: micro for name, micro in line.amounts.items() if name.endswith("_micro") and micro is not None}
+    converted = line.with_amounts({name: rate.convert(micro) for name, micro in costs.items()})
+    return replace(converted, currency=rate.to_currency)
 
 
 def _add_beside(groups: dict[ExchangeRate | None, _Group], beside: Allocations, exchange: Exchange, at_ms: int) -> None:

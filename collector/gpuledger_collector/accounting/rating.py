@@ -3,8 +3,8 @@
 The rating interval is the accelerator-hour, cut where a price changes: its capacity times the rate is rounded once, and
 that amount is split downwards over what happened in it (each holder, unallocated, unavailable, and the remainder that
 nobody observed) by largest remainder. What a commitment covers of it costs the commitment's share instead. So the
-charges of any whole hours add up to capacity x rate to the micro-unit, and rating is additive over adjoining hours.
-Charge lines sum the rating intervals of a UTC day.
+charges of any full hours add up to capacity x rate to the micro-unit, and rating is additive over adjoining hours.
+Charge lines sum the rating intervals of a day.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
-from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commitment, Coverage, Share
+from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commitment, Coverage, CoveredShare
+from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import cost_micro
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, STRANDED, UNOBSERVED, HourlyUsage, rating_intervals
 from gpuledger_common.largest_remainder import split
 
@@ -41,6 +42,10 @@ class RatedAccelerator:
     """It stands for the part of a board that lies in no MIG instance; its id is that of the first instance."""
     uuid: str = ""
 
+    def price_at(self, book: PriceBook, at_ms: int) -> Price | None:
+        """Find the rate in force for it at an instant."""
+        return book.price_at(self.pool, self.gpu_model, self.node, self.region, at_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedUsage:
@@ -55,18 +60,12 @@ class ImportedUsage:
     node: str = ""
     attributes_id: int | None = None
     key: str = ""
-    """Of the workload: what it is told apart by."""
+    """The workload's key, which does not depend on the order of arrival as its id does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """One line: who, what, when, how much. Amounts are micro-units, None where no rate covers it; never 0 instead.
-
-    `cost_micro` is what is charged, the effective cost: of what a commitment covers its amortised and recurring cost.
-    Beside it stand what the price book's rate (contracted) and list rate would have made of the same time, None where
-    there is none or it is in another currency. `owner` is None for time that nobody held, `energy_mj` where nothing
-    measured it.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge(Measures):
+    """One line of the bill: who, what, when, how much. `owner` is None for time that nobody held."""
 
     day_ms: int
     start_ms: int
@@ -79,30 +78,26 @@ class Charge:
     gpu_model: str
     node: str
     price: Price | None
-    gpu_ns: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
     currency: str | None
-    cost_micro: int | None
-    idle_cost_micro: int | None
-    list_cost_micro: int | None
-    energy_mj: int | None
     commitment: Commitment | None = None
-    contracted_cost_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityCost:
-    """Capacity x rate of one accelerator over a day, summed apart from the charges that must add up to it."""
+    """Capacity x rate of one accelerator over a day, computed independently of the charges that must add up to it."""
 
     capacity_ns: int
     cost: Mapping[str, int] = field(default_factory=dict)
 
 
+_Key = tuple[Price | None, str, int | None, OwnerPath | None, Commitment | None]
+"""Price, state, workload, owner and commitment: what the lines of one accelerator and day differ in."""
+_NO_ACTIVITY = (0, 0, 0)
+
+
 @dataclass(slots=True)
-class _Sums:
-    """A charge in the making."""
+class _LineSums:
+    """A charge line while its rating intervals are added up. Mutable, since rating spends most of its time here."""
 
     start_ms: int
     end_ms: int
@@ -115,24 +110,87 @@ class _Sums:
     energy_mj: int | None = None
 
 
-_Key = tuple[Price | None, str, int | None, OwnerPath | None, Commitment | None]
+class _Lines:
+    """The charge lines of one accelerator, or one imported usage, on one day."""
+
+    def __init__(self, day_ms: int, accelerator_id: int | None, place: RatedAccelerator | ImportedUsage) -> None:
+        self._day_ms, self._accelerator_id, self._place = day_ms, accelerator_id, place
+        self._sums: dict[_Key, _LineSums] = {}
+
+    def add(
+        self,
+        key: _Key,
+        interval: Period,
+        quantity_ns: int,
+        cost: int,
+        activity_ns: Sequence[int] = _NO_ACTIVITY,
+        energy_mj: int | None = None,
+    ) -> None:
+        """Add one part of a rating interval; `activity_ns` is busy, idle and unknown time of what was held."""
+        sums = self._sums.get(key)
+        if sums is None:
+            sums = self._sums[key] = _LineSums(interval.start_ms, interval.end_ms)
+        sums.end_ms = interval.end_ms
+        sums.gpu_ns += quantity_ns
+        sums.cost_micro += cost
+        sums.busy_ns += activity_ns[0]
+        sums.idle_ns += activity_ns[1]
+        sums.unknown_ns += activity_ns[2]
+        if activity_ns[1]:
+            sums.idle_cost_micro += split(cost, activity_ns)[1]
+        if energy_mj is not None:
+            sums.energy_mj = (sums.energy_mj or 0) + energy_mj
+
+    def charges(self) -> list[Charge]:
+        """The lines, in the order in which their first part was added."""
+        return [self._charge(key, sums) for key, sums in self._sums.items()]
+
+    def _charge(self, key: _Key, sums: _LineSums) -> Charge:
+        price, state, workload_id, owner, commitment = key
+        has_activity = state == HELD and sums.unknown_ns < sums.gpu_ns
+        currency = commitment.currency if commitment is not None else None if price is None else price.currency
+        # What the price book would have asked is only comparable with the cost in the same currency.
+        comparable = price if price is not None and price.currency == currency else None
+        list_rate = None if comparable is None else comparable.list_rate
+        contracted: int | None = sums.cost_micro
+        if commitment is not None:
+            contracted = None if comparable is None else cost_micro(sums.gpu_ns, comparable.rate)
+        return Charge(
+            day_ms=self._day_ms,
+            start_ms=sums.start_ms,
+            end_ms=sums.end_ms,
+            accelerator_id=self._accelerator_id,
+            workload_id=workload_id,
+            owner=owner,
+            state=state,
+            pool=self._place.pool,
+            gpu_model=self._place.gpu_model,
+            node=self._place.node,
+            price=price,
+            currency=currency,
+            commitment=commitment,
+            gpu_ns=sums.gpu_ns,
+            busy_ns=sums.busy_ns,
+            idle_ns=sums.idle_ns,
+            unknown_ns=sums.unknown_ns,
+            cost_micro=None if currency is None else sums.cost_micro,
+            idle_cost_micro=sums.idle_cost_micro if currency is not None and has_activity else None,
+            energy_mj=sums.energy_mj,
+            list_cost_micro=None if list_rate is None else cost_micro(sums.gpu_ns, list_rate),
+            contracted_cost_micro=None if currency is None else contracted,
+        )
 
 
 @lru_cache(maxsize=65536)
 def _cost(quantity_ns: int, rate: Decimal) -> int:
+    # Most accelerators of a fleet have the same time at the same rate in an hour.
     return cost_micro(quantity_ns, rate)
 
 
-def present_ms(capacity: Sequence[Period], rating_interval: Period, until_ms: int) -> int:
-    """Milliseconds of an rating interval in which the accelerator was there, up to `until_ms`."""
-    if rating_interval.end_ms > until_ms:
-        if rating_interval.start_ms >= until_ms:
-            return 0
-        rating_interval = Period(rating_interval.start_ms, until_ms)
-    total = 0
-    for period in capacity:
-        total += max(0, min(period.end_ms, rating_interval.end_ms) - max(period.start_ms, rating_interval.start_ms))
-    return total
+def present_ms(capacity: Sequence[Period], interval: Period, until_ms: int) -> int:
+    """Milliseconds of a rating interval in which the accelerator was there, up to `until_ms`."""
+    end_ms = min(interval.end_ms, until_ms)
+    return sum(max(0, min(period.end_ms, end_ms) - max(period.start_ms, interval.start_ms)) for period in capacity)
 
 
 def rate_accelerator_day(
@@ -143,253 +201,137 @@ def rate_accelerator_day(
     book: PriceBook,
     owner_of: OwnerOf,
     until_ms: int,
-    covered: Mapping[int, Sequence[Share]] | None = None,
+    covered: Mapping[int, Sequence[CoveredShare]] | None = None,
 ) -> list[Charge]:
-    """The charges of one accelerator and day. `capacity` holds disjoint periods; `pieces` came from `fold`.
+    """Rate one accelerator on one day. `capacity` holds disjoint periods; `pieces` came from `fold`.
 
-    `covered` is what commitments cover of it, by rating interval. What is left of an rating interval's capacity after
-    its pieces is *unobserved*. Evidence beyond the capacity is rated as well (it was held), and shows as a proof that
-    does not hold.
+    `covered` is what commitments cover of it, by the start of the rating interval. What is left of an interval's
+    capacity after its pieces is *unobserved*. Evidence beyond the capacity is rated as well (it was held); the
+    conservation check of the day then fails.
     """
-    by_rating_interval: dict[int, list[HourlyUsage]] = {}
+    by_interval: dict[int, list[HourlyUsage]] = {}
     for piece in pieces:
-        by_rating_interval.setdefault(piece.start_ms, []).append(piece)
-    sums: dict[_Key, _Sums] = {}
-    for rating_interval in rating_intervals(day, book.cuts(day)):
-        inside = by_rating_interval.get(rating_interval.start_ms, [])
+        by_interval.setdefault(piece.start_ms, []).append(piece)
+    lines = _Lines(day.start_ms, accelerator.accelerator_id, accelerator)
+    gpu_micro = accelerator.gpu_micro
+    missing_state = STRANDED if accelerator.stranded else UNOBSERVED
+    for interval in rating_intervals(day, book.cuts(day)):
+        inside = by_interval.get(interval.start_ms, [])
         seen_ms = sum(piece.held_ms for piece in inside)
-        there_ms = max(present_ms(capacity, rating_interval, until_ms), seen_ms)
-        if there_ms == 0:
+        total_ms = max(present_ms(capacity, interval, until_ms), seen_ms)
+        if total_ms == 0:
             continue
-        price = book.price_at(
-            accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, rating_interval.start_ms
-        )
-        missing_ms = there_ms - seen_ms
-        if covered is not None and rating_interval.start_ms in covered:
-            _add_covered(
-                sums,
-                accelerator,
-                rating_interval,
-                price,
-                inside,
-                missing_ms,
-                covered[rating_interval.start_ms],
-                owner_of,
-            )
+        price = accelerator.price_at(book, interval.start_ms)
+        missing_ms = total_ms - seen_ms
+        if covered is not None and interval.start_ms in covered:
+            parts = [_Part.of(piece, _owner(piece, interval, owner_of), gpu_micro) for piece in inside if piece.held_ms]
+            if missing_ms:
+                parts.append(_Part(missing_state, None, None, gpu_ns(gpu_micro, missing_ms)))
+            _add_covered(lines, interval, price, parts, covered[interval.start_ms])
             continue
         weights = [piece.held_ms for piece in inside] + ([missing_ms] if missing_ms else [])
-        total = 0 if price is None else _cost(gpu_ns(accelerator.gpu_micro, there_ms), price.rate)
+        total = 0 if price is None else _cost(gpu_ns(gpu_micro, total_ms), price.rate)
         costs = [total] if len(weights) == 1 else split(total, weights)
         for piece, cost in zip(inside, costs, strict=False):
-            _add_piece(sums, accelerator.gpu_micro, rating_interval, price, piece, cost, owner_of)
+            key = (price, piece.state, piece.workload_id, _owner(piece, interval, owner_of), None)
+            quantity_ns = gpu_ns(gpu_micro, piece.held_ms)
+            lines.add(key, interval, quantity_ns, cost, _activity_ns(piece, gpu_micro), piece.energy_mj)
         if missing_ms:
-            state = STRANDED if accelerator.stranded else UNOBSERVED
-            entry = sums.setdefault(
-                (price, state, None, None, None), _Sums(rating_interval.start_ms, rating_interval.end_ms)
-            )
-            entry.end_ms = rating_interval.end_ms
-            entry.gpu_ns += gpu_ns(accelerator.gpu_micro, missing_ms)
-            entry.cost_micro += costs[-1]
-    place = (accelerator.pool, accelerator.gpu_model, accelerator.node)
-    return [_charge(day.start_ms, accelerator.accelerator_id, place, key, entry) for key, entry in sums.items()]
+            key = (price, missing_state, None, None, None)
+            lines.add(key, interval, gpu_ns(gpu_micro, missing_ms), costs[-1])
+    return lines.charges()
 
 
-def _add_piece(
-    sums: dict[_Key, _Sums],
-    gpu_micro: int,
-    rating_interval: Period,
-    price: Price | None,
-    piece: HourlyUsage,
-    cost: int,
-    owner_of: OwnerOf,
-) -> None:
-    owner = _owner(piece, rating_interval, owner_of)
-    entry = sums.setdefault(
-        (price, piece.state, piece.workload_id, owner, None), _Sums(rating_interval.start_ms, rating_interval.end_ms)
-    )
-    entry.end_ms = rating_interval.end_ms
-    entry.gpu_ns += gpu_ns(gpu_micro, piece.held_ms)
-    entry.cost_micro += cost
-    if piece.state == HELD:
-        entry.busy_ns += gpu_ns(gpu_micro, piece.busy_ms)
-        entry.idle_ns += gpu_ns(gpu_micro, piece.idle_ms)
-        entry.unknown_ns += gpu_ns(gpu_micro, piece.unknown_ms)
-        if piece.idle_ms:
-            entry.idle_cost_micro += split(cost, (piece.busy_ms, piece.idle_ms, piece.unknown_ms))[1]
-    if piece.energy_mj is not None:
-        entry.energy_mj = (entry.energy_mj or 0) + piece.energy_mj
+def _activity_ns(piece: HourlyUsage, gpu_micro: int) -> Sequence[int]:
+    if piece.state != HELD:
+        return _NO_ACTIVITY
+    return gpu_ns(gpu_micro, piece.busy_ms), gpu_ns(gpu_micro, piece.idle_ms), gpu_ns(gpu_micro, piece.unknown_ms)
 
 
-def _owner(piece: HourlyUsage, rating_interval: Period, owner_of: OwnerOf) -> OwnerPath | None:
+def _owner(piece: HourlyUsage, interval: Period, owner_of: OwnerOf) -> OwnerPath | None:
     if piece.state != HELD:
         return None
     if piece.workload_id is None:
         return OwnerPath()
-    return owner_of(piece.workload_id, rating_interval.start_ms, piece.attributes_id)
+    return owner_of(piece.workload_id, interval.start_ms, piece.attributes_id)
 
 
 @dataclass(slots=True)
-class _Open:
-    """What is left of a piece while its parts are taken out of it, in GPU-nanoseconds and millijoules."""
+class _Part:
+    """What is left of a piece while the shares of commitments are taken out of it."""
 
     state: str
     workload_id: int | None
     owner: OwnerPath | None
     gpu_ns: int
-    activity_ns: list[int]
-    energy_mj: int | None
+    activity_ns: Sequence[int] = _NO_ACTIVITY
+    energy_mj: int | None = None
 
-    def take(self, part_ns: int) -> tuple[list[int], int | None]:
-        """Activity and energy of a part, in proportion; the last part gets what is left."""
-        activity = split(part_ns, self.activity_ns) if self.state == HELD and part_ns else [0, 0, 0]
+    @classmethod
+    def of(cls, piece: HourlyUsage, owner: OwnerPath | None, gpu_micro: int) -> _Part:
+        """All of a piece."""
+        quantity_ns = gpu_ns(gpu_micro, piece.held_ms)
+        activity_ns = _activity_ns(piece, gpu_micro)
+        return cls(piece.state, piece.workload_id, owner, quantity_ns, activity_ns, energy_mj=piece.energy_mj)
+
+    def take(self, part_ns: int) -> tuple[Sequence[int], int | None]:
+        """Take activity and energy of a part out, in proportion; the last part gets what is left."""
+        activity_ns = split(part_ns, self.activity_ns) if self.state == HELD and part_ns else _NO_ACTIVITY
         energy = None
         if self.energy_mj is not None:
             energy = self.energy_mj * part_ns // self.gpu_ns
             self.energy_mj -= energy
-        self.activity_ns = [left - taken for left, taken in zip(self.activity_ns, activity, strict=True)]
+        self.activity_ns = [left - taken for left, taken in zip(self.activity_ns, activity_ns, strict=True)]
         self.gpu_ns -= part_ns
-        return activity, energy
+        return activity_ns, energy
 
 
 def _add_covered(
-    sums: dict[_Key, _Sums],
-    accelerator: RatedAccelerator,
-    rating_interval: Period,
-    price: Price | None,
-    pieces: Sequence[HourlyUsage],
-    missing_ms: int,
-    shares: Sequence[Share],
-    owner_of: OwnerOf,
+    lines: _Lines, interval: Period, price: Price | None, parts: Sequence[_Part], shares: Sequence[CoveredShare]
 ) -> None:
-    """Adds an rating interval of which commitments cover a part: each share over all of its pieces, then the rest at
-    its rate.
-    """
-    gpu_micro = accelerator.gpu_micro
-    parts = [
-        _Open(
-            one.state,
-            one.workload_id,
-            _owner(one, rating_interval, owner_of),
-            gpu_ns(gpu_micro, one.held_ms),
-            [gpu_ns(gpu_micro, ms) for ms in (one.busy_ms, one.idle_ms, one.unknown_ms)],
-            one.energy_mj,
-        )
-        for one in pieces
-        if one.held_ms
+    """Add a rating interval that commitments cover in part: each share over all parts, then the rest at its rate."""
+    charged: list[tuple[Commitment | None, int, int]] = [
+        (share.commitment, share.gpu_ns, share.cost_micro) for share in shares
     ]
-    if missing_ms:
-        state = STRANDED if accelerator.stranded else UNOBSERVED
-        parts.append(_Open(state, None, None, gpu_ns(gpu_micro, missing_ms), [0, 0, 0], None))
-    for share in shares:
-        _add_share(sums, rating_interval, price, share.commitment, parts, share.gpu_ns, share.cost_micro)
-    rest_ns = sum(part.gpu_ns for part in parts)
+    rest_ns = sum(part.gpu_ns for part in parts) - sum(share.gpu_ns for share in shares)
     if rest_ns:
-        _add_share(
-            sums, rating_interval, price, None, parts, rest_ns, 0 if price is None else _cost(rest_ns, price.rate)
-        )
-
-
-def _add_share(
-    sums: dict[_Key, _Sums],
-    rating_interval: Period,
-    price: Price | None,
-    commitment: Commitment | None,
-    parts: Sequence[_Open],
-    quantity_ns: int,
-    cost: int,
-) -> None:
-    """Takes a quantity out of the parts in proportion to what is left of them, and gives each its part of the cost."""
-    taken = split(quantity_ns, [part.gpu_ns for part in parts])
-    for part, part_ns, part_cost in zip(parts, taken, split(cost, taken), strict=True):
-        if not part_ns:
-            continue
-        activity, energy = part.take(part_ns)
-        key = (price, part.state, part.workload_id, part.owner, commitment)
-        entry = sums.setdefault(key, _Sums(rating_interval.start_ms, rating_interval.end_ms))
-        entry.end_ms = rating_interval.end_ms
-        entry.gpu_ns += part_ns
-        entry.cost_micro += part_cost
-        entry.busy_ns += activity[0]
-        entry.idle_ns += activity[1]
-        entry.unknown_ns += activity[2]
-        if activity[1]:
-            entry.idle_cost_micro += split(part_cost, activity)[1]
-        if energy is not None:
-            entry.energy_mj = (entry.energy_mj or 0) + energy
-
-
-def _charge(day_ms: int, accelerator_id: int | None, place: tuple[str, str, str], key: _Key, entry: _Sums) -> Charge:
-    price, state, workload_id, owner, commitment = key
-    pool, gpu_model, node = place
-    known = state == HELD and entry.unknown_ns < entry.gpu_ns
-    currency = commitment.currency if commitment is not None else None if price is None else price.currency
-    beside = price if price is not None and price.currency == currency else None
-    listed = None if beside is None else beside.list_rate
-    contracted = entry.cost_micro if commitment is None else _at_rate(entry.gpu_ns, beside)
-    return Charge(
-        day_ms=day_ms,
-        start_ms=entry.start_ms,
-        end_ms=entry.end_ms,
-        accelerator_id=accelerator_id,
-        workload_id=workload_id,
-        owner=owner,
-        state=state,
-        pool=pool,
-        gpu_model=gpu_model,
-        node=node,
-        price=price,
-        gpu_ns=entry.gpu_ns,
-        busy_ns=entry.busy_ns,
-        idle_ns=entry.idle_ns,
-        unknown_ns=entry.unknown_ns,
-        currency=currency,
-        cost_micro=None if currency is None else entry.cost_micro,
-        idle_cost_micro=entry.idle_cost_micro if currency is not None and known else None,
-        list_cost_micro=None if listed is None else cost_micro(entry.gpu_ns, listed),
-        energy_mj=entry.energy_mj,
-        commitment=commitment,
-        contracted_cost_micro=None if currency is None else contracted,
-    )
-
-
-def _at_rate(quantity_ns: int, price: Price | None) -> int | None:
-    return None if price is None else cost_micro(quantity_ns, price.rate)
+        charged.append((None, rest_ns, 0 if price is None else _cost(rest_ns, price.rate)))
+    for commitment, quantity_ns, cost in charged:
+        taken = split(quantity_ns, [part.gpu_ns for part in parts])
+        for part, part_ns, part_cost in zip(parts, taken, split(cost, taken), strict=True):
+            if part_ns:
+                activity_ns, energy_mj = part.take(part_ns)
+                key = (price, part.state, part.workload_id, part.owner, commitment)
+                lines.add(key, interval, part_ns, part_cost, activity_ns, energy_mj)
 
 
 def unused_charges(coverage: Coverage, day_ms: int) -> list[Charge]:
-    """What the commitments of a day paid for and nobody used: a line each, nobody's, and in no list."""
-    sums: dict[Commitment, _Sums] = {}
+    """Charge what the commitments of a day paid for and nobody used: one line each, owned by nobody, without list."""
+    spans: dict[Commitment, Period] = {}
+    sums: dict[Commitment, Measures] = {}
     for part, share in coverage.unused:
-        entry = sums.setdefault(share.commitment, _Sums(part.start_ms, part.end_ms))
-        entry.end_ms = max(entry.end_ms, part.end_ms)
-        entry.gpu_ns += share.gpu_ns
-        entry.cost_micro += share.cost_micro
+        span = spans.get(share.commitment, part)
+        spans[share.commitment] = Period(span.start_ms, max(span.end_ms, part.end_ms))
+        unused = Measures(gpu_ns=share.gpu_ns, cost_micro=share.cost_micro, list_cost_micro=0, contracted_cost_micro=0)
+        sums[share.commitment] = unused.plus(sums.get(share.commitment, Measures()))
     return [
         Charge(
-            day_ms,
-            entry.start_ms,
-            entry.end_ms,
-            None,
-            None,
-            None,
-            COMMITMENT_UNUSED,
-            one.pool,
-            one.gpu_model,
-            one.node,
-            None,
-            entry.gpu_ns,
-            0,
-            0,
-            0,
-            one.currency,
-            entry.cost_micro,
-            None,
-            0,
-            None,
-            one,
-            0,
+            day_ms=day_ms,
+            start_ms=spans[commitment].start_ms,
+            end_ms=spans[commitment].end_ms,
+            accelerator_id=None,
+            workload_id=None,
+            owner=None,
+            state=COMMITMENT_UNUSED,
+            pool=commitment.pool,
+            gpu_model=commitment.gpu_model,
+            node=commitment.node,
+            price=None,
+            currency=commitment.currency,
+            commitment=commitment,
+            **measures.amounts,
         )
-        for one, entry in sums.items()
+        for commitment, measures in sums.items()
     ]
 
 
@@ -399,25 +341,22 @@ def capacity_cost(
     capacity: Sequence[Period],
     book: PriceBook,
     until_ms: int,
-    covered: Mapping[int, Sequence[Share]] | None = None,
+    covered: Mapping[int, Sequence[CoveredShare]] | None = None,
 ) -> CapacityCost:
-    """Capacity x rate of one accelerator and day, rating interval by rating interval, without a look at what happened
-    in it.
+    """Compute capacity x rate of one accelerator and day, rating interval by rating interval, from no usage at all.
 
-    What commitments cover of it is not in its cost: it is in theirs.
+    What commitments cover of it is not in this cost: it is in theirs.
     """
     total_ns = 0
     cost: dict[str, int] = {}
-    for rating_interval in rating_intervals(day, book.cuts(day)):
-        quantity = gpu_ns(accelerator.gpu_micro, present_ms(capacity, rating_interval, until_ms))
+    for interval in rating_intervals(day, book.cuts(day)):
+        quantity = gpu_ns(accelerator.gpu_micro, present_ms(capacity, interval, until_ms))
         if not quantity:
             continue
         total_ns += quantity
-        price = book.price_at(
-            accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, rating_interval.start_ms
-        )
+        price = accelerator.price_at(book, interval.start_ms)
         if covered is not None:
-            quantity -= sum(share.gpu_ns for share in covered.get(rating_interval.start_ms, ()))
+            quantity -= sum(share.gpu_ns for share in covered.get(interval.start_ms, ()))
         if price is not None and quantity:
             cost[price.currency] = cost.get(price.currency, 0) + cost_micro(quantity, price.rate)
     return CapacityCost(total_ns, cost)
@@ -429,49 +368,35 @@ def rate_imported(
     book: PriceBook,
     owner_of: OwnerOf,
     until_ms: int,
-    covered: Mapping[int, Sequence[Share]] | None = None,
+    covered: Mapping[int, Sequence[CoveredShare]] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> list[Charge]:
-    """The charges of imported usage within a day: each hour rated on its own, activity unknown, no capacity.
+    """Rate imported usage within a day: each hour on its own, activity unknown, no capacity.
 
     `tags` are the workload's: a choice of purchase may go by them. `covered` is as in `rate_accelerator_day`.
     """
-    sums: dict[_Key, _Sums] = {}
-    for rating_interval in imported_rating_intervals(usage, day, book, until_ms):
-        price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", rating_interval.start_ms, tags=tags)
-        quantity = gpu_ns(usage.gpu_micro, rating_interval.ms)
-        owner = owner_of(usage.workload_id, rating_interval.start_ms, usage.attributes_id)
-        for share in () if covered is None else covered.get(rating_interval.start_ms, ()):
-            _add_count(
-                sums,
-                (price, HELD, usage.workload_id, owner, share.commitment),
-                rating_interval,
-                share.gpu_ns,
-                share.cost_micro,
-            )
-            quantity -= share.gpu_ns
-        if quantity:
-            cost = 0 if price is None else _cost(quantity, price.rate)
-            _add_count(sums, (price, HELD, usage.workload_id, owner, None), rating_interval, quantity, cost)
-    place = (usage.pool, usage.gpu_model, usage.node)
-    return [_charge(day.start_ms, None, place, key, entry) for key, entry in sums.items()]
+    lines = _Lines(day.start_ms, None, usage)
+    for interval in imported_rating_intervals(usage, day, book, until_ms):
+        price = book.price_at(usage.pool, usage.gpu_model, usage.node, "", interval.start_ms, tags=tags)
+        rest_ns = gpu_ns(usage.gpu_micro, interval.ms)
+        owner = owner_of(usage.workload_id, interval.start_ms, usage.attributes_id)
+        for share in () if covered is None else covered.get(interval.start_ms, ()):
+            key = (price, HELD, usage.workload_id, owner, share.commitment)
+            lines.add(key, interval, share.gpu_ns, share.cost_micro, (0, 0, share.gpu_ns))
+            rest_ns -= share.gpu_ns
+        if rest_ns:
+            cost = 0 if price is None else _cost(rest_ns, price.rate)
+            lines.add((price, HELD, usage.workload_id, owner, None), interval, rest_ns, cost, (0, 0, rest_ns))
+    return lines.charges()
 
 
 def imported_rating_intervals(usage: ImportedUsage, day: Period, book: PriceBook, until_ms: int) -> list[Period]:
-    """The parts of imported usage that are rated one by one: its hours within a day, cut where a price changes."""
+    """List the parts of imported usage that are rated one by one: its hours within a day, cut where a price changes."""
     end_ms = until_ms if usage.end_ms is None else min(usage.end_ms, until_ms)
     span = day.clip(Period(usage.start_ms, end_ms)) if end_ms > usage.start_ms else None
     return [] if span is None else rating_intervals(span, book.cuts(span))
 
 
-def _add_count(sums: dict[_Key, _Sums], key: _Key, rating_interval: Period, quantity_ns: int, cost: int) -> None:
-    entry = sums.setdefault(key, _Sums(rating_interval.start_ms, rating_interval.end_ms))
-    entry.end_ms = rating_interval.end_ms
-    entry.gpu_ns += quantity_ns
-    entry.unknown_ns += quantity_ns
-    entry.cost_micro += cost
-
-
 def total_ns(charges: Iterable[Charge], state: str) -> int:
-    """GPU-nanoseconds of the charges in one state that belong to an accelerator."""
+    """Add up the GPU-nanoseconds of the accelerators' charges in one state."""
     return sum(charge.gpu_ns for charge in charges if charge.state == state and charge.accelerator_id is not None)

@@ -7,11 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.placement import RefusedClaim
 
 PARTS = ("owners", "unallocated", "unavailable", "unobserved", "stranded")
 """Where the time of the capacity went. What commitments left unused is nobody's time, and only has a cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChargedState(Measures):
+    """The charges of a day in one state and currency, those of accelerators apart from those of imported counts."""
+
+    day_ms: int
+    state: str
+    imported: bool
+    currency: str | None
 
 
 @dataclass

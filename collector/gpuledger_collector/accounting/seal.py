@@ -10,8 +10,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from gpuledger_collector.accounting.ports import ExportedCharge
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.ledger import ExportedCharge
+from gpuledger_collector.accounting.owner_tree import LEVELS
 
 
 def leaf(line: bytes) -> bytes:

@@ -13,10 +13,10 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_common.largest_remainder import split
 
@@ -50,32 +50,17 @@ class SharedCost:
         return (self.from_on is None or self.from_on <= day) and (self.to_on is None or day < self.to_on)
 
 
-class Line(Protocol):
-    """What sharing reads of a sum of charges; `keys` are those of DIMENSIONS, then the report's own."""
-
-    @property
-    def keys(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def state(self) -> str: ...  # noqa: D102
-    @property
-    def currency(self) -> str | None: ...  # noqa: D102
-    @property
-    def gpu_ns(self) -> int: ...  # noqa: D102
-    @property
-    def cost_micro(self) -> int | None: ...  # noqa: D102
-
-
 DIMENSIONS = (*LEVELS, "pool")
-"""The first keys of the lines that are shared over."""
+"""The first keys of the lines that are shared over; the report's own follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LineShare:
     """What a shared cost adds to a line (takes from it, where negative). `line` None: nobody was there to bear it."""
 
     name: str
     currency: str
-    line: Line | None
+    line: ChargedLine | None
     micro: int
 
 
@@ -84,7 +69,7 @@ def month_part(amount_micro: int, month_ms: int, start_ms: int, end_ms: int) -> 
     return amount_micro * end_ms // month_ms - amount_micro * start_ms // month_ms
 
 
-def share(cost: SharedCost, lines: Sequence[Line], amount_micro: int = 0) -> list[Share]:
+def share(cost: SharedCost, lines: Sequence[ChargedLine], amount_micro: int = 0) -> list[LineShare]:
     """Splits one cost over the lines of one usage interval of time; `amount_micro` is the amount for it, of source
     amount.
 
@@ -94,26 +79,28 @@ def share(cost: SharedCost, lines: Sequence[Line], amount_micro: int = 0) -> lis
         assert cost.currency is not None
         bearers = _bearers(cost, lines, cost.currency)
         made = _split(cost, bearers, cost.currency, amount_micro)
-        return made or ([Share(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
-    found: list[Share] = []
+        return made or ([LineShare(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
+    found: list[LineShare] = []
     for currency in sorted({line.currency for line in lines if line.currency is not None}):
         moved = [line for line in lines if _is_moved(cost, line, currency)]
         total = sum(line.cost_micro or 0 for line in moved)
         bearers = _bearers(cost, lines, currency)
         made = _split(cost, bearers, currency, total)
         if made:
-            found += [Share(cost.name, currency, line, -(line.cost_micro or 0)) for line in moved if line.cost_micro]
+            found += [
+                LineShare(cost.name, currency, line, -(line.cost_micro or 0)) for line in moved if line.cost_micro
+            ]
             found += made
     return found
 
 
-def _is_moved(cost: SharedCost, line: Line, currency: str) -> bool:
+def _is_moved(cost: SharedCost, line: ChargedLine, currency: str) -> bool:
     return line.state == cost.source and line.currency == currency and cost.pool in ("", line.keys[len(LEVELS)])
 
 
-def _bearers(cost: SharedCost, lines: Iterable[Line], currency: str) -> dict[str, list[Line]]:
+def _bearers(cost: SharedCost, lines: Iterable[ChargedLine], currency: str) -> dict[str, list[ChargedLine]]:
     """The held lines of each owner of the level that is in the scope, in the order of names."""
-    found: dict[str, list[Line]] = defaultdict(list)
+    found: dict[str, list[ChargedLine]] = defaultdict(list)
     for line in lines:
         if line.state != HELD or line.currency != currency or line.gpu_ns <= 0:
             continue
@@ -122,7 +109,9 @@ def _bearers(cost: SharedCost, lines: Iterable[Line], currency: str) -> dict[str
     return dict(sorted(found.items()))
 
 
-def _split(cost: SharedCost, bearers: Mapping[str, Sequence[Line]], currency: str, total: int) -> list[Share]:
+def _split(
+    cost: SharedCost, bearers: Mapping[str, Sequence[ChargedLine]], currency: str, total: int
+) -> list[LineShare]:
     weigh: Callable[[str], int] = {
         "cost": lambda owner: _cost(bearers[owner]),
         "gpu_hours": lambda owner: sum(line.gpu_ns for line in bearers[owner]),
@@ -138,12 +127,12 @@ def _split(cost: SharedCost, bearers: Mapping[str, Sequence[Line]], currency: st
         by_cost = [max(line.cost_micro or 0, 0) for line in lines]
         inner = by_cost if any(by_cost) else [line.gpu_ns for line in lines]
         made += [
-            Share(cost.name, currency, line, micro)
+            LineShare(cost.name, currency, line, micro)
             for line, micro in zip(lines, split(part, inner), strict=True)
             if micro
         ]
     return made
 
 
-def _cost(lines: Iterable[Line]) -> int:
+def _cost(lines: Iterable[ChargedLine]) -> int:
     return max(sum(line.cost_micro or 0 for line in lines), 0)

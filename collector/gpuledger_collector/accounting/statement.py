@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import TypeVar
 
-from gpuledger_collector.accounting.budgets import Driver, Held, drivers
+from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
 from gpuledger_collector.accounting.chargeback import Row, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
-from gpuledger_collector.accounting.ledger import add_known
+from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO, minor_digits
-from gpuledger_collector.accounting.names import escaped
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
+from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.shared_costs import SharedCost
 
-MOST_JOBS = 10
+_Line = TypeVar("_Line", bound=Measures)
+MAX_JOBS = 10
 UNNAMED = "(not named)"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What an owner held of one kind on one day: quantities in GPU-nanoseconds, money in micro-units of `currency`.
+class OwnerDay(Measures):
+    """What an owner held of one model on one day, in one currency.
 
     `amended_ms`: the closed day that it corrects; None: it is the day's own. `below`: the next level of the tree.
     """
@@ -35,18 +37,11 @@ class Part:
     below: str
     model: str
     currency: str | None
-    gpu_ns: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
-    cost_micro: int | None
-    idle_cost_micro: int | None
-    energy_mj: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What the jobs of one name, user and project held of a model, in the units of Part.
+class OwnerJob(Measures):
+    """What the jobs of one name, user and project held of a model, in one currency.
 
     `correction_of`: the closed month that it corrects; empty: it is the period's own.
     """
@@ -56,13 +51,6 @@ class Job:
     project: str
     model: str
     currency: str | None
-    gpu_ns: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
-    cost_micro: int | None
-    idle_cost_micro: int | None
-    energy_mj: int | None
     correction_of: str = ""
 
 
@@ -74,23 +62,18 @@ class Contested:
     job: tuple[str, str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLine(Measures):
     """A line of a table. `cost_minor` and `idle_cost_minor` add up over the table to what the chargeback shows."""
 
     label: tuple[str, ...]
-    gpu_ns: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
-    cost_micro: int
     cost_minor: int
     idle_cost_minor: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAmount:
-    """What the owner bears of a shared cost; the minor units of all add up to the row's `shared_minor`."""
+    """What the owner pays of a shared cost; the minor units of all add up to the row's `shared_minor`."""
 
     cost: SharedCost
     micro: int
@@ -98,19 +81,16 @@ class SharedAmount:
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
-    """One day of the month; amounts None: it is not rated (yet)."""
+class StatementDay:
+    """One day of the month; `measures` None: it is not rated (yet)."""
 
     day_ms: int
-    busy_ns: int | None
-    idle_ns: int | None
-    unknown_ns: int | None
-    cost_micro: int | None
+    measures: Measures | None
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Two usage intervals of days compared: the drivers add up to `after` less `before` to the micro-unit."""
+class SpendChange:
+    """Two ranges of days compared: the drivers add up to `after` less `before` to the micro-unit."""
 
     before: Period
     after: Period
@@ -122,158 +102,133 @@ class Change:
     def parts(self) -> tuple[int, int, int]:
         """Price, volume and mix over all drivers, in micro-units."""
         return (
-            sum(one.price_micro for one in self.drivers),
-            sum(one.volume_micro for one in self.drivers),
-            sum(one.mix_micro for one in self.drivers),
+            sum(driver.price_micro for driver in self.drivers),
+            sum(driver.volume_micro for driver in self.drivers),
+            sum(driver.mix_micro for driver in self.drivers),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """What an owner was billed in one currency. `row` is the row of the chargeback: direct cost, shares, both.
 
-    Tables split the direct cost, corrections in lines of their own; `shared` splits the shares, cost by cost. Held,
-    busy, idle (None: not known) and unknown time is the period's own, without corrections of closed months.
+    Tables split the direct cost, corrections in lines of their own; `shared` splits the shares, cost by cost. `held` is
+    the period's own time, without corrections of closed months; `idle_ns` is None where its activity is unknown.
     """
 
     currency: str
     row: Row
-    held_ns: int
+    held: Measures
     idle_ns: int | None
-    busy_ns: int
-    unknown_ns: int
     energy_mj: int | None
-    days: tuple[Day, ...]
-    below: tuple[Amount, ...]
-    models: tuple[Amount, ...]
-    jobs: tuple[Amount, ...]
-    corrections: tuple[Amount, ...]
+    days: tuple[StatementDay, ...]
+    below: tuple[TableLine, ...]
+    models: tuple[TableLine, ...]
+    jobs: tuple[TableLine, ...]
+    corrections: tuple[TableLine, ...]
     shared: tuple[SharedAmount, ...] = ()
 
 
 def section(
     row: Row,
-    parts: Sequence[Part],
-    jobs: Sequence[Job],
+    owner_days: Sequence[OwnerDay],
+    jobs: Sequence[OwnerJob],
     month: Period,
     rated: frozenset[int],
     calendar: Calendar = UTC_DAYS,
     shares: Iterable[SharedPart] = (),
 ) -> Section:
-    """The section of a chargeback row that has a currency. `rated`: days (unix ms) of the month that are rated."""
+    """Take a chargeback row that has a currency apart. `rated`: days (unix ms) of the month that are rated."""
     assert row.currency is not None
-    mine = [part for part in parts if part.currency == row.currency]
-    held = [job for job in jobs if job.currency == row.currency]
-    amended = [part for part in mine if part.amended_ms is not None]
-    own = [part for part in mine if part.amended_ms is None]
-    known = [part.idle_ns for part in own if part.unknown_ns != part.gpu_ns or part.idle_ns]
-    energy: int | None = None
-    for part in mine:
-        energy = add_known(energy, part.energy_mj)
+    owner_days = [part for part in owner_days if part.currency == row.currency]
+    jobs = [job for job in jobs if job.currency == row.currency]
+    own = [part for part in owner_days if part.amended_ms is None]
+    known_idle = [part.idle_ns for part in own if part.has_known_activity]
+    corrections = _table(row, owner_days, lambda part: _corrected_month(part, calendar))
     return Section(
-        row.currency,
-        row,
-        sum(part.gpu_ns for part in own),
-        sum(known) if known else None,
-        sum(part.busy_ns for part in own),
-        sum(part.unknown_ns for part in own),
-        energy,
-        tuple(_day(day.start_ms, mine, rated) for day in calendar.days(month)),
-        _table(row, mine, lambda part: (part.below or UNNAMED, *_correction(part, calendar))),
-        _table(row, mine, lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar))),
-        _shortened(_table(row, held, _job_label), MOST_JOBS),
-        _amended(_table(row, mine, lambda part: _corrected_month(part, calendar))) if amended else (),
-        _shared(row, shares),
+        currency=row.currency,
+        row=row,
+        held=total(own),
+        idle_ns=sum(known_idle) if known_idle else None,
+        energy_mj=total(owner_days).energy_mj,
+        days=tuple(_day(day.start_ms, own, rated) for day in calendar.days(month)),
+        below=_table(row, owner_days, lambda part: (part.below or UNNAMED, *_correction(part, calendar))),
+        models=_table(row, owner_days, lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar))),
+        jobs=_shortened(_table(row, jobs, _job_label), MAX_JOBS),
+        corrections=tuple(sorted((line for line in corrections if line.label), key=lambda line: line.label)),
+        shared=_shared(row, shares),
     )
 
 
 def _shared(row: Row, shares: Iterable[SharedPart]) -> tuple[SharedAmount, ...]:
-    """The shares of a row, cost by cost, dearest first; what differs in its key or dates stands apart."""
-    found: list[tuple[SharedCost, int]] = []
+    """The shares of a row, cost by cost, dearest first; costs that differ in key or dates are not added up."""
+    sums: list[tuple[SharedCost, int]] = []
     for part in shares:
         if part.currency != row.currency or part.keys != row.keys:
             continue
-        at = next((at for at, (cost, _) in enumerate(found) if cost == part.cost), None)
+        # A shared cost holds mappings, so it cannot be the key of a dictionary.
+        at = next((at for at, (cost, _) in enumerate(sums) if cost == part.cost), None)
         if at is None:
-            found.append((part.cost, part.micro))
+            sums.append((part.cost, part.micro))
         else:
-            found[at] = (part.cost, found[at][1] + part.micro)
-    found.sort(key=lambda one: (-one[1], one[0].name))
+            sums[at] = (part.cost, sums[at][1] + part.micro)
+    sums.sort(key=lambda item: (-item[1], item[0].name))
     unit = MICRO // 10 ** minor_digits(row.currency or "")
-    minors = split_minor([micro for _, micro in found], unit, row.shared_minor or 0)
-    return tuple(SharedAmount(cost, micro, minor) for (cost, micro), minor in zip(found, minors, strict=True))
+    minors = split_minor([micro for _, micro in sums], unit, row.shared_minor or 0)
+    return tuple(SharedAmount(cost, micro, minor) for (cost, micro), minor in zip(sums, minors, strict=True))
 
 
-def _corrected_month(part: Part, calendar: Calendar) -> tuple[str, ...]:
+def _corrected_month(part: OwnerDay, calendar: Calendar) -> tuple[str, ...]:
     return () if part.amended_ms is None else (calendar.month_of(part.amended_ms),)
 
 
-def _correction(part: Part, calendar: Calendar) -> tuple[str, ...]:
+def _correction(part: OwnerDay, calendar: Calendar) -> tuple[str, ...]:
     return tuple(f"correction of {month}" for month in _corrected_month(part, calendar))
 
 
-def _job_label(job: Job) -> tuple[str, ...]:
+def _job_label(job: OwnerJob) -> tuple[str, ...]:
     correction = (f"correction of {job.correction_of}",) if job.correction_of else ()
     return (job.name, job.user, job.project, job.model, *correction)
 
 
-def _amended(amounts: Sequence[Amount]) -> tuple[Amount, ...]:
-    return tuple(sorted((one for one in amounts if one.label), key=lambda one: one.label))
+def _day(day_ms: int, own: Iterable[OwnerDay], rated: frozenset[int]) -> StatementDay:
+    parts = [part for part in own if part.at_ms == day_ms]
+    if not parts and day_ms not in rated:
+        return StatementDay(day_ms, None)
+    return StatementDay(day_ms, Measures(cost_micro=0).plus(total(parts)))
 
 
-def _day(day_ms: int, parts: Iterable[Part], rated: frozenset[int]) -> Day:
-    own = [part for part in parts if part.at_ms == day_ms and part.amended_ms is None]
-    if day_ms not in rated and not own:
-        return Day(day_ms, None, None, None, None)
-    return Day(
-        day_ms,
-        sum(part.busy_ns for part in own),
-        sum(part.idle_ns for part in own),
-        sum(part.unknown_ns for part in own),
-        sum(part.cost_micro or 0 for part in own),
-    )
+def total(parts: Iterable[Measures]) -> Measures:
+    """Add measures up."""
+    return reduce(Measures.plus, parts, Measures())
 
 
-def _table(row: Row, lines: Iterable[Any], label: Callable[[Any], tuple[str, ...]]) -> tuple[Amount, ...]:
-    """Lines (Part or Job) added up by label, dearest first; their minor units add up to those of the row."""
-    groups: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+def _table(row: Row, lines: Iterable[_Line], label: Callable[[_Line], tuple[str, ...]]) -> tuple[TableLine, ...]:
+    """Lines added up by label, dearest first; their minor units add up to those of the row."""
+    groups: dict[tuple[str, ...], list[_Line]] = defaultdict(list)
     for line in lines:
         groups[label(line)].append(line)
-    ordered = sorted(groups.items(), key=lambda item: (-_cost(item[1]), item[0]))
+    sums = [(key, total(group), _idle_cost(group)) for key, group in groups.items()]
+    sums.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
     unit = MICRO // 10 ** minor_digits(row.currency or "")
-    costs = split_minor([_cost(group) for _, group in ordered], unit, row.cost_minor or 0)
-    idle = [_idle_cost(group) for _, group in ordered]
-    shown = iter(split_minor([one for one in idle if one is not None], unit, row.cost_idle_minor or 0))
+    costs = split_minor([measures.cost_micro or 0 for _, measures, _ in sums], unit, row.cost_minor or 0)
+    known_idle = [idle for _, _, idle in sums if idle is not None]
+    idle_costs = iter(split_minor(known_idle, unit, row.cost_idle_minor or 0))
     return tuple(
-        Amount(
-            key,
-            sum(line.gpu_ns for line in group),
-            sum(line.busy_ns for line in group),
-            sum(line.idle_ns for line in group),
-            sum(line.unknown_ns for line in group),
-            _cost(group),
-            costs[at],
-            None if idle[at] is None else next(shown),
+        TableLine(
+            label=key, cost_minor=cost, idle_cost_minor=None if idle is None else next(idle_costs), **measures.amounts
         )
-        for at, (key, group) in enumerate(ordered)
+        for (key, measures, idle), cost in zip(sums, costs, strict=True)
     )
 
 
-def _cost(lines: Iterable[Any]) -> int:
-    return sum(line.cost_micro or 0 for line in lines)
-
-
-def _idle_cost(lines: Iterable[Any]) -> int | None:
+def _idle_cost(lines: Iterable[Measures]) -> int | None:
     """Known as the chargeback knows it: of lines of which some activity is known."""
-    known: int | None = None
-    for line in lines:
-        if line.unknown_ns != line.gpu_ns or line.idle_ns:
-            known = add_known(known, line.idle_cost_micro)
-    return known
+    return total(line for line in lines if line.has_known_activity).idle_cost_micro
 
 
 def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
-    """Amounts in minor units of `unit` micro-units that add up to `total`, each within one of its own.
+    """Split a total into minor units of `unit` micro-units, each within one of its own amount.
 
     `total` is the sum rounded down or up. What the floors leave goes to the largest remainders (ties: the earlier).
     """
@@ -284,46 +239,42 @@ def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
     return floors
 
 
-def _shortened(amounts: tuple[Amount, ...], most: int) -> tuple[Amount, ...]:
+def _shortened(lines: tuple[TableLine, ...], count: int) -> tuple[TableLine, ...]:
     """The first lines, and the rest as one line with a label of one word."""
-    if len(amounts) <= most + 1:
-        return amounts
-    rest = amounts[most:]
-    idle = [one.idle_cost_minor for one in rest if one.idle_cost_minor is not None]
-    others = Amount(
-        (f"{len(rest):,} others",),
-        sum(one.gpu_ns for one in rest),
-        sum(one.busy_ns for one in rest),
-        sum(one.idle_ns for one in rest),
-        sum(one.unknown_ns for one in rest),
-        sum(one.cost_micro for one in rest),
-        sum(one.cost_minor for one in rest),
-        sum(idle) if idle else None,
+    if len(lines) <= count + 1:
+        return lines
+    rest = lines[count:]
+    idle = [line.idle_cost_minor for line in rest if line.idle_cost_minor is not None]
+    others = TableLine(
+        label=(f"{len(rest):,} others",),
+        cost_minor=sum(line.cost_minor for line in rest),
+        idle_cost_minor=sum(idle) if idle else None,
+        **total(rest).amounts,
     )
-    return (*amounts[:most], others)
+    return (*lines[:count], others)
 
 
-def change(currency: str, before: Sequence[Job], after: Sequence[Job], windows: tuple[Period, Period]) -> Change:
-    """Why the bill in a currency differs between two windows (before, after)."""
-    old, new = (_held(jobs, currency) for jobs in (before, after))
-    found = drivers(old, new)
-    return Change(
+def explain_change(
+    currency: str, before: Sequence[OwnerJob], after: Sequence[OwnerJob], windows: tuple[Period, Period]
+) -> SpendChange:
+    """Explain why the bill in a currency differs between two windows (before, after)."""
+    old, new = (_spend(jobs, currency) for jobs in (before, after))
+    return SpendChange(
         *windows,
-        sum(one.cost_micro for one in old),
-        sum(one.cost_micro for one in new),
-        tuple(found),
+        before_micro=sum(spend.cost_micro for spend in old),
+        after_micro=sum(spend.cost_micro for spend in new),
+        drivers=tuple(drivers(old, new)),
     )
 
 
-def _held(jobs: Iterable[Job], currency: str) -> list[Held]:
+def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
     """Jobs with the corrections of theirs that the window bills."""
-    sums: dict[tuple[tuple[str, str, str], str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    sums: dict[tuple[tuple[str, str, str], str], Measures] = defaultdict(Measures)
     for job in jobs:
         if job.currency == currency:
             key = ((job.name, job.user, job.project), job.model)
-            gpu_ns, cost_micro = sums[key]
-            sums[key] = (gpu_ns + job.gpu_ns, cost_micro + (job.cost_micro or 0))
-    return [Held(*key, *amounts) for key, amounts in sums.items()]
+            sums[key] = sums[key].plus(job)
+    return [HolderSpend(*key, spent.gpu_ns, spent.cost_micro or 0) for key, spent in sums.items()]
 
 
 def windows(
@@ -360,6 +311,6 @@ def month_before(month: Period, calendar: Calendar = UTC_DAYS) -> Period:
     return Period(calendar.start_of(last.replace(day=1)), month.start_ms)
 
 
-def unpriced_ns(parts: Iterable[Part]) -> int:
+def unpriced_ns(parts: Iterable[OwnerDay]) -> int:
     """GPU-nanoseconds of the parts that no rate covers: they are in no amount of money."""
     return sum(part.gpu_ns for part in parts if part.currency is None)

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gpuledger_collector.accounting.disputes import MOST_WORDS, RESOLVED, STATES, BadStep, Dispute, Remedy, words_of
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, denials, guarded, may_read, page, period_of
 from gpuledger_collector.export.disputes import as_object, move_object

@@ -19,17 +19,17 @@ from fastapi import APIRouter, Request, Response
 from psycopg import OperationalError
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Row, report
-from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.money import MICRO
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
 from gpuledger_collector.api.reads import BEARER, Reads, demand_of, lines_of
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
 from gpuledger_collector.services import statement as gathered
-from gpuledger_collector.services.budgets import statuses
+from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.storage.access.row_level_security import behind
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
@@ -226,7 +226,7 @@ def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: P
         name = calendar.month_of(now_ms)
         month = calendar.month(name)
         fleet = overview.fleet(connection, now_ms - SILENT_MS)
-        proofs = reports.proofs(connection, month)
+        proofs = reports.conservation_checks(connection, month)
         today_ms = calendar.day_of(now_ms).start_ms
         trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
         made = billed(connection, month, who)
@@ -294,7 +294,7 @@ def _spend(
     total: Row,
     daily: dict[str, dict[str, dict[int, int]]],
     trend: Sequence[Period],
-    proofs: list[Proof],
+    proofs: list[ConservationCheck],
 ) -> dict[str, Any]:
     """One currency: the chargeback's rows with a line of the last days each; owners apart from what nobody held."""
     currency = total.currency or ""

@@ -18,8 +18,8 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Res
 from sqlalchemy.engine import Engine
 
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, Allocations, report, shown_keys
+from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
-from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.storage.access import row_level_security as row_level_security
@@ -223,7 +223,7 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
             lines = lines_of(connection, period, names, who, apart=True)
         aside = beside(connection, period, names, reads.now_ms, who.owner)
         made = report(lines, names, aside if who.owner is None else borne(aside, lines, names))
-        proofs = reports.proofs(connection, period)
+        proofs = reports.conservation_checks(connection, period)
         capacity = reports.has_capacity(connection, period)
     rated = format_instant(max((proof.until_ms for proof in proofs), default=period.start_ms))
     notes = [f"rated up to {rated}"]
@@ -278,7 +278,7 @@ def nodes_of(reads: Reads, limit: int, after: str) -> dict[str, Any]:
 def budgets_of(reads: Reads, who: Principal) -> dict[str, Any]:
     """The standing of every budget of the reader's, as `gpuledger budgets --format json`."""
     from gpuledger_collector.export.budgets import rows
-    from gpuledger_collector.services.budgets import statuses
+    from gpuledger_collector.services.budget_status import statuses
     from gpuledger_collector.storage.billing.budgets import Rehearsal
 
     with reads.ledger.transaction() as connection, row_level_security.behind(connection, who.owner):

@@ -11,7 +11,7 @@ from fastapi import APIRouter, HTTPException, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
-from gpuledger_collector.accounting.counting import MOST_COUNTED
+from gpuledger_collector.accounting.counters import MOST_COUNTED
 from gpuledger_collector.accounting.period import date_range, parse_instant
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal

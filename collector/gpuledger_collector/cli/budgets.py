@@ -49,7 +49,7 @@ def show(context: typer.Context, shape: Form = Shape.table, dsn: Dsn = None, con
     if context.invoked_subcommand is not None:
         return
     with database(dsn, config) as opened:
-        from gpuledger_collector.services.budgets import statuses
+        from gpuledger_collector.services.budget_status import statuses
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.budgets import BudgetBook
         from gpuledger_collector.wiring import now

@@ -214,7 +214,7 @@ def _write_focus(
     version: FocusVersion,
     output: Path | None,
 ) -> None:
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
     from gpuledger_collector.export import focus, focus_split, parquet
     from gpuledger_collector.storage.billing import periods
     from gpuledger_collector.storage.billing.allocation import shares
@@ -240,7 +240,7 @@ def _write_focus(
 def _write_journal(
     connection: Connection, period: Period, names: tuple[str, ...], now_ms: int, output: Path | None
 ) -> None:
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
     from gpuledger_collector.export import beancount
     from gpuledger_collector.storage.billing.allocation import shares
     from gpuledger_collector.storage.ledger import reports, zones

@@ -58,7 +58,7 @@ def close(
     Ends with 1, and closes nothing, when the month is not over, its proof does not hold or usage has no price. What is
     found later is booked as a correction in an open month; what was found of months closed before is in this one.
     """
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
 
     if level not in LEVELS:
         refuse(f"--level: {level!r} is none of {', '.join(LEVELS)}")
@@ -148,7 +148,7 @@ def corrections(
     config: Config = None,
 ) -> None:
     """Show what was found about a closed month after its close, by owner; it is billed where it is booked."""
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
 
     if level not in LEVELS:
         refuse(f"--by: {level!r} is none of {', '.join(LEVELS)}")

@@ -80,7 +80,7 @@ def period_of(period: str | None, start: str | None, end: str | None) -> Period:
 
 def owner_levels(given: Sequence[str]) -> dict[str, str]:
     """`LEVEL=VALUE` texts of `--owner` as level -> value. Refuses what is no level of the owner tree."""
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
 
     levels = {}
     for text in given:
@@ -93,7 +93,7 @@ def owner_levels(given: Sequence[str]) -> dict[str, str]:
 
 def declared_owner(given: Sequence[str], option: str = "--owner") -> dict[str, str]:
     """The same where it declares who pays or who sees: a row that reports make themselves is no owner."""
-    from gpuledger_collector.accounting.names import is_reserved, reserved_message
+    from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 
     levels = owner_levels(given)
     for name in levels.values():

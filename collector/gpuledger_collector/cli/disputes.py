@@ -17,7 +17,7 @@ from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.disputes import Dispute, Remedy
-    from gpuledger_collector.accounting.ports import ExportedCharge
+    from gpuledger_collector.accounting.ledger import ExportedCharge
     from gpuledger_collector.storage.billing.disputes import Contest
     from gpuledger_collector.storage.locks import Connection
 

@@ -199,7 +199,7 @@ def spend(
     From the rated days of the last eight weeks; an owner with fewer than five whole days gets what is spent and no
     estimate. Estimates never reach a bill.
     """
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.storage.billing.spend import ahead, rated_period
     from gpuledger_collector.wiring import now

@@ -17,11 +17,11 @@ from gpuledger_common.plurals import plural
 if TYPE_CHECKING:
     import psycopg
 
-    from gpuledger_collector.accounting.ports import ImportOutcome, UsageRow
     from gpuledger_collector.accounting.problems import Problem
     from gpuledger_collector.config.csv_rows import Parsed
     from gpuledger_collector.config.fields import Instants
     from gpuledger_collector.storage.database import Database
+    from gpuledger_collector.storage.ledger.rows import ImportOutcome, UsageRow
 
 app = typer.Typer(name="import", help="Bring usage, prices, inventory or samples from files.", no_args_is_help=True)
 
@@ -126,7 +126,7 @@ def _instants(any_instant: bool) -> Instants:
 
 def _pool(name: str) -> str:
     """The pool of `--pool`; a name that reports make a row of is refused."""
-    from gpuledger_collector.accounting.names import is_reserved, reserved_message
+    from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 
     if is_reserved(name):
         refuse(f"--pool: {reserved_message(name)}")

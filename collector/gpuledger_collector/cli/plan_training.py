@@ -354,8 +354,8 @@ def _first_day(text: str | None, today: dt.date) -> dt.date:
 
 
 def _levels(owner: str | None) -> dict[str, str]:
-    from gpuledger_collector.accounting.names import is_reserved, reserved_message
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
+    from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 
     if owner is None:
         refuse("--save-budget: say whose it is, for example --owner team=vision")

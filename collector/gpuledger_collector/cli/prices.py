@@ -76,7 +76,7 @@ def list_prices(
 
 def _derived(book: list[Price]) -> list[str]:
     """How each derived rate was made: its parts, which add up to it, and what they follow from."""
-    from gpuledger_collector.accounting.owned import PARTS
+    from gpuledger_collector.accounting.owned_hardware import PARTS
 
     said = []
     for price in book:

@@ -13,7 +13,7 @@ from gpuledger_collector.cli.common import Config, Dsn, database, refuse
 from gpuledger_collector.cli.recommend import money
 
 if TYPE_CHECKING:
-    from gpuledger_collector.services.waste_receipt import Held, Item, Receipt
+    from gpuledger_collector.services.waste_receipt import ReceiptItem, ReceiptLine, WasteReceipt
 
 MOST_ITEMS = 20
 """A page holds so many findings; the rest is one line with its sum."""
@@ -44,7 +44,7 @@ def receipt(
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.services.hourly_usage import ALWAYS
     from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.services.waste_receipt import receipt as made_of
+    from gpuledger_collector.services.waste_receipt import make_receipt
     from gpuledger_collector.storage.findings import recommendations as stored
     from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.wiring import now
@@ -66,7 +66,7 @@ def receipt(
         find_idle(FindingStore(opened.dsn), now_ms)
         with opened.transaction() as connection:
             number = found[0][0]
-            made = made_of(
+            made = make_receipt(
                 stored.charged_to(connection, number),
                 stored.findings_of(connection, number),
                 stored.advice_for(connection, number),
@@ -78,7 +78,7 @@ def receipt(
         output.write_text(text + "\n", encoding="utf-8")
 
 
-def page(who: Sequence[Any], made: Receipt) -> str:
+def page(who: Sequence[Any], made: WasteReceipt) -> str:
     """The receipt as text, at most one page of 66 lines."""
     from gpuledger_collector.export.cells import lines_text
 
@@ -105,7 +105,7 @@ def page(who: Sequence[Any], made: Receipt) -> str:
     return lines_text(lines).rstrip("\n")
 
 
-def _held(one: Held) -> str:
+def _held(one: ReceiptLine) -> str:
     from gpuledger_collector.accounting.quantity import hours_decimal
 
     total, busy, idle, unknown = hours_decimal([one.gpu_ns, one.busy_ns, one.idle_ns, one.unknown_ns], 2)
@@ -119,7 +119,7 @@ def _held(one: Held) -> str:
     ).rstrip()
 
 
-def _item(one: Item) -> list[str]:
+def _item(one: ReceiptItem) -> list[str]:
     from gpuledger_collector.accounting.period import format_instant
 
     hours = (one.until_ms - one.since_ms) / 3_600_000
@@ -152,7 +152,7 @@ def _advice(one: Mapping[str, Any]) -> str:
     return f"  {one['id']} ({one['state']}): {one['advice']}{worth}"
 
 
-def as_json(who: Sequence[Any], made: Receipt) -> str:
+def as_json(who: Sequence[Any], made: WasteReceipt) -> str:
     """Everything, with integers of micro-units."""
     import json
     from dataclasses import asdict

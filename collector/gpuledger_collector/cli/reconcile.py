@@ -89,8 +89,8 @@ def _against_bill(
     asked = period_of(period, None, None)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.export import bill as forms
-        from gpuledger_collector.services.bill_reconciliation import NoBill, reconcile_bill
+        from gpuledger_collector.export import provider_bill as forms
+        from gpuledger_collector.services.provider_bill import NoBill, reconcile_bill
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.storage.billing.bills import Bills
         from gpuledger_collector.storage.ledger import zones

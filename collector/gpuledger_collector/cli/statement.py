@@ -85,7 +85,7 @@ def statement(
 
 def _asked(level: str | None, owner: str | None) -> tuple[str, str | None]:
     """Level and name of `--owner`: its first `=` parts the two where a level stands before it, else the name has it."""
-    from gpuledger_collector.accounting.tags import LEVELS
+    from gpuledger_collector.accounting.owner_tree import LEVELS
 
     if owner is None or owner.partition("=")[0] not in LEVELS or "=" not in owner:
         return level or "team", owner

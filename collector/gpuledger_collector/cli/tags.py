@@ -31,8 +31,8 @@ def check(
 
     Ends with 1 when some usage has no owner at the level asked for.
     """
+    from gpuledger_collector.accounting.owner_tree import LEVELS
     from gpuledger_collector.accounting.period import date_range
-    from gpuledger_collector.accounting.tags import LEVELS
 
     if level not in LEVELS:
         refuse(f"--level: {level!r} is none of {', '.join(LEVELS)}")
@@ -42,7 +42,7 @@ def check(
         refuse(str(error))
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
-        from gpuledger_collector.export import attribution
+        from gpuledger_collector.export import tag_check
         from gpuledger_collector.services.refresh import refresh
         from gpuledger_collector.services.tag_check import check_tags
         from gpuledger_collector.storage.ledger import reports, zones
@@ -59,9 +59,9 @@ def check(
     if shape is not Shape.table:
         from gpuledger_collector.export.cells import rows_as
 
-        rows = attribution.as_rows(found.rules, found.tags, found.unattributed)
-        sys.stdout.write(rows_as(shape.value, attribution.COLUMNS, rows))
+        rows = tag_check.as_rows(found.rules, found.tags, found.unattributed)
+        sys.stdout.write(rows_as(shape.value, tag_check.COLUMNS, rows))
         raise typer.Exit(FINDINGS if found.unattributed else DONE)
-    sys.stdout.write(attribution.as_text(found.rules, found.tags, found.unattributed, level, found.hints))
+    sys.stdout.write(tag_check.as_text(found.rules, found.tags, found.unattributed, level, found.hints))
     if found.unattributed:
         raise typer.Exit(FINDINGS)

@@ -15,8 +15,8 @@ from gpuledger_collector.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
+    from gpuledger_collector.accounting.ledger import ChargedLine
     from gpuledger_collector.accounting.period import Period
-    from gpuledger_collector.accounting.ports import ChargedLine
 
 
 class Shape(enum.StrEnum):

@@ -15,8 +15,8 @@ from difflib import get_close_matches
 from pydantic import Field, field_validator
 
 from gpuledger_collector.accounting.attribution import Rule
-from gpuledger_collector.accounting.names import escaped, reserved_message
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.reserved_names import escaped, reserved_message
 from gpuledger_collector.config.fields import DatedInstant, EffectiveTo, Scalar, Text, refusal
 from gpuledger_collector.config.model import Declaration
 

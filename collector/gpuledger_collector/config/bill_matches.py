@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from gpuledger_collector.accounting.bill import BillMatch
+from gpuledger_collector.accounting.provider_bill import BillMatch
 from gpuledger_collector.config.fields import Flag, Name, Text, decimal, refusal
 from gpuledger_collector.config.model import Declaration
 

@@ -16,8 +16,8 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from gpuledger_collector.accounting.budgets import PERIODS, RANGE, Budget, Terms
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.config.fields import (
     Currency,
     DayInstant,

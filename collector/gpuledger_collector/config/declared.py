@@ -17,7 +17,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from gpuledger_collector.accounting.period import parse_date, parse_instant
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config import toml
 from gpuledger_collector.config.fields import Zone
@@ -25,6 +24,7 @@ from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.config.model import Record, unknown_key
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection, Lock
 
 BILLING_ZONE = "billing_zone"

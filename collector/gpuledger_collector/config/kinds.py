@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.config import bill_matches, budgets, money, notification_rules, prices, scaling, shared_costs
 from gpuledger_collector.config.attribution import DeclaredRule
 from gpuledger_collector.config.model import Declaration
@@ -18,6 +17,7 @@ from gpuledger_collector.storage.billing import budgets as stored_budgets
 from gpuledger_collector.storage.billing import prices as stored_prices
 from gpuledger_collector.storage.capacity import scaling as stored_pools
 from gpuledger_collector.storage.ledger import rules
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import notification_rules as stored_notifications
 

@@ -47,7 +47,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.exchange import ExchangeRate
-from gpuledger_collector.accounting.owned import ENERGY, PER, Owned
+from gpuledger_collector.accounting.owned_hardware import ENERGY, PER, Owned
 from gpuledger_collector.accounting.pricing import PURCHASES, Price, PurchaseChoice
 from gpuledger_collector.config.fields import (
     MAX_AMOUNT,

@@ -34,9 +34,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationInfo, field_validator
 
 from gpuledger_collector.accounting.carbon import Intensity
-from gpuledger_collector.accounting.names import is_reserved, reserved_message
+from gpuledger_collector.accounting.owner_tree import LEVELS
+from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.accounting.shared_costs import AMOUNT, KEYS, SOURCES, SharedCost
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.config.attribution import check_level
 from gpuledger_collector.config.fields import (
     Currency,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from gpuledger_collector.accounting.chargeback import SharedPart, shown_keys
+from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
-from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_common.escapes import escape_text
 
 INCOME = "Income:Capacity"

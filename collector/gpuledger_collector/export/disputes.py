@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting.dispute_moves import Move
 from gpuledger_collector.accounting.disputes import Dispute
+from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import format_minor, minor_digits, to_minor_units
-from gpuledger_collector.accounting.moves import Move
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, format_instant
-from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import hours_decimal
-from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.export.cells import lines_text
 from gpuledger_common.plurals import plural
 

@@ -22,12 +22,12 @@ from typing import TextIO
 from gpuledger_collector.accounting.chargeback import SharedPart
 from gpuledger_collector.accounting.closing import billed_to
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
+from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.money import minor_digits, rate_nano, to_minor_units
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_date, format_instant
-from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD, STRANDED
 from gpuledger_collector.export.cells import neutral
 from gpuledger_common.escapes import escape_text

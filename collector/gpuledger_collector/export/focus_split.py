@@ -17,8 +17,8 @@ from datetime import datetime
 from itertools import groupby
 
 from gpuledger_collector.accounting.chargeback import SharedPart
+from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_instant
-from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
 from gpuledger_collector.export.cells import neutral

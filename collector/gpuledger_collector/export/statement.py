@@ -10,12 +10,13 @@ from markupsafe import Markup
 
 from gpuledger_collector.accounting.budgets import money_text, percent_of, top
 from gpuledger_collector.accounting.chargeback import Report, Row
-from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.closing import ClosedPeriod
+from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
-from gpuledger_collector.accounting.ports import ClosedPeriod
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.accounting.statement import Change, Contested, Section
+from gpuledger_collector.accounting.statement import Contested, Section, SpendChange
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text
 from gpuledger_collector.export.disputes import amounts, days_text
@@ -43,13 +44,13 @@ class Statement:
     known_ms: int | None
     closed: ClosedPeriod | None
     sections: tuple[Section, ...]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, SpendChange]
     unpriced_ns: int
     ahead: Mapping[str, Ahead]
     amended: Mapping[str, int]
     budgets: tuple[Status, ...]
     findings: Sequence[Mapping[str, Any]]
-    proofs: tuple[Proof, ...]
+    proofs: tuple[ConservationCheck, ...]
     below: str | None
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
@@ -60,25 +61,25 @@ class Statement:
         return self.calendar.zone_at(self.period.start_ms).name
 
 
-def as_html(made: Statement) -> str:
+def as_html(statement: Statement) -> str:
     """The page."""
     return html.render(
         "statement.html",
-        made=made,
+        statement=statement,
         policy=html.policy(),
-        days=_first_and_last(made.period, made.calendar),
-        until=made.calendar.date_of(made.period.end_ms).isoformat(),
-        status=status_of(made),
-        sections=[_section(made, one) for one in made.sections],
-        budgets=[budget_facts(one) for one in made.budgets],
-        findings=[finding_facts(one) for one in made.findings[:SHOWN_FINDINGS]],
-        more_findings=max(len(made.findings) - SHOWN_FINDINGS, 0),
-        amended=[(currency, micro) for currency, micro in sorted(made.amended.items()) if micro],
-        contested=[_contested(one) for one in made.contested],
-        marks={one.job: "contested" for one in made.contested if one.job is not None},
-        trust=trust(made.proofs, made.calendar),
-        # The statement of a closed month is the same bytes whenever it is made.
-        made_at=None if made.closed else format_instant(made.made_ms - made.made_ms % 1000),
+        days=_first_and_last(statement.period, statement.calendar),
+        until=statement.calendar.date_of(statement.period.end_ms).isoformat(),
+        status=status_of(statement),
+        sections=[_section(statement, one) for one in statement.sections],
+        budgets=[budget_facts(one) for one in statement.budgets],
+        findings=[finding_facts(one) for one in statement.findings[:SHOWN_FINDINGS]],
+        more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
+        amended=[(currency, micro) for currency, micro in sorted(statement.amended.items()) if micro],
+        contested=[_contested(one) for one in statement.contested],
+        marks={one.job: "contested" for one in statement.contested if one.job is not None},
+        trust=trust(statement.proofs, statement.calendar),
+        # The statement of a closed month is the same bytes whenever it is statement.
+        made_at=None if statement.closed else format_instant(statement.made_ms - statement.made_ms % 1000),
     )
 
 
@@ -97,20 +98,20 @@ def _billed(rows: Sequence[Row]) -> dict[str, str]:
     return {"gpu_hours": html.hours(sum(row.gpu_ns for row in priced)), "cost": ", ".join(costs) or "no price"}
 
 
-def status_of(made: Statement) -> tuple[str, str]:
+def status_of(statement: Statement) -> tuple[str, str]:
     """Open or closed, and the sentence that says what follows from it."""
-    if made.closed is not None:
-        at = format_instant(made.closed.closed_ms - made.closed.closed_ms % 1000)
-        return "closed", f"Closed {at} by {made.closed.closed_by}: these charges do not change any more."
-    if made.known_ms is None or made.known_ms <= made.period.start_ms:
+    if statement.closed is not None:
+        at = format_instant(statement.closed.closed_ms - statement.closed.closed_ms % 1000)
+        return "closed", f"Closed {at} by {statement.closed.closed_by}: these charges do not change any more."
+    if statement.known_ms is None or statement.known_ms <= statement.period.start_ms:
         return "open", "Open, and nothing of it is rated yet."
-    if made.known_ms < made.period.end_ms:
-        at = format_instant(made.known_ms - made.known_ms % 1000)
+    if statement.known_ms < statement.period.end_ms:
+        at = format_instant(statement.known_ms - statement.known_ms % 1000)
         return "open", f"Open: rated up to {at}. Charges may still change until the month is closed."
     return "open", "Open: the month is over and rated, and may still change until it is closed."
 
 
-def trust(proofs: Sequence[Proof], calendar: Calendar = UTC_DAYS) -> dict[str, Any]:
+def trust(proofs: Sequence[ConservationCheck], calendar: Calendar = UTC_DAYS) -> dict[str, Any]:
     """What part of the fleet's time was observed, and on how many days the proof of conservation holds."""
     capacity = sum(one.capacity_ns for one in proofs)
     unobserved = sum(one.unobserved_ns for one in proofs)
@@ -184,10 +185,10 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _section(made: Statement, one: Section) -> dict[str, Any]:
-    change = made.changes.get(one.currency)
+def _section(statement: Statement, one: Section) -> dict[str, Any]:
+    change = statement.changes.get(one.currency)
     return {
-        "made": one,
+        "section": one,
         "currency": one.currency,
         "row": one.row,
         "beside": _beside(one.row),
@@ -201,14 +202,14 @@ def _section(made: Statement, one: Section) -> dict[str, Any]:
             }
             for part in one.shared
         ],
-        "used_percent": _percent(one.busy_ns, one.held_ns),
-        "idle_percent": None if one.idle_ns is None else _percent(one.idle_ns, one.held_ns),
-        "unknown_percent": _percent(one.unknown_ns, one.held_ns),
+        "used_percent": _percent(one.held.busy_ns, one.held.gpu_ns),
+        "idle_percent": None if one.idle_ns is None else _percent(one.idle_ns, one.held.gpu_ns),
+        "unknown_percent": _percent(one.held.unknown_ns, one.held.gpu_ns),
         "share": _share(one),
-        "bars": _bars(one, made.calendar),
-        "days": [day for day in one.days if day.cost_micro is not None],
-        "change": None if change is None else _change(change, one.currency, made.calendar),
-        "ahead": made.ahead.get(one.currency),
+        "bars": _bars(one, statement.calendar),
+        "days": [day for day in one.days if day.measures is not None],
+        "change": None if change is None else _change(change, one.currency, statement.calendar),
+        "ahead": statement.ahead.get(one.currency),
         "most": max((amount.cost_minor for amount in one.jobs), default=0),
     }
 
@@ -250,31 +251,30 @@ def _percent(part: int, whole: int) -> str:
 
 def _share(one: Section) -> Markup:
     idle = one.idle_ns or 0
-    parts = (("busy", float(one.busy_ns)), ("idle", float(idle)), ("unknown", float(one.unknown_ns)))
+    parts = (("busy", float(one.held.busy_ns)), ("idle", float(idle)), ("unknown", float(one.held.unknown_ns)))
     said = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
     return plots.share_bar(parts, "How the GPU-hours that you held were used", said)
 
 
-def _bars(one: Section, calendar: Calendar) -> Markup:
+def _bars(section: Section, calendar: Calendar) -> Markup:
     stacks = [
-        plots.Stack(
-            f"{calendar.date_of(day.day_ms):%d}",
-            None
-            if day.busy_ns is None
-            else tuple((value or 0) / GPU_NS_PER_HOUR for value in (day.busy_ns, day.idle_ns, day.unknown_ns)),
-        )
-        for day in one.days
+        plots.Stack(f"{calendar.date_of(day.day_ms):%d}", None if day.measures is None else _hours(day.measures))
+        for day in section.days
     ]
-    highest = max(one.days, key=lambda day: day.cost_micro or 0)
-    said = (
-        f"{plural(sum(day.cost_micro is not None for day in one.days), 'day')}; the dearest was "
-        f"{calendar.date_of(highest.day_ms)} "
-        f"with {html.micro(highest.cost_micro, one.currency)} {one.currency}. Each day is in the table below."
+    rated = [(day.measures.cost_micro or 0, day.day_ms) for day in section.days if day.measures is not None]
+    micro, day_ms = max(rated, key=lambda day: (day[0], -day[1]), default=(None, section.days[0].day_ms))
+    description = (
+        f"{plural(len(rated), 'day')}; the dearest was {calendar.date_of(day_ms)} "
+        f"with {html.micro(micro, section.currency)} {section.currency}. Each day is in the table below."
     )
-    return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", said, "GPU-h")
+    return plots.stacked_bars(stacks, ("busy", "idle", "unknown"), "GPU-hours held, by day", description, "GPU-h")
 
 
-def _change(change: Change, currency: str, calendar: Calendar) -> dict[str, Any]:
+def _hours(measures: Measures) -> tuple[float, ...]:
+    return tuple(ns / GPU_NS_PER_HOUR for ns in (measures.busy_ns, measures.idle_ns, measures.unknown_ns))
+
+
+def _change(change: SpendChange, currency: str, calendar: Calendar) -> dict[str, Any]:
     more = change.after_micro - change.before_micro
     price, volume, mix = change.parts
     return {

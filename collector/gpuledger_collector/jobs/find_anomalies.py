@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
-from gpuledger_collector.accounting.budgets import Driver, Held, drivers, top
+from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers, top
 from gpuledger_collector.accounting.money import MICRO, cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
@@ -430,8 +430,8 @@ def _drivers(team: Team, begin_ms: int, until_ms: int, back_ms: int) -> list[Dri
     return drivers(before, after)
 
 
-def _held(one: Spent) -> Held:
-    return Held(one.label, one.use.gpu_model, one.use.gpu_ns, one.cost_micro)
+def _held(one: Spent) -> HolderSpend:
+    return HolderSpend(one.label, one.use.gpu_model, one.use.gpu_ns, one.cost_micro)
 
 
 def _said(driver: Driver) -> dict[str, object]:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
-from gpuledger_collector.accounting.tags import LEVELS, UNATTRIBUTED
-from gpuledger_collector.accounting.waste import MINUTE_MS, Place, price_waste, rating_intervals
+from gpuledger_collector.accounting.wasted_time import MINUTE_MS, AcceleratorPlace, price_waste, rating_intervals
 from gpuledger_collector.insight.findings import Finding, PlacedAccelerator, StateInterval
 from gpuledger_collector.insight.idle.episodes import IdleEpisode, idle_episodes
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
@@ -272,7 +272,7 @@ class _Piece:
         state = episode.state.name.lower()
         since = self._at(episode.since) if known is None else known.since_ms
         wasted = self._wasted(card, episode, known)
-        place = Place(card.gpu_micro, card.pool, card.model, card.node)
+        place = AcceleratorPlace(card.gpu_micro, card.pool, card.model, card.node)
         until = self._at(episode.end)
         cost = price_waste(place, wasted, self._book, until - 1)
         workload = facts.get(episode.holder)

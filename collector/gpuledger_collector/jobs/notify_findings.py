@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
-from gpuledger_collector.accounting.waste import Place, price_waste
+from gpuledger_collector.accounting.wasted_time import AcceleratorPlace, price_waste
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.storage.notifications.delivery_rules import local_week
 from gpuledger_collector.storage.notifications.finding_rules import (
@@ -373,7 +373,9 @@ def _wasted(rows: Sequence[Mapping[str, Any]], start_ms: int, end_ms: int, book:
     for row in rows:
         evidence = row["evidence"]
         inside = {int(at): ns for at, ns in evidence["wasted_gpu_ns"].items() if start_ms <= int(at) < end_ms}
-        place = Place(row["gpu_micro"], evidence.get("pool", ""), row["model"] or "", evidence.get("node", ""))
+        place = AcceleratorPlace(
+            row["gpu_micro"], evidence.get("pool", ""), row["model"] or "", evidence.get("node", "")
+        )
         priced = price_waste(place, inside, book, end_ms - 1)
         gpu_ns += priced.gpu_ns
         if not priced.gpu_ns:

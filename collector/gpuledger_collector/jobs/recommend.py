@@ -21,10 +21,10 @@ from gpuledger_collector.accounting.counterfactual import (
     merged,
     reserved_saving,
 )
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import present_ms
-from gpuledger_collector.accounting.realised import Brought, Spent, brought
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.realized_savings import ChargedPlace, SavingComparison, measure_saving
 from gpuledger_collector.accounting.usage import HELD, UNALLOCATED, HourlyUsage
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import (
@@ -85,7 +85,7 @@ class RecommendationUnit(Protocol):
     def accepted(self) -> Sequence[AcceptedRecommendation]:
         """Recommendations whose saving is to be measured."""
 
-    def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
+    def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[ChargedPlace]:
         """The charges of a scope by day and place."""
 
     def put_realised(self, found: Iterable[RealizedSaving]) -> None:
@@ -402,9 +402,9 @@ def measured(unit: RecommendationUnit, now_ms: int) -> list[RealizedSaving]:
         days = calendar.days(Period(first_ms, today_ms))[:wanted]
         before, after = Period(opened_ms, decided.start_ms), Period(first_ms, days[-1].end_ms)
         was, now = unit.spent(one.scope, before), unit.spent(one.scope, after)
-        came = Brought("nothing: the advice has no currency", unknown="no rate priced the advice")
+        came = SavingComparison("nothing: the advice has no currency", unknown="no rate priced the advice")
         if one.currency is not None:
-            came = brought(
+            came = measure_saving(
                 was,
                 before.ms,
                 now,
@@ -431,14 +431,14 @@ def _begun(day: Period, at_ms: int) -> int:
     return day.start_ms if day.start_ms == at_ms else day.end_ms
 
 
-def _said(period: Period, spent: Sequence[Spent], one: AcceptedRecommendation) -> dict[str, int]:
+def _said(period: Period, spent: Sequence[ChargedPlace], one: AcceptedRecommendation) -> dict[str, int]:
     """What was charged, at the rates of its own days, and for how much time (GPU-nanoseconds)."""
     priced = [line for line in spent if line.currency == one.currency is not None]
     return {
         "start_ms": period.start_ms,
         "end_ms": period.end_ms,
-        "cost_micro": sum(line.cost_micro for line in priced),
-        "idle_cost_micro": sum(line.idle_cost_micro for line in priced),
+        "cost_micro": sum(line.cost_micro or 0 for line in priced),
+        "idle_cost_micro": sum(line.idle_cost_micro or 0 for line in priced),
         "gpu_ns": sum(line.gpu_ns for line in spent),
         "busy_ns": sum(line.busy_ns for line in spent),
         "idle_ns": sum(line.idle_ns for line in spent),

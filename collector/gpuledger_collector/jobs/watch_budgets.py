@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.budgets import (
     top,
 )
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.services.budgets import status_of
+from gpuledger_collector.services.budget_status import status_of
 from gpuledger_collector.storage.billing.budget_status import BudgetStore, BudgetUnit, News, Status
 from gpuledger_collector.storage.notifications.messages import Content, Message
 

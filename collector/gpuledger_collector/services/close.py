@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting import seal
-from gpuledger_collector.accounting.closing import invoices, receipt
+from gpuledger_collector.accounting.closing import ClosedPeriod, invoices, receipt
+from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ClosedPeriod, ExportedCharge
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.billing import allocation, periods
@@ -65,7 +65,7 @@ def close_period(
     lines = list(reports.charges(connection, period))
     if not lines:
         raise CannotClose(f"nothing was charged in {name}: there is nothing to close")
-    done = ClosedPeriod(name, period, now_ms, by, len(lines), seal_of(lines))
+    done = ClosedPeriod(name=name, period=period, closed_ms=now_ms, closed_by=by, lines=len(lines), seal=seal_of(lines))
     shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
     content = receipt(done, level, billed, lines, found, shares)

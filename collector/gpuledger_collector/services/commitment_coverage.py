@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuledger_collector.accounting.attribution import edges_of
-from gpuledger_collector.accounting.commitments import Commitment, Coverage, Demand, Key, Share, cover
+from gpuledger_collector.accounting.commitments import Commitment, Coverage, CoveredShare, Demand, Key, cover
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
@@ -74,7 +74,7 @@ def cover_day(
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
         # Imported usage may begin inside an rating interval: rating asks for its shares by where it begins.
-        shares: dict[int, list[Share]] = coverage.shares.get(key, {})
+        shares: dict[int, list[CoveredShare]] = coverage.shares.get(key, {})
         if shares:
             coverage.shares[key] = {at[start_ms]: found for start_ms, found in shares.items()}
     return coverage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuledger_collector.accounting.moves import Move, moves
+from gpuledger_collector.accounting.dispute_moves import Move, find_moves
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution
 from gpuledger_collector.services.commitment_coverage import book_of
@@ -32,5 +32,5 @@ def preview_decision(connection: Connection, decisions: Sequence[Reattribution],
         before, *_ = priced(usage_of(connection, day, now_ms), book)
         after, *_ = priced(usage_of(connection, day, now_ms, decisions), book)
         is_closed = any(one.period.clip(day) for one in closed)
-        found += moves(before, after, decisions[0].owner, closed=is_closed)
+        found += find_moves(before, after, decisions[0].owner, closed=is_closed)
     return found

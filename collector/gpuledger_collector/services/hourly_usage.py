@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
-from gpuledger_collector.accounting.ports import CapacityRow, RecomputeRequest
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval, contradictions, fold, rating_intervals
 from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import claims, inventory, rated_days, usage, zones
+from gpuledger_collector.storage.ledger.rows import CapacityRow, RecomputeRequest
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 

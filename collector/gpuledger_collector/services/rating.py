@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
 from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
-from gpuledger_collector.accounting.imported import Seen, beside_seen
-from gpuledger_collector.accounting.ledger import prove, summarise
+from gpuledger_collector.accounting.imported_usage import Seen, beside_seen
+from gpuledger_collector.accounting.ledger import RatedDay, check_conservation, summarize
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.ports import OwnerOf, RatedDay
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import (
     CapacityCost,
     Charge,
     ImportedUsage,
+    OwnerOf,
     RatedAccelerator,
     capacity_cost,
     rate_accelerator_day,
@@ -31,7 +32,6 @@ from gpuledger_collector.accounting.rating import (
     unused_charges,
 )
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HourlyUsage, merged, rating_intervals
 from gpuledger_collector.services.commitment_coverage import book_of, counted, cover_day, placed
 from gpuledger_collector.services.hourly_usage import ALWAYS, fold_requested
@@ -96,7 +96,8 @@ def rate_day(connection: Connection, day_ms: int, now_ms: int, book_at_ms: int |
     fold_requested(connection, usage.recompute_requests(connection, day))
     day_usage = usage_of(connection, day, now_ms)
     charges, capacities, commitment_costs = priced(day_usage, book_of(connection))
-    rated = RatedDay(charges, summarise(charges), prove(day, day_usage.until_ms, capacities, charges, commitment_costs))
+    check = check_conservation(day, day_usage.until_ms, capacities, charges, commitment_costs)
+    rated = RatedDay(charges, summarize(charges), check)
     _write(connection, day, rated, now_ms, now_ms if book_at_ms is None else book_at_ms)
     return rated
 

@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
-from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ChargedState
 from gpuledger_collector.accounting.rating import ImportedUsage, capacity_cost
-from gpuledger_collector.accounting.reconciliation import PARTS, DayCheck, Reconciliation, Sums
+from gpuledger_collector.accounting.reconciliation import PARTS, ChargedState, DayCheck, Reconciliation, Sums
 from gpuledger_collector.accounting.usage import HELD, STATES
 from gpuledger_collector.services.commitment_coverage import book_of, cover_day, is_counted, placed
 from gpuledger_collector.services.placements import placements_of, with_stranded
@@ -34,7 +33,7 @@ def reconcile(connection: Connection, period: Period) -> Reconciliation:
     parts, capacity, imported, unused = {name: Sums() for name in PARTS}, Sums(), Sums(), Sums()
     unpriced_ns = 0
     days = []
-    for proof in reports.proofs(connection, period):
+    for proof in reports.conservation_checks(connection, period):
         again = again_of.capacity(proof)
         capacity.add(again.gpu_ns, again.cost)
         rows = charged.get(proof.day_ms, [])
@@ -77,7 +76,7 @@ class _Again:
         self._held = placements_of(rows)
         self._placements = with_stranded(self._held, rows, period)
 
-    def capacity(self, proof: Proof) -> Sums:
+    def capacity(self, proof: ConservationCheck) -> Sums:
         """Of one day, up to where its proof goes."""
         day, until_ms = self._calendar.day_of(proof.day_ms), proof.until_ms
         coverage = cover_day(
@@ -106,7 +105,7 @@ def _known(costs: Mapping[str, int]) -> dict[str, int]:
     return {currency: micro for currency, micro in costs.items() if micro}
 
 
-def _holds(proof: Proof, again: Sums, rows: Sequence[ChargedState]) -> bool:
+def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) -> bool:
     said = Sums()
     by_state = dict.fromkeys(STATES, 0)
     for row in rows:

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.counting import LATEST_DAYS, CounterReading
+from gpuledger_collector.accounting.counters import LATEST_DAYS, CounterReading
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, UnitCost, hour_costs, unit_costs
@@ -15,7 +15,7 @@ from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.insight import run_report
 from gpuledger_collector.insight.bottlenecks import GpuReadings, find_bottlenecks
 from gpuledger_collector.insight.run_report import ComparedRun, RunReport
-from gpuledger_collector.services.waste_receipt import receipt
+from gpuledger_collector.services.waste_receipt import make_receipt
 from gpuledger_collector.storage.findings import recommendations
 from gpuledger_collector.storage.ledger import runs, zones
 
@@ -75,7 +75,7 @@ def report_run(
         team=row.team,
         kind=row.kind,
         made_ms=now_ms,
-        receipt=receipt(charges, findings, recommendations.advice_for(connection, workload_id)),
+        receipt=make_receipt(charges, findings, recommendations.advice_for(connection, workload_id)),
         hours=hours,
         days=run_report.run_days(held, hours, calendar),
         parts=run_report.active_periods(held, hours),

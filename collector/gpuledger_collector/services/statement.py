@@ -11,10 +11,10 @@ import psycopg
 from gpuledger_collector.accounting import statement as exact
 from gpuledger_collector.accounting.budgets import MONTH, Budget
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, SharedPart, report
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.export.statement import Statement
-from gpuledger_collector.services.budgets import status_of
+from gpuledger_collector.services.budget_status import status_of
 from gpuledger_collector.storage.billing import budgets, statements
 from gpuledger_collector.storage.billing.allocation import beside
 from gpuledger_collector.storage.billing.budget_status import Ahead, Status
@@ -70,7 +70,7 @@ def statement_of(
         known = statements.owners(connection, level, period)
         listed = ", ".join(known[:20]) or "nobody"
         raise NoStatement(f"{level} {owner!r} was billed nothing in {month}; billed were: {listed}")
-    proofs = tuple(reports.proofs(connection, period))
+    proofs = tuple(reports.conservation_checks(connection, period))
     known_ms = max((proof.until_ms for proof in proofs), default=None)
     jobs = statements.workloads(connection, level, owner, period)
     rated = frozenset(proof.day_ms for proof in proofs)
@@ -104,16 +104,16 @@ def _changes(
     owner: str,
     period: Period,
     known_ms: int | None,
-    jobs: Sequence[exact.Job],
+    jobs: Sequence[exact.OwnerJob],
     currencies: Sequence[str],
-) -> Mapping[str, exact.Change]:
-    past = reports.proofs(connection, exact.month_before(period, calendar))
+) -> Mapping[str, exact.SpendChange]:
+    past = reports.conservation_checks(connection, exact.month_before(period, calendar))
     windows = exact.windows(period, known_ms or 0, frozenset(proof.day_ms for proof in past), calendar)
     if windows is None:
         return {}
     before = statements.workloads(connection, level, owner, windows[0])
     after = jobs if windows[1] == period else statements.workloads(connection, level, owner, windows[1])
-    return {currency: exact.change(currency, before, after, windows) for currency in currencies}
+    return {currency: exact.explain_change(currency, before, after, windows) for currency in currencies}
 
 
 def _path(level: str, owner: str) -> Mapping[str, str]:
@@ -131,7 +131,7 @@ def _ahead(
         whole = Budget(0, "", _path(level, owner), MONTH, None, 1, one.currency)
         ahead = status_of(unit, whole, period, now_ms).ahead
         if ahead is not None:
-            more = sum(amount.cost_micro for amount in one.corrections)
+            more = sum(amount.cost_micro or 0 for amount in one.corrections)
             found[one.currency] = replace(
                 ahead,
                 low_micro=ahead.low_micro + more,

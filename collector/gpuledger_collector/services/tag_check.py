@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
-from gpuledger_collector.accounting.ports import HeldBy
-from gpuledger_collector.accounting.tags import LEVELS
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.ledger.rows import HeldUsage
 from gpuledger_collector.storage.locks import Connection
 
 
@@ -22,7 +22,7 @@ class Matched:
     gpu_ns: int = 0
     cost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, held: HeldBy) -> None:
+    def add(self, held: HeldUsage) -> None:
         """Count one workload's usage in."""
         self.workloads.add(held.workload_id)
         self.gpu_ns += held.gpu_ns
@@ -41,7 +41,7 @@ class TagCheck:
     """Tag names that look like a misspelt level -> that level."""
 
 
-def check_tags(connection: Connection, usage: Iterable[HeldBy], level: str) -> TagCheck:
+def check_tags(connection: Connection, usage: Iterable[HeldUsage], level: str) -> TagCheck:
     """Look at each workload's usage; rules are judged at the start of the day on which it was held."""
     held = list(usage)
     attribution = Attribution(rules.current(connection))

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpuledger_collector.accounting.ledger import add_known
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.measures import SUMMED
+from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
 from gpuledger_collector.services.hourly_usage import fold_hours
 from gpuledger_collector.services.rating import DayUsage, priced, usage_of
@@ -35,10 +35,10 @@ def what_if(
         whole = Period(day.start_ms, min(calendar.day_of(day.start_ms).end_ms, period.end_ms))
         charges, *_ = priced(recut(connection, usage_of(connection, whole, now_ms), book), book)
         for charge in charges:
-            line = line_of(charge, by)
+            line = _line(charge, by)
             key = (line.keys, line.state, line.currency)
             known = sums.get(key)
-            sums[key] = line if known is None else _sum(known, line)
+            sums[key] = line if known is None else known.plus(line)
     return list(sums.values())
 
 
@@ -79,34 +79,10 @@ def _order(piece: HourlyUsage) -> tuple[int, str, int]:
     return piece.start_ms, piece.state, -1 if piece.workload_id is None else piece.workload_id
 
 
-def line_of(charge: Charge, by: Iterable[str]) -> ChargedLine:
-    """A charge under the dimensions of DIMENSIONS, as the ledger's own lines stand under them."""
+def _line(charge: Charge, by: Iterable[str]) -> ChargedLine:
+    """A charge under some of DIMENSIONS, as the ledger's own lines stand under them."""
     places = {"pool": charge.pool, "model": charge.gpu_model, "node": charge.node}
-    keys = tuple(
-        places[name] if name in places else "" if charge.owner is None else charge.owner.level(name) for name in by
-    )
-    return ChargedLine(
-        keys,
-        charge.state,
-        charge.currency,
-        charge.gpu_ns,
-        charge.busy_ns,
-        charge.idle_ns,
-        charge.unknown_ns,
-        charge.cost_micro,
-        charge.idle_cost_micro,
-        charge.energy_mj,
-    )
-
-
-def _sum(one: ChargedLine, other: ChargedLine) -> ChargedLine:
-    return replace(
-        one,
-        gpu_ns=one.gpu_ns + other.gpu_ns,
-        busy_ns=one.busy_ns + other.busy_ns,
-        idle_ns=one.idle_ns + other.idle_ns,
-        unknown_ns=one.unknown_ns + other.unknown_ns,
-        cost_micro=add_known(one.cost_micro, other.cost_micro),
-        idle_cost_micro=add_known(one.idle_cost_micro, other.idle_cost_micro),
-        energy_mj=add_known(one.energy_mj, other.energy_mj),
-    )
+    owner = charge.owner or UNATTRIBUTED
+    keys = tuple(places[name] if name in places else owner.level(name) for name in by)
+    known = {name: getattr(charge, name) for name in SUMMED}
+    return ChargedLine(keys, charge.state, charge.currency, **known)

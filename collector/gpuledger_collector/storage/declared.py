@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.carbon import Intensity
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.shared_costs import SharedCost
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.budgets import MICRO
 from gpuledger_collector.export.budgets import rows
 from gpuledger_collector.jobs.watch_budgets import watch_budgets
 from gpuledger_collector.notifications import budget_mail
-from gpuledger_collector.services.budgets import statuses
+from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.storage.billing import budgets as stored
 from gpuledger_collector.storage.billing.budgets import BudgetBook

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, Held
-from gpuledger_collector.accounting.bill import KINDS, BillLine, BillMatch, Observed, Place, compare, gpu_unit
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.provider_bill import (
+    KINDS,
+    BillLine,
+    BillMatch,
+    NodeCapacity,
+    ObservedUsage,
+    compare,
+    gpu_unit,
+)
 
 HEADER = (
     "ProviderName",
@@ -352,16 +360,16 @@ LINES = st.builds(
     AMOUNTS,
 )
 OBSERVED = st.builds(
-    Observed,
+    ObservedUsage,
     st.sampled_from([day.start_ms for day in DAYS]),
     st.sampled_from(["a", "b"]),
     st.sampled_from(["n1", "n2", "n3"]),
     st.sampled_from(["USD", "USD", "EUR", None]),
-    st.integers(0, 10**15),
-    st.integers(0, 10**10),
+    gpu_ns=st.integers(0, 10**15),
+    cost_micro=st.integers(0, 10**10),
 )
 MATCHES = [BillMatch(sku="gpu", pool="a"), BillMatch(sku="gpu2", pool="b", gpus=Decimal("7.5"))]
-PLACES = {(node, day.start_ms): Place("a", 4_500_000) for node in ("n1", "n2") for day in DAYS}
+PLACES = {(node, day.start_ms): NodeCapacity("a", 4_500_000) for node in ("n1", "n2") for day in DAYS}
 
 
 @settings(max_examples=300, deadline=None)

@@ -369,7 +369,7 @@ def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnishe
     refresh(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
     with ledger.transaction() as connection:
         (section,) = statement_of(connection, "team", "team-2", "2025-11", NOW_MS).sections
-    assert section.row.gpu_ns < 0 < section.held_ns == HOUR * 1_000_000
+    assert section.row.gpu_ns < 0 < section.held.gpu_ns == HOUR * 1_000_000
     for table in (section.jobs, section.models, section.below):
         assert any(one.gpu_ns < 0 for one in table)
         assert all(one.gpu_ns > 0 or one.label[-1] == "correction of 2025-10" for one in table)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, NOW, OCTOBER, Held
-from gpuledger_collector.accounting.owned import Owned, add_months, rounded
+from gpuledger_collector.accounting.owned_hardware import Owned, add_months, rounded
 from gpuledger_collector.accounting.period import HOUR_MS, parse_date
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.export.focus_check import check

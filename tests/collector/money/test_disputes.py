@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution, Reattributions, spans_of
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE, HourlyUsage
 
 SPAN = ("--from", "2025-10-01", "--to", "2025-10-03")

@@ -17,11 +17,11 @@ from fakes.fleet import DAY, HOUR, NOW, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.chargeback import Allocations, SharedPart, report
 from gpuledger_collector.accounting.closing import invoices
+from gpuledger_collector.accounting.ledger import ChargedLine, ExportedCharge
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ChargedLine, ExportedCharge
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.shared_costs import SharedCost
-from gpuledger_collector.accounting.tags import OwnerPath
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.reads import Reads, chargeback_of
 from gpuledger_collector.export.focus_check import check
@@ -288,38 +288,32 @@ def test_invoices_are_the_rows_of_the_chargeback(direct, shared, currency):
     cost = SharedCost("x", "amount", 1, currency, "", "cost", "team")
     charged = [
         ExportedCharge(
-            Charge(
-                0,
-                0,
-                1,
-                1,
-                1,
-                OwnerPath(team=team),
-                "held",
-                "",
-                "",
-                "",
-                None,
-                1,
-                0,
-                0,
-                1,
-                currency,
-                micro,
-                0,
-                None,
-                None,
-            ),
-            None,
-            None,
-            None,
-            None,
-            {},
+            charge=Charge(
+                day_ms=0,
+                start_ms=0,
+                end_ms=1,
+                accelerator_id=1,
+                workload_id=1,
+                owner=OwnerPath(team=team),
+                state="held",
+                pool="",
+                gpu_model="",
+                node="",
+                price=None,
+                currency=currency,
+                gpu_ns=1,
+                unknown_ns=1,
+                cost_micro=micro,
+                idle_cost_micro=0,
+            )
         )
         for team, micro in direct.items()
     ]
     shares = [SharedPart(cost, Period(0, 1), currency, (team,), micro) for team, micro in shared.items()]
-    lines = [ChargedLine((team,), "held", currency, 1, 0, 0, 1, micro, 0, None) for team, micro in direct.items()]
+    lines = [
+        ChargedLine((team,), "held", currency, gpu_ns=1, unknown_ns=1, cost_micro=micro, idle_cost_micro=0)
+        for team, micro in direct.items()
+    ]
     made = report(lines, ("team",), Allocations({(currency, (team,)): micro for team, micro in shared.items()}))
     booked = invoices(charged, "team", shares)
     assert {one.owner: one.minor for one in booked} == {row.keys[0]: row.total_minor or 0 for row in made.rows}

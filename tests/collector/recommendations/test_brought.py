@@ -13,10 +13,17 @@ from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, Commit
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
-from gpuledger_collector.accounting.realised import IDLE_TIME, SAME_WORK, TIME, Place, Spent, brought
+from gpuledger_collector.accounting.realized_savings import (
+    IDLE_TIME,
+    SAME_WORK,
+    TIME,
+    ChargedPlace,
+    PricedPlace,
+    measure_saving,
+)
 
 GPU_HOUR = 3_600_000_000_000
-TRAIN = Place("train", "H100", "n1", "on_demand")
+TRAIN = PricedPlace("train", "H100", "n1", "on_demand")
 BEFORE = 10 * DAY_MS
 
 
@@ -28,25 +35,27 @@ def days(count: int) -> list[Period]:
     return Period(BEFORE, BEFORE + count * DAY_MS).days()
 
 
-def spent(hours: int, *, busy: int = 0, idle: int = 0, at: str = "1", day: int = 0, place: Place = TRAIN) -> Spent:
+def spent(
+    hours: int, *, busy: int = 0, idle: int = 0, at: str = "1", day: int = 0, place: PricedPlace = TRAIN
+) -> ChargedPlace:
     """GPU-hours, what of them was busy and idle, and their cost at a rate."""
     micro = int(Decimal(at) * MICRO)
-    return Spent(
+    return ChargedPlace(
         BEFORE + day * DAY_MS,
         place,
         "USD",
-        hours * micro,
-        idle * micro,
-        hours * GPU_HOUR,
-        busy * GPU_HOUR,
-        idle * GPU_HOUR,
+        cost_micro=hours * micro,
+        idle_cost_micro=idle * micro,
+        gpu_ns=hours * GPU_HOUR,
+        busy_ns=busy * GPU_HOUR,
+        idle_ns=idle * GPU_HOUR,
     )
 
 
 def told(before, before_days, after, after_days, *prices: Price, **how):
     book = PriceBook(prices or [rate("1")])
     how.setdefault("idle", False)
-    return brought(before, before_days * DAY_MS, after, days(after_days), "USD", book, **how)
+    return measure_saving(before, before_days * DAY_MS, after, days(after_days), "USD", book, **how)
 
 
 def test_idle_time_that_went():
@@ -105,7 +114,10 @@ def test_an_unknown_rate_makes_the_saving_unknown():
     unpriced = [replace(now[0], currency=None, cost_micro=0, idle_cost_micro=0)]
     assert told(was, 4, [*now, *unpriced], 2, idle=True).unknown == "some of the time since has no price in USD"
     assert told(was, 4, [*now, replace(unpriced[0], idle_ns=0)], 2, idle=True).micro == 16 * MICRO
-    elsewhere = [spent(7, idle=7, place=Place("old", "V100")), spent(-7, idle=-7, place=Place("old", "V100"))]
+    elsewhere = [
+        spent(7, idle=7, place=PricedPlace("old", "V100")),
+        spent(-7, idle=-7, place=PricedPlace("old", "V100")),
+    ]
     assert told([*was, *elsewhere], 4, now, 2, idle=True).micro == 16 * MICRO
 
 
@@ -134,7 +146,7 @@ def test_covered_time_costs_what_the_commitment_costs_while_it_lasts():
     covering = commitment(BEFORE + DAY_MS)
     was = [replace(spent(48, idle=48, at="0.25"), place=replace(TRAIN, commitment=covering))]
     assert told(was, 2, [], 2, idle=True).micro == 24 * MICRO // 4 + 24 * MICRO
-    unused = Place("train", "H100", "", None, covering, (), unused=True)
+    unused = PricedPlace("train", "H100", "", None, covering, (), unused=True)
     assert told([replace(was[0], place=unused)], 2, [], 2).micro == 24 * MICRO // 4
     assert COMMITMENT_UNUSED == "commitment_unused"
 

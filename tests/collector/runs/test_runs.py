@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
-from gpuledger_collector.accounting.counting import CounterReading
+from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.ingest.batches import counters
 
 MINUTE = 60_000

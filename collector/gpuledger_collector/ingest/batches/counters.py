@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.counting import KEEP_DAYS, CounterReading, hourly, most_gap_ms
+from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, most_gap_ms
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.ingest.batches.attributes import Connection
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import psycopg
 
-from gpuledger_collector.accounting.counting import CounterReading
+from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import RENEWED, Connection, Directory, Numbered, oldest_instant
 from gpuledger_collector.ingest.batches.batch_ledger import Key, insert_keys, look_up, record_conflicts, verdict

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from gpuledger_collector.accounting.counting import COUNTERS, LATEST_DAYS, MOST_COUNTED
+from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MOST_COUNTED
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import Decoded, Listed, Refused
 from gpuledger_common.catalogue import METRICS

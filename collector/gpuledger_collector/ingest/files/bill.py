@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
-from gpuledger_collector.accounting.bill import PLACES, BillLine
 from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.provider_bill import PLACES, BillLine
 from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
 from gpuledger_collector.config.fields import Currency, Instant, Text, not_before, read_decimal, read_text, refusal
 from gpuledger_collector.config.model import Record, Row

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpuledger_collector.accounting.ports import InventoryRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_records
 from gpuledger_collector.config.fields import DECLARED, LATEST_MS, DatedInstant, Instants, Name, after
 from gpuledger_collector.config.model import Row
+from gpuledger_collector.storage.ledger.rows import InventoryRow
 
 
 class _Placement(Row):

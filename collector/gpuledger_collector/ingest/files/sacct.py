@@ -21,12 +21,12 @@ from pydantic_core import PydanticCustomError
 
 from gpuledger_collector.accounting.attribution import FACTS
 from gpuledger_collector.accounting.money import MICRO
-from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode
 from gpuledger_collector.config.fields import DECLARED, Instants, Name, Text, read_instant, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.ingest.files.usage import add_workload
+from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
 COLUMNS = (

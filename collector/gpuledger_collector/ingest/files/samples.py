@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, create_model
 
-from gpuledger_collector.accounting.ports import SampleRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, decode, read_records
 from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Text, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.storage.ledger.rows import SampleRow
 from gpuledger_common.catalogue import HOT
 
 LARGEST = {"i8": 2**63 - 1, "f4": 3e38, "f8": 1e300}

@@ -12,7 +12,6 @@ from pydantic import Field, field_validator
 
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
-from gpuledger_collector.accounting.ports import UsageRow
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_records
 from gpuledger_collector.config.fields import (
@@ -26,6 +25,7 @@ from gpuledger_collector.config.fields import (
     refusal,
 )
 from gpuledger_collector.config.model import Record, Row
+from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
 
 TAG = "tag:"

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_collector.accounting.counting import CounterReading
+from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import Connection
 from gpuledger_collector.ingest.batches.validate import check_workload, workload_key

@@ -16,7 +16,7 @@ from typing import Any
 import cramjam
 import numpy as np
 
-from gpuledger_collector.accounting.counting import LATEST_DAYS
+from gpuledger_collector.accounting.counters import LATEST_DAYS
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.ingest.batches.validate import DAY_MS, EARLIEST_MS, too_old

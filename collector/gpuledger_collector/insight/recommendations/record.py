@@ -60,7 +60,7 @@ class AcceptedRecommendation:
 
 @dataclass(frozen=True, slots=True)
 class RealizedSaving:
-    """Saving of an accepted recommendation up to now (accounting.realised); `micro` None: some rate is unknown."""
+    """Saving of an accepted recommendation up to now (accounting.realized_savings); `micro` None: a rate is unknown."""
 
     id: int
     micro: int | None

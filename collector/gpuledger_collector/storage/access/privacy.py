@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from gpuledger_collector.accounting.names import escaped
+from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.storage.access import audit
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -15,18 +15,18 @@ from itertools import groupby
 
 from gpuledger_collector.accounting.carbon import Intensity, intensity_of, micrograms
 from gpuledger_collector.accounting.chargeback import Allocations, SharedOut, SharedPart, shown_keys
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.ports import ChargedLine
 from gpuledger_collector.accounting.shared_costs import (
     AMOUNT,
     DIMENSIONS,
     UNSHARED,
-    Share,
+    LineShare,
     SharedCost,
     month_part,
     share,
 )
-from gpuledger_collector.accounting.tags import LEVELS
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage import declared
 from gpuledger_collector.storage.billing import periods
@@ -123,7 +123,7 @@ def _share(
         made.costs.extend(SharedOut(cost, currency, micro) for currency, micro in moved.items() if micro)
 
 
-def _keys(one: Share, by: Sequence[str], owner: Mapping[str, str] | None) -> tuple[str, ...] | None:
+def _keys(one: LineShare, by: Sequence[str], owner: Mapping[str, str] | None) -> tuple[str, ...] | None:
     """The cells of the row that bears a share, None where this reader does not see it."""
     if one.line is None:
         return None if owner else (UNSHARED, *[""] * (len(by) - 1))

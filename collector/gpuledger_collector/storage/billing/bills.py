@@ -9,11 +9,11 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.bill import BillLine, BillMatch, Observed, Place
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.provider_bill import BillLine, BillMatch, NodeCapacity, ObservedUsage
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import inventory, zones
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _LINE = """line, start_ms, end_ms, category, charge_class, description, sku, resource, resource_name, region, service,
@@ -126,7 +126,7 @@ def _facts(one: BillMatch) -> Mapping[str, object]:
     return {name: value for name, value in zip(names, astuple(one), strict=True) if value not in ("", None, False)}
 
 
-def observed(connection: Connection, period: Period) -> list[Observed]:
+def observed(connection: Connection, period: Period) -> list[ObservedUsage]:
     """What was seen in the period's days, corrections included: held, unallocated and unavailable time at its rate."""
     columns = "day_ms, pool, node, currency, gpu_ns, cost_micro"
     seen = "state IN ('held', 'unallocated', 'unavailable')"
@@ -137,10 +137,10 @@ def observed(connection: Connection, period: Period) -> list[Observed]:
         "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         {"start": period.start_ms, "end": period.end_ms},
     )
-    return [Observed(*row) for row in rows]
+    return [ObservedUsage(*key, gpu_ns=gpu_ns, cost_micro=cost) for *key, gpu_ns, cost in rows]
 
 
-def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], Place]:
+def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, int], NodeCapacity]:
     """Where each node stood on each day, and the GPUs that were there at any time of it."""
     whole = Period(days[0].start_ms, days[-1].end_ms)
     placements = inventory.capacity(connection, whole)
@@ -155,7 +155,7 @@ def places(connection: Connection, days: Sequence[Period]) -> dict[tuple[str, in
                 mine = found.setdefault((placement.node, day.start_ms), {})
                 mine[placement.accelerator_id] = (placement.pool, placement.gpu_micro)
     return {
-        key: Place(next(iter(mine.values()))[0], sum(micro for _, micro in mine.values()))
+        key: NodeCapacity(next(iter(mine.values()))[0], sum(micro for _, micro in mine.values()))
         for key, mine in found.items()
     }
 
@@ -178,11 +178,11 @@ class Bills:
         """The matches in force, in their order."""
         return matches(self.connection)
 
-    def observed(self, period: Period) -> Sequence[Observed]:
+    def observed(self, period: Period) -> Sequence[ObservedUsage]:
         """What the ledger observed in the period's days."""
         return observed(self.connection, period)
 
-    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], Place]:
+    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], NodeCapacity]:
         """Where each node stood on each day."""
         return places(self.connection, days)
 

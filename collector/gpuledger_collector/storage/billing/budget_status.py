@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuledger_collector.accounting.budgets import Alert, Budget, Driver, Held
+from gpuledger_collector.accounting.budgets import Alert, Budget, Driver, HolderSpend
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.notifications.messages import Message
 
@@ -116,7 +116,7 @@ class BudgetUnit(Protocol):
     def burnt(self, budget: Budget, period: Period) -> int:
         """About what a usage interval of time cost: charges spread evenly over the time that they span."""
 
-    def held(self, budget: Budget, period: Period) -> Sequence[Held]:
+    def held(self, budget: Budget, period: Period) -> Sequence[HolderSpend]:
         """Who held what on the days of the period."""
 
     def idle(self, budget: Budget, at_ms: int) -> Sequence[IdleNow]:

@@ -12,15 +12,15 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.budgets import Alert, Budget, Held, Terms
-from gpuledger_collector.accounting.names import escaped
+from gpuledger_collector.accounting.budgets import Alert, Budget, HolderSpend, Terms
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.ports import ImportOutcome
+from gpuledger_collector.accounting.reserved_names import escaped
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.budget_status import IdleNow, Spend
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import finding_notifications as notifications
 from gpuledger_collector.storage.notifications import outbox
@@ -274,7 +274,7 @@ class WatchUnit:
         assert row is not None
         return int(row[0])
 
-    def held(self, budget: Budget, period: Period) -> Sequence[Held]:
+    def held(self, budget: Budget, period: Period) -> Sequence[HolderSpend]:
         """Who held what: by job name, user, project and model; time that nobody held by its state."""
         where, values = _of(budget)
         rows = self.connection.execute(
@@ -289,7 +289,7 @@ class WatchUnit:
             {**values, **_range(budget, period)},
         )
         return [
-            Held((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
+            HolderSpend((_called(state, name), user, project), model, int(gpu_ns), int(cost or 0))
             for state, name, user, project, model, gpu_ns, cost in rows
         ]
 

@@ -12,10 +12,10 @@ import psycopg
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.exchange import ExchangeRate
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PurchaseChoice
 from gpuledger_collector.storage import declared
 from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _COLUMNS = (

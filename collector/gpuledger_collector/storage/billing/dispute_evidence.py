@@ -18,8 +18,8 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting import seal
 from gpuledger_collector.accounting.attribution import Attribution
 from gpuledger_collector.accounting.disputes import canonical
+from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.telemetry import minutes

@@ -13,11 +13,11 @@ import psycopg
 
 from gpuledger_collector.accounting import disputes
 from gpuledger_collector.accounting.disputes import Dispute, Entry, Remedy
-from gpuledger_collector.accounting.names import is_reserved, reserved_message
+from gpuledger_collector.accounting.ledger import ExportedCharge
+from gpuledger_collector.accounting.owner_tree import LEVELS, path_of
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ExportedCharge
 from gpuledger_collector.accounting.reattribution import UNNUMBERED, Key, Reattribution, spans_of
-from gpuledger_collector.accounting.tags import LEVELS, path_of
+from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.accounting.usage import HELD, UNAVAILABLE
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import reattributions

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 
+from gpuledger_collector.accounting.closing import ClosedPeriod, Invoice
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ClosedPeriod, Invoice
 from gpuledger_collector.storage.access import audit
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -17,10 +18,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 def closed(connection: Connection) -> list[ClosedPeriod]:
     """Every closed period, by time."""
-    rows = connection.execute(
-        "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period ORDER BY start_ms"
-    )
-    return [ClosedPeriod(name, Period(start, end), *rest) for name, start, end, *rest in rows]
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(
+            "SELECT name, start_ms, end_ms, closed_ms, closed_by, lines, seal FROM billing_period ORDER BY start_ms"
+        ).fetchall()
+    return [ClosedPeriod(period=Period(row.pop("start_ms"), row.pop("end_ms")), **row) for row in rows]
 
 
 def marked(connection: Connection) -> list[Period]:

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reattribution import Reattribution
-from gpuledger_collector.accounting.tags import LEVELS, OwnerPath, path_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

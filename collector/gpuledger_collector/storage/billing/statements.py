@@ -6,28 +6,25 @@ A part belongs to the period that bills it, as in the chargeback: days of the pe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.names import escaped
+from gpuledger_collector.accounting.closing import ClosedPeriod
+from gpuledger_collector.accounting.measures import SUMMED
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ClosedPeriod
-from gpuledger_collector.accounting.statement import Contested, Job, Part
+from gpuledger_collector.accounting.reserved_names import escaped
+from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJob
 from gpuledger_collector.storage.billing import disputes
 from gpuledger_collector.storage.ledger import zones
-from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS
+from gpuledger_collector.storage.ledger.reports import LEVEL_COLUMNS, measures_of
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 UNKNOWN = "(unknown)"
-_SUMS = """sum(l.gpu_ns) AS gpu_ns, sum(l.busy_ns) AS busy_ns, sum(l.idle_ns) AS idle_ns,
-    sum(l.unknown_ns) AS unknown_ns, sum(l.cost_micro) AS cost_micro, sum(l.idle_cost_micro) AS idle_cost_micro,
-    sum(l.energy_mj) AS energy_mj"""
+_SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in SUMMED)
 _NAMED = f"coalesce(nullif({{column}}, ''), '{UNATTRIBUTED}') = %(owner)s"
-_DAILY = """owner_id, state, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro, idle_cost_micro,
-    energy_mj"""
+_DAILY = ", ".join(("owner_id", "state", "gpu_model", "currency", *SUMMED))
 _BILLED = """
     SELECT day_ms AS at_ms, NULL::bigint AS amended_ms, {columns} FROM {table}
         WHERE day_ms >= %(start)s AND day_ms < %(end)s
@@ -60,7 +57,7 @@ def months(connection: Connection) -> list[str]:
     ]
 
 
-def parts(connection: Connection, level: str, owner: str, below: str | None, period: Period) -> list[Part]:
+def parts(connection: Connection, level: str, owner: str, below: str | None, period: Period) -> list[OwnerDay]:
     """What the owner was billed, by day, next level below (None: there is none), model and currency."""
     inner = "''" if below is None else f"coalesce({LEVEL_COLUMNS[below]}, '')"
     lines = _BILLED.format(columns=_DAILY, table="ledger_day")
@@ -70,10 +67,10 @@ def parts(connection: Connection, level: str, owner: str, below: str | None, per
         "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2 NULLS FIRST, 3, 4, 5",
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
-    return [Part(*row[:5], *_integers(row[5:])) for row in rows]
+    return [OwnerDay(*row[:5], **measures_of(row[5:])) for row in rows]
 
 
-def workloads(connection: Connection, level: str, owner: str, period: Period) -> list[Job]:
+def workloads(connection: Connection, level: str, owner: str, period: Period) -> list[OwnerJob]:
     """What each job of the owner was billed, by name, user, project and model, in a part of one month.
 
     Lines are added up by workload before names are looked up; names are as sealed where the month is closed.
@@ -97,7 +94,9 @@ def workloads(connection: Connection, level: str, owner: str, period: Period) ->
         """.format(belongs=f"(l.owner_id IN ({ids}){_nobody(owner)})"),
         {"start": period.start_ms, "end": period.end_ms, "owner": owner},
     )
-    return [replace(Job(_called(row[0]), *row[1:5], *_integers(row[6:])), correction_of=row[5]) for row in rows]
+    return [
+        OwnerJob(_called(name), *key, **measures_of(sums)) for name, *key, sums in ((*row[:6], row[6:]) for row in rows)
+    ]
 
 
 def _called(name: str | None) -> str:
@@ -153,8 +152,10 @@ def closed(connection: Connection, period: Period) -> ClosedPeriod | None:
     row = connection.execute(
         "SELECT name, closed_ms, closed_by, lines, seal FROM billing_period WHERE start_ms = %s", (period.start_ms,)
     ).fetchone()
-    return None if row is None else ClosedPeriod(row[0], period, *row[1:])
-
-
-def _integers(values: tuple[Any, ...]) -> list[Any]:
-    return [None if value is None else int(value) for value in values]
+    return (
+        None
+        if row is None
+        else ClosedPeriod(
+            period=period, **dict(zip(("name", "closed_ms", "closed_by", "lines", "seal"), row, strict=True))
+        )
+    )

@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage.capacity.queue_rows import QueueRow
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 KEEP_MS = 400 * DAY_MS

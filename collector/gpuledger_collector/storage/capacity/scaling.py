@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.insight.demand import (
     QUEUE_EXPIRED_MS,
@@ -43,6 +42,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import commitments, prices
 from gpuledger_collector.storage.capacity.demand import STEPS_MS, evidence, fine, queues
 from gpuledger_collector.storage.declared import replace_rows
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_collector.storage.notifications.messages import Message

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.realised import Place, Spent
+from gpuledger_collector.accounting.realized_savings import ChargedPlace, PricedPlace
 from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.recommendations import ReadingStats
 from gpuledger_collector.insight.recommendations.record import (
@@ -153,7 +153,7 @@ class RecommendationUnit:
         )
         return [AcceptedRecommendation(*row) for row in rows]
 
-    def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[Spent]:
+    def spent(self, scope: Mapping[str, object], period: Period) -> Sequence[ChargedPlace]:
         """The charges of a scope by day and place, corrections included; of a named series all its runs."""
         ids = scope.get("workload_ids") or ([scope["workload_id"]] if scope.get("workload_id") is not None else None)
         columns = (
@@ -192,10 +192,11 @@ class RecommendationUnit:
         covering = commitments.by_id(self.connection, {row[5] for row in rows if row[5] is not None})
         found = []
         for day_ms, pool, model, node, purchase, commitment_id, tags, unused, currency, *amounts in rows:
-            place = Place(
+            place = PricedPlace(
                 pool, model, node, purchase, covering.get(commitment_id), tuple(sorted((tags or {}).items())), unused
             )
-            found.append(Spent(day_ms, place, currency, *map(int, amounts)))
+            measures = dict(zip(_SPENT, map(int, amounts), strict=True))
+            found.append(ChargedPlace(day_ms, place, currency, **measures))
         return found
 
     def put_realised(self, found: Iterable[RealizedSaving]) -> None:
@@ -319,6 +320,7 @@ def workloads_called(
     return []
 
 
+_SPENT = ("cost_micro", "idle_cost_micro", "gpu_ns", "busy_ns", "idle_ns")
 _CHARGED = """day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, price_id, gpu_ns,
     busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
     commitment_id, contracted_cost_micro"""

@@ -11,10 +11,10 @@ import psycopg
 from psycopg import sql
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.ports import ImportOutcome, SampleRow, UsageRow
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger.placements import settle_pools
+from gpuledger_collector.storage.ledger.rows import ImportOutcome, SampleRow, UsageRow
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalogue import HOT

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import CapacityRow, ImportOutcome, InventoryRow
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.ledger.placements import settle
+from gpuledger_collector.storage.ledger.rows import CapacityRow, ImportOutcome, InventoryRow
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -15,23 +15,25 @@ from typing import Any
 
 import psycopg
 
+from gpuledger_collector.accounting.measures import COMPARED, MEASURES
 from gpuledger_collector.accounting.period import Calendar, Period
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _KEYS = "owner_id, state, pool, gpu_model, currency"
-_SUMS = "gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro, idle_cost_micro, energy_mj"
-_COLUMNS = f"{_KEYS}, {_SUMS}, list_cost_micro, contracted_cost_micro"
-_LISTED = "coalesce(list_cost_micro, contracted_cost_micro)"
+_COLUMNS = ", ".join((_KEYS, *MEASURES))
 
 
-def _known(amount: str) -> str:
-    """The sum where every priced part of it is known, else null."""
+def _sum(name: str) -> str:
+    """The sum of a measure; of those that are compared with the cost only where every priced part of it is known."""
+    if name not in COMPARED:
+        return f"sum({name})"
+    amount = "coalesce(list_cost_micro, contracted_cost_micro)" if name == "list_cost_micro" else name
     return f"CASE WHEN bool_or(currency IS NOT NULL AND {amount} IS NULL) THEN NULL ELSE sum({amount}) END"
 
 
 _ADDED = (
-    f"SELECT {_KEYS}, {', '.join(f'sum({name})' for name in _SUMS.split(', '))}, {_known(_LISTED)}, "
-    f"{_known('contracted_cost_micro')} FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s GROUP BY {_KEYS}"
+    f"SELECT {_KEYS}, {', '.join(_sum(name) for name in MEASURES)} FROM ledger_day "
+    f"WHERE day_ms >= %(start)s AND day_ms < %(end)s GROUP BY {_KEYS}"
 )
 _KEPT = f"SELECT {_COLUMNS} FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s"
 

@@ -6,20 +6,24 @@ import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger_collector.accounting.ledger import DayLine, Proof
+from gpuledger_collector.accounting.ledger import ConservationCheck, DayLine, RatedDay
+from gpuledger_collector.accounting.measures import MEASURES
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
-from gpuledger_collector.accounting.ports import RatedDay
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.tags import LEVELS, OwnerPath
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.reports import CHECK_COLUMNS
 from gpuledger_collector.storage.locks import Connection
 
 _OWNER_COLUMNS = "org, team, project, experiment, run, user_name"
-_CHARGE_COLUMNS = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node,
-    price_id, gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
-    commitment_id, contracted_cost_micro"""
-_LINE_COLUMNS = """day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
-    idle_cost_micro, energy_mj, list_cost_micro, contracted_cost_micro"""
+_PLACE_COLUMNS = ("state", "pool", "gpu_model", "node")
+_CHARGE_COLUMNS = ", ".join(
+    (
+        *("day_ms", "start_ms", "end_ms", "accelerator_id", "workload_id", "owner_id", *_PLACE_COLUMNS, "price_id"),
+        *("currency", "commitment_id", *MEASURES),
+    )
+)
+_LINE_COLUMNS = ", ".join(("day_ms", "owner_id", "state", "pool", "gpu_model", "currency", *MEASURES))
 
 
 def request_recompute(connection: Connection, days_ms: Iterable[int]) -> None:
@@ -92,14 +96,14 @@ def replace_day(connection: Connection, day_ms: int, rated: RatedDay, now_ms: in
     with connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
         for line in rated.lines:
             copy.write_row(_line_cells(line, owners))
-    _insert_proof(connection, "conservation_check", rated.proof, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
+    _insert_check(connection, "conservation_check", rated.check, dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC))
 
 
 def correct_day(
     connection: Connection, rated: RatedDay, lines: Sequence[Charge], booked_day_ms: int, now_ms: int
 ) -> None:
     """Book these corrections of a closed day, keep the new proof beside the sealed one, and drop its marks."""
-    day_ms = rated.proof.day_ms
+    day_ms = rated.check.day_ms
     owners = _owner_ids(connection, {charge.owner for charge in lines if charge.owner is not None})
     columns = f"booked_day_ms, recorded_ms, {_CHARGE_COLUMNS}"
     with connection.cursor().copy(f"COPY correction ({columns}) FROM STDIN") as copy:
@@ -109,7 +113,7 @@ def correct_day(
     if lines:
         connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
         at = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
-        _insert_proof(connection, "corrected_day", rated.proof, at)
+        _insert_check(connection, "corrected_day", rated.check, at)
 
 
 def _owner_ids(connection: Connection, owners: set[OwnerPath]) -> dict[OwnerPath, int]:
@@ -133,6 +137,7 @@ def _levels(owner: OwnerPath) -> tuple[str, ...]:
 
 
 def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
+    """A charge in the order of _CHARGE_COLUMNS."""
     return (
         charge.day_ms,
         charge.start_ms,
@@ -140,64 +145,25 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         charge.accelerator_id,
         charge.workload_id,
         None if charge.owner is None else owners[charge.owner],
-        charge.state,
-        charge.pool,
-        charge.gpu_model,
-        charge.node,
+        *(getattr(charge, name) for name in _PLACE_COLUMNS),
         None if charge.price is None else charge.price.id,
-        charge.gpu_ns,
-        charge.busy_ns,
-        charge.idle_ns,
-        charge.unknown_ns,
         charge.currency,
-        charge.cost_micro,
-        charge.idle_cost_micro,
-        charge.list_cost_micro,
-        charge.energy_mj,
         None if charge.commitment is None else charge.commitment.id,
-        charge.contracted_cost_micro,
+        *charge.amounts.values(),
     )
 
 
 def _line_cells(line: DayLine, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
-    return (
-        line.day_ms,
-        None if line.owner is None else owners[line.owner],
-        line.state,
-        line.pool,
-        line.gpu_model,
-        line.currency,
-        line.gpu_ns,
-        line.busy_ns,
-        line.idle_ns,
-        line.unknown_ns,
-        line.cost_micro,
-        line.idle_cost_micro,
-        line.energy_mj,
-        line.list_cost_micro,
-        line.contracted_cost_micro,
-    )
+    """A line of the ledger of days in the order of _LINE_COLUMNS."""
+    owner_id = None if line.owner is None else owners[line.owner]
+    return (line.day_ms, owner_id, line.state, line.pool, line.gpu_model, line.currency, *line.amounts.values())
 
 
-def _insert_proof(connection: Connection, table: str, proof: Proof, now: dt.datetime) -> None:
+def _insert_check(connection: Connection, table: str, check: ConservationCheck, now: dt.datetime) -> None:
+    values = {name: getattr(check, name) for name in CHECK_COLUMNS}
+    costs = {name: json.dumps(dict(values[name])) for name in ("capacity_cost", "charged_cost", "commitments")}
     connection.execute(
-        f"INSERT INTO {table} (day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, "
-        "capacity_cost, charged_cost, imported_ns, until_ms, holds, commitments, proved_at, stranded_ns) "
-        "VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s, %s::jsonb, %s, %s)",
-        (
-            proof.day_ms,
-            proof.capacity_ns,
-            proof.held_ns,
-            proof.unallocated_ns,
-            proof.unavailable_ns,
-            proof.unobserved_ns,
-            json.dumps(dict(proof.capacity_cost)),
-            json.dumps(dict(proof.charged_cost)),
-            proof.imported_ns,
-            proof.until_ms,
-            proof.holds,
-            json.dumps(dict(proof.commitments)),
-            now,
-            proof.stranded_ns,
-        ),
+        f"INSERT INTO {table} ({', '.join(CHECK_COLUMNS)}, proved_at) "
+        f"VALUES ({', '.join(f'%({name})s' for name in CHECK_COLUMNS)}, %(proved_at)s)",
+        values | costs | {"proved_at": now},
     )

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 
-from gpuledger_collector.accounting.commitments import Commitment
-from gpuledger_collector.accounting.ledger import Proof
+from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
+from gpuledger_collector.accounting.measures import COMPARED, MEASURES, SUMMED
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.accounting.ports import ChargedLine, ChargedState, ExportedCharge, HeldBy
-from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.accounting.tags import OwnerPath
+from gpuledger_collector.accounting.reconciliation import ChargedState
 from gpuledger_collector.storage.billing import commitments, prices
+from gpuledger_collector.storage.ledger.rows import HeldUsage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LEVEL_COLUMNS = {
@@ -28,20 +29,24 @@ LEVEL_COLUMNS = {
     "user": "o.user_name",
 }
 _DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
-_DAY_COLUMNS = """owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns, cost_micro,
-    idle_cost_micro, energy_mj, coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro,
-    contracted_cost_micro"""
-_BESIDE = ", ".join(
-    f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END AS {name}"
-    for name in ("list_cost_micro", "contracted_cost_micro")
+_DAY_COLUMNS = "owner_id, state, pool, gpu_model, currency, " + ", ".join(
+    "coalesce(list_cost_micro, contracted_cost_micro) AS list_cost_micro" if name == "list_cost_micro" else name
+    for name in MEASURES
 )
-"""List and contracted cost: known when every part of them is."""
-_SUMS = "gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro", "energy_mj"
-_ADDED = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMS)
-_ALL = ", ".join(f"l.{name}" for name in (*_SUMS, "list_cost_micro", "contracted_cost_micro"))
+
+
+def sum_of(name: str) -> str:
+    """The sum of a measure over lines `l`; of those that are compared with the cost only when every part is known."""
+    if name not in COMPARED:
+        return f"sum(l.{name})"
+    return f"CASE WHEN bool_or(l.currency IS NOT NULL AND l.{name} IS NULL) THEN NULL ELSE sum(l.{name}) END"
+
+
+_ADDED = ", ".join(f"{sum_of(name)} AS {name}" for name in MEASURES)
+_ALL = ", ".join(f"l.{name}" for name in MEASURES)
 _MONTH_OR_DAYS = f"""
     SELECT {{own}}, '' AS correction_of, {_ALL} FROM ledger_month l WHERE l.start_ms = %(start)s AND l.end_ms = %(end)s
-    UNION ALL SELECT {{own}}, l.correction_of, {_ADDED}, {_BESIDE} FROM (
+    UNION ALL SELECT {{own}}, l.correction_of, {_ADDED} FROM (
         SELECT {_DAY_COLUMNS}, '' AS correction_of FROM ledger_day WHERE day_ms >= %(start)s AND day_ms < %(end)s
             AND NOT EXISTS (SELECT FROM ledger_month WHERE start_ms = %(start)s AND end_ms = %(end)s)
         UNION ALL SELECT {_DAY_COLUMNS}, {{amends}} FROM correction
@@ -90,7 +95,7 @@ def charged_lines(
         )
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))
     rows = connection.execute(
-        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {_ADDED}, {_BESIDE} "
+        f"SELECT {''.join(key + ', ' for key in keys)} l.state, l.currency, l.correction_of, {_ADDED} "
         f"FROM ({lines}) l {joins} GROUP BY {groups} ORDER BY {groups}",
         {"start": period.start_ms, "end": period.end_ms},
     )
@@ -100,29 +105,41 @@ def charged_lines(
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
     """The corrections of the period's days, wherever they are booked, added up by a level of the owner tree."""
     rows = connection.execute(
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {_AMENDS}, sum(l.gpu_ns), sum(l.busy_ns), "
-        "sum(l.idle_ns), sum(l.unknown_ns), sum(l.cost_micro), sum(l.idle_cost_micro), sum(l.energy_mj) "
-        "FROM correction l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s "
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, ''), l.state, l.currency, {_AMENDS}, "
+        f"{', '.join(sum_of(name) for name in SUMMED)} FROM correction l LEFT JOIN owner o ON o.id = l.owner_id "
+        "WHERE l.day_ms >= %s AND l.day_ms < %s "
         "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         (period.start_ms, period.end_ms),
     )
     return [_line(row, 1) for row in rows]
 
 
+def measures_of(values: Sequence[Any]) -> dict[str, Any]:
+    """The last columns of a row, named by the first of MEASURES; sums come as Decimal. Others stay unknown."""
+    return {name: None if value is None else int(value) for name, value in zip(MEASURES, values, strict=False)}
+
+
 def _line(row: tuple[Any, ...], width: int) -> ChargedLine:
-    amounts: list[Any] = [None if amount is None else int(amount) for amount in row[width + 3 :]]
-    return replace(ChargedLine(row[:width], row[width], row[width + 1], *amounts), correction_of=row[width + 2])
+    keys, (state, currency, correction_of), measures = row[:width], row[width : width + 3], row[width + 3 :]
+    return ChargedLine(keys, state, currency, correction_of, **measures_of(measures))
 
 
-_EXPORTED = """
-    SELECT c.day_ms, c.start_ms, c.end_ms, c.accelerator_id, c.workload_id, c.state, c.pool, c.gpu_model, c.node,
-        c.price_id, c.gpu_ns, c.busy_ns, c.idle_ns, c.unknown_ns, c.currency, c.cost_micro, c.idle_cost_micro,
-        c.list_cost_micro, c.energy_mj, c.commitment_id, c.contracted_cost_micro, a.uuid, w.key, w.external_id,
-        CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END,
-        CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END,
-        CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END,
-        o.id, o.org, o.team, o.project, o.experiment, o.run, o.user_name, c.booked_day_ms, a.device_uuid
-    FROM ({lines}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
+_CHARGE_COLUMNS = (
+    *("day_ms", "start_ms", "end_ms", "accelerator_id", "workload_id", "state", "pool", "gpu_model", "node"),
+    *("currency", *MEASURES),
+)
+"""Columns of a charge that are also attributes of Charge."""
+_EXPORTED_NAMES = ("accelerator_uuid", "workload_key", "workload_name", "user", "tags", "booked_day_ms", "device_uuid")
+_EXPORTED = f"""
+    SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id,
+        o.id AS owner_id, o.org, o.team, o.project, o.experiment, o.run, o.user_name,
+        a.uuid AS accelerator_uuid, w.key AS workload_key,
+        coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id)
+            AS workload_name,
+        CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END AS user,
+        coalesce(CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END, '{{{{}}}}') AS tags,
+        c.booked_day_ms, a.device_uuid
+    FROM ({{lines}}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
     LEFT JOIN owner o ON o.id = c.owner_id
     LEFT JOIN billing_period p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
         AND p.end_ms > coalesce(c.booked_day_ms, c.day_ms)
@@ -130,9 +147,7 @@ _EXPORTED = """
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
         c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.correction_id
 """
-_COMMON = """day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool, gpu_model, node, price_id,
-    gpu_ns, busy_ns, idle_ns, unknown_ns, currency, cost_micro, idle_cost_micro, list_cost_micro, energy_mj,
-    commitment_id, contracted_cost_micro"""
+_COMMON = ", ".join((*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id"))
 _LINES = f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge WHERE "
 _CORRECTIONS = f"SELECT {_COMMON}, booked_day_ms, id FROM correction WHERE "
 
@@ -175,46 +190,44 @@ def billed_of(
 
 
 def _read(connection: Connection, lines: str, bounds: Sequence[object]) -> Iterator[ExportedCharge]:
-    rows = connection.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
-    ids = {row[9] for row in rows if row[9] is not None}
-    book = prices.by_id(connection, sorted(ids))
-    covering = commitments.by_id(connection, sorted({row[19] for row in rows if row[19] is not None}))
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(_EXPORTED.format(lines=lines), bounds).fetchall()
+    book = prices.by_id(connection, sorted({row["price_id"] for row in rows} - {None}))
+    covering = commitments.by_id(connection, sorted({row["commitment_id"] for row in rows} - {None}))
     for row in rows:
-        yield _exported(row, None if row[9] is None else book[row[9]], covering.get(row[19]))
+        levels = {level: row[column.removeprefix("o.")] for level, column in LEVEL_COLUMNS.items()}
+        charge = Charge(
+            owner=None if row["owner_id"] is None else OwnerPath(**levels),
+            price=None if row["price_id"] is None else book[row["price_id"]],
+            commitment=covering.get(row["commitment_id"]),
+            **{name: row[name] for name in _CHARGE_COLUMNS},
+        )
+        yield ExportedCharge(charge=charge, **{name: row[name] for name in _EXPORTED_NAMES})
 
 
-def _exported(row: tuple[Any, ...], price: Price | None, commitment: Commitment | None) -> ExportedCharge:
-    day_ms, start_ms, end_ms, accelerator_id, workload_id, state, pool, gpu_model, node, _, *amounts = row[:19]
-    uuid, key, external_id, name, user, tags, owner_id, *levels, booked_day_ms, device = row[21:]
-    owner = None if owner_id is None else OwnerPath(*levels)
-    place = (state, pool, gpu_model, node)
-    rest: tuple[Any, ...] = (price, *amounts, commitment, row[20])
-    charge = Charge(day_ms, start_ms, end_ms, accelerator_id, workload_id, owner, *place, *rest)
-    return ExportedCharge(charge, uuid, key, name or external_id, user, tags or {}, booked_day_ms, device)
+CHECK_COLUMNS = tuple(field.name for field in fields(ConservationCheck))
+"""Columns of the tables of conservation checks, as ConservationCheck names them."""
 
 
-def proofs(connection: Connection, period: Period) -> list[Proof]:
-    """The proofs of the period's days, by day; of a closed day that was corrected the proof with its corrections."""
-    columns = """day_ms, capacity_ns, held_ns, unallocated_ns, unavailable_ns, unobserved_ns, imported_ns,
-        capacity_cost, charged_cost, until_ms, holds, commitments, stranded_ns"""
-    rows = connection.execute(
-        f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM conservation_check "
-        f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
-        "ORDER BY day_ms, corrected DESC",
-        (period.start_ms, period.end_ms),
-    )
-    return [_proof(row) for row in rows]
+def conservation_checks(connection: Connection, period: Period) -> list[ConservationCheck]:
+    """The checks of the period's days, by day; of a closed day that was corrected the check with its corrections."""
+    columns = ", ".join(CHECK_COLUMNS)
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(
+            f"SELECT DISTINCT ON (day_ms) {columns} FROM (SELECT {columns}, 0 AS corrected FROM conservation_check "
+            f"UNION ALL SELECT {columns}, 1 FROM corrected_day) AS p WHERE day_ms >= %s AND day_ms < %s "
+            "ORDER BY day_ms, corrected DESC",
+            (period.start_ms, period.end_ms),
+        ).fetchall()
+    values: list[dict[str, Any]] = [
+        {name: int(value) if name.endswith("_ns") else value for name, value in row.items()} for row in rows
+    ]
+    return [ConservationCheck(**value) for value in values]
 
 
 def proved(connection: Connection) -> list[tuple[int, dt.datetime]]:
     """Every rated day (its start) and when it was rated last, corrections of a closed one left out."""
     return connection.execute("SELECT day_ms, proved_at FROM conservation_check ORDER BY day_ms").fetchall()
-
-
-def _proof(row: tuple[Any, ...]) -> Proof:
-    capacity, held, unallocated, unavailable, unobserved, imported = (int(value) for value in row[1:7])
-    said: tuple[Any, ...] = (*row[7:12], int(row[12]))
-    return Proof(row[0], capacity, held, unallocated, unavailable, unobserved, imported, *said)
 
 
 def charged_states(connection: Connection, period: Period) -> list[ChargedState]:
@@ -230,19 +243,19 @@ def charged_states(connection: Connection, period: Period) -> list[ChargedState]
         (period.start_ms, period.end_ms),
     )
     return [
-        ChargedState(day_ms, state, imported, currency, int(gpu_ns), None if cost is None else int(cost))
-        for day_ms, state, imported, currency, gpu_ns, cost in rows
+        ChargedState(*key, gpu_ns=int(gpu_ns), cost_micro=None if cost is None else int(cost))
+        for *key, gpu_ns, cost in rows
     ]
 
 
-def held_by(connection: Connection, period: Period) -> list[HeldBy]:
+def held_by(connection: Connection, period: Period) -> list[HeldUsage]:
     """What each workload held, by day, place and currency."""
     rows = connection.execute(
         "SELECT day_ms, workload_id, pool, node, currency, sum(gpu_ns)::bigint, sum(cost_micro)::bigint FROM charge "
         "WHERE day_ms >= %s AND day_ms < %s AND workload_id IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
         (period.start_ms, period.end_ms),
     )
-    return [HeldBy(*row) for row in rows]
+    return [HeldUsage(*key, gpu_ns=gpu_ns, cost_micro=cost) for *key, gpu_ns, cost in rows]
 
 
 def has_capacity(connection: Connection, period: Period) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 
 from gpuledger_collector.accounting.attribution import Rule, edges_of
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

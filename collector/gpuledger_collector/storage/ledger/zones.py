@@ -9,10 +9,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Calendar, Period, Zone
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.ledger import usage
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.locks import Lock
 
 Connection = psycopg.Connection[tuple[Any, ...]]

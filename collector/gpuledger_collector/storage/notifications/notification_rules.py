@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from gpuledger_collector.accounting.ports import ImportOutcome
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.ledger.rows import ImportOutcome
 from gpuledger_collector.storage.notifications.delivery_rules import Rules
 from gpuledger_collector.storage.notifications.finding_rules import ActionRule, Contact
 

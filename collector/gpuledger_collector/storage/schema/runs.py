@@ -23,7 +23,7 @@ counter_series = sa.Table(
         "counter",
         sa.Text,
         nullable=False,
-        comment="what it counts: accounting/counting.py has the words",
+        comment="what it counts: accounting/counters.py has the words",
     ),
     text("engine"),
     sa.UniqueConstraint("workload_id", "via", "source", "part", "counter"),

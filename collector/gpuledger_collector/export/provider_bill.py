@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
-from gpuledger_collector.accounting.bill import EXPLAINED, KINDS, Comparison, Difference
 from gpuledger_collector.accounting.period import Calendar, format_instant
+from gpuledger_collector.accounting.provider_bill import EXPLAINED, KINDS, Comparison, Difference
 from gpuledger_collector.export.cells import json_text, lines_text, neutral
 
 COLUMNS = ("kind", "day", "pool", "node", "sku", "region", "gpu_hours", "amount", "currency")

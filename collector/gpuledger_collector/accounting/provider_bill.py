@@ -23,13 +23,14 @@ from decimal import Decimal, localcontext
 from fnmatch import fnmatchcase
 from fractions import Fraction
 
+from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import minor_digits
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_common.largest_remainder import split
 
 PLACES = 18
-MICRO = 1_000_000_000_000
+ATTO_PER_MICRO = 1_000_000_000_000
 ATTO = 1_000_000_000_000_000_000
 KINDS: Mapping[str, str] = {
     "price": "another rate than the price book's",
@@ -118,19 +119,17 @@ class BillMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedUsage(Measures):
     """What the ledger has of one day, pool and node in one currency; `currency` None: no rate covers it."""
 
     day_ms: int
     pool: str
     node: str
     currency: str | None
-    gpu_ns: int
-    cost_micro: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeCapacity:
     """Where a node stood on a day, and how many millionths of a GPU it had."""
 
     pool: str
@@ -231,8 +230,8 @@ def compare(
     provider: str,
     lines: Iterable[BillLine],
     matches: Sequence[BillMatch],
-    observed: Sequence[Observed],
-    places: Mapping[tuple[str, int], Place],
+    observed: Sequence[ObservedUsage],
+    places: Mapping[tuple[str, int], NodeCapacity],
     days: Sequence[Period],
     *,
     effective: bool = False,
@@ -252,7 +251,7 @@ class _Comparing:
         self,
         provider: str,
         matches: Sequence[BillMatch],
-        places: Mapping[tuple[str, int], Place],
+        places: Mapping[tuple[str, int], NodeCapacity],
         days: Sequence[Period],
         effective: bool,
     ) -> None:
@@ -322,7 +321,7 @@ class _Comparing:
             entry.slack += _slack(written, line.currency)
             entry.slack_ns += Fraction(min(_half_digit(quantity), SMALLEST_HOURS)) * gpus * GPU_NS_PER_HOUR
 
-    def result(self, observed: Sequence[Observed]) -> Comparison:
+    def result(self, observed: Sequence[ObservedUsage]) -> Comparison:
         """All differences, once the whole bill was added."""
         ledger: dict[str, int] = defaultdict(int)
         unpriced: dict[_Key, int] = defaultdict(int)
@@ -335,10 +334,11 @@ class _Comparing:
             if one.currency is None:
                 unpriced[key] += one.gpu_ns
                 continue
-            ledger[one.currency] += one.cost_micro * MICRO
+            cost = (one.cost_micro or 0) * ATTO_PER_MICRO
+            ledger[one.currency] += cost
             group = self._groups[(key, one.currency)]
             group.gpu_ns += one.gpu_ns
-            group.cost += one.cost_micro * MICRO
+            group.cost += cost
             # The ledger rounds each accelerator-hour once, by half a micro-unit at most.
             group.pieces += one.gpu_ns // GPU_NS_PER_HOUR + 1
         for key, gpu_ns in unpriced.items():
@@ -382,7 +382,7 @@ class _Comparing:
                 over = _micro(part.cost * (1 - matched))
                 rest -= self._put("unobserved", key, currency, (sku, region), over, round(part.gpu_ns * (1 - matched)))
             price = matched * (part.cost - part.gpu_ns * rate)
-            if abs(price) > part.slack + MICRO * group.pieces:
+            if abs(price) > part.slack + ATTO_PER_MICRO * group.pieces:
                 kind = "commitment" if committed else "price"
                 rest -= self._put(kind, key, currency, (sku, region), _micro(price), 0)
         self._put("rounding", key, currency, ("", ""), rest, 0)
@@ -456,7 +456,7 @@ def _decimal(atto: int) -> Decimal:
 
 def _micro(atto: Fraction) -> int:
     """Rounded to micro-units, in units of 1e-18."""
-    return round(atto * Fraction(1, MICRO)) * MICRO
+    return round(atto * Fraction(1, ATTO_PER_MICRO)) * ATTO_PER_MICRO
 
 
 def _hours(gpu_ns: int) -> Decimal:

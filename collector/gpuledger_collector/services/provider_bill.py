@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from gpuledger_collector.accounting.bill import BillLine, BillMatch, Comparison, Observed, Place, compare
 from gpuledger_collector.accounting.period import Calendar, Period, format_date
+from gpuledger_collector.accounting.provider_bill import (
+    BillLine,
+    BillMatch,
+    Comparison,
+    NodeCapacity,
+    ObservedUsage,
+    compare,
+)
 
 HALF_DAY_MS = 43_200_000
 """Billing periods are months in the provider's zone: one that begins within half a day of ours is the same month."""
@@ -45,10 +52,10 @@ class BillSource(Protocol):
     def matches(self) -> Sequence[BillMatch]:
         """The matches in force, in their order."""
 
-    def observed(self, period: Period) -> Sequence[Observed]:
+    def observed(self, period: Period) -> Sequence[ObservedUsage]:
         """What the ledger observed in the period's days."""
 
-    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], Place]:
+    def places(self, days: Sequence[Period]) -> Mapping[tuple[str, int], NodeCapacity]:
         """Where each node stood on each day."""
 
     def calendar(self) -> Calendar:

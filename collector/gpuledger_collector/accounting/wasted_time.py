@@ -23,7 +23,7 @@ PERMILLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AcceleratorPlace:
     """Where an accelerator stands, as far as its price depends on it."""
 
     gpu_micro: int
@@ -76,7 +76,7 @@ def _rating_interval(at_ms: int, edges: list[int]) -> int:
     return max(hour, edges[before - 1]) if before else hour
 
 
-def price_waste(place: Place, wasted: Mapping[int, int], book: PriceBook, now_ms: int) -> Waste:
+def price_waste(place: AcceleratorPlace, wasted: Mapping[int, int], book: PriceBook, now_ms: int) -> Waste:
     """What the wasted quantities cost, and what a whole day more of it would, at the rate in force at `now_ms`.
 
     Each rating interval is rounded once, as a charge is. Without a rate for any part of it the whole has no cost:

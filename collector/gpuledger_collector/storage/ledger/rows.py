@@ -1,0 +1,98 @@
+"""Rows of the ledger's tables as Python values: what imports write and what rating reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuledger_collector.accounting.measures import Measures
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """A row of an imported usage file; `end_ms` None means still running. `line` is where it stands in the file."""
+
+    line: int
+    workload_id: str
+    start_ms: int
+    end_ms: int | None
+    gpu_micro: int
+    gpu_model: str = ""
+    pool: str = "imported"
+    node: str = ""
+    user: str | None = None
+    account: str | None = None
+    job_name: str | None = None
+    submitted_ms: int | None = None
+    state: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryRow:
+    """A row of an inventory file: an accelerator, where it stands, and from when to when (`out_ms` None: still)."""
+
+    line: int
+    node: str
+    uuid: str
+    gpu_model: str
+    pool: str
+    in_ms: int
+    out_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One imported sample: readings by catalogue name of one accelerator at one instant, as checked decimal text."""
+
+    line: int
+    uuid: str
+    at_ms: int
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOutcome:
+    """How many rows of a file did what; `days_to_recompute` is the number of UTC days to be rated again."""
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    days_to_recompute: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRow:
+    """When an accelerator was there to be held, where and in which pool."""
+
+    accelerator_id: int
+    gpu_micro: int
+    gpu_model: str
+    pool: str
+    node: str
+    in_ms: int
+    out_ms: int | None
+    source: str
+    uuid: str = ""
+    device: str = ""
+    """UUID of its board."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeRequest:
+    """A request to recompute an hour of an accelerator, for which evidence arrived."""
+
+    id: int
+    accelerator_id: int
+    hour_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUsage(Measures):
+    """What one workload held on one day in one place, in one currency."""
+
+    day_ms: int
+    workload_id: int
+    pool: str
+    node: str
+    currency: str | None
