@@ -19,7 +19,6 @@ from gpuledger_collector.accounting.period import month as month_of
 from gpuledger_collector.accounting.statement import month_before, split_minor, windows
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.statement import NoStatement, statement_of
-from gpuledger_collector.storage.database import snapshot
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
@@ -38,8 +37,7 @@ def number(text):
 
 
 def made_of(ledger, owner, level="team", month="2025-10", now_ms=NOW_MS):
-    with ledger.transaction() as connection:
-        snapshot(connection)
+    with ledger.transaction(read_only=True) as connection:
         return statement_of(connection, level, owner, month, now_ms)
 
 
@@ -269,7 +267,7 @@ def test_a_big_team_does_not_wait(dsn, ledger):
     taken, ratios = [], []
     while not taken or (min(taken) >= 2 and min(ratios) >= 8 and len(taken) < 5):
         began = time.perf_counter()
-        with ledger.transaction() as connection:
+        with ledger.transaction(read_only=True) as connection:
             connection.execute(floor).fetchall()
         read = time.perf_counter()
         made = made_of(ledger, "big")
