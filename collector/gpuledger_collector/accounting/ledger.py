@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED, CommitmentCost
-from gpuledger_collector.accounting.measures import COMPARED, Measures
+from gpuledger_collector.accounting.measures import COMPARED, Measures, total
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import CapacityCost, Charge, total_ns
@@ -102,25 +102,30 @@ class RatedDay:
 
 def summarize(charges: Iterable[Charge]) -> list[DayLine]:
     """Add charges up to the lines of the ledger of days, in a fixed order."""
-    lines: dict[tuple[object, ...], DayLine] = {}
-    not_comparable = set()
+    groups: dict[tuple[object, ...], list[Charge]] = defaultdict(list)
     for charge in charges:
         key = (charge.day_ms, charge.owner, charge.state, charge.pool, charge.gpu_model, charge.currency)
-        line = DayLine(
-            day_ms=charge.day_ms,
-            owner=charge.owner,
-            state=charge.state,
-            pool=charge.pool,
-            gpu_model=charge.gpu_model,
-            currency=charge.currency,
-            **(charge.amounts | {"list_cost_micro": list_or_contracted_micro(charge)}),
-        )
-        lines[key] = lines[key].plus(line) if key in lines else line
-        if charge.commitment is not None and charge.contracted_cost_micro is None:
-            not_comparable.add(key)
-    for key in not_comparable:
-        lines[key] = lines[key].with_amounts(dict.fromkeys(COMPARED))
-    return sorted(lines.values(), key=_order)
+        groups[key].append(charge)
+    return sorted((_day_line(group) for group in groups.values()), key=_order)
+
+
+def _day_line(charges: Sequence[Charge]) -> DayLine:
+    """The line of charges that differ in accelerator, workload and price only."""
+    measures = total(charges).amounts
+    list_costs = [micro for charge in charges if (micro := list_or_contracted_micro(charge)) is not None]
+    measures["list_cost_micro"] = sum(list_costs) if list_costs else None
+    if any(charge.commitment is not None and charge.contracted_cost_micro is None for charge in charges):
+        measures |= dict.fromkeys(COMPARED)
+    first = charges[0]
+    return DayLine(
+        day_ms=first.day_ms,
+        owner=first.owner,
+        state=first.state,
+        pool=first.pool,
+        gpu_model=first.gpu_model,
+        currency=first.currency,
+        **measures,
+    )
 
 
 def list_or_contracted_micro(charge: Charge) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -53,6 +53,18 @@ COMPARED = ("list_cost_micro", "contracted_cost_micro")
 """Measures that are compared with the cost, so that their sum is only known when every part of it is."""
 SUMMED = tuple(name for name in MEASURES if name not in COMPARED)
 """Measures whose sum leaves out what is unknown."""
+
+
+def total(parts: Iterable[Measures]) -> Measures:
+    """Add measures up, as `plus` does, in one pass over each measure."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    sums: dict[str, Any] = {}
+    for name in MEASURES:
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        sums[name] = sum(known) if known or name.endswith("_ns") else None
+    return Measures(**sums)
 
 
 def add_known(total: int | None, value: int | None) -> int | None:

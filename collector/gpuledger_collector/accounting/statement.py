@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TypeVar
 
 from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
 from gpuledger_collector.accounting.chargeback import Row, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
-from gpuledger_collector.accounting.measures import Measures
+from gpuledger_collector.accounting.measures import Measures, total
 from gpuledger_collector.accounting.money import MICRO, minor_digits
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.reserved_names import escaped
@@ -154,7 +153,7 @@ def section(
         days=tuple(_day(day.start_ms, own, rated) for day in calendar.days(month)),
         below=_table(row, owner_days, lambda part: (part.below or UNNAMED, *_correction(part, calendar))),
         models=_table(row, owner_days, lambda part: (escaped(part.model) or UNNAMED, *_correction(part, calendar))),
-        jobs=_shortened(_table(row, jobs, _job_label), MAX_JOBS),
+        jobs=_table(row, jobs, _job_label, MAX_JOBS),
         corrections=tuple(sorted((line for line in corrections if line.label), key=lambda line: line.label)),
         shared=_shared(row, shares),
     )
@@ -198,13 +197,13 @@ def _day(day_ms: int, own: Iterable[OwnerDay], rated: frozenset[int]) -> Stateme
     return StatementDay(day_ms, Measures(cost_micro=0).plus(total(parts)))
 
 
-def total(parts: Iterable[Measures]) -> Measures:
-    """Add measures up."""
-    return reduce(Measures.plus, parts, Measures())
+def _table(
+    row: Row, lines: Iterable[_Line], label: Callable[[_Line], tuple[str, ...]], limit: int | None = None
+) -> tuple[TableLine, ...]:
+    """Lines added up by label, dearest first; their minor units add up to those of the row.
 
-
-def _table(row: Row, lines: Iterable[_Line], label: Callable[[_Line], tuple[str, ...]]) -> tuple[TableLine, ...]:
-    """Lines added up by label, dearest first; their minor units add up to those of the row."""
+    What exceeds `limit` is one line with a label of one word.
+    """
     groups: dict[tuple[str, ...], list[_Line]] = defaultdict(list)
     for line in lines:
         groups[label(line)].append(line)
@@ -212,19 +211,25 @@ def _table(row: Row, lines: Iterable[_Line], label: Callable[[_Line], tuple[str,
     sums.sort(key=lambda item: (-(item[1].cost_micro or 0), item[0]))
     unit = MICRO // 10 ** minor_digits(row.currency or "")
     costs = split_minor([measures.cost_micro or 0 for _, measures, _ in sums], unit, row.cost_minor or 0)
-    known_idle = [idle for _, _, idle in sums if idle is not None]
-    idle_costs = iter(split_minor(known_idle, unit, row.cost_idle_minor or 0))
+    known_idle = iter(split_minor([idle for *_, idle in sums if idle is not None], unit, row.cost_idle_minor or 0))
+    idle_costs = [None if idle is None else next(known_idle) for *_, idle in sums]
+    shown = [(key, measures) for key, measures, _ in sums]
+    if limit is not None and len(shown) > limit + 1:
+        others = (f"{len(shown) - limit:,} others",), total(measures for _, measures in shown[limit:])
+        known = [idle for idle in idle_costs[limit:] if idle is not None]
+        costs = [*costs[:limit], sum(costs[limit:])]
+        idle_costs = [*idle_costs[:limit], sum(known) if known else None]
+        shown = [*shown[:limit], others]
     return tuple(
-        TableLine(
-            label=key, cost_minor=cost, idle_cost_minor=None if idle is None else next(idle_costs), **measures.amounts
-        )
-        for (key, measures, idle), cost in zip(sums, costs, strict=True)
+        TableLine(label=key, cost_minor=cost, idle_cost_minor=idle, **measures.amounts)
+        for (key, measures), cost, idle in zip(shown, costs, idle_costs, strict=True)
     )
 
 
 def _idle_cost(lines: Iterable[Measures]) -> int | None:
     """Known as the chargeback knows it: of lines of which some activity is known."""
-    return total(line for line in lines if line.has_known_activity).idle_cost_micro
+    known = [line.idle_cost_micro for line in lines if line.has_known_activity and line.idle_cost_micro is not None]
+    return sum(known) if known else None
 
 
 def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
@@ -237,21 +242,6 @@ def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
     for at in by_remainder[: total - sum(floors)]:
         floors[at] += 1
     return floors
-
-
-def _shortened(lines: tuple[TableLine, ...], count: int) -> tuple[TableLine, ...]:
-    """The first lines, and the rest as one line with a label of one word."""
-    if len(lines) <= count + 1:
-        return lines
-    rest = lines[count:]
-    idle = [line.idle_cost_minor for line in rest if line.idle_cost_minor is not None]
-    others = TableLine(
-        label=(f"{len(rest):,} others",),
-        cost_minor=sum(line.cost_minor for line in rest),
-        idle_cost_minor=sum(idle) if idle else None,
-        **total(rest).amounts,
-    )
-    return (*lines[:count], others)
 
 
 def explain_change(
@@ -269,12 +259,13 @@ def explain_change(
 
 def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
     """Jobs with the corrections of theirs that the window bills."""
-    sums: dict[tuple[tuple[str, str, str], str], Measures] = defaultdict(Measures)
+    sums: dict[tuple[tuple[str, str, str], str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for job in jobs:
         if job.currency == currency:
             key = ((job.name, job.user, job.project), job.model)
-            sums[key] = sums[key].plus(job)
-    return [HolderSpend(*key, spent.gpu_ns, spent.cost_micro or 0) for key, spent in sums.items()]
+            gpu_ns, cost_micro = sums[key]
+            sums[key] = (gpu_ns + job.gpu_ns, cost_micro + (job.cost_micro or 0))
+    return [HolderSpend(*key, *amounts) for key, amounts in sums.items()]
 
 
 def windows(
