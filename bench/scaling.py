@@ -51,7 +51,7 @@ def judged(demand, delay_minutes, cap):
     done = backtest_scaling(
         Series("demand", 0, STEP, demand.astype(float)), ScalingScenario(delay_minutes * MINUTE, cap)
     )
-    return {verdict.policy: verdict.outcome for verdict in done.verdicts}, done
+    return {result.policy: result.outcome for result in done.results}, done
 
 
 def cut(ours, rival):

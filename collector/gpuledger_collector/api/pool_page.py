@@ -232,14 +232,14 @@ def _money(made: PoolBacktest) -> dict[str, Any]:
         "switch": ("[[pool]]", f"name = {json.dumps(made.terms.pool)}", f"predict = {str(not limits.predict).lower()}"),
         "predict": limits.predict,
         "acts": made.terms.mode == "act",
-        "short": made.short,
+        "short": made.note,
         "rows": [],
         "plot": None,
         "lead": f"{made.terms.lead_ms / 60_000:g} min",
         "cap": f"{limits.cost_cap:g}",
         "currency": made.rate.currency if made.rate else None,
     }
-    if made.done is None:
+    if made.backtest is None:
         return facts
     rows = [one for one in made.rows() if str(one["policy"]) in NAMES]
     unit = made.rate.currency if made.rate else "GPU-hours of capacity"
@@ -248,14 +248,14 @@ def _money(made: PoolBacktest) -> dict[str, Any]:
         money = made.money(gpu_hours)
         return gpu_hours if money is None else money
 
-    by_name = {one.policy: one.outcome for one in made.done.verdicts}
+    by_name = {one.policy: one.outcome for one in made.backtest.results}
     points = [(NAMES[name], spent(by_name[name].capacity), by_name[name].wait) for name in NAMES if name in by_name]
     front = [(spent(capacity), wait) for capacity, wait in made.front]
     said = "; ".join(f"{name}: {wait:,.1f} GPU-hours of wait for {cost:,.0f} {unit}" for name, cost, wait in points)
     return facts | {
         "rows": [_policy(one) for one in rows],
-        "days": made.done.judged_days,
-        "ahead_days": made.done.predictive_days,
+        "days": made.backtest.judged_days,
+        "ahead_days": made.backtest.predictive_days,
         "verdict": _verdict(rows, facts["currency"]),
         "plot": pool_plots.frontier(points, front, unit, "Wait in GPU-hours over cost", said),
         "said": said,

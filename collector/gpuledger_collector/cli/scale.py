@@ -223,7 +223,7 @@ def on_step(series: Series, step_ms: int | None) -> Series:
 
 def emit(done: Backtest, shape: Shape) -> None:
     """Print the verdicts."""
-    rows = [verdict.row() for verdict in done.verdicts]
+    rows = [verdict.row() for verdict in done.results]
     if shape is Shape.json:
         import json
 
@@ -260,7 +260,7 @@ def _table(done: Backtest) -> None:
         header_style="bold",
         padding=(0, 2, 0, 0),
     )
-    for verdict in done.verdicts:
+    for verdict in done.results:
         outcome = verdict.outcome
         ratio = f"{outcome.capacity / outcome.demand:.3f}" if outcome.demand else ""
         cold = f"{outcome.cold_starts / outcome.starts:.0%}" if outcome.starts else ""

@@ -17,7 +17,8 @@ from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.insight.pool_backtest import PoolBacktest
-    from gpuledger_collector.insight.scaling.pools import GpuHourRate, PoolDemand, ScalingDecision, ScalingTerms
+    from gpuledger_collector.insight.rates import GpuHourRate
+    from gpuledger_collector.insight.scaling.pools import PoolDemand, ScalingDecision, ScalingTerms
     from gpuledger_collector.storage.database import Database
 
 
@@ -117,8 +118,8 @@ def show(month: PoolBacktest) -> None:
 
     limits = month.terms.limits
     setting = f"[[pool]] name = {json.dumps(month.terms.pool)}: predict = {str(limits.predict).lower()}"
-    if month.done is None:
-        say(f"back-test: {month.short}")
+    if month.backtest is None:
+        say(f"back-test: {month.note}")
         say(f"setting: {setting}")
         return
     rate = month.rate
@@ -147,12 +148,12 @@ def show(month: PoolBacktest) -> None:
         )
     lead = f"{month.terms.lead_ms / 60_000:g} min from order to GPU"
     say(
-        f"{month.terms.pool}: the last {plural(month.done.judged_days, 'day')}, {lead}, capacity at most "
+        f"{month.terms.pool}: the last {plural(month.backtest.judged_days, 'day')}, {lead}, capacity at most "
         f"{limits.cost_cap:g} x demand; GPU-hours"
     )
     print_table(table, 160)
     print(
-        f"gpuledger looked ahead on {month.done.predictive_days} of {plural(month.done.judged_days, 'day')}, "
+        f"gpuledger looked ahead on {month.backtest.predictive_days} of {plural(month.backtest.judged_days, 'day')}, "
         "else it ran plain headroom"
     )
     print(f"setting: {setting}, mode = {json.dumps(month.terms.mode)}")

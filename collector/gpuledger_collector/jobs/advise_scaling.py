@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
+from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.scaling.advice import PastTarget
 from gpuledger_collector.insight.scaling.pools import (
     DecisionOutcome,
-    GpuHourRate,
     PendingOutcome,
     PoolDemand,
     ScalingDecision,
@@ -91,7 +91,7 @@ def _decided(unit: ScalingUnit, demand: PoolDemand, terms: ScalingTerms, now_ms:
 
 def message_of(decision: ScalingDecision, number: int) -> Message | None:
     """What the pool's webhook is told of a decision; None where nobody is told."""
-    if not decision.told:
+    if not decision.webhook:
         return None
     advice = decision.advice
     facts: dict[str, object] = {
@@ -106,7 +106,7 @@ def message_of(decision: ScalingDecision, number: int) -> Message | None:
     }
     subject = f"{decision.pool}: hold {plural(f'{advice.desired_gpus:g}', 'GPU')}"
     content = Content(subject, advice.reason, attachments={"decision.json": json.dumps(facts)})
-    at_ms, recipient = decision.made_ms, f"webhook:{decision.told}"
+    at_ms, recipient = decision.made_ms, f"webhook:{decision.webhook}"
     return Message(f"scaling:{number}", "scaling", recipient, content, at_ms, at_ms, urgent=True)
 
 

@@ -206,7 +206,7 @@ def test_the_api_keeps_to_the_limits_and_says_which(ledger, pool, dsn):
     assert "the ceiling of the pool decides" in seen["ceiling"]["reason"]
     assert seen["floor"]["desired_gpus"] == 100
     assert not seen["unpriced"]["acting"]
-    assert "the price book has no one rate in USD" in seen["unpriced"]["reason"]
+    assert "no single rate in USD in the price book" in seen["unpriced"]["reason"]
 
 
 def test_the_money_limit_buys_so_many_gpus(ledger, pool, dsn):
@@ -226,7 +226,7 @@ def test_the_stabilisation_window_keeps_a_target_up_and_lets_it_go(ledger, pool,
     made = [advise_scaling(store, hour_ms - hours * HOUR_MS)["train"] for hours in (30, 29, 28)]
     risen, kept, fallen = (one.advice.desired_gpus for one in made if one is not None)
     assert risen == kept > fallen
-    assert "the stabilisation window of the pool decides" in made[1].advice.reason
+    assert "the stabilization window of the pool decides" in made[1].advice.reason
 
 
 def test_stale_demand_is_never_decided_on(ledger, store, hour_ms, database, pool):

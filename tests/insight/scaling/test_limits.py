@@ -12,20 +12,12 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
 from gpuledger_collector.insight.pool_backtest import backtest_pool
+from gpuledger_collector.insight.rates import GpuHourRate, money_micro
 from gpuledger_collector.insight.scaling import ScalingLimits, advise
 from gpuledger_collector.insight.scaling.advice import PastTarget
 from gpuledger_collector.insight.scaling.choice import SelectionRules, daily_totals, select
 from gpuledger_collector.insight.scaling.policies import PolicySetting
-from gpuledger_collector.insight.scaling.pools import (
-    ACT,
-    ADVICE,
-    GpuHourRate,
-    ScalingTerms,
-    decide,
-    inputs_hash,
-    judge_decision,
-    money_micro,
-)
+from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, ScalingTerms, decide, inputs_hash, judge_decision
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -51,13 +43,13 @@ def desired(limits, *past, at=NOW):
             ScalingLimits(stabilise_ms=10 * MINUTE),
             (PastTarget(NOW - 90 * MINUTE, 40, 40),),
             40,
-            "the stabilisation window",
+            "the stabilization window",
         ),
         (
             ScalingLimits(stabilise_ms=10 * MINUTE),
             (PastTarget(NOW - 90 * MINUTE, 40, 40), PastTarget(NOW - 9 * MINUTE, 40, 22)),
             40,
-            "the stabilisation window",
+            "the stabilization window",
         ),
         (
             ScalingLimits(stabilise_ms=9 * MINUTE),
@@ -118,12 +110,12 @@ def test_money_buys_what_the_rate_says_and_a_missing_rate_stops_acting():
     terms = ScalingTerms("new", ScalingLimits(), STEP, ACT, Decimal(30), "USD", "hook")
     acting = decide(FLAT, terms, NOW, DOLLARS)
     assert acting is not None
-    assert (acting.advice.desired_gpus, acting.mode, acting.told) == (12.0, ACT, "hook")
+    assert (acting.advice.desired_gpus, acting.mode, acting.webhook) == (12.0, ACT, "hook")
     for rate in (None, GpuHourRate(Decimal(2), "EUR")):
         doubtful = decide(FLAT, terms, NOW, rate)
         assert doubtful is not None
-        assert (doubtful.mode, doubtful.told) == (ADVICE, "")
-        assert "no one rate in USD" in doubtful.advice.reason
+        assert (doubtful.mode, doubtful.webhook) == (ADVICE, "")
+        assert "no single rate in USD" in doubtful.advice.reason
 
 
 def test_only_a_change_of_target_is_told():
@@ -132,7 +124,7 @@ def test_only_a_change_of_target_is_told():
     same = decide(FLAT, terms, NOW, past=[PastTarget(NOW - MINUTE, 22.0)])
     other = decide(FLAT, terms, NOW, past=[PastTarget(NOW - MINUTE, 23.0)])
     advice = decide(FLAT, replace(terms, mode=ADVICE), NOW, past=[PastTarget(NOW - MINUTE, 23.0)])
-    assert [one.told for one in (same, other, advice) if one] == ["", "hook", ""]
+    assert [one.webhook for one in (same, other, advice) if one] == ["", "hook", ""]
 
 
 def test_the_hash_names_what_was_looked_at():
@@ -187,7 +179,7 @@ def wild(seed, days=24):
 def test_ours_costs_no_more_than_the_tuned_reactive_and_a_little(seed, cap, delay):
     """On any demand capacity stays within 1.02 x that of the reactive setting tuned on the history, or the budget."""
     done = backtest_scaling(Series("pool", 0, STEP, wild(seed)), ScalingScenario(delay * STEP, cap))
-    found = {verdict.policy: verdict.outcome for verdict in done.verdicts}
+    found = {result.policy: result.outcome for result in done.results}
     ours, tuned = found["gpuledger"], found["reactive-tuned"]
     assert ours.capacity <= 1.025 * tuned.capacity
     assert ours.capacity <= 1.002 * max(cap * ours.demand, tuned.capacity)
@@ -218,4 +210,4 @@ def test_a_month_is_the_last_28_days_in_money():
     spent, waited = zip(*made.front, strict=True)
     assert list(spent) == sorted(spent)
     assert list(waited) == sorted(waited, reverse=True)
-    assert backtest_pool(Series("pool", 0, 3_600_000, values[:100]), ScalingTerms("pool"), None).done is None
+    assert backtest_pool(Series("pool", 0, 3_600_000, values[:100]), ScalingTerms("pool"), None).backtest is None

@@ -13,7 +13,7 @@ from gpuledger_collector.cli import main
 from gpuledger_collector.insight.backtest import ScalingScenario, TooShort, backtest_scaling
 from gpuledger_collector.insight.scaling.lookahead import climate, drift, rises
 from gpuledger_collector.insight.scaling.policies import current_target, join_candidates, predictive, reactive
-from gpuledger_collector.insight.scaling.simulation import measure_outcome, rolling_max, simulate, simulate_utilisation
+from gpuledger_collector.insight.scaling.simulation import measure_outcome, rolling_max, simulate, simulate_autoscaler
 from gpuledger_collector.insight.series import Series
 
 STEP = 1_800_000
@@ -23,7 +23,7 @@ PER_DAY = 48
 def one(demand, target, keep=None, delay=2, start=1, node=0.0):
     demand, target = np.asarray(demand, float), np.asarray(target, float)[:, None]
     keep = target if keep is None else np.asarray(keep, float)[:, None]
-    return simulate(demand, target, keep, delay, start, node).capacity[:, 0]
+    return simulate(demand, target, keep, delay, start, node)[:, 0]
 
 
 def daily(days=14, seed=0, level=40):
@@ -69,7 +69,7 @@ def test_the_measure_counts_gpu_hours_and_starts():
 def test_the_horizontal_autoscaler_follows_its_rule():
     """65 % wanted of 13 GPUs in use is 20 GPUs; inside the tolerance of a tenth nothing happens."""
     demand = np.array([13.0] * 6)
-    grown = simulate_utilisation(demand, np.array([0.65]), np.array([1]), 1, 1).capacity[:, 0]
+    grown = simulate_autoscaler(demand, 0.65, 1, 1, 1)
     assert grown[1] == 13
     assert grown[-1] == 20
 
@@ -111,7 +111,7 @@ def outcomes(demand, **question):
     done = backtest_scaling(
         Series("demand", 0, STEP, demand), ScalingScenario(**{"delay_ms": STEP, "cost_cap": 1.1, **question})
     )
-    return {verdict.policy: verdict for verdict in done.verdicts}, done
+    return {result.policy: result for result in done.results}, done
 
 
 def test_ours_decides_without_the_future():
@@ -241,7 +241,7 @@ def test_what_is_asked_now_is_what_was_replayed(today):
     demand = np.maximum(
         np.round(30 + 20 * np.sin(2 * np.pi * at / per_day) + np.random.default_rng(1).normal(0, 4, len(at))), 0.0
     )
-    replayed = join_candidates(reactive(demand, 2.0, step), predictive(demand, 2.0, 2, step, warm))
+    replayed = join_candidates(reactive(demand, 2.0, step), *predictive(demand, 2.0, 2, step, warm))
     asked = np.maximum(replayed.target[-1], replayed.keep[-1])
     for column in range(0, len(asked), 7):
         assert current_target(replayed.settings[column], demand, 2, step, len(demand) - today) == pytest.approx(

@@ -1,9 +1,8 @@
-"""What a pool should hold now, in a number and a sentence.
+"""Capacity that a pool should hold now, as a number and a sentence.
 
-At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as in the back-test,
-and the safest one within the money is asked all day. What it says is never below the demand of now, is then held to the
-pool's limits, and there is no answer at all when the demand is stale: a caller without an answer falls back to
-reacting.
+At the start of each day (UTC) the pool's own last four weeks are replayed with every candidate, as in the backtest, and
+the safest one within the budget is used all day. Its target is never below current demand and is then held to the
+pool's limits. There is no advice when the demand is stale: a caller without an answer falls back to reacting.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.scaling.choice import (
     DailyTotals,
     SelectionRules,
@@ -29,15 +28,14 @@ from gpuledger_collector.insight.scaling.choice import (
 from gpuledger_collector.insight.scaling.lookahead import climate
 from gpuledger_collector.insight.scaling.policies import (
     PolicySetting,
-    by_family,
     current_target,
     headroom_unit,
+    predictive,
     reactive,
 )
 from gpuledger_collector.insight.scaling.simulation import simulate
-from gpuledger_collector.insight.series import Floats, Series
+from gpuledger_collector.insight.series import Flags, Floats, Series, fill_forward
 
-DAY_MS = 86_400_000
 PAST_DAYS = 28
 MIN_DAYS = 10
 SETTLE_DAYS = 3
@@ -50,9 +48,9 @@ SHOWN = (0.5, 0.9, 0.98)
 class ScalingLimits:
     """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
 
-    `warm_gpus` are kept free above the demand, `headroom` is the least part of demand kept above it. What is desired
-    does not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilise_ms`. `money_gpus`
-    is what the money limit pays for.
+    `warm_gpus` are kept free above the demand, `headroom` is the least share of demand kept above it. The target does
+    not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilise_ms`. `money_gpus` is
+    the capacity that the money limit pays for.
     """
 
     floor_gpus: float = 0.0
@@ -71,7 +69,7 @@ class ScalingLimits:
 
 @dataclass(frozen=True)
 class PastTarget:
-    """What was desired from an earlier instant until the next one that is told of, and the wish before the limits."""
+    """A target in force from an instant until that of the next one, and the wish before the limits."""
 
     at_ms: int
     gpus: float
@@ -80,7 +78,11 @@ class PastTarget:
 
 @dataclass(frozen=True)
 class ScalingAdvice:
-    """Capacity to hold, and why. `demand_ahead` maps quantiles to the demand expected within the lead time."""
+    """Capacity to hold, and why. `demand_ahead` maps quantiles to the demand expected within the lead time.
+
+    `mode` is predictive, reactive, or young (too little history to choose). `wanted_gpus` is the target of the chosen
+    setting before the limits, `reactive_gpus` that of the best reactive one.
+    """
 
     as_of_ms: int
     valid_until_ms: int
@@ -88,13 +90,11 @@ class ScalingAdvice:
     demand_ahead: dict[float, float]
     desired_gpus: float
     desired_nodes: int
-    mode: str  # predictive, reactive, or young (too little history to choose)
+    mode: str
     setting: PolicySetting
     reason: str
     reactive_gpus: float
-    """What the best reactive setting asks for, before the limits."""
     wanted_gpus: float
-    """What the chosen setting asks for, before the limits."""
 
 
 def advise(
@@ -106,18 +106,14 @@ def advise(
     past: Sequence[PastTarget] = (),
     now_gpus: float = 0.0,
 ) -> ScalingAdvice | None:
-    """Advice for a pool with this demand; None when its last known value is older than three steps.
+    """Advise a pool with this demand; None when its last known value is older than three steps.
 
-    `held_gpus` is what the pool holds now, needed for the limits of a step; where it is not given, what was desired
-    last. `past` is what was desired before, oldest first; `now_gpus` what is known to be wanted since the last step
-    ended. Raises ValueError for a step that does not divide the day into 24 or more.
+    `held_gpus` is the pool's capacity now, needed for the step limits; the last target where it is not given. `past`
+    are the earlier targets, oldest first; `now_gpus` is the demand known since the last step ended. Raises ValueError
+    for a step that does not divide the day into 24 or more.
     """
     limits = limits or ScalingLimits()
-    if held_gpus is None and past:
-        held_gpus = past[-1].gpus
-    per_day = DAY_MS // series.step_ms
-    if DAY_MS % series.step_ms or per_day < 24:
-        raise ValueError(f"a step of {series.step_ms / 1000:g} s does not divide the day into 24 or more steps")
+    per_day = steps_per_day(series.step_ms)
     known = np.isfinite(series.values)
     if not known.any():
         return None
@@ -125,10 +121,8 @@ def advise(
     as_of = series.start_ms + last * series.step_ms
     if now_ms - as_of > STALE_STEPS * series.step_ms:
         return None
-    first = max(0, last + 1 - (PAST_DAYS + 1) * per_day)
-    demand, known = series.values[first : last + 1], known[first : last + 1]
-    seen = np.maximum.accumulate(np.where(known, np.arange(len(demand)), -1))
-    demand = np.where(seen >= 0, demand[np.maximum(seen, 0)], 0.0)
+    recent = slice(max(0, last + 1 - (PAST_DAYS + 1) * per_day), last + 1)
+    demand, known = fill_forward(series.values[recent]), known[recent]
     delay = max(1, round(lead_ms / series.step_ms))
     today = (as_of + series.step_ms) % DAY_MS // series.step_ms
     setting, wanted, reacting, mode = _choose(demand, known, delay, series.step_ms, limits, today)
@@ -136,43 +130,65 @@ def advise(
     rise = np.zeros(len(SHOWN))
     if len(demand) > 2 * per_day:
         rise = climate(demand, delay, per_day, np.asarray(SHOWN), len(demand) - 1)[-1]
-    ahead = {quantile: now + float(extra) for quantile, extra in zip(SHOWN, rise, strict=True)}
-    gpus, bound = _bounded(max(wanted, now), now, limits, _Held(held_gpus, past, now_ms))
+    if held_gpus is None and past:
+        held_gpus = past[-1].gpus
+    gpus, bound = _bounded(max(wanted, now), now, limits, _TargetHistory(held_gpus, past, now_ms))
     nodes = _nodes(gpus, limits)
-    reason = _reason(mode, setting, now, wanted, bound, lead_ms)
-    valid = as_of + max(lead_ms, series.step_ms)
     return ScalingAdvice(
-        as_of, valid, now, ahead, nodes * limits.node_gpus, nodes, mode, setting, reason, max(reacting, now), wanted
+        as_of_ms=as_of,
+        valid_until_ms=as_of + max(lead_ms, series.step_ms),
+        demand_now=now,
+        demand_ahead={quantile: now + float(extra) for quantile, extra in zip(SHOWN, rise, strict=True)},
+        desired_gpus=nodes * limits.node_gpus,
+        desired_nodes=nodes,
+        mode=mode,
+        setting=setting,
+        reason=_reason(mode, setting, now, wanted, bound, lead_ms),
+        reactive_gpus=max(reacting, now),
+        wanted_gpus=wanted,
     )
 
 
+def steps_per_day(step_ms: int) -> int:
+    """Return the steps of a day. Raises ValueError unless the step divides the day into 24 or more."""
+    if DAY_MS % step_ms or DAY_MS // step_ms < 24:
+        raise ValueError(f"a step of {step_ms / 1000:g} s does not divide the day into 24 or more steps")
+    return DAY_MS // step_ms
+
+
 def _choose(
-    demand: Floats, known: npt.NDArray[np.bool_], delay: int, step_ms: int, limits: ScalingLimits, today: int
+    demand: Floats, known: Flags, delay: int, step_ms: int, limits: ScalingLimits, today: int
 ) -> tuple[PolicySetting, float, float, str]:
-    """The setting to run, the GPUs it wants now (its hold included), those of the best reactive one, and the mode.
+    """The setting to run, its target now (hold included), that of the best reactive one, and the mode.
 
     `today`: how many of the last steps are of the day that is not over.
     """
     per_day = DAY_MS // step_ms
     if len(demand) < MIN_DAYS * per_day:
-        setting = PolicySetting("reactive", headroom=YOUNG_HEADROOM)
         wanted = float(demand[-1]) * (1 + YOUNG_HEADROOM)
-        return setting, wanted, wanted, "young"
+        return PolicySetting("reactive", headroom=YOUNG_HEADROOM), wanted, wanted, "young"
     begun = len(demand) - today
     days = slice(begun - min(begun // per_day, PAST_DAYS) * per_day, begun)
-    question = (delay, step_ms, limits.node_gpus, limits.cost_cap, limits.predict)
-    with _ONE_AT_A_TIME:
-        chosen = _settings_of_a_day(demand[days].tobytes(), known[days].tobytes(), *question)
-    wanted, reacting = (current_target(one, demand, delay, step_ms, begun) for one in chosen)
-    return chosen[0], wanted, reacting, "predictive" if chosen[0].predictive else "reactive"
+    # Selecting takes seconds and much memory: one thread at a time, and the others get its cached result.
+    with _SELECTING:
+        settings = _settings_of_day(
+            demand[days].tobytes(),
+            known[days].tobytes(),
+            delay,
+            step_ms,
+            limits.node_gpus,
+            limits.cost_cap,
+            limits.predict,
+        )
+    wanted, reacting = (current_target(setting, demand, delay, step_ms, begun) for setting in settings)
+    return settings[0], wanted, reacting, "predictive" if settings[0].predictive else "reactive"
 
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Choosing takes seconds and much memory; whoever asks for the same meanwhile gets the same answer."""
+_SELECTING = threading.Lock()
 
 
 @lru_cache(maxsize=256)
-def _settings_of_a_day(
+def _settings_of_day(
     demand_bytes: bytes, known_bytes: bytes, delay: int, step_ms: int, node_gpus: float, cost_cap: float, predict: bool
 ) -> tuple[PolicySetting, PolicySetting]:
     """The setting that whole days recommend for the next one, and the best reactive one."""
@@ -180,89 +196,90 @@ def _settings_of_a_day(
     per_day = DAY_MS // step_ms
     unit, spread, warm = headroom_unit(demand, node_gpus), typical_change(demand, delay), SETTLE_DAYS * per_day
     settings: list[PolicySetting] = []
-    tallies: list[DailyTotals] = []
-    families = by_family(demand, unit, delay, step_ms, warm) if predict else ()
+    totals: list[DailyTotals] = []
+    families = predictive(demand, unit, delay, step_ms, warm) if predict else ()
     for candidates in itertools.chain([reactive(demand, unit, step_ms)], families):
-        run = simulate(demand, candidates.target, candidates.keep, delay, warm, node_gpus)
+        capacity = simulate(demand, candidates.target, candidates.keep, delay, warm, node_gpus)
         settings += candidates.settings
-        tallies.append(daily_totals(demand, run.capacity, known, per_day, spread))
-    seen = DailyTotals.joined(*tallies).between(SETTLE_DAYS, len(demand) // per_day)
-    anchor, rules = tuned_reactive(seen, settings, cost_cap), SelectionRules()
-    column, base = select(seen, settings, anchor, affordable(seen, anchor, cost_cap, rules), rules)
+        totals.append(daily_totals(demand, capacity, known, per_day, spread))
+    history = DailyTotals.joined(*totals).between(SETTLE_DAYS, len(demand) // per_day)
+    anchor, rules = tuned_reactive(history, settings, cost_cap), SelectionRules()
+    column, base = select(history, settings, anchor, affordable(history, anchor, cost_cap, rules), rules)
     return settings[column], settings[base]
 
 
 @dataclass(frozen=True)
-class _Held:
-    """What is there, and what was desired before, oldest first."""
+class _TargetHistory:
+    """Capacity now, and the earlier targets, oldest first."""
 
     gpus: float | None
     past: Sequence[PastTarget]
     now_ms: int
 
-    def highest(self, within_ms: int) -> float:
-        """The most that was wished within a time up to now; 0 for nothing. What the window keeps up is no wish."""
-        ends = [one.at_ms for one in self.past[1:]] + [self.now_ms]
-        lasted = zip(self.past, ends, strict=True) if self.past else ()
-        return max((one.wanted for one, end_ms in lasted if self.now_ms - end_ms < within_ms), default=0.0)
+    def highest_wish(self, within_ms: int) -> float:
+        """Highest wish within a time up to now; 0 for none. A target kept up by the window itself is no wish."""
+        ends = [target.at_ms for target in self.past[1:]] + [self.now_ms]
+        return max(
+            (
+                target.wanted
+                for target, end_ms in zip(self.past, ends, strict=False)
+                if self.now_ms - end_ms < within_ms
+            ),
+            default=0.0,
+        )
 
     def changed_ms(self) -> int:
-        """When what is desired now was first desired."""
-        at_ms = self.past[-1].at_ms
-        for one in reversed(self.past):
-            if one.gpus != self.past[-1].gpus:
-                break
-            at_ms = one.at_ms
-        return at_ms
+        """When the current target came into force."""
+        current = self.past[-1].gpus
+        unchanged = itertools.takewhile(lambda target: target.gpus == current, reversed(self.past))
+        return min(target.at_ms for target in unchanged)
 
 
-def _bounded(wanted: float, now: float, limits: ScalingLimits, held: _Held) -> tuple[float, str]:
+def _bounded(wanted: float, now: float, limits: ScalingLimits, history: _TargetHistory) -> tuple[float, str]:
     """The wish inside the limits, and the limit that changed it ("" for none).
 
-    The demand of now beats a step limit; the ceiling and the money, which people have set, beat everything.
+    Current demand beats a step limit; the ceiling and the money limit, which people have set, beat everything.
     """
     gpus, bound = wanted, ""
-    if (least := now * (1 + limits.headroom) + limits.warm_gpus) > gpus:
-        gpus, bound = least, "the warm pool" if limits.warm_gpus else "the headroom"
-    gpus, bound = _calmed(gpus, bound, limits, held)
-    if held.gpus is not None and limits.step_up_gpus is not None and gpus > held.gpus + limits.step_up_gpus:
-        gpus, bound = max(held.gpus + limits.step_up_gpus, now), "the step limit up"
-    if held.gpus is not None and limits.step_down_gpus is not None and gpus < held.gpus - limits.step_down_gpus:
-        gpus, bound = held.gpus - limits.step_down_gpus, "the step limit down"
-    if gpus < limits.floor_gpus:
-        gpus, bound = limits.floor_gpus, "the floor"
-    if limits.ceiling_gpus is not None and gpus > limits.ceiling_gpus:
-        gpus, bound = limits.ceiling_gpus, "the ceiling"
-    if limits.money_gpus is not None and gpus > limits.money_gpus:
-        gpus, bound = limits.money_gpus, "the money limit"
-    return gpus, bound
 
+    def raise_to(least: float, name: str) -> None:
+        nonlocal gpus, bound
+        if least > gpus:
+            gpus, bound = least, name
 
-def _calmed(gpus: float, bound: str, limits: ScalingLimits, held: _Held) -> tuple[float, str]:
-    """The wish, kept up by the stabilisation window and the cool-down."""
-    if (highest := held.highest(limits.stabilise_ms)) > gpus:
-        gpus, bound = highest, "the stabilisation window"
-    if held.past and gpus < held.past[-1].gpus and held.now_ms - held.changed_ms() < limits.cooldown_ms:
-        gpus, bound = held.past[-1].gpus, "the cool-down"
+    def lower_to(most: float | None, name: str) -> None:
+        nonlocal gpus, bound
+        if most is not None and gpus > most:
+            gpus, bound = most, name
+
+    raise_to(now * (1 + limits.headroom) + limits.warm_gpus, "the warm pool" if limits.warm_gpus else "the headroom")
+    raise_to(history.highest_wish(limits.stabilise_ms), "the stabilization window")
+    if history.past and history.now_ms - history.changed_ms() < limits.cooldown_ms:
+        raise_to(history.past[-1].gpus, "the cool-down")
+    if history.gpus is not None and limits.step_up_gpus is not None and gpus > history.gpus + limits.step_up_gpus:
+        gpus, bound = max(history.gpus + limits.step_up_gpus, now), "the step limit up"
+    if history.gpus is not None and limits.step_down_gpus is not None:
+        raise_to(history.gpus - limits.step_down_gpus, "the step limit down")
+    raise_to(limits.floor_gpus, "the floor")
+    lower_to(limits.ceiling_gpus, "the ceiling")
+    lower_to(limits.money_gpus, "the money limit")
     return gpus, bound
 
 
 def _nodes(gpus: float, limits: ScalingLimits) -> int:
-    """Whole nodes for these GPUs, rounded up, but not above what the ceiling and the money allow."""
+    """Whole nodes for these GPUs, rounded up, but not above the ceiling and the money limit."""
     nodes = int(np.ceil(gpus / limits.node_gpus - 1e-6))
-    for most in (limits.ceiling_gpus, limits.money_gpus):
-        if most is not None:
-            nodes = min(nodes, int(most / limits.node_gpus + 1e-6))
-    return nodes
+    bounds = [most for most in (limits.ceiling_gpus, limits.money_gpus) if most is not None]
+    return min([nodes, *(int(most / limits.node_gpus + 1e-6) for most in bounds)])
 
 
 def _reason(mode: str, setting: PolicySetting, now: float, wanted: float, bound: str, lead_ms: int) -> str:
     """One sentence for a person."""
     lead = f"{lead_ms / 60_000:g} min"
     if mode == "young":
-        said = f"less than {MIN_DAYS} days of history: demand of {now:g} plus {YOUNG_HEADROOM:.0%} headroom"
+        sentence = f"less than {MIN_DAYS} days of history: demand of {now:g} plus {YOUNG_HEADROOM:.0%} headroom"
     elif wanted > now:
-        said = f"{setting.sentence()} asks for {wanted:.1f} GPUs over the next {lead} while {now:g} are wanted now"
+        sentence = f"{setting.sentence()} asks for {wanted:.1f} GPUs over the next {lead} while {now:g} are wanted now"
     else:
-        said = f"no rise to be expected over the next {lead}: the {now:g} GPUs that are wanted now"
-    return said + (f"; {bound} of the pool decides" if bound else "")
+        sentence = f"no rise expected over the next {lead}: the {now:g} GPUs that are wanted now"
+    return sentence + (f"; {bound} of the pool decides" if bound else "")

@@ -1,45 +1,43 @@
-"""Which candidate a pool runs today: the one that would have been safest lately, within its budget.
+"""Which candidate a pool runs today: the one with the least risk lately, within its budget.
 
-Every candidate is replayed on the pool's own past. At the start of each day the last four weeks are looked at: among
-the candidates that kept within the money and were not much busier than the tuned reactive one, the one with least
-*risk* is taken: its wait had demand been as uncertain in each step as it usually is over the lead time. Few waits are
-seen in four weeks, and a choice by those few alone is luck; risk counts the near misses too.
+Every candidate is replayed on the pool's own past. At the start of each day the last four weeks are compared: among the
+candidates that kept within the budget and did not change capacity much more often than the tuned reactive one, the one
+with least *risk* is selected: its wait if demand had been as uncertain in each step as it usually is over the lead
+time. Few waits are seen in four weeks, and a choice by those few alone is luck; risk counts the near misses too.
 
-The money is that of the budget and of the tuned reactive scaler, whichever is less. A forecast is switched on only
+The budget is the smaller of the pool's cost cap and the cost of the tuned reactive scaler. A forecast is used only
 where it beat the best reactive candidate by a margin, and by more than its gain varies from day to day: where demand
-cannot be foreseen, the pool runs plain headroom. What was overspent is saved in the days to come, and the other way
-round.
+cannot be foreseen, the pool runs plain headroom. Overspending is saved in the days to come, and the other way round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuledger_collector.insight.scaling.policies import PolicySetting
-from gpuledger_collector.insight.series import Floats, Ints
+from gpuledger_collector.insight.series import Flags, Floats, Ints
 
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """How a day's candidate is chosen."""
+    """How a day's candidate is selected."""
 
     window_days: int = 28
     margin: float = 0.97  # a forecast's risk must have been at most this share of the best reactive's
     confidence: float = 0.5  # and lower by this many standard errors of the daily differences
-    actions: float = 1.2  # nor may it have changed capacity more often than this many times the tuned reactive
-    least_actions_per_day: float = 4.0  # below this nobody minds
-    dearer: float = 1.02  # nor have cost more than this many times the tuned reactive
+    actions: float = 1.2  # most capacity changes, relative to the tuned reactive
+    min_actions_per_day: float = 4.0  # this many changes are always allowed
+    cost_ratio: float = 1.02  # most cost, relative to the tuned reactive
     repay_days: float = 7.0  # over how many days over- and underspending is evened out
-    most_repaid: float = 0.03  # of a day's demand
+    max_repaid: float = 0.03  # of a day's demand
 
 
 @dataclass(frozen=True)
 class DailyTotals:
-    """Each candidate's sums of each day, shape (days, K); demand (days,)."""
+    """Each candidate's sums per day, shape (days, K); demand (days,)."""
 
     capacity: Floats
     wait: Floats
@@ -47,41 +45,40 @@ class DailyTotals:
     actions: Floats
     demand: Floats
 
+    def _each(self, change: Callable[[Floats], Floats], demand: Floats) -> DailyTotals:
+        return DailyTotals(change(self.capacity), change(self.wait), change(self.risk), change(self.actions), demand)
+
     def between(self, first: int, last: int) -> DailyTotals:
         """The days from `first` to before `last`."""
-        return DailyTotals(
-            *(table[first:last] for table in (self.capacity, self.wait, self.risk, self.actions, self.demand))
-        )
+        return self._each(lambda table: table[first:last], self.demand[first:last])
+
+    def of(self, columns: Ints) -> DailyTotals:
+        """Some of the candidates."""
+        return self._each(lambda table: table[:, columns], self.demand)
 
     @classmethod
     def joined(cls, *parts: DailyTotals) -> DailyTotals:
         """The candidates of all parts side by side, over the same days."""
-        capacity, wait, risk, actions = (
-            np.hstack([getattr(part, name) for part in parts]) for name in ("capacity", "wait", "risk", "actions")
-        )
+        tables = zip(*((part.capacity, part.wait, part.risk, part.actions) for part in parts), strict=True)
+        capacity, wait, risk, actions = (np.hstack(table) for table in tables)
         return cls(capacity, wait, risk, actions, parts[0].demand)
 
-    def of(self, columns: Ints) -> DailyTotals:
-        """The same for some of the candidates."""
-        return DailyTotals(
-            self.capacity[:, columns],
-            self.wait[:, columns],
-            self.risk[:, columns],
-            self.actions[:, columns],
-            self.demand,
-        )
+    def cost_of(self, column: int) -> float:
+        """Capacity of one candidate as a multiple of demand."""
+        return float(self.capacity[:, column].sum() / max(self.demand.sum(), EPSILON))
+
+
+EPSILON = 1e-9
 
 
 def typical_change(demand: Floats, delay: int) -> float:
-    """GPUs by which demand usually changes over the lead time of `delay` steps, a quarter of a GPU at least."""
+    """Return the GPUs by which demand usually changes over the lead time of `delay` steps, at least a quarter."""
     moved = np.abs(demand[delay:] - demand[:-delay]) if len(demand) > delay else np.zeros(1)
     return max(0.25, float(moved.mean()))
 
 
-def daily_totals(
-    demand: Floats, capacity: Floats, known: npt.NDArray[np.bool_], per_day: int, spread: float
-) -> DailyTotals:
-    """Daily sums of the replayed candidates; steps without known demand count for nobody.
+def daily_totals(demand: Floats, capacity: Floats, known: Flags, per_day: int, spread: float) -> DailyTotals:
+    """Sum the replayed candidates by day; steps without known demand count for none.
 
     Risk is the expected shortfall E[max(0, demand + e - capacity)] with e Laplace-distributed of scale `spread` GPUs.
     """
@@ -89,70 +86,74 @@ def daily_totals(
     use = known[: days * per_day, None]
 
     def summed(values: Floats) -> Floats:
-        kept = np.where(use, values[: days * per_day], 0.0)
-        return np.asarray(kept.reshape(days, per_day, -1).sum(axis=1))
+        counted = np.where(use, values[: days * per_day], 0.0)
+        return np.asarray(counted.reshape(days, per_day, -1).sum(axis=1))
 
-    moved = np.abs(np.diff(capacity, axis=0, prepend=capacity[:1])) > 1e-9
+    moved = np.abs(np.diff(capacity, axis=0, prepend=capacity[:1])) > EPSILON
     short = demand[:, None] - capacity
     wait = summed(np.maximum(short, 0.0))
-    near = summed(0.5 * spread * np.exp(-np.abs(short) / spread))
-    return DailyTotals(summed(capacity), wait, wait + near, summed(moved.astype(float)), summed(demand[:, None])[:, 0])
+    near_misses = summed(0.5 * spread * np.exp(-np.abs(short) / spread))
+    return DailyTotals(
+        summed(capacity), wait, wait + near_misses, summed(moved.astype(float)), summed(demand[:, None])[:, 0]
+    )
 
 
-def tuned_reactive(seen: DailyTotals, settings: Sequence[PolicySetting], cap: float) -> int:
-    """The reactive candidate that waited least on these days within `cap` x demand, the cheapest if none is within."""
-    reactive = np.array([not setting.predictive for setting in settings])
-    spent, waited = seen.capacity.sum(axis=0), seen.wait.sum(axis=0)
-    found = _least(waited, spent, reactive & (spent <= cap * seen.demand.sum() + 1e-9))
-    return int(np.argmin(np.where(reactive, spent, np.inf))) if found is None else found
+def tuned_reactive(totals: DailyTotals, settings: Sequence[PolicySetting], cap: float) -> int:
+    """Return the reactive candidate that waited least within `cap` x demand, the cheapest if none is within."""
+    reactive = _reactive(settings)
+    spent, waited = totals.capacity.sum(axis=0), totals.wait.sum(axis=0)
+    best = _least(waited, spent, reactive & (spent <= cap * totals.demand.sum() + EPSILON))
+    return int(np.argmin(np.where(reactive, spent, np.inf))) if best is None else best
+
+
+def _reactive(settings: Sequence[PolicySetting]) -> Flags:
+    return np.array([not setting.predictive for setting in settings])
 
 
 def select(
-    seen: DailyTotals,
+    totals: DailyTotals,
     settings: Sequence[PolicySetting],
     anchor: int,
     allowed: float,
     rules: SelectionRules | None = None,
 ) -> tuple[int, int]:
-    """(column to run, column of the best reactive) by these days, with capacity <= `allowed` x demand.
+    """Return (column to run, column of the best reactive) by these days, with capacity <= `allowed` x demand.
 
-    `anchor` is the tuned reactive's column: what nobody may be much busier than. Where no reactive candidate is
-    affordable it is the anchor itself.
+    `anchor` is the tuned reactive's column, the measure of how often capacity may change. Where no reactive candidate
+    is affordable it is selected itself.
     """
     rules = rules or SelectionRules()
-    reactive = np.array([not setting.predictive for setting in settings])
-    spent, risk, actions = seen.capacity.sum(axis=0), seen.risk.sum(axis=0), seen.actions.sum(axis=0)
-    fits = spent <= allowed * seen.demand.sum() + 1e-9
-    calm = actions <= max(rules.actions * actions[anchor], rules.least_actions_per_day * len(seen.demand))
-    base = _least(risk, spent, reactive & calm & fits)
-    ahead = _least(risk, spent, ~reactive & calm & fits)
+    reactive = _reactive(settings)
+    spent, risk, actions = (table.sum(axis=0) for table in (totals.capacity, totals.risk, totals.actions))
+    calm = actions <= max(rules.actions * actions[anchor], rules.min_actions_per_day * len(totals.demand))
+    eligible = calm & (spent <= allowed * totals.demand.sum() + EPSILON)
+    base = _least(risk, spent, reactive & eligible)
+    ahead = _least(risk, spent, ~reactive & eligible)
     if base is None:
         base = anchor
     if ahead is None:
         return base, base
-    gains = seen.risk[:, base] - seen.risk[:, ahead]
+    gains = totals.risk[:, base] - totals.risk[:, ahead]
     doubt = float(gains.std(ddof=1)) * np.sqrt(len(gains)) if len(gains) > 1 else np.inf
     gain = float(gains.sum())
     worth = gain > (1 - rules.margin) * risk[base] and gain > rules.confidence * doubt
     return (ahead if worth else base), base
 
 
-def _least(loss: Floats, spent: Floats, among: npt.NDArray[np.bool_]) -> int | None:
+def _least(loss: Floats, spent: Floats, among: Flags) -> int | None:
     """The candidate with least loss, of equals the cheapest; None when there is none."""
-    if not among.any():
-        return None
     index = np.flatnonzero(among)
-    return int(index[np.lexsort((spent[index], loss[index].round(6)))[0]])
+    return int(index[np.lexsort((spent[index], loss[index].round(6)))[0]]) if len(index) else None
 
 
-def affordable(seen: DailyTotals, anchor: int, cap: float, rules: SelectionRules) -> float:
-    """Capacity as a multiple of demand: the budget, or what the tuned reactive cost on these days and a little more."""
-    return min(cap, rules.dearer * float(seen.capacity[:, anchor].sum() / max(seen.demand.sum(), 1e-9)))
+def affordable(totals: DailyTotals, anchor: int, cap: float, rules: SelectionRules) -> float:
+    """Return capacity as a multiple of demand: the cap, or slightly more than the tuned reactive cost on these days."""
+    return min(cap, rules.cost_ratio * totals.cost_of(anchor))
 
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """How candidates are chosen day by day: the first day, the budget, the tuned reactive, and how."""
+    """How candidates are selected day by day: the first day, the cost cap, the tuned reactive's column, the rules."""
 
     first_day: int
     cap: float
@@ -161,26 +162,23 @@ class SelectionPlan:
     settle_days: int = 3
 
 
-def schedule(table: DailyTotals, settings: Sequence[PolicySetting], plan: SelectionPlan) -> Ints:
-    """The column to run on each day from the first on, each chosen with what was known at the start of that day."""
+def schedule(totals: DailyTotals, settings: Sequence[PolicySetting], plan: SelectionPlan) -> Ints:
+    """Return the column to run on each day from the first on, selected with what was known at the start of that day."""
     rules, anchor = plan.rules, plan.anchor
-    days = len(table.demand)
+    days = len(totals.demand)
     chosen = np.zeros(days, dtype=np.int64)
     spent = wanted = theirs = 0.0
     for day in range(plan.first_day, days):
-        seen = table.between(max(plan.settle_days, day - rules.window_days), day)
-        usual = max(rules.repay_days * float(seen.demand.mean()), 1e-9)
-
-        def evened(left: float, usual: float = usual) -> float:
-            return float(np.clip(left / usual, -rules.most_repaid, rules.most_repaid))
-
-        allowed = min(
-            plan.cap + evened(plan.cap * wanted - spent),
-            rules.dearer * float(seen.capacity[:, anchor].sum() / max(seen.demand.sum(), 1e-9))
-            + evened(rules.dearer * theirs - spent),
+        window = totals.between(max(plan.settle_days, day - rules.window_days), day)
+        repayable = max(rules.repay_days * float(window.demand.mean()), EPSILON)
+        # What is left of the cap, and of the tuned reactive's cost, is evened out a little each day.
+        left, left_of_reference = (
+            float(np.clip(balance / repayable, -rules.max_repaid, rules.max_repaid))
+            for balance in (plan.cap * wanted - spent, rules.cost_ratio * theirs - spent)
         )
-        chosen[day], _ = select(seen, settings, anchor, allowed, rules)
-        spent += float(table.capacity[day, chosen[day]])
-        theirs += float(table.capacity[day, anchor])
-        wanted += float(table.demand[day])
+        allowed = min(plan.cap + left, rules.cost_ratio * window.cost_of(anchor) + left_of_reference)
+        chosen[day], _ = select(window, settings, anchor, allowed, rules)
+        spent += float(totals.capacity[day, chosen[day]])
+        theirs += float(totals.capacity[day, anchor])
+        wanted += float(totals.demand[day])
     return chosen

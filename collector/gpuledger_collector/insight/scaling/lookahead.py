@@ -1,11 +1,11 @@
-"""What usually follows: how far demand may rise while ordered capacity is still on its way.
+"""How far demand may rise while ordered capacity is still on its way.
 
 For each step t the quantity of interest is rise[t] = max(demand[t+1 .. t+reach]) - demand[t]. Two estimators, both
 from the past alone and refitted once a day:
 
-* `climate`: the quantile of the rises that followed at this hour of the last fourteen days;
+* `climate`: the quantile of the rises at this hour of the last fourteen days;
 * `drift`: a linear model of the rise (what just happened, what followed at this hour one, two and seven days ago, the
-hour itself), with the quantile of its standardised errors; their scale is a linear model too, of the size of recent
+hour itself), with the quantile of its standardized errors; their scale is a linear model too, of the size of recent
 errors.
 
 A linear model sees a daily ramp as well as boosted trees do, and is fitted in milliseconds, which lets every pool run
@@ -24,7 +24,7 @@ RIDGE = 1e-2
 
 
 def rises(demand: Floats, reach: int) -> Floats:
-    """max of the next `reach` values minus now, NaN where the future is not all there; may be negative."""
+    """Return the max of the next `reach` values minus now, NaN where that future is incomplete; may be negative."""
     count = len(demand)
     ahead = np.full(count, np.nan)
     if count > reach:
@@ -34,33 +34,32 @@ def rises(demand: Floats, reach: int) -> Floats:
 
 
 def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: int) -> Floats:
-    """Expected extra GPUs (n, Q), at least 0: quantiles of the rises within an hour of this time on the last 14
-    days.
-    """
+    """Return expected extra GPUs (n, Q), at least 0: rises within an hour of this time on the last 14 days."""
     ahead = rises(demand, reach)
     out = np.zeros((len(demand), len(quantiles)))
     wide = max(1, per_day // 24)
     every = max(1, per_day // 96)
-    for t in range(start, len(demand)):
-        if t % every and t > start:
-            out[t] = out[t - 1]
+    for step in range(start, len(demand)):
+        if step % every and step > start:
+            out[step] = out[step - 1]
             continue
+        centers = (step - days * per_day for days in range(1, CLIMATE_DAYS + 1))
         parts = [
-            ahead[max(0, t - k * per_day - wide) : t - k * per_day + wide + 1]
-            for k in range(1, CLIMATE_DAYS + 1)
-            if t - k * per_day + wide + reach < t and t - k * per_day >= 0
+            ahead[max(0, center - wide) : center + wide + 1]
+            for center in centers
+            if center >= 0 and center + wide + reach < step
         ]
         if parts:
-            out[t] = np.quantile(np.concatenate(parts), quantiles)
+            out[step] = np.quantile(np.concatenate(parts), quantiles)
     return np.maximum(out, 0.0)
 
 
 def features(demand: Floats, reach: int, per_day: int) -> Floats:
-    """What the drift model sees at the end of each step, shape (n, F); nothing in row t is later than t."""
+    """Return the regressors of the drift model at the end of each step (n, F); row t uses nothing later than t."""
     count = len(demand)
     ahead = rises(demand, reach)
     wide = max(1, per_day // 96)
-    calm, calm_rise = _smooth(demand, wide), _smooth(np.nan_to_num(ahead), wide)
+    smooth, smooth_rise = _smooth(demand, wide), _smooth(np.nan_to_num(ahead), wide)
     hour = 2 * np.pi * (np.arange(count) % per_day) / per_day
     columns = [np.ones(count), np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour)]
     columns.extend(demand - _shift(demand, lag) for lag in (1, 2, 3, 6, 12, 24))
@@ -72,14 +71,14 @@ def features(demand: Floats, reach: int, per_day: int) -> Floats:
         columns.append(demand - (running[index + 1] - running[low]) / (index + 1 - low))
     for days in (1, 2, 7):
         lag = days * per_day
-        # A day ago both what followed and its neighbours within a quarter of an hour are known in full.
-        columns.append(_shift(calm_rise, lag))
-        columns.append(demand - _shift(calm, lag))
+        # A day ago the rise and its neighbors within a quarter of an hour are known in full.
+        columns.append(_shift(smooth_rise, lag))
+        columns.append(demand - _shift(smooth, lag))
     return np.stack(columns, axis=1)
 
 
 def _smooth(values: Floats, wide: int) -> Floats:
-    """The mean of each value and its `wide` neighbours on both sides."""
+    """The mean of each value and its `wide` neighbors on both sides."""
     padded = np.pad(values, wide, mode="edge")
     return np.asarray(np.convolve(padded, np.full(2 * wide + 1, 1 / (2 * wide + 1)), mode="valid"))
 
@@ -91,9 +90,9 @@ def _shift(values: Floats, lag: int) -> Floats:
 
 
 def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: int) -> Floats:
-    """Expected extra GPUs (n, Q), at least 0, refitted each day on the past three weeks."""
+    """Return expected extra GPUs (n, Q), at least 0, refitted each day on the past three weeks."""
     count = len(demand)
-    sight = features(demand, reach, per_day)
+    rows = features(demand, reach, per_day)
     ahead = rises(demand, reach)
     out = np.zeros((count, len(quantiles)))
     for day in range(start, count, per_day):
@@ -102,24 +101,24 @@ def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: in
         if end - first < 2 * per_day:
             continue
         now = slice(day, min(count, day + per_day))
-        out[now] = _fit_day(sight[first:end], ahead[first:end], sight[now], quantiles)
+        out[now] = _fit_day(rows[first:end], ahead[first:end], rows[now], quantiles)
     return np.maximum(out, 0.0)
 
 
-def _fit_day(sight: Floats, ahead: Floats, now: Floats, quantiles: Floats) -> Floats:
-    """Rises at each row of `now` (m, Q) from the pairs (sight, ahead) of the past."""
-    width = sight.std(axis=0)
+def _fit_day(rows: Floats, ahead: Floats, now: Floats, quantiles: Floats) -> Floats:
+    """Rises at each row of `now` (m, Q), fitted on the pairs (rows, ahead) of the past."""
+    width = rows.std(axis=0)
     width[width < 1e-9] = 1.0
-    sight, now = sight / width, now / width
-    expected = _ridge(sight, ahead)
-    errors = ahead - sight @ expected
-    spread = _ridge(np.abs(sight), np.abs(errors))
+    rows, now = rows / width, now / width
+    expected = _ridge(rows, ahead)
+    errors = ahead - rows @ expected
+    spread = _ridge(np.abs(rows), np.abs(errors))
     least = 0.2 * float(np.abs(errors).mean()) + 1e-9
-    scale = np.maximum(np.abs(sight) @ spread, least)
+    scale = np.maximum(np.abs(rows) @ spread, least)
     standard = np.quantile(errors / scale, quantiles)
     return np.asarray((now @ expected)[:, None] + np.maximum(np.abs(now) @ spread, least)[:, None] * standard[None, :])
 
 
-def _ridge(sight: Floats, wanted: Floats) -> Floats:
-    gram = sight.T @ sight / len(sight)
-    return np.asarray(np.linalg.solve(gram + RIDGE * np.eye(len(gram)), sight.T @ wanted / len(sight)))
+def _ridge(rows: Floats, wanted: Floats) -> Floats:
+    gram = rows.T @ rows / len(rows)
+    return np.asarray(np.linalg.solve(gram + RIDGE * np.eye(len(gram)), rows.T @ wanted / len(rows)))

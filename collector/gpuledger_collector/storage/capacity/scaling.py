@@ -27,15 +27,14 @@ from gpuledger_collector.insight.demand import (
     hourly_demand,
     with_queue,
 )
+from gpuledger_collector.insight.rates import GpuHourRate, money_micro
 from gpuledger_collector.insight.scaling.advice import MIN_DAYS, PastTarget
 from gpuledger_collector.insight.scaling.pools import (
     DecisionOutcome,
-    GpuHourRate,
     PendingOutcome,
     PoolDemand,
     ScalingDecision,
     ScalingTerms,
-    money_micro,
 )
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.storage import locks
@@ -54,7 +53,7 @@ FINE_MS = STEPS_MS[0]
 FRESH_MS = 6 * FINE_MS
 """What was held so long ago is what is held now."""
 PAST_MS = DAY_MS
-"""How far back what was desired is looked at: no cool-down and no stabilisation window is longer."""
+"""How far back what was desired is looked at: no cool-down and no stabilization window is longer."""
 KEEP_MS = 400 * DAY_MS
 """How long decisions and what came of them are kept: there may be one every five minutes for each pool."""
 
@@ -300,7 +299,7 @@ class ScalingUnit:
             "setting": advice.setting.sentence(),
             "reason": advice.reason,
             "inputs_hash": decision.inputs_hash,
-            "told": f"webhook:{decision.told}" if decision.told else "",
+            "told": f"webhook:{decision.webhook}" if decision.webhook else "",
         }
         given = ", ".join("CAST(:ahead AS jsonb)" if name == "ahead" else f":{name}" for name in row)
         query = f"INSERT INTO scaling_decision ({', '.join(row)}) VALUES ({given}) RETURNING id"
