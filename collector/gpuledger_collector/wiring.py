@@ -342,7 +342,6 @@ def jobs(
     from gpuledger_collector.storage.billing.budgets import BudgetBook
     from gpuledger_collector.storage.capacity import queues, scaling
     from gpuledger_collector.storage.capacity.backtests import ForecastStore
-    from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore
     from gpuledger_collector.storage.notifications import outbox
     from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
@@ -351,8 +350,7 @@ def jobs(
 
     jobs_database = opened.as_application("gpuledger-jobs")
     book = BudgetBook(connect)
-    found = FindingStore(opened.current_dsn)
-    spending = SpendingWatch(found)
+    spending = SpendingWatch(jobs_database)
     advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
     capacity = scaling.ScalingStore(lambda: opened.engine)
@@ -397,13 +395,13 @@ def jobs(
         Job(
             "find_idle",
             settings.idle_seconds,
-            lambda: counted(find_idle(found, now_ms()), "idle findings opened or brought up to date"),
+            lambda: counted(find_idle(jobs_database, now_ms()), "idle findings opened or updated"),
         ),
-        Job("watch_spending", 60, lambda: counted(spending.look(now_ms()), "episodes told from minutes")),
+        Job("watch_spending", 60, lambda: counted(spending.run(now_ms()), "episodes opened, updated or resolved")),
         Job(
             "find_anomalies",
             settings.anomaly_seconds,
-            lambda: counted(find_anomalies(found, now_ms()), "episodes of spending"),
+            lambda: counted(find_anomalies(jobs_database, now_ms()), "spending episodes"),
         ),
         Job(
             "recommend",

@@ -10,7 +10,6 @@ from fakes.fleet import Fleet
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings.findings import FindingStore
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -30,9 +29,9 @@ def ledger(dsn: str) -> Database:
 
 
 @pytest.fixture
-def findings(dsn: str) -> FindingStore:
+def findings(dsn: str) -> Database:
     """The findings of that database."""
-    return FindingStore(dsn)
+    return Database(dsn)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.api.auth.principal import Principal, visible
 from gpuledger_collector.api.reads import REFUSALS, After, Limit, Reads, guarded, may_read, page
 from gpuledger_collector.storage.access.row_level_security import behind
-from gpuledger_collector.storage.findings.findings import mark, named
+from gpuledger_collector.storage.findings.findings import named, progress
 
 Days = Annotated[int, Query(ge=1, le=400, description="How many days back, from now.")]
 Open = Annotated[bool, Query(description="Only what goes on now.")]
@@ -64,7 +64,7 @@ def findings_of(
     with reads.ledger.transaction() as connection:
         with behind(connection, who.owner):
             rows = visible(named(connection, kind, now_ms - days * DAY_MS, now_ms + 1), who)
-        looked = mark(connection, kind)
+        looked = progress(connection, kind)
     items = [item_of(row) for row in rows if not open_only or row["resolved_ms"] is None]
     ordered = sorted((item for item in items if item["key"] > after), key=lambda item: item["key"])
     return {**page(ordered, limit, "key"), "looked_until": None if looked is None else format_instant(looked)}

@@ -86,13 +86,13 @@ def search(dsn: str | None, config: Path | None, days: int) -> list[dict[str, An
     """Episodes of the last days, after everything that has come in was rated."""
     from gpuledger_collector.jobs.find_anomalies import find_anomalies
     from gpuledger_collector.services.hourly_usage import fold_usage
-    from gpuledger_collector.storage.findings.findings import FindingStore, named
+    from gpuledger_collector.storage.findings.findings import named
     from gpuledger_collector.wiring import now as clock
 
     now_ms = round(clock().timestamp() * 1000)
     with database(dsn, config) as opened:
         fold_usage(opened)
-        find_anomalies(FindingStore(opened.dsn), now_ms)
+        find_anomalies(opened, now_ms)
         with opened.transaction() as connection:
             return named(connection, "anomaly", now_ms - days * 86_400_000, now_ms + 1)
 

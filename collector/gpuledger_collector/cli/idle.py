@@ -106,18 +106,17 @@ def idle(
 def show_services(dsn: str | None, config: Path | None, team: str | None, shape: Shape) -> bool:
     """Print every service, those with most to spare first; whether any has something to spare."""
     from gpuledger_collector.accounting.budgets import money_text
-    from gpuledger_collector.jobs.judge_services import judge_services
     from gpuledger_collector.services.hourly_usage import fold_usage
-    from gpuledger_collector.storage.findings.findings import FindingStore
+    from gpuledger_collector.services.serving_replicas import assess_services
     from gpuledger_collector.wiring import now as clock
 
     with database(dsn, config) as opened:
         fold_usage(opened)
-        found = judge_services(FindingStore(opened.dsn), round(clock().timestamp() * 1000))
+        found = assess_services(opened, round(clock().timestamp() * 1000))
     found = [one for one in found if team in {None, one.team}]
     rows = []
     for one in found:
-        spare = "not known" if one.verdict.spare is None else str(one.verdict.spare)
+        spare = "not known" if one.assessment.spare is None else str(one.assessment.spare)
         day = "" if one.per_day_micro is None or not one.currency else money_text(one.per_day_micro, one.currency)
         rows.append(
             [
@@ -125,11 +124,11 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
                 one.team,
                 one.pool,
                 one.model,
-                str(one.verdict.held),
-                str(one.verdict.peak),
-                str(one.verdict.needed),
+                str(one.assessment.held),
+                str(one.assessment.peak),
+                str(one.assessment.needed),
                 spare,
-                f"{one.verdict.known:.2f}",
+                f"{one.assessment.known:.2f}",
                 day,
             ]
         )
@@ -151,7 +150,7 @@ def show_services(dsn: str | None, config: Path | None, team: str | None, shape:
         from gpuledger_collector.export.cells import rows_as
 
         sys.stdout.write(rows_as(shape.value, SERVICE_COLUMNS, rows))
-    return any(one.verdict.spare for one in found)
+    return any(one.assessment.spare for one in found)
 
 
 def _asked(days: int | None, start: str | None, end: str | None, fixed: bool) -> Period | int:
@@ -176,14 +175,14 @@ def search(dsn: str | None, config: Path | None, asked: Period | int, now: bool)
     from gpuledger_collector.accounting.period import Period
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.services.hourly_usage import fold_usage
-    from gpuledger_collector.storage.findings.findings import FindingStore, named
+    from gpuledger_collector.storage.findings.findings import named
     from gpuledger_collector.storage.ledger import zones
     from gpuledger_collector.wiring import now as clock
 
     now_ms = round(clock().timestamp() * 1000)
     with database(dsn, config) as opened:
         fold_usage(opened)
-        find_idle(FindingStore(opened.dsn), now_ms)
+        find_idle(opened, now_ms)
         with opened.transaction() as connection:
             if isinstance(asked, Period):
                 asked = zones.in_zone(connection, asked)

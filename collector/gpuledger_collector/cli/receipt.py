@@ -46,7 +46,6 @@ def receipt(
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.services.waste_receipt import make_receipt
     from gpuledger_collector.storage.findings import recommendations as stored
-    from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.wiring import now
 
     if output is not None and not output.parent.is_dir():
@@ -63,7 +62,7 @@ def receipt(
                 f"{', '.join(one[1] for one in found[:5])}"
             )
         refresh(opened, ALWAYS, now_ms)
-        find_idle(FindingStore(opened.dsn), now_ms)
+        find_idle(opened, now_ms)
         with opened.transaction() as connection:
             number = found[0][0]
             made = make_receipt(

@@ -113,7 +113,6 @@ def look(
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.jobs.recommend import WINDOW_DAYS, recommend
     from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.storage.findings.findings import FindingStore
     from gpuledger_collector.storage.findings.recommendations import RecommendationStore, last_run, listed
     from gpuledger_collector.wiring import tariff
 
@@ -125,7 +124,7 @@ def look(
                 f"--as-of: advice was made up to {format_instant(before['end_ms'])}; a look does not go back behind it"
             )
         refresh(opened, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
-        find_idle(FindingStore(opened.dsn), now_ms)
+        find_idle(opened, now_ms)
         recommend(RecommendationStore(opened.dsn), now_ms, tariff(settings(config, dsn)))
         with opened.transaction() as connection:
             return listed(connection, states), last_run(connection)

@@ -1,215 +1,165 @@
-"""Idle accelerators become findings: opened once, kept up to date with their money, resolved when they work again.
+"""Find idle accelerators: a finding is opened once, kept up to date with its cost, and resolved when work resumes.
 
-Minutes are judged an hour-aligned piece at a time, each with the hours before it as context. A piece that is done again
-gives the same findings: what it had opened and no longer sees is dropped, what goes on from before keeps its beginning.
+Minutes are classified in windows that begin at a full hour, each with the hours before it as context. A window that is
+repeated gives the same findings: it drops those it had opened and no longer sees, and older ones keep their start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.accounting.attribution import Rule, WorkloadFacts
+from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS, UNATTRIBUTED
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
-from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
 from gpuledger_collector.accounting.wasted_time import MINUTE_MS, AcceleratorPlace, price_waste, rating_intervals
 from gpuledger_collector.insight.findings import Finding, PlacedAccelerator, StateInterval
 from gpuledger_collector.insight.idle.episodes import IdleEpisode, idle_episodes
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
-from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried
+from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carried, unknown
 from gpuledger_collector.insight.idle.states import IDLE_RULES, classify
 from gpuledger_collector.insight.idle.survival import IdleSurvivalCurve, estimate_curve, idle_gaps
 from gpuledger_collector.services.rating import Owners
+from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 
 KIND = "idle"
 CONTEXT_MS = 8 * HOUR_MS
-"""Hours before a piece that are looked at for context: the longest window and then some."""
-CARDS_AT_ONCE = 512
-CARD_DAYS, MOST_DAYS = 400, 7
-"""A piece is as many days as this many accelerator-days fill, within these bounds: its arrays stay in memory."""
+"""Hours read before a window: more than the longest rule looks back."""
+ACCELERATORS_AT_ONCE = 512
+WINDOW_ACCELERATOR_DAYS, MAX_WINDOW_DAYS = 400, 7
+"""A window has as many days as fill this many accelerator-days, within these bounds: its arrays stay in memory."""
 SILENT_MS = DAY_MS
-"""This long after the last minute of anybody nothing is looked at any more."""
+"""Nothing is classified later than this after the last minute of the whole fleet."""
 
 
-class FindingsUnit(Protocol):
-    """One transaction over one snapshot."""
+def find_idle(database: Database, now_ms: int) -> int:
+    """Classify every minute since the last run; return how many findings were opened or updated.
 
-    def prices(self) -> Sequence[Price]:
-        """The price book in force."""
-
-    def purchase_choices(self) -> Sequence[PurchaseChoice]:
-        """Which way of buying applies where, by position."""
-
-    def rules(self) -> Sequence[Rule]:
-        """The attribution rules in force."""
-
-    def workloads(self, ids: Sequence[int]) -> Mapping[int, WorkloadFacts]:
-        """Facts of these workloads."""
-
-    def cards(self, start_ms: int, end_ms: int) -> Sequence[PlacedAccelerator]:
-        """Accelerators that were there in the period."""
-
-    def minutes(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> npt.NDArray[np.void]:
-        """The minute rollup of these accelerators: a structured array, NaN unknown."""
-
-    def spans(self, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterable[StateInterval]:
-        """Who held these accelerators, by begin."""
-
-    def used_before(self, at_ms: int, pairs: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Those (accelerator, workload) pairs of which the workload was ever busy on the accelerator before."""
-
-    def minute_range(self) -> tuple[int, int] | None:
-        """First and last minute of the rollup."""
-
-    def minutes_gone_before(self) -> int:
-        """Where retention of the rollup has come to (unix ms); 0: nothing of it was let go."""
-
-    def overlapping(self, kind: str, start_ms: int, end_ms: int) -> Sequence[Finding]:
-        """Findings of a kind that were seen in the period or go on."""
-
-    def put(self, findings: Iterable[Finding]) -> int:
-        """Write findings, those that are known anew."""
-
-    def drop(self, keys: Sequence[str]) -> None:
-        """Remove findings that a new look no longer sees."""
-
-    def mark(self, kind: str) -> int | None:
-        """How far the search of this kind has come."""
-
-    def set_mark(self, kind: str, until_ms: int) -> None:
-        """The search of this kind has come so far."""
-
-    def late_mark(self, kind: str) -> int | None:
-        """Since when evidence came after the search of this kind had passed (unix ms, an hour's begin)."""
-
-    def drop_late_mark(self, kind: str, until_ms: int) -> None:
-        """The search has gone back to this instant; does nothing when the mark has moved meanwhile."""
-
-
-class Findings(Protocol):
-    """Where findings are kept."""
-
-    def unit(self) -> AbstractContextManager[FindingsUnit]:
-        """A transaction, alone in searching."""
-
-
-def find_idle(store: Findings, now_ms: int) -> int:
-    """Look at every minute since the last look; how many findings were opened or brought up to date.
-
-    What came late (a node was cut off for hours or days) is looked at from its first hour on, with everything after it,
-    but no farther back than minutes are kept: a finding whose beginning they no longer show stays as it was.
+    Late evidence (a node was cut off for hours or days) makes the detector go back to its first hour, but no further
+    than minutes are kept: a finding whose start is older than them stays as it was.
     """
-    with store.unit() as unit:
-        known, gone_before = unit.minute_range(), unit.minutes_gone_before()
-        done, late = unit.mark(KIND), unit.late_mark(KIND)
-    if known is None:
+    with database.transaction(Lock.FINDINGS) as connection:
+        minute_range = minute_rollup.minute_range(connection)
+        expired_before_ms = minute_rollup.expired_before(connection)
+        done_ms, late_ms = findings.progress(connection, KIND), findings.late_evidence(connection, KIND)
+    if minute_range is None:
         return 0
-    first, last = known
-    until = min(now_ms, last + SILENT_MS) // MINUTE_MS * MINUTE_MS
-    back = until if late is None else max(first, late, gone_before + CONTEXT_MS)
-    start = min(first if done is None else done, back) // HOUR_MS * HOUR_MS
+    first_ms, last_ms = minute_range
+    until_ms = min(now_ms, last_ms + SILENT_MS) // MINUTE_MS * MINUTE_MS
+    back_to_ms = until_ms if late_ms is None else max(first_ms, late_ms, expired_before_ms + CONTEXT_MS)
+    start_ms = min(first_ms if done_ms is None else done_ms, back_to_ms) // HOUR_MS * HOUR_MS
     count = 0
-    while start < until:
-        with store.unit() as unit:
-            cards = len(unit.cards(start, until))
-            days = max(1, min(MOST_DAYS, CARD_DAYS // max(1, cards)))
-            end = min(until, start // DAY_MS * DAY_MS + days * DAY_MS)
-            count += _Piece(unit, start, end).search()
-            unit.set_mark(KIND, end)
-            if late is not None:
-                unit.drop_late_mark(KIND, late)
-        start = end
+    while start_ms < until_ms:
+        with database.transaction(Lock.FINDINGS) as connection:
+            size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
+            days = max(1, min(MAX_WINDOW_DAYS, WINDOW_ACCELERATOR_DAYS // max(1, size)))
+            end_ms = min(until_ms, start_ms // DAY_MS * DAY_MS + days * DAY_MS)
+            count += _Window(connection, start_ms, end_ms).search()
+            findings.set_progress(connection, KIND, end_ms)
+            if late_ms is not None:
+                findings.clear_late_evidence(connection, KIND, late_ms)
+        start_ms = end_ms
     return count
 
 
-class _Piece:
-    """The minutes from an hour's begin to an end, with their context."""
+class _Window:
+    """The minutes from a full hour to an end, with their context before it."""
 
-    def __init__(self, unit: FindingsUnit, start_ms: int, end_ms: int) -> None:
-        self._unit = unit
-        self._start, self._end = start_ms, end_ms
-        self._from = start_ms - CONTEXT_MS
-        self._book = PriceBook(unit.prices(), unit.purchase_choices())
-        self._cuts = self._book.cuts(Period(self._from - 90 * DAY_MS, end_ms))
+    def __init__(self, connection: Connection, start_ms: int, end_ms: int) -> None:
+        self._connection = connection
+        self._start_ms, self._end_ms = start_ms, end_ms
+        self._from_ms = start_ms - CONTEXT_MS
+        self._book = price_book.current(connection)
+        # A finding may have begun long before the window; its cost is cut at every change of a rate since.
+        self._cuts = self._book.cuts(Period(self._from_ms - 90 * DAY_MS, end_ms))
 
     def search(self) -> int:
-        """Judge, and write what was found."""
-        before = self._unit.overlapping(KIND, self._start, self._end)
-        cards = sorted(self._unit.cards(self._from, self._end), key=lambda card: (card.pool, card.node, card.uuid))
+        """Classify the window and write its findings; return how many."""
+        known = findings.overlapping(self._connection, KIND, self._start_ms, self._end_ms)
+        present = minute_rollup.accelerators(self._connection, self._from_ms, self._end_ms)
+        accelerators = sorted(present, key=lambda accelerator: (accelerator.pool, accelerator.node, accelerator.uuid))
         found: list[Finding] = []
-        for at in range(0, len(cards), CARDS_AT_ONCE):
-            found += self._some(cards[at : at + CARDS_AT_ONCE], before)
-        keys = {one.key for one in found}
-        self._unit.drop([one.key for one in before if one.opened_ms >= self._start and one.key not in keys])
-        ended = [
-            replace(one, resolved_ms=one.until_ms)
-            for one in before
-            if one.resolved_ms is None and one.opened_ms < self._start and one.key not in keys
+        for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE):
+            found += self._search_some(accelerators[begin : begin + ACCELERATORS_AT_ONCE], known)
+        keys = {finding.key for finding in found}
+        gone = [finding for finding in known if finding.key not in keys]
+        findings.drop(self._connection, [finding.key for finding in gone if finding.opened_ms >= self._start_ms])
+        resolved = [
+            replace(finding, resolved_ms=finding.until_ms)
+            for finding in gone
+            if finding.resolved_ms is None and finding.opened_ms < self._start_ms
         ]
-        return self._unit.put([*found, *ended])
+        return findings.put(self._connection, [*found, *resolved])
 
-    def _some(self, cards: Sequence[PlacedAccelerator], before: Sequence[Finding]) -> list[Finding]:
-        spans = list(self._unit.spans(self._from, self._end, [card.accelerator_id for card in cards]))
-        facts = self._unit.workloads(sorted({span.workload_id for span in spans if span.workload_id is not None}))
-        minutes = self._with_past(cards, self._minutes(cards, spans, facts))
-        verdict = classify(minutes)
-        owners = Owners(self._unit.rules(), facts)
-        curve = _curve(minutes)
-        opened: dict[tuple[int, str], list[Finding]] = {}
-        for one in before:
-            if one.accelerator_id is not None:
-                opened.setdefault((one.accelerator_id, one.state), []).append(one)
-        made = []
-        for episode in idle_episodes(minutes, verdict, curve):
-            if self._at(episode.end) > self._start:
-                card = cards[episode.row]
-                known = self._known(episode, opened.get((card.accelerator_id, episode.state.name.lower()), []))
-                made.append(self._finding(card, episode, minutes, facts, owners, known))
-        return made
+    def _search_some(self, accelerators: Sequence[PlacedAccelerator], known: Sequence[Finding]) -> list[Finding]:
+        ids = [accelerator.accelerator_id for accelerator in accelerators]
+        intervals = list(minute_rollup.state_intervals(self._connection, self._from_ms, self._end_ms, ids))
+        holders = {interval.workload_id for interval in intervals if interval.workload_id is not None}
+        facts = workloads.facts(self._connection, sorted(holders))
+        minutes = self._with_past_use(accelerators, self._minutes(accelerators, intervals, facts))
+        owners = Owners(rules.current(self._connection), facts)
+        by_place: dict[tuple[int, str], list[Finding]] = {}
+        for finding in known:
+            if finding.accelerator_id is not None:
+                by_place.setdefault((finding.accelerator_id, finding.state), []).append(finding)
+        found = []
+        for episode in idle_episodes(minutes, classify(minutes), _survival_curve(minutes)):
+            if self._at_ms(episode.end) > self._start_ms:
+                accelerator = accelerators[episode.row]
+                candidates = by_place.get((accelerator.accelerator_id, episode.state.name.lower()), [])
+                continued = self._continued(episode, candidates)
+                found.append(self._finding(accelerator, episode, minutes, facts, owners, continued))
+        return found
 
-    def _at(self, column: int) -> int:
-        return self._from + column * MINUTE_MS
+    def _at_ms(self, column: int) -> int:
+        return self._from_ms + column * MINUTE_MS
 
-    def _known(self, episode: IdleEpisode, candidates: Sequence[Finding]) -> Finding | None:
-        """The finding that this episode goes on with: opened before this piece, and still seen when it begins."""
-        for one in candidates:
-            if one.since_ms < self._start and one.opened_ms < self._start and one.until_ms >= self._at(episode.since):
-                return one
+    def _continued(self, episode: IdleEpisode, candidates: Sequence[Finding]) -> Finding | None:
+        """The finding that this episode continues: opened before the window, and still seen when it begins."""
+        for finding in candidates:
+            before = max(finding.since_ms, finding.opened_ms) < self._start_ms
+            if before and finding.until_ms >= self._at_ms(episode.since):
+                return finding
         return None
 
     def _minutes(
-        self, cards: Sequence[PlacedAccelerator], spans: Iterable[StateInterval], facts: Mapping[int, WorkloadFacts]
+        self,
+        accelerators: Sequence[PlacedAccelerator],
+        intervals: Iterable[StateInterval],
+        facts: Mapping[int, WorkloadFacts],
     ) -> Minutes:
-        rows, columns = len(cards), (self._end - self._from) // MINUTE_MS
-        row_of = {card.accelerator_id: row for row, card in enumerate(cards)}
-        table = self._unit.minutes(self._from, self._end, list(row_of))
+        shape = len(accelerators), (self._end_ms - self._from_ms) // MINUTE_MS
+        row_of = {accelerator.accelerator_id: row for row, accelerator in enumerate(accelerators)}
+        table = minute_rollup.read(self._connection, self._from_ms, self._end_ms, list(row_of))
         row = _rows(table["accelerator_id"], row_of)
-        column = (table["minute_ms"].astype(np.int64) - self._from) // MINUTE_MS
-        sampled = np.zeros((rows, columns), dtype=bool)
+        column = (table["minute_ms"].astype(np.int64) - self._from_ms) // MINUTE_MS
+        sampled = np.zeros(shape, dtype=bool)
         sampled[row, column] = True
         seen, source = carried(sampled)
 
         def reading(name: str) -> npt.NDArray[np.float64]:
-            grid = np.full((rows, columns), np.nan)
+            grid = unknown(shape)
             grid[row, column] = table[name]
             return np.where(seen, np.take_along_axis(grid, source, axis=1), np.nan)
 
-        nothing = np.full((rows, columns), np.nan)
-        held = self._held((rows, columns), row_of, spans, facts)
-        rest, full = np.array([watts(card.model) for card in cards]).reshape(rows, 2).T
+        holding = self._holding(shape, row_of, intervals, facts)
+        idle_watts, limit_watts = np.array([watts(each.model) for each in accelerators]).reshape(shape[0], 2).T
         return Minutes(
-            start_ms=self._from,
-            seen=seen & held.told | held.faulty,
-            faulty=held.faulty,
-            holder=held.holder,
-            serving=held.serving,
-            interactive=held.interactive,
+            start_ms=self._from_ms,
+            seen=seen & holding.reported | holding.faulty,
+            faulty=holding.faulty,
+            holder=holding.holder,
+            serving=holding.serving,
+            interactive=holding.interactive,
             utilization=reading("utilization_ratio"),
             sm_active=reading("sm_active_ratio"),
             zero_ratio=reading("zero_ratio"),
@@ -220,136 +170,145 @@ class _Piece:
             clock_hertz=reading("sm_clock_hertz"),
             slowed_ratio=reading("slowed_ratio"),
             processes=reading("processes"),
-            host_busy=nothing,
-            bytes_per_second=nothing,
-            memory_total=np.array([card.memory_bytes or np.nan for card in cards], dtype=float),
-            memory_floor=np.full(rows, FLOOR_BYTES),
-            idle_watts=rest,
-            limit_watts=full,
+            host_busy=unknown(shape),
+            bytes_per_second=unknown(shape),
+            memory_total=np.array([each.memory_bytes or np.nan for each in accelerators], dtype=float),
+            memory_floor=np.full(shape[0], FLOOR_BYTES),
+            idle_watts=idle_watts,
+            limit_watts=limit_watts,
         )
 
-    def _with_past(self, cards: Sequence[PlacedAccelerator], minutes: Minutes) -> Minutes:
-        """Beside them, whether who holds a card from the first minute on had used it before: it is not never used."""
+    def _with_past_use(self, accelerators: Sequence[PlacedAccelerator], minutes: Minutes) -> Minutes:
+        """Add whether the holder used the accelerator before the first minute: then it is not `never used`."""
         still = ~(minutes.activity() > IDLE_RULES.idle_at_most).any(axis=1) & (minutes.holder[:, 0] != NOBODY)
         rows = np.flatnonzero(still).tolist()
-        pairs = [(cards[row].accelerator_id, int(minutes.holder[row, 0])) for row in rows]
-        used = self._unit.used_before(self._from, pairs)
-        before = np.zeros(len(cards), dtype=bool)
-        before[[row for row, pair in zip(rows, pairs, strict=True) if pair in used]] = True
-        return replace(minutes, used_before=before)
+        pairs = [(accelerators[row].accelerator_id, int(minutes.holder[row, 0])) for row in rows]
+        used = minute_rollup.used_before(self._connection, self._from_ms, pairs)
+        used_before = np.zeros(len(accelerators), dtype=bool)
+        used_before[[row for row, pair in zip(rows, pairs, strict=True) if pair in used]] = True
+        return replace(minutes, used_before=used_before)
 
-    def _held(
+    def _holding(
         self,
         shape: tuple[int, int],
         row_of: Mapping[int, int],
-        spans: Iterable[StateInterval],
+        intervals: Iterable[StateInterval],
         facts: Mapping[int, WorkloadFacts],
-    ) -> _Held:
-        made = _Held(np.full(shape, NOBODY, dtype=np.int64), *(np.zeros(shape, dtype=bool) for _ in range(4)))
-        for span in spans:
-            row = row_of[span.accelerator_id]
-            first = max(0, -((self._from - span.start_ms) // MINUTE_MS))
-            last = max(first, -((self._from - span.end_ms) // MINUTE_MS))
+    ) -> _Holding:
+        holding = _Holding(np.full(shape, NOBODY, dtype=np.int64), *(np.zeros(shape, dtype=bool) for _ in range(4)))
+        for interval in intervals:
+            row = row_of[interval.accelerator_id]
+            first = max(0, -((self._from_ms - interval.start_ms) // MINUTE_MS))
+            last = max(first, -((self._from_ms - interval.end_ms) // MINUTE_MS))
             part = slice(first, last)
-            made.told[row, part] = True
-            made.faulty[row, part] = span.state == "unavailable"
-            workload = NOBODY if span.workload_id is None else span.workload_id
-            made.holder[row, part] = workload
-            said = facts.get(workload)
-            made.serving[row, part] = said is not None and is_serving(said.kind, said.name or "", said.tags)
-            made.interactive[row, part] = said is not None and is_interactive(said.kind, said.name or "", said.tags)
-        return made
+            holding.reported[row, part] = True
+            holding.faulty[row, part] = interval.state == "unavailable"
+            workload = NOBODY if interval.workload_id is None else interval.workload_id
+            holding.holder[row, part] = workload
+            if (fact := facts.get(workload)) is not None:
+                holding.serving[row, part] = is_serving(fact.kind, fact.name or "", fact.tags)
+                holding.interactive[row, part] = is_interactive(fact.kind, fact.name or "", fact.tags)
+            else:
+                holding.serving[row, part] = holding.interactive[row, part] = False
+        return holding
 
     def _finding(
         self,
-        card: PlacedAccelerator,
+        accelerator: PlacedAccelerator,
         episode: IdleEpisode,
         minutes: Minutes,
         facts: Mapping[int, WorkloadFacts],
         owners: Owners,
-        known: Finding | None,
+        continued: Finding | None,
     ) -> Finding:
         state = episode.state.name.lower()
-        since = self._at(episode.since) if known is None else known.since_ms
-        wasted = self._wasted(card, episode, known)
-        place = AcceleratorPlace(card.gpu_micro, card.pool, card.model, card.node)
-        until = self._at(episode.end)
-        cost = price_waste(place, wasted, self._book, until - 1)
+        since_ms = self._at_ms(episode.since) if continued is None else continued.since_ms
+        until_ms = self._at_ms(episode.end)
+        wasted = self._wasted(accelerator, episode, continued)
+        place = AcceleratorPlace(accelerator.gpu_micro, accelerator.pool, accelerator.model, accelerator.node)
+        cost = price_waste(place, wasted, self._book, until_ms - 1)
         workload = facts.get(episode.holder)
-        owner = UNATTRIBUTED if workload is None else owners.at(card.pool, card.node)(workload.id, since, None)
+        owner = UNATTRIBUTED
+        if workload is not None:
+            owner = owners.at(accelerator.pool, accelerator.node)(workload.id, since_ms, None)
         return Finding(
-            key=known.key if known is not None else f"{KIND}:{card.uuid}:{state}:{since}",
+            key=f"{KIND}:{accelerator.uuid}:{state}:{since_ms}" if continued is None else continued.key,
             kind=KIND,
             state=state,
-            subject=card.uuid,
-            accelerator_id=card.accelerator_id,
+            subject=accelerator.uuid,
+            accelerator_id=accelerator.accelerator_id,
             workload_id=None if workload is None else workload.id,
             team=owner.team,
             owner={level: owner.level(level) for level in LEVELS if owner.level(level)},
-            since_ms=since,
-            opened_ms=self._at(episode.flagged) if known is None else known.opened_ms,
-            until_ms=until,
-            resolved_ms=None if episode.going_on else until,
+            since_ms=since_ms,
+            opened_ms=self._at_ms(episode.flagged) if continued is None else continued.opened_ms,
+            until_ms=until_ms,
+            resolved_ms=None if episode.going_on else until_ms,
             confidence=round(episode.confidence, 3),
             currency=cost.currency,
             cost_micro=cost.cost_micro,
             per_day_micro=cost.per_day_micro,
             evidence={
-                "node": card.node,
-                "pool": card.pool,
-                "wasted_gpu_ns": {str(at): ns for at, ns in wasted.items()},
-                **_readings(minutes, episode),
+                "node": accelerator.node,
+                "pool": accelerator.pool,
+                "wasted_gpu_ns": {str(at_ms): gpu_ns for at_ms, gpu_ns in wasted.items()},
+                **_mean_readings(minutes, episode),
             },
         )
 
-    def _wasted(self, card: PlacedAccelerator, episode: IdleEpisode, known: Finding | None) -> dict[int, int]:
-        """Wasted quantities by rating interval: of what went on before this piece as they were, from its begin on
-        anew.
-        """
+    def _wasted(
+        self, accelerator: PlacedAccelerator, episode: IdleEpisode, continued: Finding | None
+    ) -> dict[int, int]:
+        """Wasted GPU-nanoseconds by rating interval; those before the window are taken from the continued finding."""
         first = episode.since
-        old: dict[int, int] = {}
-        if known is not None:
-            old = {int(at): ns for at, ns in known.evidence["wasted_gpu_ns"].items() if int(at) < self._start}
-            first = max(first, (self._start - self._from) // MINUTE_MS)
-        pairs = [(self._at(at), episode.permille[at - episode.since]) for at in range(first, episode.end)]
-        return old | rating_intervals(pairs, card.gpu_micro, self._cuts)
+        before: dict[int, int] = {}
+        if continued is not None:
+            stored = {int(at_ms): gpu_ns for at_ms, gpu_ns in continued.evidence["wasted_gpu_ns"].items()}
+            before = {at_ms: gpu_ns for at_ms, gpu_ns in stored.items() if at_ms < self._start_ms}
+            first = max(first, (self._start_ms - self._from_ms) // MINUTE_MS)
+        pairs = [
+            (self._at_ms(column), episode.permille[column - episode.since]) for column in range(first, episode.end)
+        ]
+        return before | rating_intervals(pairs, accelerator.gpu_micro, self._cuts)
 
 
 @dataclass
-class _Held:
+class _Holding:
+    """Who holds each accelerator in each minute, and what kind of work that is."""
+
     holder: npt.NDArray[np.int64]
     faulty: npt.NDArray[np.bool_]
     serving: npt.NDArray[np.bool_]
     interactive: npt.NDArray[np.bool_]
-    told: npt.NDArray[np.bool_]
-    """Somebody said who holds it, or that nobody does."""
+    reported: npt.NDArray[np.bool_]
+    """An agent reported who holds it, or that nobody does."""
 
 
 def _rows(ids: npt.NDArray[Any], row_of: Mapping[int, int]) -> npt.NDArray[np.int64]:
     """The row of each accelerator id."""
     known = np.array(sorted(row_of), dtype=np.int64)
-    rows = np.array([row_of[int(one)] for one in known], dtype=np.int64)
+    rows = np.array([row_of[int(accelerator_id)] for accelerator_id in known], dtype=np.int64)
     return rows[np.searchsorted(known, ids.astype(np.int64))]
 
 
-def _curve(minutes: Minutes) -> IdleSurvivalCurve:
+def _survival_curve(minutes: Minutes) -> IdleSurvivalCurve:
     """How long idleness of this part of the fleet lasts, from the minutes at hand."""
     activity = minutes.activity()
     known = minutes.seen & np.isfinite(activity) & (minutes.holder != NOBODY)
     return estimate_curve(*idle_gaps(activity <= IDLE_RULES.idle_at_most, known))
 
 
-def _readings(minutes: Minutes, episode: IdleEpisode) -> dict[str, float]:
-    """Means of what was read while it lasted, for people to check; what nobody read is left out."""
+def _mean_readings(minutes: Minutes, episode: IdleEpisode) -> dict[str, float]:
+    """Means of the readings during an episode, for people to check; a metric without readings is left out."""
     part = (episode.row, slice(episode.since, episode.end))
-    named = {
+    metrics = {
         "utilization_ratio": minutes.utilization,
         "sm_active_ratio": minutes.sm_active,
         "memory_used_bytes": minutes.memory_bytes,
         "power_watts": minutes.power_watts,
     }
     means = {}
-    for name, values in named.items():
+    for name, values in metrics.items():
         known = values[part][np.isfinite(values[part])]
         if len(known):
             means[name] = round(float(known.mean()), 4)

@@ -1,174 +1,165 @@
-"""A runaway is told within minutes of its first sample, straight from the evidence, before its hour is over.
+"""Watch spending by the minute: find a runaway within minutes of its first sample, before its hour has ended.
 
-Once an hour each team's past says what its spending must exceed to stand out at once (`next_limit`). Every minute what
-the teams hold in the last two windows of three minutes is compared with it; both must exceed it, and workloads that
-began lately must make at least half of what is too much. What is opened here goes on under the same key as soon as the
-hourly search sees it too, so that an episode is told once; what falls back is resolved half an hour later.
+Once an hour each team's history gives the limit above which its spending is an anomaly at once (`next_limit`). Every
+minute the usage of the last two windows of three minutes is compared with it: both must exceed it, and workloads that
+began recently must account for at least half of the excess. An episode opened here keeps its key when the hourly search
+confirms it, so that people are notified once; when spending falls back it is resolved half an hour later.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
-from typing import Protocol
 
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.insight.anomalies import AnomalyLimit, next_limit
 from gpuledger_collector.insight.anomalies.causes import AnomalyCase, WorkloadRun, explain
 from gpuledger_collector.insight.findings import Finding, RecentHolding
 from gpuledger_collector.jobs.find_anomalies import (
     BY_MINUTES,
-    DAYS,
     FIRST_MINUTE,
+    HISTORY_DAYS,
     KIND,
     SHOWN_DRIVERS,
-    SpendingUnit,
-    Team,
-    teams_of,
-    told_as,
+    TeamSpending,
+    cause_evidence,
+    team_finding,
+    team_spending,
 )
 from gpuledger_collector.services.rating import Owners
+from gpuledger_collector.storage.billing import price_book
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.telemetry import minutes
 
 MINUTE_MS = 60_000
 WINDOW_MS = 3 * MINUTE_MS
 LAG_MS = MINUTE_MS
-"""So much of the newest evidence is left for the other nodes to come."""
-LATELY_MS = 2 * HOUR_MS
-"""Workloads that began no longer ago are what may have run away."""
-THEIR_PART = 0.5
-OVER_MS = 30 * MINUTE_MS
+"""The newest evidence is left out by this much, so that all nodes have reported."""
+RECENT_MS = 2 * HOUR_MS
+"""Workloads that began within this time may be the runaway."""
+MIN_SHARE_OF_EXCESS = 0.5
+RESOLVED_AFTER_MS = 30 * MINUTE_MS
 CONFIDENCE = 0.9
-"""None of the alarms that this rule gave on the open traces' clean weeks was false: it gave none there (insight.md)."""
-
-
-class WatchedUnit(SpendingUnit, Protocol):
-    """One transaction over one snapshot."""
-
-    def newest_evidence(self, now_ms: int) -> int | None:
-        """End of the newest evidence of the last two hours."""
-
-    def held_now(self, edges_ms: Sequence[int]) -> Sequence[RecentHolding]:
-        """Who held what in each window between two edges."""
-
-
-class Watched(Protocol):
-    """Where evidence and findings are kept."""
-
-    def unit(self) -> AbstractContextManager[WatchedUnit]:
-        """A transaction, alone in searching."""
+"""None of the alarms of this rule on the clean weeks of the open traces was false: there were none (insight.md)."""
 
 
 @dataclass(frozen=True)
-class _Habit:
-    """What is known of a team since the last full hour."""
+class _TeamLimit:
+    """A team's limit, as of the last full hour."""
 
-    team: Team
+    team: TeamSpending
     limit: AnomalyLimit
-    old: frozenset[int]
-    """Workloads that began longer ago than lately."""
+    old_workloads: frozenset[int]
+    """Workloads that did not begin recently."""
 
 
 @dataclass
-class _Level:
-    """What a team spends an hour at its first rates, by window; all of it, and by workloads that began lately."""
+class _SpendingRate:
+    """What a team spends per hour at its first rates, by window: in total, and by workloads that began recently."""
 
-    whole: list[float]
-    new: list[float]
-    culprits: set[int]
+    total: list[float]
+    recent: list[float]
+    recent_workloads: set[int]
 
 
 class SpendingWatch:
-    """Remembers between looks what it has learnt of the past; a new one learns it again and finds the same."""
+    """Keeps the limits of the last full hour between two runs; a new instance computes the same ones."""
 
-    def __init__(self, store: Watched) -> None:
-        self._store = store
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._hour = -1
-        self._habits: dict[tuple[str, str], _Habit] = {}
+        self._limits: dict[tuple[str, str], _TeamLimit] = {}
 
-    def look(self, now_ms: int) -> int:
-        """One look at the last minutes; how many episodes were opened, kept up to date or resolved."""
-        with self._store.unit() as unit:
+    def run(self, now_ms: int) -> int:
+        """Compare the last minutes with the limits; return how many episodes were opened, updated or resolved."""
+        with self._database.transaction(Lock.FINDINGS) as connection:
             if self._hour != now_ms // HOUR_MS:
-                self._habits = dict(_learn(unit, now_ms // HOUR_MS * HOUR_MS))
+                self._limits = dict(_team_limits(connection, now_ms // HOUR_MS * HOUR_MS))
                 self._hour = now_ms // HOUR_MS
-            newest = unit.newest_evidence(now_ms)
-            if newest is None or not self._habits:
+            newest_ms = minutes.newest_evidence(connection, now_ms)
+            if newest_ms is None or not self._limits:
                 return 0
-            at = (newest - LAG_MS) // MINUTE_MS * MINUTE_MS
-            return unit.put(self._changed(unit, at))
+            at_ms = (newest_ms - LAG_MS) // MINUTE_MS * MINUTE_MS
+            return findings.put(connection, self._changed(connection, at_ms))
 
-    def _changed(self, unit: WatchedUnit, at_ms: int) -> list[Finding]:
-        known = [one for one in unit.overlapping(KIND, at_ms - DAY_MS, at_ms + 1) if one.resolved_ms is None]
-        made = []
-        above = set()
-        for key, level in self._levels(unit, at_ms).items():
-            habit = self._habits[key]
-            extra = min(level.whole) - habit.limit.expected
-            if min(level.whole) <= habit.limit.stands_out or min(level.new) < THEIR_PART * extra:
+    def _changed(self, connection: Connection, at_ms: int) -> list[Finding]:
+        ongoing = [
+            finding
+            for finding in findings.overlapping(connection, KIND, at_ms - DAY_MS, at_ms + 1)
+            if finding.resolved_ms is None
+        ]
+        changed = []
+        exceeding = set()
+        for key, rate in self._rates(connection, at_ms).items():
+            team = self._limits[key]
+            excess = min(rate.total) - team.limit.expected
+            if min(rate.total) <= team.limit.stands_out or min(rate.recent) < MIN_SHARE_OF_EXCESS * excess:
                 continue
-            above.add(key)
-            same = [one for one in known if (one.subject, one.currency) == (habit.team.said, key[1]) and _is_usage(one)]
-            if all(BY_MINUTES in one.evidence for one in same):
-                made.append(_episode(unit, habit, level, at_ms, same[0] if same else None))
-        for one in known:
-            mine = BY_MINUTES in one.evidence and (one.team, one.currency) not in above
-            if mine and at_ms - one.until_ms > OVER_MS:
-                made.append(replace(one, resolved_ms=one.until_ms))
-        return made
+            exceeding.add(key)
+            same = [
+                finding
+                for finding in ongoing
+                if (finding.subject, finding.currency) == (team.team.label, key[1])
+                and finding.state in {"usage", "both"}
+            ]
+            if all(BY_MINUTES in finding.evidence for finding in same):
+                changed.append(_episode(connection, team, rate, at_ms, same[0] if same else None))
+        for finding in ongoing:
+            fell_back = BY_MINUTES in finding.evidence and (finding.team, finding.currency) not in exceeding
+            if fell_back and at_ms - finding.until_ms > RESOLVED_AFTER_MS:
+                changed.append(replace(finding, resolved_ms=finding.until_ms))
+        return changed
 
-    def _levels(self, unit: WatchedUnit, at_ms: int) -> dict[tuple[str, str], _Level]:
+    def _rates(self, connection: Connection, at_ms: int) -> dict[tuple[str, str], _SpendingRate]:
         edges = [at_ms - 2 * WINDOW_MS, at_ms - WINDOW_MS, at_ms]
-        rows = _shared(unit.held_now(edges), edges)
-        facts = unit.workloads(sorted({row.workload_id for row in rows}))
-        owners = Owners(unit.rules(), facts)
-        book = PriceBook(unit.prices(), unit.purchase_choices())
-        levels: dict[tuple[str, str], _Level] = {}
+        rows = _capped(minutes.held_now(connection, edges), edges)
+        facts = workloads.facts(connection, sorted({row.workload_id for row in rows}))
+        owners = Owners(rules.current(connection), facts)
+        book = price_book.current(connection)
+        rates: dict[tuple[str, str], _SpendingRate] = {}
         for row in rows:
             price = book.price_at(row.pool, row.gpu_model, row.node, "", at_ms)
             if price is None:
                 continue
             key = (owners.at(row.pool, row.node)(row.workload_id, at_ms, None).team, price.currency)
-            habit = self._habits.get(key)
-            if habit is None:
+            team = self._limits.get(key)
+            if team is None:
                 continue
-            rate = habit.team.first_rates.get((row.pool, row.gpu_model, row.node), float(price.rate))
-            level = levels.setdefault(key, _Level([0.0, 0.0], [0.0, 0.0], set()))
-            for window, held in enumerate(row.held_ms):
-                spent = held / WINDOW_MS * row.gpu_micro / 1e6 * rate
-                level.whole[window] += spent
-                if row.workload_id not in habit.old:
-                    level.new[window] += spent
-                    level.culprits.add(row.workload_id)
-        return levels
+            first_rate = team.team.first_rates.get((row.pool, row.gpu_model, row.node), float(price.rate))
+            rate = rates.setdefault(key, _SpendingRate([0.0, 0.0], [0.0, 0.0], set()))
+            for window, held_ms in enumerate(row.held_ms):
+                spent = held_ms / WINDOW_MS * row.gpu_micro / 1e6 * first_rate
+                rate.total[window] += spent
+                if row.workload_id not in team.old_workloads:
+                    rate.recent[window] += spent
+                    rate.recent_workloads.add(row.workload_id)
+        return rates
 
 
-def _is_usage(one: Finding) -> bool:
-    return one.state in {"usage", "both"}
-
-
-def _learn(unit: WatchedUnit, hour_ms: int) -> Iterable[tuple[tuple[str, str], _Habit]]:
-    """What each team is used to, from the full hours before."""
-    start = hour_ms - DAYS * DAY_MS
-    uses = unit.hourly_use(start, hour_ms)
-    if not uses:
+def _team_limits(connection: Connection, hour_ms: int) -> Iterable[tuple[tuple[str, str], _TeamLimit]]:
+    """The limit of each team from the full hours before."""
+    start_ms = hour_ms - HISTORY_DAYS * DAY_MS
+    usage = minutes.hourly_use(connection, start_ms, hour_ms)
+    if not usage:
         return
-    coverage = unit.coverage(start, hour_ms)
-    old = frozenset(use.workload_id for use in uses if use.rating_interval_ms < hour_ms - LATELY_MS)
-    for team in teams_of(unit, uses):
+    coverage = minutes.coverage(connection, start_ms, hour_ms)
+    old = frozenset(use.workload_id for use in usage if use.rating_interval_ms < hour_ms - RECENT_MS)
+    for team in team_spending(connection, usage):
         limit = next_limit(team.series(hour_ms, coverage)[0])
         if limit is not None:
-            yield (team.name, team.currency), _Habit(team, limit, old)
+            yield (team.name, team.currency), _TeamLimit(team, limit, old)
 
 
-def _shared(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentHolding]:
-    """Holders of one accelerator share it: together they never held it for longer than a window."""
+def _capped(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentHolding]:
+    """Scale holders that share an accelerator down: together they never hold it for longer than a window."""
     sums: dict[int, list[int]] = defaultdict(lambda: [0] * (len(edges) - 1))
     for row in rows:
         sums[row.accelerator_id] = [a + b for a, b in zip(sums[row.accelerator_id], row.held_ms, strict=True)]
@@ -177,96 +168,99 @@ def _shared(rows: Sequence[RecentHolding], edges: Sequence[int]) -> list[RecentH
         replace(
             row,
             held_ms=tuple(
-                held if whole <= length else held * length // whole
-                for held, whole, length in zip(row.held_ms, sums[row.accelerator_id], lengths, strict=True)
+                held if total <= length else held * length // total
+                for held, total, length in zip(row.held_ms, sums[row.accelerator_id], lengths, strict=True)
             ),
         )
         for row in rows
     ]
 
 
-def _episode(unit: WatchedUnit, habit: _Habit, level: _Level, at_ms: int, known: Finding | None) -> Finding:
-    """What the new workloads cost so far, to the micro-unit; none of them was there a week before."""
-    edges = [at_ms - LATELY_MS - HOUR_MS if known is None else known.since_ms, at_ms]
-    rows = [row for row in _shared(unit.held_now(edges), edges) if row.workload_id in level.culprits]
-    facts = unit.workloads(sorted(level.culprits))
-    names = {number: fact.name or str(number) for number, fact in facts.items()}
-    book = PriceBook(unit.prices(), unit.purchase_choices())
-    held: dict[tuple[str, str, Decimal], int] = defaultdict(int)
-    for row in rows:
-        price = book.price_at(row.pool, row.gpu_model, row.node, "", at_ms)
-        if price is not None:
-            held[names[row.workload_id], row.gpu_model, price.rate] += gpu_ns(row.gpu_micro, row.held_ms[0])
-    costs: dict[tuple[str, str], int] = defaultdict(int)
-    for (name, model, rate), quantity in held.items():
-        costs[name, model] += cost_micro(quantity, rate)
-    since = min([row.since_ms for row in rows] if known is None else [known.since_ms])
+def _episode(
+    connection: Connection, team_limit: _TeamLimit, rate: _SpendingRate, at_ms: int, known: Finding | None
+) -> Finding:
+    """The episode of the recent workloads with their exact cost so far; none of them ran a week before."""
+    team = team_limit.team
+    edges = [at_ms - RECENT_MS - HOUR_MS if known is None else known.since_ms, at_ms]
+    held = _capped(minutes.held_now(connection, edges), edges)
+    rows = [row for row in held if row.workload_id in rate.recent_workloads]
+    facts = workloads.facts(connection, sorted(rate.recent_workloads))
+    names = {key: fact.name or str(key) for key, fact in facts.items()}
+    costs = _costs(connection, rows, names, at_ms)
+    since_ms = min(row.since_ms for row in rows) if known is None else known.since_ms
     cost = sum(costs.values())
     moved: dict[str, int] = defaultdict(int)
     for (name, _), spent in costs.items():
         moved[name] += spent
-    began = [*habit.team.runs, *_runs(rows, names, at_ms)]
-    cause = explain(AnomalyCase(habit.team.said, since, at_ms, began, moved))
-    team, currency = habit.team, habit.team.currency
+    runs = [*team.runs, *_ongoing_runs(rows, names, at_ms)]
+    cause = explain(AnomalyCase(team.label, since_ms, at_ms, runs, moved))
     dearest = sorted(costs.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN_DRIVERS]
-    return Finding(
-        key=f"{KIND}:{team.said}:{currency}:{since}" if known is None else known.key,
-        kind=KIND,
+    return team_finding(
+        team,
+        key=f"{KIND}:{team.label}:{team.currency}:{since_ms}" if known is None else known.key,
         state="usage",
-        subject=team.said,
-        accelerator_id=None,
-        workload_id=None,
-        team=team.name,
-        owner={"team": team.name} if team.name else {},
-        since_ms=since,
+        since_ms=since_ms,
         opened_ms=at_ms if known is None else known.opened_ms,
         until_ms=at_ms,
         resolved_ms=None,
         confidence=CONFIDENCE,
-        currency=currency,
         cost_micro=cost,
-        per_day_micro=round(24e6 * (min(level.whole) - habit.limit.expected)),
+        per_day_micro=round(24e6 * (min(rate.total) - team_limit.limit.expected)),
         evidence={
             BY_MINUTES: True,
-            FIRST_MINUTE: since,
+            FIRST_MINUTE: since_ms,
             "days_before": 7,
             "price_micro": 0,
             "volume_micro": cost,
             "mix_micro": 0,
-            "drivers": [_driver(name, model, spent) for (name, model), spent in dearest],
+            "drivers": [
+                {
+                    "workload": name,
+                    "model": model,
+                    "change_micro": spent,
+                    "price_micro": 0,
+                    "volume_micro": spent,
+                    "mix_micro": 0,
+                }
+                for (name, model), spent in dearest
+            ],
             "rates": [],
-            **told_as(cause),
+            **cause_evidence(cause),
         },
     )
 
 
-def _driver(name: str, model: str, spent: int) -> Mapping[str, object]:
-    return {
-        "workload": name,
-        "model": model,
-        "change_micro": spent,
-        "price_micro": 0,
-        "volume_micro": spent,
-        "mix_micro": 0,
-    }
-
-
-def _runs(rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int) -> list[WorkloadRun]:
-    """The new workloads as runs that go on."""
-    of: dict[int, list[RecentHolding]] = defaultdict(list)
+def _costs(
+    connection: Connection, rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int
+) -> dict[tuple[str, str], int]:
+    """Exact cost by workload name and GPU model: quantities at one rate are added up before they are rounded."""
+    book = price_book.current(connection)
+    quantities: dict[tuple[str, str, Decimal], int] = defaultdict(int)
     for row in rows:
-        of[row.workload_id].append(row)
+        price = book.price_at(row.pool, row.gpu_model, row.node, "", at_ms)
+        if price is not None:
+            quantities[names[row.workload_id], row.gpu_model, price.rate] += gpu_ns(row.gpu_micro, row.held_ms[0])
+    costs: dict[tuple[str, str], int] = defaultdict(int)
+    for (name, model, rate), quantity in quantities.items():
+        costs[name, model] += cost_micro(quantity, rate)
+    return costs
+
+
+def _ongoing_runs(rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms: int) -> list[WorkloadRun]:
+    by_workload: dict[int, list[RecentHolding]] = defaultdict(list)
+    for row in rows:
+        by_workload[row.workload_id].append(row)
     return [
         WorkloadRun(
-            names[number],
-            min(row.since_ms for row in ones),
-            at_ms,
-            sum(row.gpu_micro for row in ones),
-            sum(gpu_ns(row.gpu_micro, row.held_ms[0]) for row in ones),
-            0,
-            0,
-            0,
+            name=names[workload_id],
+            start_ms=min(row.since_ms for row in held),
+            end_ms=at_ms,
+            gpu_micro=sum(row.gpu_micro for row in held),
+            gpu_ns=sum(gpu_ns(row.gpu_micro, row.held_ms[0]) for row in held),
+            busy_ms=0,
+            idle_ms=0,
+            cost_micro=0,
             going_on=True,
         )
-        for number, ones in of.items()
+        for workload_id, held in by_workload.items()
     ]

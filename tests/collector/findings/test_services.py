@@ -10,7 +10,7 @@ from fakes.fleet import DAY, OCTOBER, Fleet
 from fakes.idle_day import minutes
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
-from gpuledger_collector.jobs.judge_services import judge_services
+from gpuledger_collector.services.serving_replicas import assess_services
 
 DAYS = 7
 
@@ -39,12 +39,12 @@ def furnish(fleet: Fleet) -> None:
 def test_a_service_is_told_what_it_has_to_spare(fleet, findings):
     """Five held, one busy, one in reserve: three to spare, priced exactly; a single one is fine, a job no service."""
     furnish(fleet)
-    chat, rerank = judge_services(findings, OCTOBER + DAYS * DAY)
+    chat, rerank = assess_services(findings, OCTOBER + DAYS * DAY)
     assert (chat.name, chat.team, chat.model) == ("chat", "inference", "NVIDIA H100 80GB HBM3")
-    assert (chat.verdict.held, chat.verdict.peak, chat.verdict.needed, chat.verdict.spare) == (5, 1, 2, 3)
+    assert (chat.assessment.held, chat.assessment.peak, chat.assessment.needed, chat.assessment.spare) == (5, 1, 2, 3)
     assert chat.per_day_micro == cost_micro(gpu_ns(3_000_000, DAY), Decimal("2.49"))
-    assert (rerank.name, rerank.verdict.spare, rerank.per_day_micro) == ("rerank", 0, 0)
-    assert chat.verdict.known == rerank.verdict.known == 1.0
+    assert (rerank.name, rerank.assessment.spare, rerank.per_day_micro) == ("rerank", 0, 0)
+    assert chat.assessment.known == rerank.assessment.known == 1.0
 
 
 def test_the_command_refuses_what_does_not_go_together(fleet, run):

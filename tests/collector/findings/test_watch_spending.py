@@ -67,7 +67,7 @@ def play(fleet: Fleet, watch: SpendingWatch, minutes: range, **more: object) -> 
     first = None
     for minute in minutes:
         pushed(fleet, minute, **more)
-        watch.look(OCTOBER + START + (minute + 1) * MINUTE + 20_000)
+        watch.run(OCTOBER + START + (minute + 1) * MINUTE + 20_000)
         if first is None and found(fleet):
             first = minute + 1
     return first
@@ -99,7 +99,7 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
     assert since == OCTOBER + START // HOUR * HOUR
     assert more > cost
     assert "by_minutes" not in evidence
-    watch.look(OCTOBER + 16 * DAY + 14 * HOUR + 5 * MINUTE)
+    watch.run(OCTOBER + 16 * DAY + 14 * HOUR + 5 * MINUTE)
     assert found(team)[0][5] == more
 
 

@@ -16,8 +16,7 @@ from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.notify_findings import Writers, Written, notify_findings
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks
-from gpuledger_collector.storage.database import open_connection
-from gpuledger_collector.storage.findings.findings import FindingStore
+from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
 
 __all__ = ["findings", "fleet", "run"]
@@ -63,7 +62,7 @@ def apply(run: Run, tmp_path: Path) -> Callable[[str], tuple[int, str, str]]:
 
 
 @pytest.fixture
-def idle_day(fleet: Fleet, findings: FindingStore) -> Fleet:
+def idle_day(fleet: Fleet, findings: Database) -> Fleet:
     """The day of fakes.idle_day, looked at up to its end: ada's job rests since 06:00, job 3 never ran."""
     furnish(fleet)
     fleet.connection.execute("UPDATE workload SET name = 'train-yolo', user_name = 'ada' WHERE external_id = '1'")

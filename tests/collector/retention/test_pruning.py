@@ -26,8 +26,7 @@ from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.billing.dispute_evidence import _USAGE_INTERVALS
 from gpuledger_collector.storage.database import Database, open_connection
-from gpuledger_collector.storage.findings.findings import FindingStore
-from gpuledger_collector.storage.telemetry import archive, minute_rollup, partitions
+from gpuledger_collector.storage.telemetry import archive, minute_rollup, minutes, partitions
 
 DAY_MS = 86_400_000
 NOW = int(time.time()) * 1000
@@ -86,9 +85,9 @@ def whole_way(collector, dsn):
     assert rate_usage(ledger, NOW) > 0
     roll_up_series(Database(dsn), 400, NOW, lambda: False)
     roll_up_node_utilization(Database(dsn), 400, NOW, lambda: False)
-    find_idle(FindingStore(dsn), NOW)
-    with FindingStore(dsn).unit() as unit:
-        unit.newest_evidence(NOW)
+    find_idle(Database(dsn), NOW)
+    with Database(dsn).transaction() as connection:
+        minutes.newest_evidence(connection, NOW)
     with open_connection(dsn) as connection:
         archive.samples(connection, [1], Period(TODAY, NOW))
         minute_rollup.sampled_hours(connection, Period(TODAY, TODAY + DAY_MS))

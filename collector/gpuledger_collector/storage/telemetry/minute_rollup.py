@@ -22,7 +22,7 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
         return
     _roll_up_minutes(connection, hours)
     node_utilization.recompute(connection, hours)
-    findings.mark_late(connection, "idle", min(hour_ms for _, hour_ms in hours))
+    findings.note_late_evidence(connection, "idle", min(hour_ms for _, hour_ms in hours))
 
 
 def _roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:

@@ -50,7 +50,7 @@ def read(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int])
     return table
 
 
-def cards(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAccelerator]:
+def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAccelerator]:
     """Accelerators present in the period, by id, each at its last place."""
     rows = connection.execute(
         """
@@ -64,7 +64,7 @@ def cards(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAcce
     return [PlacedAccelerator(*row) for row in rows]
 
 
-def spans(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[StateInterval]:
+def state_intervals(connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]) -> Iterator[StateInterval]:
     """Who held these accelerators, and when they could not be held, by begin."""
     rows = connection.execute(
         "SELECT accelerator_id, workload_id, state, start_ms, end_ms FROM usage_interval "
@@ -96,7 +96,7 @@ _END_BY_KEY = (
 """The same by one index look-up an accelerator, however many minutes there are; Citus takes no such subquery."""
 
 
-def newest(connection: Connection) -> tuple[int, int] | None:
+def minute_range(connection: Connection) -> tuple[int, int] | None:
     """First and last minute of the rollup (unix ms); None when there is none."""
     query = _END if has_citus(connection) else _END_BY_KEY
     ends = [row[0] for end in ("min", "max") for row in connection.execute(query.format(end=end).encode())]
