@@ -46,12 +46,12 @@ def run(connection: Connection) -> None:
 
 def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN201 - Alembic's own types
     """Keep the phase of what ran, in its transaction; what ran before there was a table for it is not kept."""
-    if not ctx.connection.scalar(text("SELECT to_regclass('schema_step')")):
+    if not ctx.connection.scalar(text("SELECT to_regclass('applied_migration')")):
         return
     if step.is_upgrade:
         ctx.connection.execute(
             text(
-                "INSERT INTO schema_step (revision, follows, phase, applied_at) VALUES (:revision, :follows, :phase,"
+                "INSERT INTO applied_migration (revision, follows, phase, applied_at) VALUES (:revision, :follows, :phase,"
                 " now())"
             ),
             {
@@ -62,7 +62,7 @@ def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN0
         )
     else:
         ctx.connection.execute(
-            text("DELETE FROM schema_step WHERE revision = :revision"), {"revision": step.up_revision_id}
+            text("DELETE FROM applied_migration WHERE revision = :revision"), {"revision": step.up_revision_id}
         )
 
 

@@ -47,7 +47,7 @@ class Lock(enum.StrEnum):
     BUDGETS = "lock_budgets"
 
 
-ABOUT = "Locked by whoever does this alone; holds nothing."
+ABOUT = "Held by the session that does this alone; has no rows."
 """What the database says of each of them."""
 
 

@@ -52,7 +52,7 @@ def test_the_other_order_gives_the_same_bill(world, tmp_path):
     world.run("import", "usage", usage)
     assert world.bill("2026-09")["bravo"] == ("24000.000000", "240000.00")
     assert world.bill("2026-09")["alpha"] == ("1.000000", "10.00")
-    assert world.rows("SELECT kind, subject FROM claim") == [("pool", "cloud")]
+    assert world.rows("SELECT kind, subject FROM refused_claim") == [("pool", "cloud")]
 
 
 def test_a_pool_that_the_inventory_grants_replaces_gpu_by_gpu(world, tmp_path):
@@ -177,4 +177,4 @@ def test_a_claim_that_nothing_stands_against_any_more_is_forgotten(world, tmp_pa
     assert world.rows("SELECT DISTINCT pool FROM charge WHERE accelerator_id IS NOT NULL AND state = 'held'") == [
         ("cloud",)
     ]
-    assert world.rows("SELECT * FROM claim") == []
+    assert world.rows("SELECT * FROM refused_claim") == []

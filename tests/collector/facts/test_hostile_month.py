@@ -123,7 +123,7 @@ def test_a_hostile_month_leaves_a_closed_one_as_it_is(world, tmp_path):
     world.bill("2026-11")
     assert sealed(world, tmp_path / "after") == before
     assert world.rows("SELECT * FROM correction") == []
-    kinds = {kind for (kind,) in world.rows("SELECT DISTINCT kind FROM claim")}
+    kinds = {kind for (kind,) in world.rows("SELECT DISTINCT kind FROM refused_claim")}
     assert kinds == {"node", "pool", "board"}
     refused = json.loads(world.run("reconcile", "--period", "2026-09", "--format", "json", code=1))["refused_claims"]
     assert {one["kind"] for one in refused} == kinds

@@ -144,7 +144,7 @@ class World:
             "SELECT a.uuid, n.name, pool, gpu_model, c.gpu_micro, in_ms, out_ms, c.source FROM capacity c"
             " JOIN accelerator a ON a.id = accelerator_id JOIN node n ON n.id = node_id WHERE a.uuid LIKE %s"
             " ORDER BY 1, in_ms",
-            "SELECT a.uuid, n.name, kind, first_ms, last_ms FROM claim c JOIN accelerator a"
+            "SELECT a.uuid, n.name, kind, first_ms, last_ms FROM refused_claim c JOIN accelerator a"
             " ON a.id = accelerator_id JOIN node n ON n.id = c.node_id WHERE a.uuid LIKE %s ORDER BY 1, 2, 3, 4",
             "SELECT a.uuid, s.start_ms, t.model, t.pool, t.gpu_micro, v.tags FROM usage_interval s JOIN accelerator a"
             " ON a.id = s.accelerator_id JOIN accelerator_attributes t ON t.id = s.accelerator_attributes_id"

@@ -71,7 +71,7 @@ def test_the_evidence_goes_back_to_the_batches_and_its_file_has_the_seal(october
 
 def test_minutes_that_retention_expired_are_unknown_in_the_evidence_and_not_none(october, fleet, tmp_path):
     """An hour of before the bound has null; one that is kept, and of which nobody read anything, has 0."""
-    fleet.connection.execute("INSERT INTO expired VALUES ('gpu_minute', %s)", (OCTOBER + DAY,))
+    fleet.connection.execute("INSERT INTO retention_boundary VALUES ('gpu_minute', %s)", (OCTOBER + DAY,))
     october("disputes", "show", opened(october, *OWN), "--evidence", tmp_path / "e.json")
     hours = json.loads((tmp_path / "e.json").read_text())["hours"]["rows"]
     assert [(one["hour_ms"] - OCTOBER, one["minutes"], one["power_watts"]) for one in hours] == [

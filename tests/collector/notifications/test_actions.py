@@ -106,7 +106,7 @@ def act(connect, told):
 
 
 def states(fleet) -> list[str]:
-    return [str(state) for (state,) in fleet.rows("SELECT state FROM action ORDER BY id")]
+    return [str(state) for (state,) in fleet.rows("SELECT state FROM reclaim_action ORDER BY id")]
 
 
 def test_it_is_shown_first_and_then_done_once(act, told) -> None:
@@ -158,7 +158,7 @@ def test_what_changes_meanwhile_spares_it_and_the_dry_run_begins_anew(change, wh
     act(2, {"scancel": way})
     told.connection.execute(change)
     assert act(4.5, {"scancel": way}).done == 0
-    ((state, detail, first),) = told.rows("SELECT state, detail, first_shown_ms FROM action")
+    ((state, detail, first),) = told.rows("SELECT state, detail, first_shown_ms FROM reclaim_action")
     assert (state, way.acted) == ("spared", [])
     assert why in str(detail)
     assert first == OCTOBER + DAY + 2 * HOUR
@@ -168,7 +168,7 @@ def test_a_limit_of_an_hour_holds(act, told) -> None:
     """Others of the team were ended this hour: it waits for the next."""
     act(2, {"scancel": Recorded()})
     told.connection.execute(
-        "INSERT INTO action (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms, acted_ms) "
+        "INSERT INTO reclaim_action (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms, acted_ms) "
         "SELECT 'other' || n, l.id, 'scancel', '{}', 'vision', 'done', 0, 0, %s FROM notification l, "
         "generate_series(1, 5) n "
         "WHERE l.team = 'vision'",

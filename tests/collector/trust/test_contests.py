@@ -46,17 +46,17 @@ def test_doctor_names_a_gpu_on_two_nodes(dsn, command):
             collector.send(msgspec.structs.replace(copied, accelerators=[accelerator(0, "node-1")]))
         assert "gpuledger_ingest_contested_accelerators_total 3.0" in collector.request("GET", "/metrics")[2]
     with psycopg.connect(dsn) as connection:
-        found = connection.execute("SELECT kind, subject, first_ms, last_ms FROM claim").fetchall()
+        found = connection.execute("SELECT kind, subject, first_ms, last_ms FROM refused_claim").fetchall()
         assert found == [("node", "node-2", NOON_MS + 60_000, NOON_MS + 240_000)]
         # Two weeks later it is past; today it is what doctor says first.
-        connection.execute("UPDATE claim SET last_ms = extract(epoch FROM now()) * 1000")
+        connection.execute("UPDATE refused_claim SET last_ms = extract(epoch FROM now()) * 1000")
     assert command("token", "create", "--role", "agent", "--node", "*").exit_code == 0
     shown = command("doctor")
     assert "with 1 of the tokens any node can be reported" in shown.output
     assert shown.exit_code == 1
     assert "GPU-node-1-0 is reported by node-1 and node-2 at once; it stays with the first" in shown.output
     with psycopg.connect(dsn) as connection:
-        connection.execute("UPDATE claim SET last_ms = 0")
+        connection.execute("UPDATE refused_claim SET last_ms = 0")
     assert "at once" not in command("doctor").output
 
 

@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.usage import Contradiction
 Connection = psycopg.Connection[tuple[Any, ...]]
 _NAMED = """
     SELECT a.uuid, n.name, c.kind, c.subject, coalesce(h.name, ''), c.first_ms, c.last_ms
-    FROM claim c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id
+    FROM refused_claim c JOIN accelerator a ON a.id = c.accelerator_id JOIN node n ON n.id = c.node_id
     LEFT JOIN LATERAL (
         SELECT m.name FROM capacity p JOIN node m ON m.id = p.node_id WHERE p.accelerator_id = c.accelerator_id
             AND p.in_ms < c.last_ms ORDER BY p.in_ms DESC LIMIT 1
@@ -25,7 +25,7 @@ _NAMED = """
 def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> None:
     """Forget claims that began at or after an instant, before their time is placed again."""
     connection.execute(
-        "DELETE FROM claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <> 'holder'",
+        "DELETE FROM refused_claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <> 'holder'",
         (list(accelerators), since_ms),
     )
 
@@ -34,7 +34,7 @@ def keep(connection: Connection, refused: Sequence[Claim]) -> None:
     """Keep claims that were refused, each from its first to its last time."""
     for one in refused:
         connection.execute(
-            "INSERT INTO claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
+            "INSERT INTO refused_claim AS old (accelerator_id, node_id, kind, subject, first_ms, last_ms) "
             "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (accelerator_id, node_id, kind, subject) DO UPDATE SET "
             "first_ms = least(old.first_ms, excluded.first_ms), last_ms = greatest(old.last_ms, excluded.last_ms)",
             (one.accelerator_id, one.node_id, one.kind, one.subject, one.first_ms, one.last_ms),

@@ -89,7 +89,7 @@ class NotificationStore:
         """Whether nobody else does any action while the block runs; the lock ends with its session."""
         with locks.tried(self.connect, Lock.ACTIONS) as holder:
             # What another has ended meanwhile is not begun again: the state may be older than the lock.
-            query = "SELECT state FROM action WHERE id = %s"
+            query = "SELECT state FROM reclaim_action WHERE id = %s"
             state = None if holder is None else holder.execute(query, (action.id,)).fetchone()
             yield state is not None and state[0] == action.state
 
@@ -203,7 +203,7 @@ class NotificationTransaction:
     def shown(self) -> Sequence[Action]:
         """Actions that were shown or begun and not ended."""
         rows = self.connection.execute(
-            f"SELECT {', '.join(_ACTION)} FROM action WHERE state IN ('shown', 'doing') ORDER BY first_shown_ms, id"
+            f"SELECT {', '.join(_ACTION)} FROM reclaim_action WHERE state IN ('shown', 'doing') ORDER BY first_shown_ms, id"
         )
         return [Action(*row) for row in rows]
 
@@ -212,7 +212,7 @@ class NotificationTransaction:
     ) -> bool:
         """A dry run shows this; False when it was done before. What was spared begins anew."""
         row = self.connection.execute(
-            "INSERT INTO action AS a (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms) "
+            "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms) "
             "VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON CONFLICT (key) DO UPDATE SET state = 'shown', "
             "last_shown_ms = excluded.last_shown_ms, detail = '', first_shown_ms = CASE WHEN a.state = 'spared' "
             "THEN excluded.first_shown_ms ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
@@ -223,20 +223,21 @@ class NotificationTransaction:
     def spare(self, action: Action, why: str) -> None:
         """It is not shown any more."""
         self.connection.execute(
-            "UPDATE action SET state = 'spared', detail = %s WHERE id = %s AND state = 'shown'", (why, action.id)
+            "UPDATE reclaim_action SET state = 'spared', detail = %s WHERE id = %s AND state = 'shown'",
+            (why, action.id),
         )
 
     def begun_since(self, team: str, since_ms: int) -> int:
         """How many actions of a team were begun since."""
         row = self.connection.execute(
-            "SELECT count(*) FROM action WHERE team = %s AND acted_ms >= %s", (team, since_ms)
+            "SELECT count(*) FROM reclaim_action WHERE team = %s AND acted_ms >= %s", (team, since_ms)
         ).fetchone()
         return 0 if row is None else int(row[0])
 
     def begin(self, action: Action, at_ms: int, who: str) -> bool:
         """It is done from now on; False when another does it. It is in the audit log before it is done."""
         row = self.connection.execute(
-            "UPDATE action SET state = 'doing', acted_ms = %s WHERE id = %s AND state = 'shown' RETURNING 1",
+            "UPDATE reclaim_action SET state = 'doing', acted_ms = %s WHERE id = %s AND state = 'shown' RETURNING 1",
             (at_ms, action.id),
         ).fetchone()
         if row is not None:
@@ -246,7 +247,7 @@ class NotificationTransaction:
     def end(self, action: Action, state: str, detail: str, at_ms: int, who: str) -> bool:
         """What came of it: done, or failed; False when that is known already."""
         row = self.connection.execute(
-            "UPDATE action SET state = %s, done_ms = %s, detail = %s WHERE id = %s AND state = 'doing' RETURNING 1",
+            "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s AND state = 'doing' RETURNING 1",
             (state, at_ms, detail[:500], action.id),
         ).fetchone()
         if row is not None:
@@ -388,5 +389,5 @@ def newest(connection: Connection, most: int) -> list[Notification]:
 
 def actions(connection: Connection, most: int) -> list[Action]:
     """The last actions, newest first."""
-    rows = connection.execute(f"SELECT {', '.join(_ACTION)} FROM action ORDER BY id DESC LIMIT %s", (most,))
+    rows = connection.execute(f"SELECT {', '.join(_ACTION)} FROM reclaim_action ORDER BY id DESC LIMIT %s", (most,))
     return [Action(*row) for row in rows]

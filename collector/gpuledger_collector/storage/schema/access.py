@@ -1,16 +1,63 @@
-"""Who reads beside the collector, and what is locked against doing something twice at once."""
+"""Tokens, readers of the database, the audit log, and the tables that serve as locks."""
+
+from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
 
 from gpuledger_collector.storage.locks import ABOUT, Lock
-from gpuledger_collector.storage.schema.columns import metadata
-
-database_reader = sa.Table(
-    "database_reader",
-    metadata,
-    sa.Column("role", sa.Text, primary_key=True),
-    sa.Column("granted_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
-    comment="Roles made by `gpuledger db grant-reader`: a collector ends their sessions that go beyond their limits.",
+from gpuledger_collector.storage.schema.columns import (
+    BIG,
+    INSTANT,
+    JSONB,
+    TEXT,
+    column,
+    identity,
+    key,
+    keys,
+    optional,
+    required,
+    table,
 )
-for _lock in Lock:
-    sa.Table(_lock.value, metadata, comment=ABOUT)
+
+table(
+    "token",
+    "Tokens by the hash of their secret; rows are never deleted.",
+    identity(),
+    column("name", TEXT, "rotation adds a second one of the same name"),
+    column("role", TEXT, "agent, viewer, finance or admin"),
+    column("node", TEXT, "only node that an agent may report; null: any", nullable=True),
+    column("owner", JSONB, "level -> value: subtree that a viewer may see", nullable=True),
+    column("hash", TEXT, "SHA-256 of the secret, hexadecimal", unique=True),
+    *required(BIG, "made_ms"),
+    *optional(BIG, "expires_ms"),
+    column("last_used_ms", BIG, "accurate to about a minute", nullable=True),
+    *optional(BIG, "revoked_ms"),
+    sa.CheckConstraint("role IN ('agent', 'viewer', 'finance', 'admin')", name="role"),
+    sa.CheckConstraint("(role = 'viewer') = (owner IS NOT NULL)", name="owner"),
+    sa.CheckConstraint("role = 'agent' OR node IS NULL", name="node"),
+)
+
+table(
+    "database_reader",
+    "Roles created by `gpuledger db grant-reader`; a collector ends their sessions that exceed limits.",
+    *keys(TEXT, "role"),
+    column("granted_at", INSTANT, default=sa.func.now()),
+)
+
+table(
+    "audit",
+    "Who changed what, chained by hashes. Triggers refuse any change of a row.",
+    key("number", BIG, "consecutive from 1"),
+    *required(BIG, "at_ms"),
+    *required(TEXT, "who"),
+    column("what", TEXT, "kind of the changed object"),
+    *required(TEXT, "subject"),
+    column("before", pg.JSON, "null: did not exist", nullable=True),
+    column("after", pg.JSON, "null: no longer in force", nullable=True),
+    column("previous", TEXT, "hash of the previous row; empty: first row"),
+    column("hash", TEXT, "SHA-256 over the row, hexadecimal"),
+)
+
+for lock in Lock:
+    table(lock.value, ABOUT)

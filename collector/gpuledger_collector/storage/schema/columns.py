@@ -1,8 +1,13 @@
-"""What the tables share: metadata and its naming, and the kinds of columns."""
+"""What the tables share: metadata and its naming, the kinds of columns, and short ways to declare them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+
+from gpuledger_common.catalogue import HOT
 
 metadata = sa.MetaData(
     naming_convention={
@@ -15,27 +20,78 @@ metadata = sa.MetaData(
 )
 
 BIG = sa.BigInteger
-STATES = ("held", "unallocated", "unavailable", "unobserved", "stranded")
-"""States of an accelerator's time as stored; `unobserved` and `stranded` are never reported, only derived by rating."""
-
+TEXT = sa.Text
+JSONB = pg.JSONB
+INSTANT = sa.DateTime(timezone=True)
+RATE = sa.Numeric(18, 9)
+"""A price: currency units per GPU-hour, or per unit of another currency."""
+SUM = sa.Numeric(30, 0)
+"""A whole number that may exceed 64 bits when a large fleet's GPU-nanoseconds are added up."""
+TIMES_NS = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns")
+"""GPU-nanoseconds: all of them, and what they divide into."""
 HOT_TYPES = {"f4": sa.REAL, "f8": sa.Double, "i8": sa.BigInteger}
 
 
+def table(name: str, comment: str, *items: sa.schema.SchemaItem, **options: Any) -> sa.Table:
+    """Declare a table."""
+    return sa.Table(name, metadata, *items, comment=comment, **options)
+
+
+def column(
+    name: str, kind: Any, comment: str = "", *, nullable: bool = False, default: Any = None, unique: bool | None = None
+) -> sa.Column[Any]:
+    """Declare a column with a comment or a default."""
+    return sa.Column(name, kind, nullable=nullable, server_default=default, comment=comment or None, unique=unique)
+
+
+def required(kind: Any, *names: str) -> list[sa.Column[Any]]:
+    """Declare columns of one kind that are never null."""
+    return [column(name, kind) for name in names]
+
+
+def optional(kind: Any, *names: str) -> list[sa.Column[Any]]:
+    """Declare columns of one kind in which null means unknown or not applicable."""
+    return [column(name, kind, nullable=True) for name in names]
+
+
+def texts(*names: str) -> list[sa.Column[Any]]:
+    """Declare texts that are empty by default, never null."""
+    return [column(name, TEXT, default="") for name in names]
+
+
+def key(name: str, kind: Any, comment: str = "") -> sa.Column[Any]:
+    """Declare a part of the primary key; the value is always given by who inserts."""
+    return sa.Column(name, kind, primary_key=True, autoincrement=False, comment=comment or None)
+
+
+def keys(kind: Any, *names: str) -> list[sa.Column[Any]]:
+    """Declare parts of the primary key, of one kind."""
+    return [key(name, kind) for name in names]
+
+
 def identity() -> sa.Column[int]:
-    """A number that the database gives."""
+    """Declare a primary key that the database numbers."""
     return sa.Column("id", BIG, sa.Identity(), primary_key=True)
 
 
-def instant(name: str, *, nullable: bool = False) -> sa.Column[object]:
-    """An instant with its zone."""
-    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
+def foreign(
+    name: str, target: str, *, comment: str = "", nullable: bool = False, primary_key: bool = False
+) -> sa.Column[int]:
+    """Declare a reference to a row of another table."""
+    reference = sa.ForeignKey(target)
+    return sa.Column(name, BIG, reference, nullable=nullable, primary_key=primary_key, comment=comment or None)
 
 
-def text(name: str, default: str = "") -> sa.Column[str]:
-    """A text, never null."""
-    return sa.Column(name, sa.Text, nullable=False, server_default=default)
+def versioned() -> list[sa.Column[Any]]:
+    """Declare from when to when a row was in force: rows are superseded, never edited."""
+    return [column("recorded_at", INSTANT), column("superseded_at", INSTANT, nullable=True)]
 
 
-def foreign(name: str, target: str, *, nullable: bool = False, primary_key: bool = False) -> sa.Column[int]:
-    """A reference to a row of another table."""
-    return sa.Column(name, BIG, sa.ForeignKey(target), nullable=nullable, primary_key=primary_key)
+def hot_columns() -> list[sa.Column[Any]]:
+    """Declare a column for each metric that is sampled often."""
+    return [column(metric.name, HOT_TYPES[metric.column_kind], nullable=True) for metric in HOT]
+
+
+def index(*names: str, **options: Any) -> sa.Index:
+    """Declare an index under its conventional name."""
+    return sa.Index(None, *names, **options)

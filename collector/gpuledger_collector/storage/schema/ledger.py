@@ -1,25 +1,212 @@
-"""Usage, prices, owners, charges and the proof of each day."""
+"""Nodes, accelerators and workloads with their time lines, and the ledgers of hours, days and months."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql as pg
 
-from gpuledger_collector.storage.schema.columns import BIG, foreign, identity, instant, metadata, text
+from gpuledger_collector.storage.schema.columns import (
+    BIG,
+    INSTANT,
+    JSONB,
+    SUM,
+    TEXT,
+    TIMES_NS,
+    column,
+    foreign,
+    identity,
+    index,
+    key,
+    keys,
+    optional,
+    required,
+    table,
+    texts,
+    versioned,
+)
 
-usage_hour = sa.Table(
+
+def charge_columns() -> list[sa.Column[Any]]:
+    """Declare what a charge and a correction of it have in common."""
+    return [
+        *required(BIG, "start_ms", "end_ms"),
+        column("accelerator_id", BIG, "null: usage imported as counts", nullable=True),
+        column("workload_id", BIG, "null: state without a workload", nullable=True),
+        foreign("owner_id", "owner.id", nullable=True),
+        *required(TEXT, "state"),
+        *texts("pool", "gpu_model", "node"),
+        foreign("price_id", "price.id", nullable=True),
+        *required(BIG, *TIMES_NS),
+        column("currency", TEXT, "null: unpriced", nullable=True),
+        column("cost_micro", BIG, "null: unpriced, never 0", nullable=True),
+        *optional(BIG, "idle_cost_micro", "list_cost_micro", "energy_mj"),
+        foreign("commitment_id", "commitment.id", comment="covers it: its cost is the amortized one", nullable=True),
+        column("contracted_cost_micro", BIG, "at the rate of the price book; null: unknown", nullable=True),
+    ]
+
+
+def check_columns() -> list[sa.Column[Any]]:
+    """Declare the sums and the result of a conservation check."""
+    return [
+        *required(SUM, "capacity_ns", "held_ns", "unallocated_ns", "unavailable_ns", "unobserved_ns"),
+        column("capacity_cost", JSONB, "currency -> micro-units: capacity x rate"),
+        column("charged_cost", JSONB, "currency -> micro-units: the sum of the charges"),
+        column("imported_ns", SUM, "usage without inventory: not part of the check"),
+        column("until_ms", BIG, "rated up to here"),
+        *required(sa.Boolean, "holds"),
+        *required(INSTANT, "proved_at"),
+        column("commitments", JSONB, "by name: committed, covered and unused time and money", default="{}"),
+        column("stranded_ns", SUM, default="0"),
+    ]
+
+
+table(
+    "node",
+    "A machine that runs one agent; kept even without a GPU.",
+    identity(),
+    column("name", TEXT, unique=True),
+    *required(INSTANT, "first_seen_at", "last_seen_at"),
+    column("status", TEXT, default="ok"),
+    *texts("status_detail", "agent_version", "source"),
+    *optional(TEXT, "driver"),
+    *optional(JSONB, "heartbeat"),
+    postgresql_with={"fillfactor": 50},
+)
+
+table(
+    "accelerator",
+    "A device or a MIG instance: what usage is counted for.",
+    identity(),
+    column("uuid", TEXT, unique=True),
+    *required(TEXT, "device_uuid"),
+    *texts("model"),
+    *optional(TEXT, "mig_instance"),
+    column("gpu_micro", sa.Integer, default="1000000"),
+    *optional(BIG, "memory_bytes"),
+    *optional(sa.Integer, "gpu_index"),
+    column("health", TEXT, default="unknown"),
+    *texts("health_cause"),
+    column("last_seen_at", INSTANT, default=sa.func.now(), nullable=True),
+)
+
+table(
+    "accelerator_attributes",
+    "Reported attributes of an accelerator, one row per content; usage intervals refer to them. Never changed.",
+    identity(),
+    foreign("accelerator_id", "accelerator.id"),
+    column("digest", sa.LargeBinary, "SHA-256 of the content"),
+    *texts("model"),
+    *optional(TEXT, "mig_instance"),
+    *required(sa.Integer, "gpu_micro"),
+    *texts("pool"),
+    sa.UniqueConstraint("accelerator_id", "digest"),
+)
+
+table(
+    "capacity",
+    "When, where and as what an accelerator was available: derived from usage intervals and inventory.",
+    identity(),
+    foreign("accelerator_id", "accelerator.id"),
+    foreign("node_id", "node.id", nullable=True),
+    column("pool", TEXT, default="default"),
+    *required(BIG, "in_ms"),
+    *optional(BIG, "out_ms"),
+    column("source", TEXT, "agent (first seen) or import (inventory file)"),
+    *texts("gpu_model"),
+    column("gpu_micro", sa.Integer, "share of its board", default="1000000"),
+    column("accelerator_attributes_id", BIG, "null: not reported", nullable=True),
+    sa.CheckConstraint("out_ms IS NULL OR out_ms > in_ms", name="order"),
+    index("accelerator_id"),
+)
+
+table(
+    "inventory",
+    "Rows of imported inventory files as stated: they decide where an accelerator is.",
+    identity(),
+    foreign("accelerator_id", "accelerator.id"),
+    foreign("node_id", "node.id", nullable=True),
+    column("pool", TEXT, default="default"),
+    *texts("gpu_model"),
+    *required(BIG, "in_ms"),
+    *optional(BIG, "out_ms"),
+    sa.CheckConstraint("out_ms IS NULL OR out_ms > in_ms", name="order"),
+    index("accelerator_id"),
+)
+
+table(
+    "workload",
+    "The job, pod, container or process that holds accelerators, as last reported.",
+    identity(),
+    column("key", TEXT, "kind, scope and external id: stable over restarts", unique=True),
+    *texts("kind"),
+    *required(TEXT, "external_id"),
+    *optional(TEXT, "user_name", "account", "name"),
+    column("tags", JSONB, default="{}"),
+    *required(INSTANT, "first_seen_at"),
+    column("last_seen_at", INSTANT, default=sa.func.now(), nullable=True),
+)
+
+table(
+    "workload_attributes",
+    "Reported attributes of a workload, one row per content; usage intervals refer to them. Never changed.",
+    identity(),
+    foreign("workload_id", "workload.id"),
+    column("digest", sa.LargeBinary, "SHA-256 of the content"),
+    *optional(TEXT, "user_name", "account", "name"),
+    column("tags", JSONB, default="{}"),
+    sa.UniqueConstraint("workload_id", "digest"),
+)
+
+table(
+    "refused_claim",
+    "Claims refused because they would change what another owner pays; a person decides.",
+    *keys(BIG, "accelerator_id"),
+    key("node_id", BIG, "node that makes the claim"),
+    key("kind", TEXT, "node, pool, board or holder"),
+    key("subject", TEXT, "the claimed pool, node, board or workload"),
+    *required(BIG, "first_ms", "last_ms"),
+)
+
+table(
+    "owner",
+    "A path in the owner tree; empty levels are unattributed.",
+    identity(),
+    *texts("org", "team", "project", "experiment", "run", "user_name"),
+    sa.UniqueConstraint("org", "team", "project", "experiment", "run", "user_name"),
+)
+
+table(
+    "attribution_rule",
+    "Dated, ordered rules that map tags to owners.",
+    identity(),
+    *texts("name"),
+    *required(sa.Integer, "position"),
+    *required(JSONB, "match", "assign"),
+    *optional(BIG, "effective_from_ms", "effective_to_ms"),
+    *versioned(),
+)
+
+table(
+    "billing_zone",
+    "Time zone in which days and months of the bill begin; UTC without a row.",
+    identity(),
+    column("zone", TEXT, "IANA name"),
+    column("from_ms", BIG, "start of its first day; 0: always in force"),
+    *versioned(),
+)
+
+table(
     "usage_hour",
-    metadata,
-    sa.Column("accelerator_id", BIG, nullable=False),
-    sa.Column("hour_ms", BIG, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
-    sa.Column("workload_id", BIG),
-    sa.Column("held_ms", BIG, nullable=False, comment="this state's (and workload's) part of the hour"),
-    sa.Column("busy_ms", BIG, nullable=False),
-    sa.Column("idle_ms", BIG, nullable=False),
-    sa.Column("unknown_ms", BIG, nullable=False),
-    sa.Column("energy_mj", BIG),
-    sa.Column("workload_attributes_id", BIG, comment="what was reported of the workload for this time"),
+    "Hourly usage per accelerator and workload, folded from usage intervals with overlaps resolved.",
+    *required(BIG, "accelerator_id", "hour_ms"),
+    *required(TEXT, "state"),
+    *optional(BIG, "workload_id"),
+    column("held_ms", BIG, "time of the hour in this state (and by this workload)"),
+    *required(BIG, "busy_ms", "idle_ms", "unknown_ms"),
+    *optional(BIG, "energy_mj"),
+    column("workload_attributes_id", BIG, "as reported for this time", nullable=True),
+    index("hour_ms"),
     sa.Index(
         "uq_usage_hour_attributes",
         "accelerator_id",
@@ -30,219 +217,70 @@ usage_hour = sa.Table(
         unique=True,
         postgresql_nulls_not_distinct=True,
     ),
-    sa.Index("ix_usage_hour_hour_ms", "hour_ms"),
-    comment="Hourly usage ledger per accelerator and workload: the fold of the usage intervals, overlaps resolved.",
 )
 
-imported_usage = sa.Table(
+table(
     "imported_usage",
-    metadata,
+    "Usage imported as counts of GPUs, from schedulers without an agent.",
     foreign("workload_id", "workload.id", primary_key=True),
-    sa.Column("start_ms", BIG, primary_key=True),
-    sa.Column("end_ms", BIG, comment="null: still running"),
-    sa.Column("gpu_micro", BIG, nullable=False),
-    text("gpu_model"),
-    text("pool", "imported"),
-    text("node"),
-    sa.Column("submitted_ms", BIG),
-    text("state"),
-    sa.Column("workload_attributes_id", BIG, comment="what the import says of the workload"),
+    *keys(BIG, "start_ms"),
+    column("end_ms", BIG, "null: still running", nullable=True),
+    *required(BIG, "gpu_micro"),
+    *texts("gpu_model"),
+    column("pool", TEXT, default="imported"),
+    *texts("node"),
+    *optional(BIG, "submitted_ms"),
+    *texts("state"),
+    column("workload_attributes_id", BIG, "as the import describes the workload", nullable=True),
     sa.CheckConstraint("end_ms IS NULL OR end_ms >= start_ms", name="order"),
-    sa.Index("ix_imported_usage_start_ms_end_ms", "start_ms", "end_ms"),
-    comment="Usage imported as counts of GPUs, from schedulers without an agent.",
+    index("start_ms", "end_ms"),
 )
 
-price = sa.Table(
-    "price",
-    metadata,
+table(
+    "day_recompute",
+    "Requests to rate a day again, added by folds, imports and changes of prices or rules.",
     identity(),
-    text("pool"),
-    text("gpu_model"),
-    sa.Column("purchase", sa.Text, nullable=False),
-    sa.Column("rate_per_gpu_hour", sa.Numeric(18, 9), nullable=False),
-    sa.Column("list_rate", sa.Numeric(18, 9)),
-    sa.Column("currency", sa.Text, nullable=False),
-    sa.Column("effective_from_ms", BIG, nullable=False),
-    sa.Column("effective_to_ms", BIG),
-    text("region"),
-    text("node"),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    sa.Column("basis", pg.JSONB, comment="of a derived rate: what it was derived from, and its parts"),
-    comment="The price book: versions are added, never edited.",
+    *required(BIG, "day_ms"),
+    index("day_ms"),
 )
 
-commitment = sa.Table(
-    "commitment",
-    metadata,
-    identity(),
-    sa.Column("name", sa.Text, nullable=False),
-    text("pool"),
-    text("gpu_model"),
-    text("node"),
-    text("region"),
-    sa.Column("gpus", BIG, nullable=False),
-    sa.Column(
-        "upfront_micro",
-        BIG,
-        nullable=False,
-        comment="micro-units of the currency, amortised over the hours of the term",
-    ),
-    sa.Column(
-        "rate_per_gpu_hour", sa.Numeric(18, 9), nullable=False, comment="recurring: paid for every committed GPU-hour"
-    ),
-    sa.Column("currency", sa.Text, nullable=False),
-    sa.Column("starts_ms", BIG, nullable=False),
-    sa.Column("ends_ms", BIG, nullable=False),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    sa.CheckConstraint(
-        "ends_ms > starts_ms AND starts_ms % 3600000 = 0 AND ends_ms % 3600000 = 0",
-        name="term",
-    ),
-    comment="Capacity paid for a term, used or not: versions are superseded, never edited.",
-)
-
-purchase_choice = sa.Table(
-    "purchase_choice",
-    metadata,
-    identity(),
-    text("name"),
-    sa.Column("position", sa.Integer, nullable=False),
-    text("pool"),
-    text("gpu_model"),
-    text("node"),
-    sa.Column("tags", pg.JSONB, nullable=False, comment="tags of a workload; only for usage imported as counts"),
-    sa.Column("purchase", sa.Text, nullable=False),
-    sa.Column("effective_from_ms", BIG),
-    sa.Column("effective_to_ms", BIG),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    comment="Which way of buying applies where; the first that matches, by position.",
-)
-
-exchange_rate = sa.Table(
-    "exchange_rate",
-    metadata,
-    identity(),
-    sa.Column("from_currency", sa.Text, nullable=False),
-    sa.Column("to_currency", sa.Text, nullable=False),
-    sa.Column("rate", sa.Numeric(18, 9), nullable=False),
-    sa.Column("effective_from_ms", BIG, nullable=False),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    comment="For the view of a report only: the ledger keeps its currencies.",
-)
-
-owner = sa.Table(
-    "owner",
-    metadata,
-    identity(),
-    text("org"),
-    text("team"),
-    text("project"),
-    text("experiment"),
-    text("run"),
-    text("user_name"),
-    sa.UniqueConstraint("org", "team", "project", "experiment", "run", "user_name"),
-    comment="A path in the owner tree; empty levels are unattributed.",
-)
-
-attribution_rule = sa.Table(
-    "attribution_rule",
-    metadata,
-    identity(),
-    text("name"),
-    sa.Column("position", sa.Integer, nullable=False),
-    sa.Column("match", pg.JSONB, nullable=False),
-    sa.Column("assign", pg.JSONB, nullable=False),
-    sa.Column("effective_from_ms", BIG),
-    sa.Column("effective_to_ms", BIG),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    comment="Dated, ordered rules from tags to owners.",
-)
-
-charge = sa.Table(
+table(
     "charge",
-    metadata,
-    sa.Column("day_ms", BIG, nullable=False, comment="start of the UTC day that this line belongs to"),
-    sa.Column("start_ms", BIG, nullable=False),
-    sa.Column("end_ms", BIG, nullable=False),
-    sa.Column("accelerator_id", BIG, comment="null for usage imported as counts"),
-    sa.Column("workload_id", BIG, comment="null for states without one"),
-    foreign("owner_id", "owner.id", nullable=True),
-    sa.Column("state", sa.Text, nullable=False),
-    text("pool"),
-    text("gpu_model"),
-    text("node"),
-    foreign("price_id", "price.id", nullable=True),
-    sa.Column("gpu_ns", BIG, nullable=False),
-    sa.Column("busy_ns", BIG, nullable=False),
-    sa.Column("idle_ns", BIG, nullable=False),
-    sa.Column("unknown_ns", BIG, nullable=False),
-    sa.Column("currency", sa.Text, comment="null: unpriced"),
-    sa.Column("cost_micro", BIG, comment="null: unpriced, never 0"),
-    sa.Column("idle_cost_micro", BIG),
-    sa.Column("list_cost_micro", BIG),
-    sa.Column("energy_mj", BIG),
-    sa.Column(
-        "commitment_id",
-        BIG,
-        sa.ForeignKey("commitment.id"),
-        comment="what covers it: its cost is then the amortised one",
-    ),
-    sa.Column("contracted_cost_micro", BIG, comment="at the rate of the price book; null: unknown"),
-    sa.Index("ix_charge_day_ms", "day_ms"),
-    sa.Index("ix_charge_workload_id", "workload_id"),
-    comment="Charges: one line per day, accelerator (or pool), workload, state and rate; hours are rated one by one.",
+    "Charges: one line per day, accelerator (or pool), workload, state and rate.",
+    column("day_ms", BIG, "start of the day in the billing zone"),
+    *charge_columns(),
+    index("day_ms"),
+    index("workload_id"),
 )
 
-ledger_day = sa.Table(
+table(
     "ledger_day",
-    metadata,
-    sa.Column("day_ms", BIG, nullable=False),
+    "Charges added up by day and owner, for reports and dashboards.",
+    *required(BIG, "day_ms"),
     foreign("owner_id", "owner.id", nullable=True),
-    sa.Column("state", sa.Text, nullable=False),
-    text("pool"),
-    text("gpu_model"),
-    sa.Column("currency", sa.Text),
-    sa.Column("gpu_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("busy_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("idle_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("unknown_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("cost_micro", BIG),
-    sa.Column("idle_cost_micro", BIG),
-    sa.Column("energy_mj", sa.Numeric(30, 0)),
-    sa.Column("list_cost_micro", BIG),
-    sa.Column("contracted_cost_micro", BIG),
-    sa.Index("ix_ledger_day_day_ms", "day_ms"),
-    comment="Daily ledger per owner: what reports and dashboards read.",
+    *required(TEXT, "state"),
+    *texts("pool", "gpu_model"),
+    *optional(TEXT, "currency"),
+    *required(SUM, *TIMES_NS),
+    *optional(BIG, "cost_micro", "idle_cost_micro"),
+    *optional(SUM, "energy_mj"),
+    *optional(BIG, "list_cost_micro", "contracted_cost_micro"),
+    index("day_ms"),
 )
 
-ledger_month = sa.Table(
+table(
     "ledger_month",
-    metadata,
-    sa.Column("start_ms", BIG, nullable=False),
-    sa.Column("end_ms", BIG, nullable=False, comment="the days from start_ms to here, not included, are in it"),
+    "ledger_day added up by ended month: all lines of a month, or none while a day has changed.",
+    *required(BIG, "start_ms"),
+    column("end_ms", BIG, "end of the month, exclusive"),
     foreign("owner_id", "owner.id", nullable=True),
-    sa.Column("state", sa.Text, nullable=False),
-    text("pool"),
-    text("gpu_model"),
-    sa.Column("currency", sa.Text),
-    sa.Column("gpu_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("busy_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("idle_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("unknown_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("cost_micro", sa.Numeric(30, 0)),
-    sa.Column("idle_cost_micro", sa.Numeric(30, 0)),
-    sa.Column("energy_mj", sa.Numeric(30, 0)),
-    sa.Column(
-        "list_cost_micro",
-        sa.Numeric(30, 0),
-        comment="at contracted rates where there is no list; null: some of it unknown",
-    ),
-    sa.Column("contracted_cost_micro", sa.Numeric(30, 0)),
+    *required(TEXT, "state"),
+    *texts("pool", "gpu_model"),
+    *optional(TEXT, "currency"),
+    *required(SUM, *TIMES_NS),
+    *optional(SUM, "cost_micro", "idle_cost_micro", "energy_mj"),
+    column("list_cost_micro", SUM, "contracted rate without a list rate; null: partly unknown", nullable=True),
+    *optional(SUM, "contracted_cost_micro"),
     sa.Index(
         "uq_ledger_month_key",
         "start_ms",
@@ -255,89 +293,11 @@ ledger_month = sa.Table(
         unique=True,
         postgresql_nulls_not_distinct=True,
     ),
-    comment="The daily ledger of a month that is over, added up: all of its lines are here, or none while a day has "
-    "changed.",
 )
 
-conservation_check = sa.Table(
+table(
     "conservation_check",
-    metadata,
-    sa.Column("day_ms", BIG, primary_key=True),
-    sa.Column("capacity_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("held_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("unallocated_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("unavailable_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("unobserved_ns", sa.Numeric(30, 0), nullable=False),
-    sa.Column("capacity_cost", pg.JSONB, nullable=False, comment="currency -> micro-units: capacity x rate"),
-    sa.Column("charged_cost", pg.JSONB, nullable=False, comment="currency -> micro-units: the sum of the charges"),
-    sa.Column("imported_ns", sa.Numeric(30, 0), nullable=False, comment="usage without inventory: outside the proof"),
-    sa.Column("until_ms", BIG, nullable=False, comment="the day is rated up to here; a full day is final"),
-    sa.Column("holds", sa.Boolean, nullable=False),
-    instant("proved_at"),
-    sa.Column(
-        "commitments",
-        pg.JSONB,
-        nullable=False,
-        server_default="{}",
-        comment="by name: what was committed, covered and left unused, in time and money",
-    ),
-    sa.Column("stranded_ns", sa.Numeric(30, 0), nullable=False, server_default="0"),
-    comment="Proof of conservation, a row per rated day.",
-)
-
-day_recompute = sa.Table(
-    "day_recompute",
-    metadata,
-    identity(),
-    sa.Column("day_ms", BIG, nullable=False),
-    sa.Index("ix_day_recompute_day_ms", "day_ms"),
-    comment="Days to rate again; marks are added by folds, imports and changes of prices or rules.",
-)
-
-shared_cost = sa.Table(
-    "shared_cost",
-    metadata,
-    identity(),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("source", sa.Text, nullable=False, comment="amount, or the state whose cost is shared out"),
-    sa.Column("amount_micro", BIG, comment="a month's, null for a state's cost"),
-    sa.Column("currency", sa.Text),
-    sa.Column("pool", sa.Text, nullable=False, server_default="", comment="of the state's cost; empty: every pool"),
-    sa.Column("key", sa.Text, nullable=False, comment="cost, gpu_hours, even or weights"),
-    sa.Column("level", sa.Text, nullable=False, comment="level of the owner tree that shares"),
-    sa.Column("weights", pg.JSONB, nullable=False, comment="owner -> whole number, for key weights"),
-    sa.Column("scope", pg.JSONB, nullable=False, comment="level -> owner: only those below share"),
-    sa.Column("from_on", sa.Date),
-    sa.Column("to_on", sa.Date),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    comment="Costs that owners share by a stated key; versions are added, never edited.",
-)
-
-carbon_intensity = sa.Table(
-    "carbon_intensity",
-    metadata,
-    identity(),
-    sa.Column("region", sa.Text, nullable=False, server_default="", comment="name of the grid, for people"),
-    sa.Column("pool", sa.Text, nullable=False, server_default="", comment="empty: any"),
-    sa.Column("grams_per_kwh", sa.Numeric(12, 3), nullable=False, comment="CO2 equivalent"),
-    sa.Column(
-        "pue", sa.Numeric(6, 3), nullable=False, comment="energy of the building over that of the machines, 1 or more"
-    ),
-    sa.Column("from_on", sa.Date),
-    sa.Column("to_on", sa.Date),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    comment="Dated carbon intensities of the grid by pool; versions are added, never edited.",
-)
-
-billing_zone = sa.Table(
-    "billing_zone",
-    metadata,
-    identity(),
-    sa.Column("zone", sa.Text, nullable=False, comment="IANA name"),
-    sa.Column("from_ms", BIG, nullable=False, comment="its first day begins here; 0: it always held"),
-    instant("recorded_at"),
-    instant("superseded_at", nullable=True),
-    comment="In which zone days and months of the bill begin; without a row in UTC.",
+    "Conservation check of each rated day: charges and capacity agree in time and money.",
+    *keys(BIG, "day_ms"),
+    *check_columns(),
 )

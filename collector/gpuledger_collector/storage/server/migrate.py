@@ -2,7 +2,7 @@
 
 A migration is of one of two phases. `pre` only adds: collectors of the version before go on beside it. `post` takes
 away what they use: it runs once none of them is alive (docs/decisions/0015-rolling-upgrades.md). The database
-keeps the phase of each in `schema_step`, for collectors that do not know the migration itself.
+keeps the phase of each in `applied_migration`, for collectors that do not know the migration itself.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def head() -> str:
 
 def _ahead(connection: sa.Connection, current: str, head: str) -> tuple[str, ...]:
     """The unknown revisions between `head` and the database's. Raises SchemaBehind unless each is a `pre` one."""
-    table = connection.scalar(sa.text("SELECT to_regclass('schema_step')"))
-    rows = connection.execute(sa.text("SELECT revision, follows, phase FROM schema_step")) if table else ()
+    table = connection.scalar(sa.text("SELECT to_regclass('applied_migration')"))
+    rows = connection.execute(sa.text("SELECT revision, follows, phase FROM applied_migration")) if table else ()
     recorded = {revision: (follows, phase) for revision, follows, phase in rows}
     found: list[str] = []
     at = current

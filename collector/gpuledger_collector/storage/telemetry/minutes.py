@@ -105,7 +105,7 @@ def minute_range(connection: Connection) -> tuple[int, int] | None:
 
 def expired_before(connection: Connection) -> int:
     """The bound of retention (unix ms, start of a UTC day): no minutes exist before it, nor will any; 0: no bound."""
-    row = connection.execute("SELECT before_ms FROM expired WHERE name = 'gpu_minute'").fetchone()
+    row = connection.execute("SELECT before_ms FROM retention_boundary WHERE name = 'gpu_minute'").fetchone()
     return 0 if row is None else int(row[0])
 
 

@@ -1,0 +1,287 @@
+"""Prices and commitments, closed periods, budgets, disputes, and the bills of providers."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from gpuledger_collector.storage.schema.columns import (
+    BIG,
+    INSTANT,
+    JSONB,
+    RATE,
+    SUM,
+    TEXT,
+    column,
+    foreign,
+    identity,
+    index,
+    key,
+    keys,
+    optional,
+    required,
+    table,
+    texts,
+    versioned,
+)
+from gpuledger_collector.storage.schema.ledger import charge_columns, check_columns
+
+table(
+    "price",
+    "The price book: rows are superseded, never edited.",
+    identity(),
+    *texts("pool", "gpu_model"),
+    *required(TEXT, "purchase"),
+    *required(RATE, "rate_per_gpu_hour"),
+    *optional(RATE, "list_rate"),
+    *required(TEXT, "currency"),
+    *required(BIG, "effective_from_ms"),
+    *optional(BIG, "effective_to_ms"),
+    *texts("region", "node"),
+    *versioned(),
+    column("basis", JSONB, "inputs and parts of a derived rate", nullable=True),
+)
+
+table(
+    "commitment",
+    "Capacity paid for a term, used or not: rows are superseded, never edited.",
+    identity(),
+    *required(TEXT, "name"),
+    *texts("pool", "gpu_model", "node", "region"),
+    *required(BIG, "gpus"),
+    column("upfront_micro", BIG, "micro-units of the currency, amortized over the term"),
+    column("rate_per_gpu_hour", RATE, "recurring: paid for every committed GPU-hour"),
+    *required(TEXT, "currency"),
+    *required(BIG, "starts_ms", "ends_ms"),
+    *versioned(),
+    sa.CheckConstraint("ends_ms > starts_ms AND starts_ms % 3600000 = 0 AND ends_ms % 3600000 = 0", name="term"),
+)
+
+table(
+    "purchase_choice",
+    "Which purchase applies where: the first match by position.",
+    identity(),
+    *texts("name"),
+    *required(sa.Integer, "position"),
+    *texts("pool", "gpu_model", "node"),
+    column("tags", JSONB, "workload tags; only for usage imported as counts"),
+    *required(TEXT, "purchase"),
+    *optional(BIG, "effective_from_ms", "effective_to_ms"),
+    *versioned(),
+)
+
+table(
+    "exchange_rate",
+    "Exchange rates for reports; the ledger keeps its currencies.",
+    identity(),
+    *required(TEXT, "from_currency", "to_currency"),
+    *required(RATE, "rate"),
+    *required(BIG, "effective_from_ms"),
+    *versioned(),
+)
+
+table(
+    "shared_cost",
+    "Costs that owners share by a declared key: rows are superseded, never edited.",
+    identity(),
+    *required(TEXT, "name"),
+    column("source", TEXT, "amount, or the state whose cost is shared"),
+    column("amount_micro", BIG, "per month; null: a state's cost", nullable=True),
+    *optional(TEXT, "currency"),
+    column("pool", TEXT, "of the state's cost; empty: every pool", default=""),
+    column("key", TEXT, "cost, gpu_hours, even or weights"),
+    column("level", TEXT, "owner level that shares"),
+    column("weights", JSONB, "owner -> integer, for key weights"),
+    column("scope", JSONB, "level -> owner: only owners below share"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *versioned(),
+)
+
+table(
+    "carbon_intensity",
+    "Dated carbon intensities of the grid by pool: rows are superseded, never edited.",
+    identity(),
+    column("region", TEXT, "display name of the grid", default=""),
+    column("pool", TEXT, "empty: any", default=""),
+    column("grams_per_kwh", sa.Numeric(12, 3), "CO2 equivalent"),
+    column("pue", sa.Numeric(6, 3), "facility energy divided by machine energy, at least 1"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *versioned(),
+)
+
+table(
+    "billing_period",
+    "Closed months; a month without a row is open. Triggers refuse any change of a row.",
+    *keys(BIG, "start_ms"),
+    *required(BIG, "end_ms"),
+    column("name", TEXT, "such as 2026-10"),
+    *required(BIG, "closed_ms"),
+    *required(TEXT, "closed_by"),
+    column("level", TEXT, "owner level that is invoiced"),
+    *required(BIG, "lines"),
+    column("seal", TEXT, "Merkle root over its lines, hexadecimal"),
+    *required(JSONB, "receipt"),
+    sa.UniqueConstraint("name"),
+)
+
+table(
+    "invoice",
+    "Amount billed to each owner at the close of a month.",
+    foreign("period_start_ms", "billing_period.start_ms", primary_key=True),
+    *keys(TEXT, "currency", "owner"),
+    column("micro", BIG, "the exact amount"),
+    column("minor", BIG, "booked, in minor units of the currency"),
+)
+
+table(
+    "closed_workload",
+    "Names and tags of workloads at the close of their month, so that exports of it never change.",
+    foreign("period_start_ms", "billing_period.start_ms", primary_key=True),
+    *keys(BIG, "workload_id"),
+    *optional(TEXT, "name", "user_name"),
+    *required(JSONB, "tags"),
+)
+
+table(
+    "correction",
+    "Differences to the charges of closed days, booked in an open period; never changed.",
+    identity(),
+    column("booked_day_ms", BIG, "day of an open period in which it is billed"),
+    *required(BIG, "recorded_ms"),
+    column("day_ms", BIG, "closed day that it amends"),
+    *charge_columns(),
+    index("booked_day_ms"),
+    index("day_ms"),
+)
+
+table(
+    "corrected_day",
+    "Conservation check of a closed day with its corrections; the sealed one stays in conservation_check.",
+    *keys(BIG, "day_ms"),
+    *check_columns(),
+)
+
+table(
+    "budget",
+    "What an owner may spend in a period; changing amount, owner or period supersedes the row.",
+    identity(),
+    *required(TEXT, "name"),
+    column("owner", JSONB, "level -> value; empty: the whole fleet"),
+    column("period", TEXT, "month, quarter or range"),
+    column("start_ms", BIG, "of a range", nullable=True),
+    column("end_ms", BIG, "of a range", nullable=True),
+    *required(BIG, "amount_micro"),
+    *required(TEXT, "currency"),
+    column("terms", JSONB, "thresholds and recipients"),
+    *versioned(),
+    sa.Index("uq_budget_name", "name", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+)
+
+table(
+    "budget_alert",
+    "State of a threshold in a period; it fires once.",
+    identity(),
+    foreign("budget_id", "budget.id"),
+    *required(BIG, "period_start_ms"),
+    column("rule", TEXT, "actual, forecast or pace"),
+    *required(sa.Integer, "percent"),
+    column("state", TEXT, "pending, firing, acked or resolved"),
+    column("seen", sa.Integer, "consecutive evaluations over the threshold"),
+    *required(BIG, "evaluated_ms"),
+    *optional(BIG, "fired_ms", "escalated_ms"),
+    column("spent_micro", BIG, "when it fired", nullable=True),
+    *texts("acked_by"),
+    sa.UniqueConstraint("budget_id", "period_start_ms", "rule", "percent"),
+)
+
+table(
+    "dispute",
+    "Charges that an owner contests, with the evidence at the opening; resolved once.",
+    identity(),
+    column("owner", JSONB, "level -> value: owner of the contested lines"),
+    *required(BIG, "start_ms", "end_ms"),
+    column("accelerator_id", BIG, "null: any", nullable=True),
+    column("workload_id", BIG, "null: any", nullable=True),
+    column("line", TEXT, "hash of the contested line; null: all of them", nullable=True),
+    *required(TEXT, "reason"),
+    column("state", TEXT, "open, answered, accepted or rejected"),
+    *required(BIG, "opened_ms"),
+    *required(TEXT, "opened_by"),
+    column("gpu_ns", SUM, "contested time, as billed at the opening"),
+    column("cost", JSONB, "currency -> micro-units, as billed at the opening"),
+    column("evidence", TEXT, "canonical JSON, at the opening"),
+    column("seal", TEXT, "SHA-256 of the evidence, hexadecimal"),
+    *optional(BIG, "resolved_ms"),
+    sa.CheckConstraint("end_ms > start_ms", name="order"),
+    sa.CheckConstraint("state IN ('open', 'answered', 'accepted', 'rejected')", name="state"),
+    sa.CheckConstraint("(resolved_ms IS NOT NULL) = (state IN ('accepted', 'rejected'))", name="resolved"),
+)
+
+table(
+    "dispute_entry",
+    "Entries of a dispute in order; rows are only added.",
+    identity(),
+    foreign("dispute_id", "dispute.id"),
+    *required(BIG, "at_ms"),
+    *required(TEXT, "who"),
+    column("kind", TEXT, "opened, answered, accepted or rejected"),
+    *required(TEXT, "words"),
+    index("dispute_id"),
+)
+
+table(
+    "reattribution",
+    "Exceptions to attribution by accepted disputes; rating applies them in order. Never changed.",
+    identity(),
+    foreign("dispute_id", "dispute.id"),
+    *required(BIG, "start_ms", "end_ms"),
+    column("accelerator_id", BIG, "null: any", nullable=True),
+    *required(BIG, "workload_id"),
+    column("state", TEXT, "held: by another owner; unavailable: not usable"),
+    column("owner", JSONB, "level -> value, for held; empty: unattributed", nullable=True),
+    *required(INSTANT, "recorded_at"),
+    column("contested", JSONB, "level -> value: owner whose time moves; null: the dispute's", nullable=True),
+    sa.CheckConstraint("end_ms > start_ms", name="order"),
+    sa.CheckConstraint("state IN ('held', 'unavailable')", name="state"),
+    sa.CheckConstraint("(state = 'held') = (owner IS NOT NULL)", name="owner"),
+    index("start_ms", "end_ms"),
+)
+
+table(
+    "bill",
+    "Providers' bills by billing period; a newer file of a period supersedes the older.",
+    identity(),
+    *required(TEXT, "provider"),
+    *required(BIG, "period_start_ms", "period_end_ms"),
+    *required(TEXT, "file_name"),
+    column("sha256", TEXT, "of the file, hexadecimal"),
+    *required(BIG, "lines"),
+    *required(INSTANT, "imported_at"),
+    *optional(INSTANT, "superseded_at"),
+    index("provider", "period_start_ms"),
+)
+
+table(
+    "bill_line",
+    "Lines of providers' bills, amounts as written.",
+    foreign("bill_id", "bill.id", primary_key=True),
+    key("line", BIG, "line (CSV) or row (Parquet) of the file"),
+    *required(BIG, "start_ms", "end_ms"),
+    column("category", TEXT, "ChargeCategory"),
+    *texts("charge_class", "description", "sku", "resource", "resource_name", "region", "service", "commitment"),
+    column("quantity", sa.Numeric, "PricingQuantity, else ConsumedQuantity; null: none", nullable=True),
+    *texts("unit"),
+    *required(TEXT, "currency"),
+    *required(sa.Numeric, "billed"),
+    *optional(sa.Numeric, "effective"),
+)
+
+table(
+    "bill_match",
+    "Pool or node that a line of a provider's bill is about: the first match by position.",
+    identity(),
+    *required(sa.Integer, "position"),
+    *texts("provider", "sku", "resource", "region", "service", "pool", "node"),
+    column("gpus", sa.Numeric(12, 6), "GPUs of a unit; null: the node's by inventory, else 1", nullable=True),
+    column("leave_out", sa.Boolean, "not about our GPUs: listed, but not compared"),
+    *versioned(),
+)

@@ -1,0 +1,116 @@
+"""What looks ahead: queues as they were read, forecasts, and capacity that was advised, with what came of both."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+
+from gpuledger_collector.storage.schema.columns import (
+    BIG,
+    INSTANT,
+    JSONB,
+    TEXT,
+    column,
+    foreign,
+    identity,
+    index,
+    key,
+    keys,
+    optional,
+    required,
+    table,
+    versioned,
+)
+
+table(
+    "queue_reading",
+    "A scheduler's queue for GPUs at an instant; no row: not read.",
+    key("source", TEXT, "scheduler, such as slurm:NAME"),
+    *keys(BIG, "at_ms"),
+    *required(sa.Integer, "workloads"),
+    *required(BIG, "gpu_micro"),
+    column(
+        "waiting",
+        JSONB,
+        "objects of pool, gpu_model, team, user, account, gpu_micro, workloads, oldest_ms",
+    ),
+    *required(INSTANT, "received_at"),
+    column("pools", pg.ARRAY(TEXT), "pools named by waiting, ascending; null: not summed yet", nullable=True),
+    column("pool_gpu_micro", pg.ARRAY(BIG), "waiting GPUs of each pool", nullable=True),
+    column(
+        "summed_at",
+        INSTANT,
+        "received_at of the summed reading; if it differs, read waiting",
+        nullable=True,
+    ),
+    index("at_ms"),
+)
+
+table(
+    "backtest",
+    "Forecasts of demand as made, and how they turned out.",
+    key("grouped", TEXT, "pool, owner or model"),
+    *keys(TEXT, "series"),
+    key("origin_ms", BIG, "end of the data that the forecast used"),
+    *keys(BIG, "step_ms", "horizon_ms"),
+    *required(BIG, "made_ms"),
+    column("replayed", sa.Boolean, "computed later from what was known at origin_ms"),
+    column("forecast", JSONB, "quantiles, values and naive per step, model weights, note"),
+    column("known", sa.Integer, "steps whose demand is known by now"),
+    column("inside", sa.Integer, "of these, between the lowest quantile and 0.9"),
+    column("under", JSONB, "of these, at or below each quantile"),
+    column("loss", sa.Double, "sum of the mean quantile loss, GPUs; null: not known yet", nullable=True),
+    column("naive_loss", sa.Double, "the same for the naive forecast", nullable=True),
+    column("actual", sa.Double, "sum of the demand over the known steps, GPUs", nullable=True),
+    *optional(BIG, "scored_ms"),
+)
+
+table(
+    "scaling_pool",
+    "Limits of the capacity of a pool, and whether decisions are acted on.",
+    identity(),
+    *required(TEXT, "pool"),
+    column("terms", JSONB, "limits, lead time, mode, money and webhook: insight/scaling/pools.py"),
+    *versioned(),
+    sa.Index("uq_scaling_pool_pool", "pool", unique=True, postgresql_where=sa.text("superseded_at IS NULL")),
+)
+
+table(
+    "scaling_decision",
+    "Advised capacity and its inputs; a change of target is posted to a webhook at most once.",
+    identity(),
+    *required(TEXT, "pool"),
+    *required(BIG, "made_ms"),
+    column("as_of_ms", BIG, "start of the last step with known demand"),
+    *required(BIG, "step_ms", "lead_ms", "valid_until_ms"),
+    column("policy", TEXT, "predictive, reactive or young"),
+    column("mode", TEXT, "advice or act"),
+    *required(sa.Double, "demand_gpus"),
+    column("ahead", JSONB, "quantile -> expected demand within the lead time"),
+    column("reactive_gpus", sa.Double, "capacity by the best reactive setting"),
+    column("wanted_gpus", sa.Double, "before the limits of the pool apply"),
+    *required(sa.Double, "desired_gpus"),
+    *required(BIG, "desired_nodes"),
+    column("before_gpus", sa.Double, "previously desired; null: first decision", nullable=True),
+    column("quantile", sa.Double, "of the rise, by a forecast; null: without one", nullable=True),
+    *required(TEXT, "setting", "reason"),
+    column("inputs_hash", TEXT, "SHA-256 of demand and terms"),
+    column("told", TEXT, "webhook that is notified of the change; empty: none", default=""),
+    index("pool", "made_ms"),
+)
+
+table(
+    "scaling_outcome",
+    "Outcome of a decision while in force: waiting and idle capacity if it had been followed.",
+    foreign("decision_id", "scaling_decision.id", primary_key=True),
+    column("from_ms", BIG, "when the ordered capacity serves"),
+    column("until_ms", BIG, "when the next decision serves"),
+    column("known_ms", BIG, "part of this time with known demand, covered by the amounts"),
+    *required(sa.Double, "demand_gpu_s"),
+    column("wait_gpu_s", sa.Double, "demand above the desired capacity, GPU-seconds"),
+    column("waste_gpu_s", sa.Double, "desired capacity above demand, GPU-seconds"),
+    *required(sa.Double, "reactive_wait_gpu_s", "reactive_waste_gpu_s"),
+    *optional(TEXT, "currency"),
+    column("waste_micro", BIG, "waste at the rate in force; null: unpriced, never 0", nullable=True),
+    *required(BIG, "judged_ms"),
+)

@@ -1,0 +1,97 @@
+"""Findings and recommendations: estimates, never part of a bill."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+
+from gpuledger_collector.storage.schema.columns import (
+    BIG,
+    JSONB,
+    TEXT,
+    column,
+    identity,
+    index,
+    keys,
+    optional,
+    required,
+    table,
+    texts,
+)
+
+table(
+    "finding",
+    "Conditions that a person should see, opened and resolved.",
+    identity(),
+    column("key", TEXT, "kind, subject, start: a finding counts once", unique=True),
+    column("kind", TEXT, "idle or anomaly"),
+    column("state", TEXT, "idle state; for an anomaly usage, price or both"),
+    column("subject", TEXT, "UUID of the accelerator, or the spending owner"),
+    *optional(BIG, "accelerator_id", "workload_id"),
+    *texts("team"),
+    column("owner", JSONB, "level -> value; empty: the pool's"),
+    column("since_ms", BIG, "start of the condition"),
+    column("opened_ms", BIG, "when it could first be detected"),
+    column("until_ms", BIG, "observed up to here"),
+    column("resolved_ms", BIG, "null: ongoing", nullable=True),
+    *required(sa.REAL, "confidence"),
+    column("currency", TEXT, "null: unpriced", nullable=True),
+    column("cost_micro", BIG, "so far; null: unpriced, never 0", nullable=True),
+    column("per_day_micro", BIG, "cost of another day at the rate in force when last seen", nullable=True),
+    *required(JSONB, "evidence"),
+    index("accelerator_id"),
+    index("kind", "since_ms"),
+)
+
+table(
+    "finding_progress",
+    "Up to where each search for findings has run.",
+    *keys(TEXT, "kind"),
+    *required(BIG, "until_ms"),
+)
+
+table(
+    "recommendation",
+    "Advice, its savings in the observed window, and the savings realized since.",
+    identity(),
+    column("key", TEXT, "kind and subject: recommended once", unique=True),
+    *required(TEXT, "kind", "subject"),
+    *texts("team"),
+    column("owner", JSONB, "level -> value; empty: the pool's"),
+    column("advice", TEXT, "sentence for people"),
+    *required(JSONB, "evidence"),
+    column("scope", JSONB, "charges that show its realized saving"),
+    column("start_ms", BIG, "start of the observed window of all amounts"),
+    *required(BIG, "end_ms"),
+    column("price_ids", pg.ARRAY(BIG), "rates used"),
+    *optional(TEXT, "currency"),
+    *optional(
+        BIG,
+        "cash_low_micro",
+        "cash_expected_micro",
+        "cash_high_micro",
+        "capacity_low_micro",
+        "capacity_expected_micro",
+        "capacity_high_micro",
+        "energy_low_micro",
+        "energy_expected_micro",
+        "energy_high_micro",
+    ),
+    column("freed_gpu_ns", BIG, "expected"),
+    column("state", TEXT, "open, accepted, rejected, done or expired"),
+    *required(BIG, "made_ms", "expires_ms"),
+    *optional(BIG, "decided_ms"),
+    *texts("decided_by", "reason"),
+    column("realised_micro", BIG, "by the ledger since acceptance, may be negative; null: not yet", nullable=True),
+    *optional(BIG, "realised_until_ms"),
+    column("realised", JSONB, "costs and busy time before and after", nullable=True),
+)
+
+table(
+    "recommendation_run",
+    "The last search for recommendations.",
+    *keys(BIG, "made_ms"),
+    *required(BIG, "start_ms", "end_ms"),
+    column("joint", JSONB, "by currency: savings of all open advice together"),
+    column("not_evaluated", JSONB, "what could not be judged, and why"),
+)

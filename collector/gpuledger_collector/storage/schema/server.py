@@ -1,0 +1,52 @@
+"""Collectors, their jobs, and the migrations that ran."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+
+from gpuledger_collector.storage.schema.columns import (
+    INSTANT,
+    TEXT,
+    column,
+    identity,
+    index,
+    keys,
+    optional,
+    required,
+    table,
+    texts,
+)
+
+table(
+    "replica",
+    "Collectors with a recent heartbeat.",
+    *keys(pg.UUID, "id"),
+    *required(TEXT, "host", "version"),
+    column("revision", TEXT, "latest migration that it knows"),
+    *required(INSTANT, "started_at", "seen_at"),
+    column("last_error", TEXT, "last failure to write batches", default=""),
+    *optional(INSTANT, "last_error_at"),
+)
+
+table(
+    "job_run",
+    "Executions of scheduled jobs.",
+    identity(),
+    *required(TEXT, "job"),
+    *required(INSTANT, "started_at"),
+    *optional(INSTANT, "ended_at"),
+    *optional(TEXT, "outcome"),
+    *texts("detail"),
+    index("job", "started_at"),
+)
+
+table(
+    "applied_migration",
+    "Migrations that ran, so that an older collector knows whether it may continue to serve.",
+    *keys(TEXT, "revision"),
+    *required(TEXT, "follows"),
+    column("phase", TEXT, "pre: older collectors continue; post: they do not"),
+    *required(INSTANT, "applied_at"),
+    sa.CheckConstraint("phase IN ('pre', 'post')", name="phase"),
+)
