@@ -51,8 +51,8 @@ def record(ctx, step, **_):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN0
     if step.is_upgrade:
         ctx.connection.execute(
             text(
-                "INSERT INTO applied_migration (revision, follows, phase, applied_at) VALUES (:revision, :follows, :phase,"
-                " now())"
+                "INSERT INTO applied_migration (revision, follows, phase, applied_at) "
+                "VALUES (:revision, :follows, :phase, now())"
             ),
             {
                 "revision": step.up_revision_id,

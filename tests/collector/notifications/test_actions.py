@@ -168,7 +168,8 @@ def test_a_limit_of_an_hour_holds(act, told) -> None:
     """Others of the team were ended this hour: it waits for the next."""
     act(2, {"scancel": Recorded()})
     told.connection.execute(
-        "INSERT INTO reclaim_action (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms, acted_ms) "
+        "INSERT INTO reclaim_action (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms, "
+        "acted_ms) "
         "SELECT 'other' || n, l.id, 'scancel', '{}', 'vision', 'done', 0, 0, %s FROM notification l, "
         "generate_series(1, 5) n "
         "WHERE l.team = 'vision'",

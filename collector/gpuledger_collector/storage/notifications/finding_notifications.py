@@ -203,7 +203,8 @@ class NotificationTransaction:
     def shown(self) -> Sequence[Action]:
         """Actions that were shown or begun and not ended."""
         rows = self.connection.execute(
-            f"SELECT {', '.join(_ACTION)} FROM reclaim_action WHERE state IN ('shown', 'doing') ORDER BY first_shown_ms, id"
+            f"SELECT {', '.join(_ACTION)} FROM reclaim_action WHERE state IN ('shown', 'doing') "
+            "ORDER BY first_shown_ms, id"
         )
         return [Action(*row) for row in rows]
 
@@ -212,7 +213,8 @@ class NotificationTransaction:
     ) -> bool:
         """A dry run shows this; False when it was done before. What was spared begins anew."""
         row = self.connection.execute(
-            "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state, first_shown_ms, last_shown_ms) "
+            "INSERT INTO reclaim_action AS a (key, notification_id, what, target, team, state, first_shown_ms, "
+            "last_shown_ms) "
             "VALUES (%s, %s, %s, %s::jsonb, %s, 'shown', %s, %s) ON CONFLICT (key) DO UPDATE SET state = 'shown', "
             "last_shown_ms = excluded.last_shown_ms, detail = '', first_shown_ms = CASE WHEN a.state = 'spared' "
             "THEN excluded.first_shown_ms ELSE a.first_shown_ms END WHERE a.state IN ('shown', 'spared') RETURNING 1",
@@ -247,7 +249,8 @@ class NotificationTransaction:
     def end(self, action: Action, state: str, detail: str, at_ms: int, who: str) -> bool:
         """What came of it: done, or failed; False when that is known already."""
         row = self.connection.execute(
-            "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s AND state = 'doing' RETURNING 1",
+            "UPDATE reclaim_action SET state = %s, done_ms = %s, detail = %s WHERE id = %s "
+            "AND state = 'doing' RETURNING 1",
             (state, at_ms, detail[:500], action.id),
         ).fetchone()
         if row is not None:

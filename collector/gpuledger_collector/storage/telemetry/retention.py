@@ -43,8 +43,8 @@ def expire_minutes(database: Database, before_ms: int, stopping: Callable[[], bo
         # Folding holds this lock until its minutes are committed; once it is ours, every later fold sees the bound.
         locks.take(connection, Lock.LEDGER)
         row = connection.execute(
-            "INSERT INTO retention_boundary AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) DO UPDATE "
-            "SET before_ms = greatest(old.before_ms, excluded.before_ms) RETURNING before_ms",
+            "INSERT INTO retention_boundary AS old (name, before_ms) VALUES ('gpu_minute', %s) ON CONFLICT (name) "
+            "DO UPDATE SET before_ms = greatest(old.before_ms, excluded.before_ms) RETURNING before_ms",
             (before_ms,),
         ).fetchone()
     assert row is not None
