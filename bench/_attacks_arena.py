@@ -158,7 +158,7 @@ class Arena:
             "PUBLIC_URL": "https://ledger.example",
             "IDENTITY_HEADER": HEADER,
             "TRUSTED_PROXIES": "10.0.0.0/8",
-            "FOLD_SECONDS": "1",
+            "ROLL_UP_SECONDS": "1",
             "RATE_SECONDS": "2",
             "BUDGET_SECONDS": "2",
             "SEND_SECONDS": "1",

@@ -19,7 +19,7 @@ class Readiness:
     """Looks at all that a batch needs. `folder` is that of the embedded database, None for one by DSN."""
 
     folder: Path | None
-    least_free_bytes: int
+    min_free_bytes: int
     writers: Sequence[Callable[[], str | None]]
     """What is wrong with each group of writers now, in a sentence."""
     database: Callable[[], str | None]
@@ -32,7 +32,7 @@ class Readiness:
 
     def problem(self) -> str | None:
         """What keeps this collector from taking batches, in a sentence; None when nothing does."""
-        if self.folder is not None and (problem := disk_problem(self.folder, self.least_free_bytes)):
+        if self.folder is not None and (problem := disk_problem(self.folder, self.min_free_bytes)):
             return problem
         for writer in self.writers:
             if problem := writer():
@@ -54,10 +54,10 @@ class Readiness:
         return f"{found} partitions of evidence, over {self.most_partitions} plans get slow: see gpuledger doctor"
 
 
-def disk_problem(folder: Path, least_free_bytes: int) -> str | None:
+def disk_problem(folder: Path, min_free_bytes: int) -> str | None:
     """Why the disk of the database cannot take more; None while it has room."""
     existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     free = shutil.disk_usage(existing).free
-    if free >= least_free_bytes:
+    if free >= min_free_bytes:
         return None
-    return f"{free // MIB} MiB are free on the disk of the database, {least_free_bytes // MIB} MiB are needed"
+    return f"{free // MIB} MiB are free on the disk of the database, {min_free_bytes // MIB} MiB are needed"

@@ -1,9 +1,9 @@
 """gpuledger serve: the collector as a process.
 
 Signals: INT and TERM stop accepting, answer what is under way, commit what waits, stop the jobs and the embedded
-database, and end with 0. Before that, a replica that gets TERM leaves: for `leave_seconds` it serves on while /readyz
-says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the agents' tokens
-again. KILL loses nothing that was acknowledged: what was not committed was not answered.
+database, and end with 0. Before that, a replica that gets TERM leaves: for `shutdown_delay_seconds` it serves on
+while /readyz says 503 and each answer closes its connection, so that balancer and agents go elsewhere. HUP reads the
+agents' tokens again. KILL loses nothing that was acknowledged: what was not committed was not answered.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from gpuledger_collector import wiring
 from gpuledger_collector.api.auth.keys import Files
 from gpuledger_collector.api.limits import guarded
 from gpuledger_collector.schedule import Schedule
-from gpuledger_collector.settings import Settings, SettingsError
+from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.wiring import Collector
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.settings import SettingsError
 from gpuledger_common.systemd import notify
 
 WATCH_SECONDS = 0.5
@@ -63,7 +64,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         stopping = watch(opened.server)
         try:
             # Beside the bundled database nobody takes over, so that leaving would only be waiting.
-            leave_s = settings.leave_seconds if opened.server is None else 0
+            leave_s = settings.shutdown_delay_seconds if opened.server is None else 0
             run_http(settings, parts, listener, say, leave_s)
         finally:
             stopping()
@@ -144,7 +145,7 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     made = uvicorn.Config(
         parts.app,
-        http=guarded(settings.most_connections),
+        http=guarded(settings.max_connections),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -204,7 +204,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     leaving = threading.Event()
     readiness = Readiness(
         settings.data_dir if opened.server is not None else None,
-        settings.least_free_bytes,
+        settings.min_free_bytes,
         (commit.fault, remote.commit.fault),
         lambda: readiness_problems(opened),
         lambda: count_partitions(opened),
@@ -384,8 +384,8 @@ def jobs(
 
     return [
         Job("create_partitions", 3600, lambda: counted(work.create_partitions(opened, now_ms()), "partitions made")),
-        Job("meter_scrapes", settings.fold_seconds, meter),
-        Job("fold_usage", settings.fold_seconds, fold),
+        Job("meter_scrapes", settings.roll_up_seconds, meter),
+        Job("fold_usage", settings.roll_up_seconds, fold),
         Job("rate_usage", settings.rate_seconds, rate),
         Job(
             "watch_budgets",
@@ -507,7 +507,7 @@ def tariff(settings: Settings) -> Tariff | None:
     from decimal import Decimal, InvalidOperation
 
     from gpuledger_collector.insight.recommendations.energy import Tariff
-    from gpuledger_collector.settings import SettingsError
+    from gpuledger_common.settings import SettingsError
 
     if not settings.energy_rate:
         return None
@@ -563,8 +563,8 @@ def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[An
 
 def hook(settings: Settings, channel: str) -> Hook:
     """The configured hooks of a channel: slack or webhook. Raises SettingsError."""
+    from gpuledger_collector.config.hooks import read_hooks
     from gpuledger_collector.notifications.webhooks import Hook
-    from gpuledger_collector.settings import read_hooks
 
     found = read_hooks(settings.hooks_file)
     return Hook(

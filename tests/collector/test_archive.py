@@ -13,11 +13,12 @@ import pytest
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.jobs.pack_samples import ArchiveRetention, days_to_pack, pack_samples
-from gpuledger_collector.settings import Settings, SettingsError, check
+from gpuledger_collector.settings import Settings, check
 from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import archive, partitions
+from gpuledger_common.settings import SettingsError
 
 DAY = 20_000 * DAY_MS
 NOW = DAY + 10 * DAY_MS

@@ -208,7 +208,7 @@ def test_a_slow_but_steady_body_is_taken(impatient, monkeypatch):
 
 def test_too_many_connections_are_closed(dsn):
     """Those beyond the bound are closed at once; those within are served."""
-    with running(dsn, most_connections=20) as collector, contextlib.ExitStack() as stack:
+    with running(dsn, max_connections=20) as collector, contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection(("127.0.0.1", collector.port), 60)) for _ in range(20)]
         held[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert held[0].recv(100).startswith(b"HTTP/1.1 200")

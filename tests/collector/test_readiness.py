@@ -39,7 +39,7 @@ def test_a_collector_with_a_full_disk_is_not_ready(collector, tmp_path, monkeypa
         full.setattr(readiness.shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 0))
         assert ready(collector) == (503, "0 MiB are free on the disk of the database, 256 MiB are needed")
     assert ready(collector) == (200, None)
-    collector.parts.readiness.least_free_bytes = shutil.disk_usage(tmp_path).free * 2
+    collector.parts.readiness.min_free_bytes = shutil.disk_usage(tmp_path).free * 2
     assert ready(collector)[0] == 503
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_collector.settings import Settings, SettingsError, load
+from gpuledger_collector.settings import Settings, load
+from gpuledger_common.settings import SettingsError
 
 HOME = Path("/home/somebody")
 

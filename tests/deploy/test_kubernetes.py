@@ -22,6 +22,7 @@ from gpuledger_agent.owners.containers import HOLD_LABEL
 from gpuledger_agent.owners.processes import workload_of_cgroup
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
+from gpuledger_common.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 PLAIN, CHART = ROOT / "deploy/kubernetes", ROOT / "deploy/helm/gpuledger"
@@ -179,7 +180,7 @@ SERVICE_LINKS = {
 
 def test_variables_that_kubernetes_makes_placement_out(tmp_path):
     """A Service `gpuledger-collector` would put variables into every pod, which are no settings: links are off."""
-    with pytest.raises(collector_settings.SettingsError, match="GPULEDGER_COLLECTOR_PORT"):
+    with pytest.raises(SettingsError, match="GPULEDGER_COLLECTOR_PORT"):
         collector_settings.load(None, SERVICE_LINKS, tmp_path)
     with pytest.raises(agent_settings.SettingsError, match="GPULEDGER_AGENT_PORT"):
         agent_settings.load(None, SERVICE_LINKS)

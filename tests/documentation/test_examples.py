@@ -15,7 +15,8 @@ from gpuledger_agent import cli as agent_cli
 from gpuledger_agent.settings import Settings as AgentSettings
 from gpuledger_collector.cli import build
 from gpuledger_collector.config.declared import TABLES, read_declared
-from gpuledger_collector.settings import Settings, read_hooks
+from gpuledger_collector.config.hooks import read_hooks
+from gpuledger_collector.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

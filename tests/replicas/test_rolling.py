@@ -62,7 +62,7 @@ def asked(connection: http.client.HTTPConnection, path: str) -> tuple[int, str |
 def test_rolling_restarts_lose_nothing_and_double_nothing(folder, dsn, rounds):
     """Each collector is restarted in turn under load; the ledger, the samples and the bill are those of the truth."""
     with (
-        replicas(folder, dsn, GPULEDGER_LEAVE_SECONDS="4") as pair,  # long enough to be seen on a slow machine
+        replicas(folder, dsn, GPULEDGER_SHUTDOWN_DELAY_SECONDS="4") as pair,  # long enough to be seen on a slow machine
         Balancer([one.port for one in pair]) as balancer,
     ):
         with pushing(balancer, folder, 4) as (truth, nodes):

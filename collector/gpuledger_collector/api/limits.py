@@ -141,7 +141,7 @@ class Quotas:
 class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's HTTP protocol that lets go of senders that are too slow, too long-winded or too many."""
 
-    most_connections: int
+    max_connections: int
     head_seconds = HEAD_SECONDS
     body_seconds = BODY_SECONDS
     _deadline: asyncio.TimerHandle | None = None
@@ -152,7 +152,7 @@ class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A connection; its head is awaited from now on."""
         super().connection_made(transport)
-        if len(self.connections) > self.most_connections:
+        if len(self.connections) > self.max_connections:
             transport.abort()
         else:
             self._within(self.head_seconds)
@@ -212,6 +212,6 @@ class SmallBodies:
         await self.app(scope, receive if scope.get("path") in self.but else bounded, send)
 
 
-def guarded(most_connections: int) -> type[asyncio.Protocol]:
+def guarded(max_connections: int) -> type[asyncio.Protocol]:
     """The protocol with this bound."""
-    return type("Guarded", (Guarded,), {"most_connections": most_connections})
+    return type("Guarded", (Guarded,), {"max_connections": max_connections})

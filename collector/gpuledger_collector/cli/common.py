@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gpuledger_collector.cli.terminal import say, shown
-from gpuledger_collector.settings import Settings, SettingsError, load
+from gpuledger_collector.settings import Settings, load
+from gpuledger_common.settings import SettingsError
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.period import Period

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DAYS = 7
 DAY_MS = 86_400_000
 SILENT_MS = 10 * 60_000
-LEAST_FREE_BYTES = 1024**3
+MIN_FREE_BYTES = 1024**3
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
@@ -94,7 +94,7 @@ def surroundings(wanted: Settings) -> Iterator[Finding]:
         folder = next(path for path in (wanted.data_dir, *wanted.data_dir.parents) if path.exists())
         free = shutil.disk_usage(folder).free
         size = f"{free / 1024**3:.1f} GiB free at {wanted.data_dir}"
-        if free < LEAST_FREE_BYTES:
+        if free < MIN_FREE_BYTES:
             yield Finding("bad", "disk", size, "make room, or set GPULEDGER_DATA_DIR to a larger disk")
         else:
             yield Finding("ok", "disk", size)

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 
 from gpuledger_collector.api import acks
 from gpuledger_collector.notifications.links import AckLinks
-from gpuledger_collector.settings import SettingsError, load, read_link_secret
+from gpuledger_collector.settings import load, read_link_secret
 from gpuledger_collector.storage.database import Database
+from gpuledger_common.settings import SettingsError
 
 LINKS = AckLinks("https://gpuledger.example.com", b"k" * 32)
 BUDGET = """

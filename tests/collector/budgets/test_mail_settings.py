@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpuledger_collector import wiring
+from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.notifications.folder import Folder
 from gpuledger_collector.notifications.smtp import Smtp
-from gpuledger_collector.settings import SettingsError, load, read_hooks
+from gpuledger_collector.settings import load
+from gpuledger_common.settings import SettingsError
 
 
 @pytest.mark.parametrize(

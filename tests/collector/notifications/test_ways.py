@@ -16,14 +16,15 @@ import pytest
 
 from fakes.apiserver import TOKEN, certificates
 from fakes.mail import message
+from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.notifications import webhooks as hooks
 from gpuledger_collector.notifications.addresses import is_public
 from gpuledger_collector.notifications.reclaim import Kubernetes, NotDone
 from gpuledger_collector.notifications.transport import NotTaken
 from gpuledger_collector.notifications.webhooks import Hook
-from gpuledger_collector.settings import SettingsError, read_hooks
 from gpuledger_collector.storage.notifications.finding_rules import Action
 from gpuledger_collector.storage.notifications.messages import Content, Message
+from gpuledger_common.settings import SettingsError
 
 POD = {"namespace": "vision", "pod": "notebook-0", "uid": "uid-1", "user": "ada"}
 PATH = "/api/v1/namespaces/vision/pods/notebook-0"

@@ -161,7 +161,7 @@ def test_the_pods_team_is_billed():
     """Some six seconds held, then not: the bill has them, to within the scrapes at both ends; nothing is refused."""
     folder = open_folder("gpuledger-remote-")
     try:
-        with collector_process(folder, GPULEDGER_FOLD_SECONDS="1", GPULEDGER_RATE_SECONDS="1") as collector:
+        with collector_process(folder, GPULEDGER_ROLL_UP_SECONDS="1", GPULEDGER_RATE_SECONDS="1") as collector:
             (folder / "ledger.toml").write_text(LEDGER)
             gpuledger(folder, collector.dsn(), "apply", "ledger.toml")
             # 5 samples a request, 6 a scrape: every scrape is cut.

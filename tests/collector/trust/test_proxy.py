@@ -4,7 +4,8 @@ import pytest
 
 from fakes.collector import running
 from fakes.two_teams import token
-from gpuledger_collector.settings import Settings, SettingsError, check
+from gpuledger_collector.settings import Settings, check
+from gpuledger_common.settings import SettingsError
 
 HEADER = "X-Auth-Request-Email"
 TRUSTED = {"identity_header": HEADER, "trusted_proxies": "127.0.0.1, 10.0.0.0/8"}

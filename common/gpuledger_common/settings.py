@@ -1,0 +1,73 @@
+"""Settings of agent and collector: one TOML file, and variables of the environment, which override it.
+
+Every fault is collected, so that one start reports all of them, each with its place and the nearest known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class SettingsError(Exception):
+    """A setting cannot be used; the message says where it stands and what is wrong."""
+
+    permanent = True
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSetting:
+    """A setting as somebody wrote it; `place` names the file and key, or the variable."""
+
+    name: str
+    value: object
+    place: str
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises SettingsError with file and reason."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: is not TOML: {error}") from error
+
+
+def nearest_name(name: str, known: Collection[str]) -> str:
+    """The known name that is spelled most like this one."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+def given_settings(
+    config: Path | None,
+    environment: Mapping[str, str],
+    known: Collection[str],
+    prefix: str,
+    foreign_prefix: str | None = None,
+) -> tuple[list[GivenSetting], list[str]]:
+    """The settings of the file and then of the environment, and a sentence about each unknown name.
+
+    Variables that begin with `foreign_prefix` belong to another program and are ignored. Raises SettingsError for a
+    file that cannot be read.
+    """
+    given: list[GivenSetting] = []
+    faults: list[str] = []
+    for name, value in ({} if config is None else read_toml(config)).items():
+        if name in known:
+            given.append(GivenSetting(name, value, f"{config}: {name}"))
+        else:
+            faults.append(f"{config}: {name} is not a setting; the nearest one is {nearest_name(name, known)}")
+    variables = {prefix + name.upper(): name for name in known}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(prefix) or (foreign_prefix and variable.startswith(foreign_prefix)):
+            continue
+        if variable in variables:
+            given.append(GivenSetting(variables[variable], text, variable))
+        else:
+            faults.append(f"{variable} is not a setting; the nearest one is {nearest_name(variable, variables)}")
+    return given, faults
