@@ -342,7 +342,6 @@ def jobs(
     from gpuledger_collector.storage.billing.budgets import BudgetBook
     from gpuledger_collector.storage.capacity import queues, scaling
     from gpuledger_collector.storage.capacity.backtests import ForecastStore
-    from gpuledger_collector.storage.findings.recommendations import RecommendationStore
     from gpuledger_collector.storage.notifications import outbox
     from gpuledger_collector.storage.notifications.finding_notifications import NotificationStore
     from gpuledger_collector.storage.telemetry import partitions
@@ -351,7 +350,6 @@ def jobs(
     jobs_database = opened.as_application("gpuledger-jobs")
     book = BudgetBook(connect)
     spending = SpendingWatch(jobs_database)
-    advised = RecommendationStore(opened.current_dsn)
     mails = sender(settings, connect)
     capacity = scaling.ScalingStore(lambda: opened.engine)
     notifications, writers = NotificationStore(connect), notification_writers(settings)
@@ -406,7 +404,7 @@ def jobs(
         Job(
             "recommend",
             settings.recommend_seconds,
-            lambda: counted(recommend(advised, now_ms(), tariff(settings)), "recommendations"),
+            lambda: counted(recommend(jobs_database, now_ms(), tariff(settings)), "recommendations"),
         ),
         Job(
             "notify_findings", settings.notification_seconds, lambda: notify_findings(notifications, now_ms(), writers)

@@ -45,7 +45,7 @@ def receipt(
     from gpuledger_collector.services.hourly_usage import ALWAYS
     from gpuledger_collector.services.refresh import refresh
     from gpuledger_collector.services.waste_receipt import make_receipt
-    from gpuledger_collector.storage.findings import recommendations as stored
+    from gpuledger_collector.storage.findings import findings, recommendations
     from gpuledger_collector.wiring import now
 
     if output is not None and not output.parent.is_dir():
@@ -53,7 +53,7 @@ def receipt(
     now_ms = round(now().timestamp() * 1000)
     with database(dsn, config) as opened:
         with opened.transaction() as connection:
-            found = stored.workloads_called(connection, workload)
+            found = recommendations.workloads_called(connection, workload)
         if not found:
             refuse(f"no workload has the key, the id or the name {workload!r}")
         if len(found) > 1:
@@ -66,9 +66,9 @@ def receipt(
         with opened.transaction() as connection:
             number = found[0][0]
             made = make_receipt(
-                stored.charged_to(connection, number),
-                stored.findings_of(connection, number),
-                stored.advice_for(connection, number),
+                recommendations.charged_to(connection, number),
+                findings.of_workload(connection, number),
+                recommendations.advice_for(connection, number),
             )
     text = as_json(found[0], made) if shape is Shape.json else page(found[0], made)
     if output is None:

@@ -111,9 +111,10 @@ def look(
     """Recommendations after everything that has come in was looked at, and the look itself."""
     from gpuledger_collector.accounting.period import DAY_MS, Period, format_instant
     from gpuledger_collector.jobs.find_idle import find_idle
-    from gpuledger_collector.jobs.recommend import WINDOW_DAYS, recommend
+    from gpuledger_collector.jobs.recommend import recommend
+    from gpuledger_collector.services.recommendation_window import WINDOW_DAYS
     from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.storage.findings.recommendations import RecommendationStore, last_run, listed
+    from gpuledger_collector.storage.findings.recommendations import last_run, listed
     from gpuledger_collector.wiring import tariff
 
     with database(dsn, config) as opened:
@@ -125,7 +126,7 @@ def look(
             )
         refresh(opened, Period(now_ms - (WINDOW_DAYS + 1) * DAY_MS, now_ms), now_ms)
         find_idle(opened, now_ms)
-        recommend(RecommendationStore(opened.dsn), now_ms, tariff(settings(config, dsn)))
+        recommend(opened, now_ms, tariff(settings(config, dsn)))
         with opened.transaction() as connection:
             return listed(connection, states), last_run(connection)
 

@@ -16,7 +16,7 @@ from gpuledger_collector.insight import run_report
 from gpuledger_collector.insight.bottlenecks import GpuReadings, find_bottlenecks
 from gpuledger_collector.insight.run_report import ComparedRun, RunReport
 from gpuledger_collector.services.waste_receipt import make_receipt
-from gpuledger_collector.storage.findings import recommendations
+from gpuledger_collector.storage.findings import findings, recommendations
 from gpuledger_collector.storage.ledger import runs, zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -63,9 +63,9 @@ def report_run(
     units = unit_costs(hours, counts)
     gpus = _gpus(connection, held)
     peers = _peers(connection, calendar, row, now_ms)
-    findings = [
+    idle_findings = [
         finding
-        for finding in recommendations.findings_of(connection, workload_id)
+        for finding in findings.of_workload(connection, workload_id)
         if finding.since_ms < span.end_ms and finding.until_ms > span.start_ms
     ]
     return RunReport(
@@ -75,7 +75,7 @@ def report_run(
         team=row.team,
         kind=row.kind,
         made_ms=now_ms,
-        receipt=make_receipt(charges, findings, recommendations.advice_for(connection, workload_id)),
+        receipt=make_receipt(charges, idle_findings, recommendations.advice_for(connection, workload_id)),
         hours=hours,
         days=run_report.run_days(held, hours, calendar),
         parts=run_report.active_periods(held, hours),

@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.jobs.find_idle import find_idle
 from gpuledger_collector.jobs.recommend import recommend
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.findings.recommendations import RecommendationStore
+from gpuledger_collector.storage.database import Database
 
 DAYS = 4
 NOW = OCTOBER + DAYS * DAY
@@ -28,9 +28,9 @@ RESTING = "reclaim:slurm::1/NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
-def store(dsn: str) -> RecommendationStore:
+def store(dsn: str) -> Database:
     """The recommendations of that database."""
-    return RecommendationStore(dsn)
+    return Database(dsn)
 
 
 def minutes(fleet: Fleet, number: int, start: int, end: int, utilization: float, gib: float = 60) -> None:

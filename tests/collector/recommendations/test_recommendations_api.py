@@ -7,7 +7,7 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.jobs.recommend import recommend
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.findings.recommendations import RecommendationStore
+from gpuledger_collector.storage.database import Database
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def collector(dsn, fleet, ledger):
         at = hour * HOUR
         fleet.evidence([Held(number, None, at, at + HOUR, "unallocated") for number in (1, 2)])
     refresh(ledger, Period(OCTOBER, OCTOBER + 2 * DAY), OCTOBER + 2 * DAY)
-    recommend(RecommendationStore(dsn), OCTOBER + 2 * DAY)
+    recommend(Database(dsn), OCTOBER + 2 * DAY)
     with running(dsn) as made:
         yield made
 
