@@ -55,7 +55,8 @@ SLOWED = (
     "gpu_throttle_hw_thermal_seconds_total",
     "gpu_throttle_hw_power_brake_seconds_total",
 )
-SILENT_S = 300
+SILENT_S = 900
+"""As gpuledger_collector.services.node_health has it."""
 HOUR_MS = 3_600_000
 MOST_STEPS = 96
 """Of a heat map beyond two days: as many as a day has quarters."""

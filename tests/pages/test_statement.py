@@ -16,9 +16,9 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.period import month as month_of
-from gpuledger_collector.accounting.statement import month_before, split_minor, windows
+from gpuledger_collector.accounting.statement import compared_windows, month_before, split_minor
 from gpuledger_collector.export.statement import as_html
-from gpuledger_collector.services.statement import NoStatement, statement_of
+from gpuledger_collector.services.statement import NoStatement, read_statement
 
 from .conftest import HOSTILE, OCTOBER_NIGHT
 
@@ -38,7 +38,7 @@ def number(text):
 
 def made_of(ledger, owner, level="team", month="2025-10", now_ms=NOW_MS):
     with ledger.transaction(read_only=True) as connection:
-        return statement_of(connection, level, owner, month, now_ms)
+        return read_statement(connection, level, owner, month, now_ms)
 
 
 @pytest.mark.parametrize("owner", TEAMS)
@@ -202,15 +202,18 @@ def test_which_days_are_compared():
     assert month_before(month_of("2025-03")).ms == 28 * DAY
     whole = frozenset(day.start_ms for day in september.days())
     start = october.start_ms
-    assert windows(october, october.end_ms, whole) == (september, october)
-    assert windows(october, start + 5 * DAY + HOUR, whole) == (
+    assert compared_windows(october, october.end_ms, whole) == (september, october)
+    assert compared_windows(october, start + 5 * DAY + HOUR, whole) == (
         Period(september.start_ms, september.start_ms + 5 * DAY),
         Period(start, start + 5 * DAY),
     )
     young = frozenset({start - DAY, start - 2 * DAY})
-    assert windows(october, start + 5 * DAY, young) == (Period(start - 2 * DAY, start), Period(start, start + 2 * DAY))
-    assert windows(october, start + 5 * DAY, frozenset()) is None
-    assert windows(october, start + HOUR, whole) is None
+    assert compared_windows(october, start + 5 * DAY, young) == (
+        Period(start - 2 * DAY, start),
+        Period(start, start + 2 * DAY),
+    )
+    assert compared_windows(october, start + 5 * DAY, frozenset()) is None
+    assert compared_windows(october, start + HOUR, whole) is None
 
 
 def test_no_statement_is_a_value_error(ledger):

@@ -128,7 +128,7 @@ class Section:
     shared: tuple[SharedAmount, ...] = ()
 
 
-def section(
+def make_section(
     row: Row,
     owner_days: Sequence[OwnerDay],
     jobs: Sequence[OwnerJob],
@@ -268,7 +268,7 @@ def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
     return [HolderSpend(*key, *amounts) for key, amounts in sums.items()]
 
 
-def windows(
+def compared_windows(
     month: Period, known_ms: int, rated_before: frozenset[int], calendar: Calendar = UTC_DAYS
 ) -> tuple[Period, Period] | None:
     """Which days are compared, before and after: the month before and this month, whole, or as many whole days of each

@@ -11,25 +11,27 @@ import binascii
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from psycopg import OperationalError
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, Row, report
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Row
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
 from gpuledger_collector.api.auth.keys import KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
-from gpuledger_collector.api.reads import BEARER, Reads, demand_of, lines_of
+from gpuledger_collector.api.reads import BEARER, Reads, demand_of
 from gpuledger_collector.export import html, plots
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.services import statement as gathered
 from gpuledger_collector.services.budget_status import statuses
+from gpuledger_collector.services.chargeback import direct_costs_by_team
+from gpuledger_collector.services.node_health import SILENT_MS, is_silent
+from gpuledger_collector.services.statement import NoStatement, monthly_chargeback, read_statement, require_level
 from gpuledger_collector.storage.access.row_level_security import behind
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.billing import statements as stored
@@ -39,7 +41,6 @@ from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import overview, reports, zones
 from gpuledger_common.plurals import plural
 
-SILENT_MS = 15 * 60_000
 """As the alert GpuLedgerNodeSilent."""
 TREND_DAYS = 30
 ANOMALY_DAYS = 7
@@ -104,7 +105,7 @@ def router(reads: Reads) -> APIRouter:
             return page(read(reads.keys.person(request, offered(request.headers.get("authorization", "")))))
         except Denied as denial:
             return refused(denial.status, str(denial))
-        except gathered.NoStatement as error:
+        except NoStatement as error:
             return refused(404, str(error))
         except ValueError as error:
             return refused(422, str(error))
@@ -164,26 +165,26 @@ def statement_page(reads: Reads, level: str, owner: str, month: str, who: Princi
     if not who.sees({level: owner}):
         raise Denied(403, "this token sees another owner's part of the ledger only")
     with reads.ledger.transaction(read_only=True) as connection:
-        whole = gathered.whole_of(connection, level, month, reads.now_ms)
+        chargeback = monthly_chargeback(connection, level, month, reads.now_ms)
         try:
             with behind(connection, who.owner):
-                return forms.as_html(gathered.statement_of(connection, level, owner, month, reads.now_ms, whole))
-        except gathered.NoStatement as error:
+                return forms.as_html(read_statement(connection, level, owner, month, reads.now_ms, chargeback))
+        except NoStatement as error:
             if who.owner is None:
                 raise
             # The sentence names who was billed, which is not for this reader.
-            raise gathered.NoStatement(f"{level} {owner!r} was billed nothing in {month}") from error
+            raise NoStatement(f"{level} {owner!r} was billed nothing in {month}") from error
 
 
 def index_of(reads: Reads, level: str, month: str, who: Principal) -> str:
     """The owners of a level that were billed in a month and that this reader may see, with links."""
-    gathered.level_of(level)
+    require_level(level)
     nominal = UTC_DAYS.month(month)
     with reads.ledger.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, nominal)
         with behind(connection, who.owner):
             owners = [one for one in stored.owners(connection, level, period) if who.sees({level: one})]
-        made = gathered.whole_of(connection, level, month, reads.now_ms).made
+        made = monthly_chargeback(connection, level, month, reads.now_ms).report
     return forms.index(level, month, [(owner, html.statement_path(level, owner, month)) for owner in owners], made)
 
 
@@ -203,21 +204,6 @@ def pools_of(reads: Reads) -> list[Pool]:
     return made
 
 
-def billed(connection: gathered.Connection, month: Period, who: Principal) -> Report:
-    """The chargeback by team as this reader may see it: the fleet's own rows where a team is seen, so that cents agree.
-
-    Of a smaller subtree it is the report of that alone.
-    """
-    if who.owner is not None and set(who.owner) != {"team"}:
-        with behind(connection, who.owner):
-            return report(lines_of(connection, month, ("team",), who), ("team",))
-    made = report(reports.charged_lines(connection, month, ("team",)), ("team",))
-    if who.owner is None:
-        return made
-    rows = tuple(row for row in made.rows if row.keys == (who.owner["team"],))
-    return Report(made.by, rows, tuple(replace(row, keys=("",)) for row in rows))
-
-
 def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: Principal) -> str:
     """The page. What is about the whole fleet is left out for a reader who sees one owner's part."""
     now_ms = reads.now_ms
@@ -229,7 +215,7 @@ def overview_of(reads: Reads, outlook: Outlook[list[Pool]], address: str, who: P
         proofs = reports.conservation_checks(connection, month)
         today_ms = calendar.day_of(now_ms).start_ms
         trend = Period(calendar.days_before(today_ms, TREND_DAYS), today_ms)
-        made = billed(connection, month, who)
+        made = direct_costs_by_team(connection, month, who.owner)
         with behind(connection, who.owner):
             daily = overview.daily_by_team(connection, trend, who.owner or {})
             seen = visible(findings.named(connection, "idle", now_ms - DAY_MS, now_ms + 1), who)
@@ -355,7 +341,7 @@ def _pool(one: Pool) -> dict[str, Any]:
 
 
 def _node(node: overview.Node, now_ms: int) -> dict[str, Any]:
-    silent = now_ms - node.seen_ms > SILENT_MS
+    silent = is_silent(node.seen_ms, now_ms)
     return {
         "name": node.name,
         "seen": ago(now_ms - node.seen_ms),

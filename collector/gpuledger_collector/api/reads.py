@@ -7,7 +7,7 @@ on loopback while no reader token was ever made; else whoever bears one. A viewe
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -17,13 +17,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from sqlalchemy.engine import Engine
 
-from gpuledger_collector.accounting.chargeback import DIMENSIONS, Allocations, report, shown_keys
-from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
 from gpuledger_collector.api.auth.keys import Keys, KeysAway
 from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.services.chargeback import NO_INVENTORY, read_chargeback
 from gpuledger_collector.storage.access import row_level_security as row_level_security
-from gpuledger_collector.storage.billing.allocation import beside
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledger import reports, zones
@@ -219,41 +218,14 @@ def chargeback_of(reads: Reads, start: str, end: str, by: str, who: Principal) -
     period = period_of(start, end)
     with reads.ledger.transaction(read_only=True) as connection:
         period = zones.in_zone(connection, period)
-        with row_level_security.behind(connection, who.owner):
-            lines = lines_of(connection, period, names, who, apart=True)
-        aside = beside(connection, period, names, reads.now_ms, who.owner)
-        made = report(lines, names, aside if who.owner is None else borne(aside, lines, names))
+        chargeback = read_chargeback(connection, period, names, reads.now_ms, who.owner).report
         proofs = reports.conservation_checks(connection, period)
         capacity = reports.has_capacity(connection, period)
     rated = format_instant(max((proof.until_ms for proof in proofs), default=period.start_ms))
     notes = [f"rated up to {rated}"]
     if not capacity:
-        notes.append("there is no inventory for these days: unallocated and unobserved time is not known")
-    return as_json(made, period, notes + shared_notes(made.shared))
-
-
-def borne(aside: Allocations, lines: Sequence[ChargedLine], names: Sequence[str]) -> Allocations:
-    """What stands beside these lines alone: shares are worked out of the whole, and lines come from behind the wall."""
-    seen = {shown_keys(line, names) for line in lines}
-    shared = {key: value for key, value in aside.shared.items() if key[1] in seen}
-    return Allocations(shared, {key: value for key, value in aside.emitted.items() if key[1] in seen})
-
-
-def lines_of(
-    connection: psycopg.Connection[tuple[Any, ...]],
-    period: Period,
-    names: tuple[str, ...],
-    who: Principal,
-    *,
-    apart: bool = False,
-) -> list[ChargedLine]:
-    """The charged lines that this reader may see, by these dimensions; `apart`: corrections in lines of their own."""
-    if who.owner is None:
-        return reports.charged_lines(connection, period, names, apart=apart)
-    levels, values = tuple(who.owner), tuple(who.owner.values())
-    lines = reports.charged_lines(connection, period, (*levels, *names), apart=apart)
-    width = len(levels)
-    return [replace(line, keys=line.keys[width:]) for line in lines if line.keys[:width] == values]
+        notes.append(NO_INVENTORY)
+    return as_json(chargeback, period, notes + shared_notes(chargeback.shared))
 
 
 def accelerators_of(reads: Reads, start: str, end: str, limit: int, after: str) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from gpuledger_collector.cli.common import (
     refuse,
 )
 from gpuledger_collector.cli.terminal import say
-from gpuledger_common.plurals import plural
 
 if TYPE_CHECKING:
     from gpuledger_collector.accounting.chargeback import Report
@@ -82,7 +81,7 @@ def chargeback(
 
     Ends with 1 when some usage has no price.
     """
-    from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
+    from gpuledger_collector.accounting.chargeback import DIMENSIONS
 
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
     unknown = [name for name in names if name not in DIMENSIONS]
@@ -92,9 +91,9 @@ def chargeback(
     _require_fitting(shape, currency, output)
     with database(dsn, config) as opened:
         from gpuledger_collector.cli.progress import bar
+        from gpuledger_collector.services.chargeback import chargeback_notes, convert_chargeback, read_chargeback
         from gpuledger_collector.services.refresh import refresh
-        from gpuledger_collector.storage.billing.allocation import beside
-        from gpuledger_collector.storage.ledger import reports, zones
+        from gpuledger_collector.storage.ledger import zones
         from gpuledger_collector.wiring import now
 
         now_ms = int(now().timestamp() * 1000)
@@ -103,11 +102,14 @@ def chargeback(
         with bar("rating") as on_day:
             refresh(opened, days, now_ms, on_day)
         with opened.transaction(read_only=True) as connection:
-            aside = beside(connection, days, names, now_ms)
-            made = report(reports.charged_lines(connection, days, names, apart=True), names, aside)
-            notes = _notes(connection, days, now_ms, made)
+            made = read_chargeback(connection, days, names, now_ms).report
+            notes = chargeback_notes(connection, days, now_ms, made)
             if currency:
-                made = _in_currency(connection, days, names, currency, now_ms, notes)
+                try:
+                    made, missing = convert_chargeback(connection, days, names, currency, now_ms)
+                except ValueError as error:
+                    refuse(f"--currency: {error}")
+                notes += missing
             if shape is Shape.focus:
                 _write_focus(connection, days, names, now_ms, focus_version, output)
             elif shape is Shape.beancount:
@@ -120,33 +122,6 @@ def chargeback(
         say(f"gpuledger: {note}", error=True)
     if made.unpriced:
         raise typer.Exit(FINDINGS)
-
-
-def _in_currency(
-    connection: Connection, period: Period, names: tuple[str, ...], currency: str, now_ms: int, notes: list[str]
-) -> Report:
-    """The same in another currency; refuses when there is no rate into it at all."""
-    from gpuledger_collector.accounting.exchange import Exchange, view
-    from gpuledger_collector.storage.billing import commitments
-    from gpuledger_collector.storage.billing.allocation import beside
-    from gpuledger_collector.storage.ledger import reports, zones
-
-    rates = commitments.exchange(connection)
-    known = sorted({rate.to_currency for rate in rates})
-    if currency not in known:
-        refuse(
-            f"--currency: there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
-            f"{', '.join(known) or 'none'} (gpuledger apply)"
-        )
-    exchange = Exchange(rates, currency, zones.calendar(connection))
-    parts = [
-        (span, reports.charged_lines(connection, span, names, apart=True), beside(connection, span, names, now_ms))
-        for span in exchange.spans(period)
-    ]
-    made = view(parts, names, exchange)
-    left = sorted({row.currency for row in made.rows if row.currency not in {None, currency}} - {None})
-    notes += [f"no rate from {one} to {currency} holds on some of these days: they stay in {one}" for one in left]
-    return made
 
 
 def _text(made: Report, period: Period, shape: Shape, notes: list[str]) -> str:
@@ -254,35 +229,3 @@ def _write_journal(
         return
     with output.open("w", encoding="utf-8", newline="") as file:
         beancount.write(days, level, file, calendar, borne)
-
-
-def _notes(connection: Connection, period: Period, now_ms: int, made: Report) -> list[str]:
-    """What a reader of the bill must know beside it."""
-    from gpuledger_collector.accounting.period import format_instant
-    from gpuledger_collector.export.chargeback import shared_notes
-    from gpuledger_collector.export.disputes import amounts, owner_text
-    from gpuledger_collector.storage.billing import disputes
-    from gpuledger_collector.storage.ledger import reports
-
-    notes = []
-    if not reports.has_capacity(connection, period):
-        notes.append(
-            "there is no inventory for these days, so unallocated and unobserved time is not known "
-            "(agents make one, or `gpuledger import inventory`)"
-        )
-    notes += [
-        f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage of "
-        f"{plural(count, 'imported workload')} in it"
-        for pool, count in reports.displaced_imports(connection, period)
-    ]
-    notes += [
-        f"{owner_text(one.owner)} contests {amounts(one.cost)} of it (dispute {one.id}, {one.state})"
-        for one in disputes.waiting(connection, period)
-    ]
-    if now_ms < period.end_ms:
-        notes.append(f"the range is not over: rated up to {format_instant(now_ms - now_ms % 1000)}")
-    notes += shared_notes(made.shared)
-    for total in made.totals:
-        if total.currency is None:
-            notes.append(f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)")
-    return notes

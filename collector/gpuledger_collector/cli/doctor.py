@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 DAYS = 7
 DAY_MS = 86_400_000
-SILENT_MS = 10 * 60_000
 MIN_FREE_BYTES = 1024**3
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -62,6 +61,7 @@ def doctor(
     try:
         with database(dsn, config) as opened:
             from gpuledger_collector.cli.remediation import remediation
+            from gpuledger_collector.services.node_health import SILENT_MS
             from gpuledger_collector.storage.access import readers
             from gpuledger_collector.storage.access import row_level_security as row_level_security
             from gpuledger_collector.storage.database import open_connection

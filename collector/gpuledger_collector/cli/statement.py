@@ -50,13 +50,13 @@ def statement(
     LEVEL`. Ends with 1 when that owner was billed nothing in that month.
     """
     from gpuledger_collector.accounting.period import month
-    from gpuledger_collector.services.statement import level_of
+    from gpuledger_collector.services.statement import require_level
 
     if everyone == (owner is not None) or everyone != (folder is not None) or (everyone and output is not None):
         refuse("say either --owner NAME (and -o FILE), or --all --dir DIR")
     level, owner = _asked(level, owner)
     try:
-        level_of(level)
+        require_level(level)
         asked = month(period)
     except ValueError as error:
         refuse(str(error))
@@ -97,10 +97,10 @@ def _asked(level: str | None, owner: str | None) -> tuple[str, str | None]:
 
 def _write_one(connection: Connection, level: str, owner: str, period: str, output: Path | None, now_ms: int) -> None:
     from gpuledger_collector.export.statement import as_html
-    from gpuledger_collector.services.statement import NoStatement, statement_of
+    from gpuledger_collector.services.statement import NoStatement, read_statement
 
     try:
-        text = as_html(statement_of(connection, level, owner, period, now_ms))
+        text = as_html(read_statement(connection, level, owner, period, now_ms))
     except NoStatement as error:
         refuse(str(error), FINDINGS)
     if output is None:
@@ -114,19 +114,19 @@ def _write_all(connection: Connection, level: str, name: str, period: Period, fo
 
     from gpuledger_collector.cli.progress import over
     from gpuledger_collector.export.statement import as_html, index
-    from gpuledger_collector.services.statement import statement_of, whole_of
+    from gpuledger_collector.services.statement import monthly_chargeback, read_statement
     from gpuledger_collector.storage.billing import statements
 
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, str]] = []
     taken = {"index.html"}
-    whole = whole_of(connection, level, name, now_ms)
+    chargeback = monthly_chargeback(connection, level, name, now_ms)
     for owner in over("writing statements", list(statements.owners(connection, level, period))):
         file = _free_name(owner, taken)
-        made = statement_of(connection, level, owner, name, now_ms, whole)
+        made = read_statement(connection, level, owner, name, now_ms, chargeback)
         (folder / file).write_text(as_html(made), encoding="utf-8")
         rows.append((owner, quote(file)))
-    (folder / "index.html").write_text(index(level, name, rows, whole.made), encoding="utf-8")
+    (folder / "index.html").write_text(index(level, name, rows, chargeback.report), encoding="utf-8")
     print(f"{plural(len(rows), 'statement')} of {name} and index.html in {folder}")
 
 

@@ -29,7 +29,7 @@ SHOWN_UUID = 12
 """Characters of a UUID that tell one GPU from another to people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
     """What a statement says. `ahead`: by currency, the end of an open month; `amended`: micro-units by currency.
 
@@ -50,7 +50,7 @@ class Statement:
     amended: Mapping[str, int]
     budgets: tuple[Status, ...]
     findings: Sequence[Mapping[str, Any]]
-    proofs: tuple[ConservationCheck, ...]
+    checks: tuple[ConservationCheck, ...]
     below: str | None
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
@@ -77,7 +77,7 @@ def as_html(statement: Statement) -> str:
         amended=[(currency, micro) for currency, micro in sorted(statement.amended.items()) if micro],
         contested=[_contested(one) for one in statement.contested],
         marks={one.job: "contested" for one in statement.contested if one.job is not None},
-        trust=trust(statement.proofs, statement.calendar),
+        trust=trust(statement.checks, statement.calendar),
         # The statement of a closed month is the same bytes whenever it is statement.
         made_at=None if statement.closed else format_instant(statement.made_ms - statement.made_ms % 1000),
     )

@@ -14,7 +14,7 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.period import Period, month
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.services.statement import statement_of
+from gpuledger_collector.services.statement import read_statement
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 
@@ -368,7 +368,7 @@ def test_a_statement_shows_no_negative_time_but_in_lines_of_corrections(furnishe
     furnished.connection.execute("UPDATE workload SET tags = '{\"team\": \"other\"}' WHERE key = 'slurm::2'")
     refresh(ledger, Period(OCTOBER, month("2025-11").end_ms), NOW_MS)
     with ledger.transaction() as connection:
-        (section,) = statement_of(connection, "team", "team-2", "2025-11", NOW_MS).sections
+        (section,) = read_statement(connection, "team", "team-2", "2025-11", NOW_MS).sections
     assert section.row.gpu_ns < 0 < section.held.gpu_ns == HOUR * 1_000_000
     for table in (section.jobs, section.models, section.below):
         assert any(one.gpu_ns < 0 for one in table)

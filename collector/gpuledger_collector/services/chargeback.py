@@ -1,0 +1,141 @@
+"""The chargeback of a period: what each owner pays, as the command, the API and the pages show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuledger_collector.accounting.chargeback import Allocations, Report, SharedPart, report, shown_keys
+from gpuledger_collector.accounting.exchange import Exchange, view
+from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.period import Period, format_instant
+from gpuledger_collector.export.chargeback import shared_notes
+from gpuledger_collector.export.disputes import amounts, owner_text
+from gpuledger_collector.storage.access import row_level_security
+from gpuledger_collector.storage.billing import commitments, disputes
+from gpuledger_collector.storage.billing.allocation import beside
+from gpuledger_collector.storage.ledger import reports, zones
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.plurals import plural
+
+NO_INVENTORY = (
+    "there is no inventory for these days, so unallocated and unobserved time is unknown "
+    "(agents report one, or `gpuledger import inventory`)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chargeback:
+    """The report, and every share of a common cost in it."""
+
+    report: Report
+    shares: Sequence[SharedPart] = field(default_factory=list)
+
+
+def read_chargeback(
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    now_ms: int,
+    owner: Mapping[str, str] | None = None,
+    *,
+    separate_corrections: bool = True,
+) -> Chargeback:
+    """Report what a period bills by these dimensions, from what is rated by now; call `refresh` before it.
+
+    `owner` (levels of the tree) restricts the report to what that owner pays, read under row-level security. Shares
+    of common costs are computed from the full ledger in either case: a share depends on what everybody else held.
+    """
+    with row_level_security.behind(connection, owner):
+        lines = visible_lines(connection, period, by, owner, separate_corrections=separate_corrections)
+    allocations = beside(connection, period, by, now_ms, owner)
+    if owner is not None:
+        allocations = _visible_allocations(allocations, {shown_keys(line, by) for line in lines})
+    return Chargeback(report(lines, by, allocations), allocations.parts)
+
+
+def direct_costs_by_team(connection: Connection, period: Period, owner: Mapping[str, str] | None) -> Report:
+    """Report the direct cost by team as an owner may see it, without shares and carbon.
+
+    A team's row is that of the full report, so that its cents agree with it; a smaller subtree has a report of its own.
+    """
+    if owner is not None and set(owner) != {"team"}:
+        with row_level_security.behind(connection, owner):
+            return report(visible_lines(connection, period, ("team",), owner), ("team",))
+    everyone = report(reports.charged_lines(connection, period, ("team",)), ("team",))
+    if owner is None:
+        return everyone
+    rows = tuple(row for row in everyone.rows if row.keys == (owner["team"],))
+    return Report(everyone.by, rows, tuple(replace(row, keys=("",)) for row in rows))
+
+
+def convert_chargeback(
+    connection: Connection, period: Period, by: Sequence[str], currency: str, now_ms: int
+) -> tuple[Report, list[str]]:
+    """Report a period in another currency, with notes on what has no rate. Raises ValueError without any rate into it.
+
+    Each range of days is converted at the rate that is in force then.
+    """
+    rates = commitments.exchange(connection)
+    known = sorted({rate.to_currency for rate in rates})
+    if currency not in known:
+        raise ValueError(
+            f"there is no exchange rate into {currency!r}; there are [[exchange]] rates into "
+            f"{', '.join(known) or 'none'} (gpuledger apply)"
+        )
+    exchange = Exchange(rates, currency, zones.calendar(connection))
+    parts = [
+        (span, reports.charged_lines(connection, span, by, apart=True), beside(connection, span, by, now_ms))
+        for span in exchange.spans(period)
+    ]
+    converted = view(parts, by, exchange)
+    kept = sorted({row.currency for row in converted.rows if row.currency not in {None, currency}} - {None})
+    notes = [f"no rate from {name} to {currency} holds on some of these days: they stay in {name}" for name in kept]
+    return converted, notes
+
+
+def chargeback_notes(connection: Connection, period: Period, now_ms: int, chargeback: Report) -> list[str]:
+    """What a reader of the full bill must know to read it."""
+    notes = [] if reports.has_capacity(connection, period) else [NO_INVENTORY]
+    notes += [
+        f"accelerators were seen in pool {pool!r}: their time takes the place of as much usage of "
+        f"{plural(count, 'imported workload')} in it"
+        for pool, count in reports.displaced_imports(connection, period)
+    ]
+    notes += [
+        f"{owner_text(dispute.owner)} contests {amounts(dispute.cost)} of it (dispute {dispute.id}, {dispute.state})"
+        for dispute in disputes.waiting(connection, period)
+    ]
+    if now_ms < period.end_ms:
+        notes.append(f"the range has not ended: rated up to {format_instant(now_ms - now_ms % 1000)}")
+    notes += shared_notes(chargeback.shared)
+    notes += [
+        f"{total.gpu_hours} GPU-hours have no price (`gpuledger prices list` shows the price book)"
+        for total in chargeback.totals
+        if total.currency is None
+    ]
+    return notes
+
+
+def visible_lines(
+    connection: Connection,
+    period: Period,
+    by: Sequence[str],
+    owner: Mapping[str, str] | None,
+    *,
+    separate_corrections: bool = False,
+) -> list[ChargedLine]:
+    """The charged lines of an owner (None: of everybody), by these dimensions."""
+    if owner is None:
+        return reports.charged_lines(connection, period, by, apart=separate_corrections)
+    values = tuple(owner.values())
+    lines = reports.charged_lines(connection, period, (*owner, *by), apart=separate_corrections)
+    return [replace(line, keys=line.keys[len(values) :]) for line in lines if line.keys[: len(values)] == values]
+
+
+def _visible_allocations(allocations: Allocations, cells: set[tuple[str, ...]]) -> Allocations:
+    """The allocations to these rows alone."""
+    return Allocations(
+        shared={key: micro for key, micro in allocations.shared.items() if key[1] in cells},
+        emitted={key: grams for key, grams in allocations.emitted.items() if key[1] in cells},
+    )
