@@ -211,12 +211,13 @@ def test_a_report_is_of_one_state_of_the_ledger(month, fleet, dsn, monkeypatch):
         rated_again()
         return beside(*arguments)
 
-    monkeypatch.setattr("gpuledger_collector.storage.billing.allocation.beside", rated_after_it)
-    assert billed(month) == before
+    with monkeypatch.context() as patched:
+        patched.setattr("gpuledger_collector.services.chargeback.beside", rated_after_it)
+        assert billed(month) == before
     reads = Reads(Database(dsn), None, lambda: NOW, None)
     asked = ("2025-10-01", "2025-11-01", "team", Principal("finance", "amina"))
     before = json.loads(chargeback_of(reads, *asked))
-    monkeypatch.setattr("gpuledger_collector.api.reads.beside", rated_before_it)
+    monkeypatch.setattr("gpuledger_collector.services.chargeback.beside", rated_before_it)
     again = json.loads(chargeback_of(reads, *asked))
     assert (again["rows"], again["totals"]) == (before["rows"], before["totals"])
 

@@ -11,8 +11,9 @@ from psycopg.conninfo import make_conninfo
 from fakes.postgres import administrator, fresh_database
 from fakes.replicas import until
 from fakes.two_teams import FOREIGN, NOW_MS, OWN, day, token, two_teams
-from gpuledger_collector.api import pages, reads, runs
+from gpuledger_collector.api import reads, runs
 from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.services import chargeback
 from gpuledger_collector.storage.access import row_level_security as row_level_security
 from gpuledger_collector.storage.billing import allocation as beside
 from gpuledger_collector.storage.ledger import overview
@@ -77,10 +78,13 @@ def sabotaged(monkeypatch):
     monkeypatch.setattr(Principal, "sees", lambda self, *_: True)
     monkeypatch.setattr(Principal, "may_read_all", anybody)
     monkeypatch.setattr(Principal, "may_administer", anybody)
-    for module in (reads, pages):
-        monkeypatch.setattr(
-            module, "lines_of", lambda connection, period, names, _, **more: listed(connection, period, names, **more)
-        )
+    monkeypatch.setattr(
+        chargeback,
+        "visible_lines",
+        lambda connection, period, names, _, *, separate_corrections=False: listed(
+            connection, period, names, apart=separate_corrections
+        ),
+    )
     monkeypatch.setattr(runs.runs, "listed", lambda connection, period, _owner, *more: whole(connection, period, {}))
     monkeypatch.setattr(overview, "daily_by_team", lambda connection, period, _owner: by_team(connection, period, {}))
     monkeypatch.setattr(beside, "_seen", lambda *_: True)
