@@ -29,7 +29,7 @@ import msgspec
 from gpuledger_collector.ingest.batches.decode import Refused, decode
 from gpuledger_collector.ingest.batches.validate import accept
 from gpuledger_collector.ingest.remote_write import decode as remote
-from gpuledger_collector.ingest.remote_write.series import Book
+from gpuledger_collector.ingest.remote_write.series import SeriesCache
 from gpuledger_common.compression import zstd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -234,7 +234,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.verdicts: Counter = Counter()
-        self.book, self.uses = Book(), 0
+        self.book, self.uses = SeriesCache(), 0
 
     def __call__(self, kind: str, body: bytes, encoding: str) -> None:
         try:
@@ -244,7 +244,7 @@ class Judge:
                 return
             self.uses += 1
             if self.uses % 20_000 == 0:  # the book of a collector is bounded as well, but far above a benchmark's aim
-                self.book = Book()
+                self.book = SeriesCache()
             remote.inflated_size(body[:5])
             writing = remote.decode(body, 1 if kind == "one" else 2, self.book, NOW_MS)
             self.verdicts["partly taken" if writing.refusals else "taken"] += 1

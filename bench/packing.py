@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples, copy_samples
+from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows, copy_samples
 from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -46,7 +46,7 @@ def fill(dsn: str, gpus: int) -> int:
         at = np.repeat(DAY + np.arange(instants) * STEP_MS, 8)
         ids = np.tile(np.arange(8) + 1 + number * 8, instants)
         with open_connection(dsn) as connection:
-            copy_samples(connection, Samples(ids, at, columns))
+            copy_samples(connection, SampleRows(ids, at, columns))
     return gpus // 8 * 8 * instants
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples, copy_samples
+from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows, copy_samples
 from gpuledger_collector.storage.database import Database, open_connection
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
@@ -66,7 +66,7 @@ def simulated(nodes: int) -> list[tuple[int, int, Mapping[str, float | int]]]:
     return rows
 
 
-def as_arrays(rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded: bool) -> Samples:
+def as_arrays(rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded: bool) -> SampleRows:
     """Columns of the sample table; NaN and the smallest integer are absent."""
     columns = {}
     for metric in HOT:
@@ -80,10 +80,10 @@ def as_arrays(rows: list[tuple[int, int, Mapping[str, float | int]]], *, rounded
         else:
             values = given.astype(f"<{metric.column_kind}")
         columns[metric.name] = values
-    return Samples(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]), columns)
+    return SampleRows(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]), columns)
 
 
-def ours(dsn: str, samples: Samples) -> tuple[float, float, float, float]:
+def ours(dsn: str, samples: SampleRows) -> tuple[float, float, float, float]:
     """Hot and archive bytes a sample, microseconds a sample to pack, and to read all back."""
     count = len(samples.at_ms)
     with open_connection(dsn) as connection:
@@ -91,7 +91,7 @@ def ours(dsn: str, samples: Samples) -> tuple[float, float, float, float]:
         for begin in range(0, count, 5000):
             part = slice(begin, begin + 5000)
             columns = {name: values[part] for name, values in samples.columns.items()}
-            copy_samples(connection, Samples(samples.accelerator[part], samples.at_ms[part], columns))
+            copy_samples(connection, SampleRows(samples.accelerator[part], samples.at_ms[part], columns))
     begun = time.perf_counter()
     done = archive.pack_day(Database(dsn), DAY)
     pack = time.perf_counter() - begun
@@ -108,7 +108,7 @@ def ours(dsn: str, samples: Samples) -> tuple[float, float, float, float]:
     return done.hot_bytes / count, row[0] / count, pack / count * 1e6, read / count * 1e6
 
 
-def theirs(samples: Samples) -> tuple[float, float]:
+def theirs(samples: SampleRows) -> tuple[float, float]:
     """VictoriaMetrics: data bytes a sample after a forced merge, and with its index."""
     with victoria() as (port, _):
         for accelerator in np.unique(samples.accelerator):

@@ -23,8 +23,8 @@ import structlog
 import uvicorn
 
 from gpuledger_collector import wiring
-from gpuledger_collector.api.auth.keys import Files
-from gpuledger_collector.api.limits import guarded
+from gpuledger_collector.api.auth.keys import FileTokens
+from gpuledger_collector.api.limits import bounded_protocol
 from gpuledger_collector.schedule import Schedule
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
@@ -145,7 +145,7 @@ def configuration(settings: Settings, parts: Collector) -> uvicorn.Config:
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     made = uvicorn.Config(
         parts.app,
-        http=guarded(settings.max_connections),
+        http=bounded_protocol(settings.max_connections),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -198,7 +198,7 @@ def watch(server: EmbeddedServer | None) -> Callable[[], None]:
 def reload_tokens(settings: Settings, parts: Collector) -> None:
     """Read the files of tokens again; a file that cannot be read leaves the old ones in force."""
     try:
-        parts.intake.keys.files = Files.of(settings.agent_tokens(), settings.reader_tokens())
+        parts.intake.keys.files = FileTokens.of(settings.agent_tokens(), settings.reader_tokens())
         log.info("the files of tokens were read again")
     except SettingsError as error:
         log.error("the old tokens stay in force: %s", error)  # noqa: TRY400 - the sentence says it all

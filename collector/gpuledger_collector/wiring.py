@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import psycopg
     from fastapi import FastAPI
 
-    from gpuledger_collector.api.batches import Intake
+    from gpuledger_collector.api.intake import Intake
     from gpuledger_collector.api.limits import Quotas
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.remote_write import RemoteIntake
     from gpuledger_collector.ingest.batches.commit import GroupCommit
     from gpuledger_collector.ingest.batches.store import EnsurePartitions
     from gpuledger_collector.ingest.batches.validate import Accepted
-    from gpuledger_collector.ingest.remote_write.metering import Metering
+    from gpuledger_collector.ingest.remote_write.metering import ScrapeMeter
     from gpuledger_collector.insight.recommendations.energy import Tariff
     from gpuledger_collector.jobs.expire import RetentionDays
     from gpuledger_collector.jobs.notify_findings import Writers
@@ -131,9 +131,10 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
     import psycopg
 
     from gpuledger_collector.accounting.placement import Placement
-    from gpuledger_collector.api import acks, app, batches, queue, reads, remote_write, samples, series
-    from gpuledger_collector.api.auth.keys import Files, Keys
+    from gpuledger_collector.api import acks, app, queue, reads, remote_write, samples, series
+    from gpuledger_collector.api.auth.keys import FileTokens, Keys
     from gpuledger_collector.api.auth.proxy import Proxy
+    from gpuledger_collector.api.intake import Intake
     from gpuledger_collector.api.limits import Quota
     from gpuledger_collector.api.metrics import Metrics
     from gpuledger_collector.api.scaling_gauge import ScalingGauge
@@ -183,11 +184,11 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
             )
         ),
         lambda: round(clock().timestamp() * 1000),
-        Files.of(settings.agent_tokens(), settings.reader_tokens()),
+        FileTokens.of(settings.agent_tokens(), settings.reader_tokens()),
         settings.require_tokens or not settings.on_loopback or bool(settings.identity_header),
         Proxy(settings.identity_header, settings.proxy_networks()) if settings.identity_header else None,
     )
-    intake = batches.Intake(
+    intake = Intake(
         commit,
         metrics,
         clock,
@@ -195,7 +196,7 @@ def collector(settings: Settings, opened: Database, clock: Callable[[], dt.datet
         settings.queue_bytes,
         max_age_ms=max_age_ms(settings),
         quotas=quotas(settings),
-        news_of=store.news_of,
+        count_new=store.count_new,
     )
     scrapes = RemoteStore(store, settings.remote_write_window_seconds * 1000)
     quota = Quota(settings.remote_write_samples_per_second, "samples")
@@ -374,7 +375,7 @@ def jobs(
         with connect() as connection:
             forget_old_runs(connection, now())
             outbox.forget_old(connection, now_ms())
-            counters.forget_old(connection, now_ms())
+            counters.delete_old(connection, now_ms())
             scaling.forget_old(connection, now_ms())
             queues.forget_old(connection, now_ms())
             expire_records(connection, now_ms())
@@ -519,16 +520,16 @@ def tariff(settings: Settings) -> Tariff | None:
     return Tariff(rate, currency, pue)
 
 
-def metering(settings: Settings) -> Metering:
+def metering(settings: Settings) -> ScrapeMeter:
     """The meter of what remote write brought."""
     from gpuledger_collector.ingest.batches.store import Store
-    from gpuledger_collector.ingest.remote_write.metering import Limits, Metering
+    from gpuledger_collector.ingest.remote_write.metering import MeterLimits, ScrapeMeter
     from gpuledger_collector.storage import locks
     from gpuledger_collector.storage.ledger import placements
 
-    limits = Limits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
+    limits = MeterLimits(settings.remote_write_gap_seconds * 1000, settings.remote_write_window_seconds * 1000)
     store = Store(partition_maker(now), placements.settle)
-    return Metering(store, limits, partial(locks.beside, lock=locks.Lock.SCRAPES))
+    return ScrapeMeter(store, limits, partial(locks.beside, lock=locks.Lock.SCRAPES))
 
 
 def sender(settings: Settings, connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]) -> Sender:

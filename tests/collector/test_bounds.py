@@ -85,18 +85,20 @@ def repeated(entry: bytes, times: int) -> bytes:
     return b"[" + b",".join([entry] * times) + b"]"
 
 
-LONG_TEXT = b'[{"id":"a","kind":"' + b"x" * 2 * bounds.MOST_BYTES["workloads"] + b'"}]'
+LONG_TEXT = b'[{"id":"a","kind":"' + b"x" * 2 * bounds.MAX_BYTES["workloads"] + b'"}]'
 WORKLOAD, GPU = b'{"id":"a","kind":"b"}', b'{"uuid":"a","device_uuid":"a","index":0,"model":"m"}'
 COLUMN = b'{"kind":"f4","values":[0.5]}'
-COLUMNS = b",".join(b'"column-%060d":%s' % (number, COLUMN) for number in range(bounds.MOST_COLUMNS + 1))
+COLUMNS = b",".join(b'"column-%060d":%s' % (number, COLUMN) for number in range(bounds.MAX_COLUMNS + 1))
 MANY_IN_JSON = {
-    "workloads": json_with(workloads=repeated(WORKLOAD, bounds.MOST["workloads"] + 1)),
-    "accelerators": json_with(accelerators=repeated(GPU, bounds.MOST["accelerators"] + 1)),
-    "usage_intervals": json_with(usage_intervals=repeated(b"{}", bounds.MOST["usage_intervals"] + 1)),
-    "workloads that are none": json_with(workloads=repeated(b"[     ]", bounds.MOST["workloads"] + 1)),
-    "workloads of every kind": json_with(workloads=repeated(b'null,1,"a",true', bounds.MOST["workloads"] // 4 + 1)),
+    "workloads": json_with(workloads=repeated(WORKLOAD, bounds.MAX_RECORDS["workloads"] + 1)),
+    "accelerators": json_with(accelerators=repeated(GPU, bounds.MAX_RECORDS["accelerators"] + 1)),
+    "usage_intervals": json_with(usage_intervals=repeated(b"{}", bounds.MAX_RECORDS["usage_intervals"] + 1)),
+    "workloads that are none": json_with(workloads=repeated(b"[     ]", bounds.MAX_RECORDS["workloads"] + 1)),
+    "workloads of every kind": json_with(
+        workloads=repeated(b'null,1,"a",true', bounds.MAX_RECORDS["workloads"] // 4 + 1)
+    ),
     "bytes of workloads": json_with(workloads=LONG_TEXT),
-    "rows": json_with(samples=b'{"at_ms":' + repeated(b"1", bounds.MOST_ROWS + 1) + b"}"),
+    "rows": json_with(samples=b'{"at_ms":' + repeated(b"1", bounds.MAX_ROWS + 1) + b"}"),
     "columns": json_with(samples=b'{"columns":{' + COLUMNS + b"}}"),
 }
 
@@ -125,9 +127,11 @@ def test_a_name_that_comes_twice_in_json_is_refused():
 
 def test_as_much_as_is_allowed_is_taken_in_json():
     """The documented numbers of workloads and accelerators, each with braces, quotes and commas in its texts."""
-    workloads = [workload(f'{number} {{[,"\\', tags={'a,"b': "{]"}) for number in range(bounds.MOST["workloads"])]
+    workloads = [
+        workload(f'{number} {{[,"\\', tags={'a,"b': "{]"}) for number in range(bounds.MAX_RECORDS["workloads"])
+    ]
     found = decode(as_json(batch(workloads=workloads)), "application/json", "")
-    assert len(found.workloads.records) == bounds.MOST["workloads"]
+    assert len(found.workloads.records) == bounds.MAX_RECORDS["workloads"]
     assert found.rejected == []
 
 

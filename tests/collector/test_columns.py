@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuledger_collector.ingest.batches.attributes import Numbered
+from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import BinaryArray, blank, pack, to_array
-from gpuledger_collector.ingest.batches.decode import Decoded, Listed
-from gpuledger_collector.ingest.batches.samples import Samples, join_samples, slow_changes
+from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList
+from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples, slow_changes
 from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, accept
 from gpuledger_common.wire import ABSENT_INT64, Column, Heartbeat, WireAccelerator
 from gpuledger_common.wire import Samples as WireSamples
@@ -85,14 +85,14 @@ def test_columns_that_are_joined_are_read_as_each_alone(made):
     """Columns of several batches, as bytes, as lists, with infinities, of another kind or length: each batch's part of
     what is joined is what `to_array` makes of its column alone, and blank where it has none that can be kept."""
     batches = [
-        Decoded(
+        DecodedBatch(
             version=1,
             node="n",
             epoch="00000000-0000-4000-8000-000000000000",
             seq=1,
             heartbeat=Heartbeat("", "", "ok"),
-            accelerators=Listed([WireAccelerator("G", "G", 0, "m")]),
-            workloads=Listed([]),
+            accelerators=RecordList([WireAccelerator("G", "G", 0, "m")]),
+            workloads=RecordList([]),
             usage_intervals=[],
             rejected=[],
             sha256=b"",
@@ -102,7 +102,7 @@ def test_columns_that_are_joined_are_read_as_each_alone(made):
         for rows, columns in made
     ]
     accepted = [accept(batch, NOW_MS) for batch in batches]
-    joined = join_samples([Numbered(batch, 7, {0: 5}, {}, {0: 9}, {}) for batch in accepted])
+    joined = join_samples([ResolvedBatch(batch, 7, {0: 5}, {}, {0: 9}, {}) for batch in accepted])
     assert joined is not None
     begin = 0
     for batch in batches:
@@ -164,7 +164,7 @@ def test_bad_columns_say_why(column, reason):
 def test_slow_metrics_can_be_read_back_at_any_instant(readings):
     """The changes alone give each accelerator's value at each instant that was read, in order of time."""
     once = {(accelerator, at): value for accelerator, at, value in readings}
-    samples = Samples(
+    samples = SampleRows(
         accelerator=np.array([key[0] for key in once], dtype="<i8"),
         at_ms=np.array([key[1] for key in once], dtype="<i8"),
         columns={},

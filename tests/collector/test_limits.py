@@ -16,7 +16,7 @@ from fakes.collector import JSON, MSGPACK, running
 from fakes.prometheus import WRITE, headers, one, scrape, snappy
 from gpuledger_agent.push import Reply, reaction
 from gpuledger_collector.api import limits
-from gpuledger_collector.api.batches import LEAST_BYTES_PER_SECOND
+from gpuledger_collector.api.intake import MIN_BYTES_PER_SECOND
 from gpuledger_collector.api.limits import BURST_SECONDS, OverQuota, Quota
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
@@ -51,7 +51,7 @@ def test_a_bucket_fills_at_its_rate():
 
 def test_names_without_end_take_no_memory(monkeypatch):
     """The least lately used bucket makes room."""
-    monkeypatch.setattr(limits, "MOST_NAMES", 100)
+    monkeypatch.setattr(limits, "MAX_BUCKETS", 100)
     quota = Quota(1, "samples")
     for number in range(1000):
         quota.take("busy", 0)
@@ -117,8 +117,8 @@ def test_remote_write_over_its_quota_is_kept_by_prometheus(dsn):
 @pytest.fixture
 def impatient(dsn, monkeypatch):
     """A collector that waits a second for a head and a body."""
-    monkeypatch.setattr(limits.Guarded, "head_seconds", 1.0)
-    monkeypatch.setattr(limits.Guarded, "body_seconds", 3.0)
+    monkeypatch.setattr(limits.BoundedProtocol, "head_seconds", 1.0)
+    monkeypatch.setattr(limits.BoundedProtocol, "body_seconds", 3.0)
     with running(dsn) as collector:
         collector.parts.intake.grace_seconds = 1.0
         yield collector
@@ -189,11 +189,11 @@ def test_a_head_is_bounded(impatient):
 
 def test_a_slow_but_steady_body_is_taken(impatient, monkeypatch):
     """What comes faster than the least rate may take longer than one that does not: here more than a second."""
-    monkeypatch.setattr(limits.Guarded, "body_seconds", 60.0)
+    monkeypatch.setattr(limits.BoundedProtocol, "body_seconds", 60.0)
     instants, chance = range(NOON_MS, NOON_MS + 500 * 1000, 1000), random.Random(1)
     noise = samples(2, instants, gpu_utilization_ratio=[chance.random() for _ in range(1000)])
     body = body_of(batch(1, samples=noise))
-    assert len(body) > 4 * LEAST_BYTES_PER_SECOND
+    assert len(body) > 4 * MIN_BYTES_PER_SECOND
     head = "".join(f"{name}: {value}\r\n" for name, value in MSGPACK.items())
     with socket.create_connection(("127.0.0.1", impatient.port), 60) as connection:
         connection.sendall(
@@ -244,7 +244,7 @@ def test_a_thousand_slow_senders_take_no_memory(dsn):
 
 def test_a_large_body_of_any_route_is_refused_without_a_token(dsn):
     """It is answered after its first part: such bodies are read whole before anybody is asked who sends them."""
-    part = b"[" * limits.MOST_BODY_BYTES + b"["
+    part = b"[" * limits.MAX_BODY_BYTES + b"["
     chunk = b"%x\r\n%b\r\n" % (len(part), part)
     with running(dsn, require_tokens=True) as collector:
         for path in ("/v1/disputes", "/v1/disputes/1/answers", "/v1/runs/x/progress"):

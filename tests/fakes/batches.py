@@ -82,7 +82,7 @@ def batch(seq: int = 1, node: str = "node-1", accelerators: int = 2, start_ms: i
 
 def worst(seq: int, node: str, start_ms: int = NOON_MS - 240 * HOUR_MS) -> Batch:
     """Each list of a batch at its bound, every name new: the heaviest that is taken."""
-    gpus, jobs, spans = (bounds.MOST[name] for name in ("accelerators", "workloads", "usage_intervals"))
+    gpus, jobs, spans = (bounds.MAX_RECORDS[name] for name in ("accelerators", "workloads", "usage_intervals"))
     cards = [accelerator(number, f"{node}-{seq}") for number in range(gpus)]
     tags = {f"t{tag}": "x" * 20 for tag in range(8)}
     workloads = [workload(f"{node}-{seq}-{number}", tags=tags) for number in range(jobs)]

@@ -28,13 +28,15 @@ from gpuledger_collector.api import (
     remote_write,
     runs,
 )
-from gpuledger_collector.api.limits import SmallBodies
+from gpuledger_collector.api.intake import Intake
+from gpuledger_collector.api.limits import BodyLimit
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.ingest.batches.envelope import Answer, Batch
+from gpuledger_collector.api.queue import Queue
+from gpuledger_common.wire import Answer, Batch
 
 
 def create(
-    intake: batches.Intake,
+    intake: Intake,
     remote: remote_write.RemoteIntake,
     metrics: Metrics,
     readiness_problems: Callable[[], str | None],
@@ -48,7 +50,7 @@ def create(
 
     `leaving`: whether this collector stops soon. It serves on, and /readyz sends new requests elsewhere.
     """
-    endpoint = batches.endpoint_of(intake)
+    endpoint = batches.create_endpoint(intake)
     app = Application(
         endpoint,
         title="GPU Ledger collector",
@@ -58,7 +60,7 @@ def create(
         redoc_url=None,
     )
     app.add_middleware(NoNul)
-    app.add_middleware(SmallBodies, but={"/v1/batches", "/v1/queue", "/api/v1/write"})
+    app.add_middleware(BodyLimit, exempt={"/v1/batches", "/v1/queue", "/api/v1/write"})
     app.include_router(batches.router(endpoint))
     app.include_router(remote_write.router(remote))
     app.include_router(reads.router(ledger))
@@ -178,7 +180,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
     """OpenAPI with the JSON form of the wire's structs, which FastAPI cannot see by itself."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        _, components = msgspec.json.schema_components([Batch, Answer], ref_template="#/components/schemas/{name}")
+        _, components = msgspec.json.schema_components(
+            [Batch, Answer, Queue], ref_template="#/components/schemas/{name}"
+        )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         app.openapi_schema = schema
     return app.openapi_schema

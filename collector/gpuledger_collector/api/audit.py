@@ -29,7 +29,7 @@ def router(reads: Reads) -> APIRouter:
     ) -> dict[str, Any]:
         """The audit log from its first row on: who changed which price, rule, budget, token or month, and how."""
         with denials():
-            who.may_administer()
+            who.require_admin()
         return guarded(lambda: entries_of(reads, limit, after, who))
 
     return made

@@ -148,14 +148,14 @@ def router(reads: Reads) -> APIRouter:
         It is exact for what is rated; `rated` says whether evidence or changes of the days still wait for that.
         """
         with denials():
-            who.may_read_all()
+            who.require_fleet()
         return stepped(lambda: previewed_of(reads, number, outcome))
 
     @made.post("/{number}/resolution")
     def resolved(number: Number, decision: Decision, who: Principal = reader) -> dict[str, Any]:
         """Decide a dispute, once: for finance and admin."""
         with denials():
-            who.may_read_all()
+            who.require_fleet()
         return stepped(lambda: resolved_of(reads, number, decision, who))
 
     return made

@@ -1,9 +1,9 @@
-"""What one sender may take of the collector: records, bytes, names and days by node, time for a request, connections.
+"""Limits on one sender: records, bytes, names and days of a node, the time for a request, connections.
 
-A quota is a bucket that fills at its rate: what a node sends is taken out of it, and while it owes, it is asked to come
-back when it no longer does. A single large batch is always taken, and a spool that is sent after an outage has the
-bucket of a quiet minute before it; so nothing is refused for ever, and nothing that is refused is lost.
-Slow senders are let go by `Guarded`: uvicorn itself waits for ever for a head that never ends.
+A quota is a token bucket. What a node sends is taken out of it, and while the bucket is negative the node is asked to
+come back when it no longer is. A single large batch is always accepted, and a spool that is sent after an outage finds
+the full bucket of a quiet minute; so nothing is refused forever, and nothing that is refused is lost.
+`BoundedProtocol` disconnects slow senders: uvicorn itself waits forever for a head that never ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fastapi import HTTPException
@@ -21,28 +21,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 BURST_SECONDS = 60.0
-"""What a bucket holds, in seconds of its rate."""
+"""Size of a bucket, in seconds of its rate."""
 HOUR_SECONDS = 3600.0
-"""The same of buckets of what stays: names and days."""
-MOST_NAMES = 100_000
-"""Buckets that are kept; the one that was used least lately makes room."""
+"""Size of the buckets of names and days, which stay in the database."""
+MAX_BUCKETS = 100_000
+"""The least recently used bucket is dropped beyond this number."""
 JITTER = 0.2
-"""By how much of the wait at most nodes that were refused together are told to come apart."""
+"""Greatest random part added to a wait, so that nodes refused together do not return together."""
 HEAD_SECONDS = 15.0
 """How long the head of a request may take, from the connection or from its first byte."""
-MOST_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 BODY_SECONDS = 75.0
-"""How long a whole body may take on any route; batches are let go sooner, with an answer."""
-MOST_BODY_BYTES = 256 * 1024
-"""Of a request to any route that does not bound its body itself: the longest dispute, every letter of it escaped."""
-
-
-WHOLE = "gpuledger.whole_body"
-"""Extension of a request's scope: its body is here already, whole, so that nobody needs to wait for it."""
+"""How long a body may take on any route; slow batches are refused sooner, with an answer."""
+MAX_BODY_BYTES = 256 * 1024
+"""Bound of routes without one of their own: the longest dispute with every character escaped."""
+COMPLETE_BODY = "gpuledger.complete_body"
+"""Extension of a request's scope: its body has arrived completely, in one part."""
 
 
 class OverQuota(Exception):
-    """A sender has used up its quota; `seconds` until it may come back."""
+    """A sender has used up its quota; it may come back after `seconds`."""
 
     def __init__(self, sentence: str, seconds: float) -> None:
         super().__init__(sentence)
@@ -50,45 +48,47 @@ class OverQuota(Exception):
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds for the header, a little different each time."""
+        """Seconds for the header, rounded up, with random jitter."""
         return max(1, math.ceil(self.seconds * (1 + JITTER * random.random())))
 
 
 @dataclass(slots=True)
 class Quota:
-    """Buckets by name. `rate` is units a second, 0 for no quota; `unit` names them in the refusal."""
+    """Buckets by name. `rate` is units per second, 0 for no quota; `unit` names them in the refusal."""
 
     rate: float
     unit: str
     steady: Callable[[], float] = time.monotonic
     burst_s: float = BURST_SECONDS
-    """What a bucket holds, in seconds of its rate; an hour: the rate is told by the hour."""
+    """Size of a bucket in seconds of its rate; with an hour, the refusal states the rate per hour."""
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
-    """What is left, and when that was."""
+    """Level of each bucket, and when it was computed."""
 
     def check(self, name: str) -> None:
-        """Raise OverQuota while this name owes."""
+        """Raise OverQuota while the bucket is negative."""
         if not self.rate:
             return
-        left = self._left(name)
-        if left < 0:
+        level = self._level(name)
+        if level < 0:
             rate, per = (self.rate * 3600, "an hour") if self.burst_s == HOUR_SECONDS else (self.rate, "a second")
-            raise OverQuota(f"{name} sends more than {rate:.0f} {self.unit} {per}", -left / self.rate)
+            raise OverQuota(f"{name} sends more than {rate:.0f} {self.unit} {per}", -level / self.rate)
 
     def take(self, name: str, amount: float) -> None:
-        """Take what was sent out of the bucket, which may owe afterwards. Call `check` before."""
+        """Take an amount out of the bucket, which may become negative. Call `check` before."""
         if not self.rate:
             return
-        left = self._left(name) - amount
+        level = self._level(name) - amount
         self._buckets.pop(name, None)
-        while len(self._buckets) >= MOST_NAMES:
+        while len(self._buckets) >= MAX_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
-        self._buckets[name] = left, self.steady()
+        self._buckets[name] = level, self.steady()
 
-    def _left(self, name: str) -> float:
+    def _level(self, name: str) -> float:
         full = self.rate * self.burst_s
-        left, at = self._buckets.get(name, (full, 0.0))
-        return min(full, left + (self.steady() - at) * self.rate) if name in self._buckets else full
+        if name not in self._buckets:
+            return full
+        level, at = self._buckets[name]
+        return min(full, level + (self.steady() - at) * self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +96,20 @@ class Load:
     """What a batch takes of its node's quotas."""
 
     samples: int
-    """Samples, hours of usage intervals, readings of counters."""
+    """Samples, hours of usage intervals and readings of counters."""
     bytes: int
     inflated_bytes: int
     names: int
-    """Accelerators and workloads that it lists."""
+    """Accelerators and workloads in its lists."""
     new_names: int = 0
-    """Those of them that this collector has not met."""
+    """Those of them that this collector has not seen."""
     new_days: int = 0
-    """Days of samples or of usage for which this collector has made no partition yet."""
+    """Days of samples or usage for which this collector has created no partition."""
 
 
 @dataclass(slots=True)
 class Quotas:
-    """The quotas of nodes."""
+    """The quotas of nodes, by the fields of Load."""
 
     samples: Quota = field(default_factory=lambda: Quota(0, "samples"))
     bytes: Quota = field(default_factory=lambda: Quota(0, "bytes"))
@@ -119,99 +119,99 @@ class Quotas:
     new_days: Quota = field(default_factory=lambda: Quota(0, "new days", burst_s=HOUR_SECONDS))
 
     def check(self, node: str) -> None:
-        """Raise OverQuota while this node owes of what every batch takes."""
+        """Raise OverQuota while a quota that applies to every batch is used up."""
         for quota in (self.samples, self.bytes, self.inflated_bytes, self.names):
             quota.check(node)
 
     def take(self, node: str, load: Load) -> None:
-        """Take a batch out of all. Raises OverQuota, and then nothing is taken.
+        """Take a batch out of all quotas. Raises OverQuota, and then nothing is taken.
 
-        New names and days are only asked for of batches that bring some: a node that has used them up reports on.
+        A node that has used up its new names or days may still send batches without any.
         """
         self.check(node)
         if load.new_names:
             self.new_names.check(node)
         if load.new_days:
             self.new_days.check(node)
-        for name in ("samples", "bytes", "inflated_bytes", "names", "new_names", "new_days"):
-            quota: Quota = getattr(self, name)
-            quota.take(node, getattr(load, name))
+        for amount in fields(load):
+            quota: Quota = getattr(self, amount.name)
+            quota.take(node, getattr(load, amount.name))
 
 
-class Guarded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol that lets go of senders that are too slow, too long-winded or too many."""
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's HTTP protocol with bounds on the time for heads and bodies, the size of heads, and connections."""
 
     max_connections: int
     head_seconds = HEAD_SECONDS
     body_seconds = BODY_SECONDS
     _deadline: asyncio.TimerHandle | None = None
-    _known: Any = None
+    _cycle: Any = None
     """The request whose head came last."""
-    _head = 0
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """A connection; its head is awaited from now on."""
+        """Accept a connection and wait for its first head."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             transport.abort()
         else:
-            self._within(self.head_seconds)
+            self._set_deadline(self.head_seconds)
 
     def data_received(self, data: bytes) -> None:
-        """More of a head, of a body, or of the next request."""
+        """Handle bytes of a head, of a body, or of the next request."""
         super().data_received(data)
         cycle: Any = self.cycle
-        if cycle is not None and cycle is not self._known:
-            self._known, self._head = cycle, 0
-            self._within(self.body_seconds if cycle.more_body else None)
+        if cycle is not None and cycle is not self._cycle:
+            self._cycle, self._head_bytes = cycle, 0
+            self._set_deadline(self.body_seconds if cycle.more_body else None)
             if not cycle.more_body:
-                cycle.scope.setdefault("extensions", {})[WHOLE] = {}
+                cycle.scope.setdefault("extensions", {})[COMPLETE_BODY] = {}
         elif cycle is None or (cycle.response_complete and not cycle.more_body):
-            self._more_head(len(data))
+            self._count_head(len(data))
         elif not cycle.more_body:
-            self._within(None)
+            self._set_deadline(None)
 
-    def _more_head(self, size: int) -> None:
-        """Bytes of a head that is not whole yet, or of nothing."""
-        self._head += size
-        if self._head > MOST_HEAD_BYTES:
+    def _count_head(self, size: int) -> None:
+        """Count bytes of an incomplete head, or between requests."""
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()
         elif self._deadline is None:
-            self._within(self.head_seconds)
+            self._set_deadline(self.head_seconds)
 
-    def _within(self, seconds: float | None) -> None:
+    def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
-        self._within(None)
+        """Clean up after a connection."""
+        self._set_deadline(None)
         super().connection_lost(exc)
 
 
-class SmallBodies:
-    """Refuses large bodies on all paths but these: there a body is read whole before a token is asked for."""
+class BodyLimit:
+    """Refuses large bodies, except on paths that bound them: elsewhere a body is read before its token is checked."""
 
-    def __init__(self, app: ASGIApp, but: Container[str]) -> None:
+    def __init__(self, app: ASGIApp, exempt: Container[str]) -> None:
         self.app = app
-        self.but = but
+        self.exempt = exempt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer of the app behind; 413 when it reads more than MOST_BODY_BYTES."""
-        left = MOST_BODY_BYTES
+        """Forward to the app; 413 when it reads more than MAX_BODY_BYTES."""
+        remaining = MAX_BODY_BYTES
 
         async def bounded() -> Message:
-            nonlocal left
+            nonlocal remaining
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise HTTPException(413, f"the body is over {MOST_BODY_BYTES} bytes")
+            remaining -= len(message.get("body", b""))
+            if remaining < 0:
+                raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes")
             return message
 
-        await self.app(scope, receive if scope.get("path") in self.but else bounded, send)
+        await self.app(scope, receive if scope.get("path") in self.exempt else bounded, send)
 
 
-def guarded(max_connections: int) -> type[asyncio.Protocol]:
+def bounded_protocol(max_connections: int) -> type[asyncio.Protocol]:
     """The protocol with this bound."""
-    return type("Guarded", (Guarded,), {"max_connections": max_connections})
+    return type("BoundedProtocol", (BoundedProtocol,), {"max_connections": max_connections})

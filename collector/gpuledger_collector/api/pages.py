@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, UTC_DAYS, Period, format_instant
-from gpuledger_collector.api.auth.keys import KeysAway
+from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal, visible
 from gpuledger_collector.api.reads import BEARER, Reads, demand_of
 from gpuledger_collector.export import html, plots
@@ -109,7 +109,7 @@ def router(reads: Reads) -> APIRouter:
             return refused(404, str(error))
         except ValueError as error:
             return refused(422, str(error))
-        except (KeysAway, StorageError, OperationalError) as error:
+        except (KeysUnavailable, StorageError, OperationalError) as error:
             log.warning("a page was not made: %s", error)
             return refused(503, "the database is away: come back in a moment")
 

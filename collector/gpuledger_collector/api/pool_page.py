@@ -20,7 +20,7 @@ from psycopg import OperationalError
 from sqlalchemy.exc import OperationalError as EngineError
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
-from gpuledger_collector.api.auth.keys import KeysAway
+from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.pages import Outlook, offered, page, refused
 from gpuledger_collector.api.reads import Reads, guarded
@@ -125,13 +125,13 @@ def router(reads: Reads) -> APIRouter:
         pool = pool or name
         try:
             who = reads.keys.person(request, offered(request.headers.get("authorization", "")))
-            who.may_read_all()
+            who.require_fleet()
             return page(guarded(lambda: pool_of(reads.behind(who), looks.of(pool), pool, who)))
         except Denied as denial:
             return refused(denial.status, str(denial))
         except HTTPException as error:
             return refused(error.status_code, str(error.detail))
-        except (KeysAway, StorageError, OperationalError, EngineError) as error:
+        except (KeysUnavailable, StorageError, OperationalError, EngineError) as error:
             log.warning("a page was not made: %s", error)
             return refused(503, "the database is away: come back in a moment")
 
@@ -140,7 +140,7 @@ def router(reads: Reads) -> APIRouter:
 
 def pool_of(reads: Reads, look: Look | None, pool: str, who: Principal) -> str:
     """The page. Raises Denied for a reader who sees one owner's part."""
-    who.may_read_all()
+    who.require_fleet()
     now_ms = reads.now_ms
     with reads.engine().connect() as connection:
         past = scaling.history(connection, pool, now_ms - OUTCOME_DAYS * DAY_MS, MOST_DECISIONS)

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Engine
 
 from gpuledger_collector.accounting.chargeback import DIMENSIONS, report
 from gpuledger_collector.accounting.period import HOUR_MS, Period, date_range, format_instant
-from gpuledger_collector.api.auth.keys import Keys, KeysAway
+from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.services.chargeback import NO_INVENTORY, read_chargeback
 from gpuledger_collector.storage.access import row_level_security as row_level_security
@@ -168,7 +168,7 @@ def may_read(keys: Keys, *, whole_fleet: bool = False) -> Any:
         with denials():
             who = keys.person(request)
             if whole_fleet:
-                who.may_read_all()
+                who.require_fleet()
         return who
 
     return Depends(reader)
@@ -182,7 +182,7 @@ def denials() -> Iterator[None]:
     except Denied as denial:
         challenge = {"WWW-Authenticate": "Bearer"} if denial.status == 401 else None
         raise HTTPException(denial.status, str(denial), challenge) from denial
-    except KeysAway as error:
+    except KeysUnavailable as error:
         raise HTTPException(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS}) from error
 
 

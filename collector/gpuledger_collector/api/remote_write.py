@@ -1,7 +1,7 @@
 """POST /api/v1/write: Prometheus remote write 1.0 and 2.0, by the receiver's rules of their specification.
 
-A sender drops what is answered 4xx and keeps what is answered 5xx or 429: so what is wrong with the samples is a 400,
-and whatever is wrong with us, or passes, is a 503. Nothing is answered 2xx before it is committed.
+A sender drops what is answered 4xx and keeps what is answered 5xx. So wrong samples are a 400, and a fault of the
+collector or a temporary condition is a 503. Nothing is answered 2xx before COMMIT.
 """
 
 from __future__ import annotations
@@ -14,66 +14,57 @@ import psycopg
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from gpuledger_collector.api.auth.keys import KeysAway
+from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied
-from gpuledger_collector.api.batches import (
-    INLINE_BYTES,
-    RETRY_AFTER_SECONDS,
-    Held,
-    Intake,
-    receive,
-    sender_of,
-    too_slow,
-)
+from gpuledger_collector.api.batches import INLINE_BYTES, RETRY_AFTER_SECONDS
+from gpuledger_collector.api.intake import DECODERS, Intake, Reservation, authenticate_agent, receive_body
 from gpuledger_collector.api.limits import OverQuota, Quota
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
 from gpuledger_collector.ingest.batches.decode import Refused
-from gpuledger_collector.ingest.remote_write.decode import Writing, decode, inflated_size
-from gpuledger_collector.ingest.remote_write.series import Book
-from gpuledger_collector.ingest.remote_write.store import Written
+from gpuledger_collector.ingest.remote_write.decode import WriteRequest, decode, inflated_size
+from gpuledger_collector.ingest.remote_write.series import SeriesCache
+from gpuledger_collector.ingest.remote_write.store import WriteResult
 
 PROTOBUF = "application/x-protobuf"
 VERSIONS = {"prometheus.writerequest": 1, "io.prometheus.write.v2.request": 2}
-DECODERS = 2
-"""Bodies that are decoded at once: each may take many times its size while it is."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class RemoteIntake:
-    """What the route needs beside the intake of batches, whose tokens and bounds hold here too."""
+    """The writers of remote write; tokens and bounds are those of the intake of batches."""
 
     intake: Intake
-    commit: GroupCommit[Writing, Written]
+    commit: GroupCommit[WriteRequest, WriteResult]
     quota: Quota = field(default_factory=lambda: Quota(0, "samples"))
     """By the name of the sender's token."""
-    book: Book = field(default_factory=Book)
-    started: bool = False
+    cache: SeriesCache = field(default_factory=SeriesCache)
+    is_started: bool = False
     decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS))
 
-    def writers(self) -> GroupCommit[Writing, Written]:
-        """The writers, started when the first request comes."""
-        if not self.started:
-            self.started = True
+    def submit(self, request: WriteRequest) -> asyncio.Future[WriteResult]:
+        """Queue a request; the writers start with the first."""
+        if not self.is_started:
+            self.is_started = True
             self.commit.start()
-        return self.commit
+        return self.commit.submit(request)
 
-    def pages(self) -> Book:
-        """The book to enter series in."""
-        if self.book.is_full:
-            self.book = Book()
-        return self.book
+    def current_cache(self) -> SeriesCache:
+        """The cache for the next request: a new one when the old is full."""
+        if self.cache.is_full:
+            self.cache = SeriesCache()
+        return self.cache
 
     def close(self, seconds: float) -> None:
-        """Commit what waits."""
-        if self.started:
+        """Commit waiting requests."""
+        if self.is_started:
             self.commit.close(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Status, written samples, and a sentence for the sender's log."""
+    """Status, number of written samples, and a sentence for the sender's log."""
 
     status: int
     written: int = 0
@@ -83,23 +74,23 @@ class Outcome:
 
 
 class TooSlow(Unavailable):
-    """A body that came too slowly; its sender may try again on another connection."""
+    """A body that came too slowly; its sender may retry on another connection."""
 
 
 def router(remote: RemoteIntake) -> APIRouter:
-    """The route, bound to its intake."""
-    made = APIRouter()
+    """The route."""
+    routes = APIRouter()
 
-    @made.post("/api/v1/write", status_code=204, responses=ANSWERS, openapi_extra=DESCRIPTION, tags=["prometheus"])
+    @routes.post("/api/v1/write", status_code=204, responses=ANSWERS, openapi_extra=DESCRIPTION, tags=["prometheus"])
     async def write(request: Request) -> Response:
-        """Take samples from Prometheus: those of dcgm-exporter, and of agents. Others are counted and passed over.
+        """Commit samples of dcgm-exporter and of agents from Prometheus. Other samples are counted and ignored.
 
-        The same samples again change nothing. Scrapes may come late by the window of `remote_write_window_seconds`.
+        The same samples again change nothing. Scrapes may be late by up to `remote_write_window_seconds`.
         """
         try:
-            outcome = await outcome_of(request, remote)
+            outcome = await answer_request(request, remote)
         except ClientDisconnect:
-            outcome = Outcome(400, text="the sender went away")
+            outcome = Outcome(400, text="the sender disconnected")
         except Refused as refusal:
             outcome = Outcome(refusal.status, text=refusal.detail)
         except Denied as denial:
@@ -107,19 +98,19 @@ def router(remote: RemoteIntake) -> APIRouter:
             remote.intake.metrics.denied.labels(status=str(denial.status)).inc()
         except TooSlow as error:
             outcome = Outcome(503, text=str(error), close=True)
-        except (Unavailable, KeysAway) as error:
+        except (Unavailable, KeysUnavailable) as error:
             outcome = Outcome(503, text=str(error))
         except OverQuota as error:
             outcome = Outcome(503, text=str(error), wait_s=error.retry_after)
         except (psycopg.DataError, psycopg.IntegrityError):
-            log.exception("a request of remote write is refused by the database")
+            log.exception("the database refuses a request of remote write")
             outcome = Outcome(400, text="the database refuses these samples")
         except Exception:
-            log.exception("a request of remote write could not be handled")
-            outcome = Outcome(503, text="a fault in the collector; it is in its log")
+            log.exception("unexpected error while handling a request of remote write")
+            outcome = Outcome(503, text="internal error; see the collector's log")
         return _response(outcome)
 
-    return made
+    return routes
 
 
 def _response(outcome: Outcome) -> Response:
@@ -139,52 +130,53 @@ def _response(outcome: Outcome) -> Response:
     return Response(f"{outcome.text}\n", outcome.status, headers, media_type="text/plain")
 
 
-async def outcome_of(request: Request, remote: RemoteIntake) -> Outcome:
-    """What becomes of a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
+async def answer_request(request: Request, remote: RemoteIntake) -> Outcome:
+    """The outcome of a request. Raises Denied, Refused, Unavailable, or what the writers raised."""
     intake = remote.intake
-    who = await sender_of(request, intake.keys)
-    if who.node is not None:
-        raise Denied(403, f"the token of {who.name} is for one node: remote write needs one for any (--node '*')")
-    version = version_of(request)
+    sender = await authenticate_agent(request, intake.keys)
+    if sender.node is not None:
+        raise Denied(403, f"the token of {sender.name} is for one node: remote write needs one for any (--node '*')")
+    version = _version(request)
     # Over quota is 503, not 429: Prometheus drops what is answered 429 unless it is told to retry.
-    remote.quota.check(who.name)
-    with Held(intake) as held:
+    remote.quota.check(sender.name)
+    with Reservation(intake) as reservation:
         try:
-            body = await receive(request, held)
+            body = await receive_body(request, reservation)
         except TimeoutError as error:
-            raise TooSlow(too_slow(intake)) from error
+            raise TooSlow(intake.too_slow) from error
+        intake.metrics.bytes.inc(len(body))
         size = inflated_size(body[:5])
-        held.add(size)
-        return await commit(body, size, version, remote, who.name)
+        reservation.add(size)
+        return await commit(body, size, version, remote, sender.name)
 
 
 async def commit(body: bytes, size: int, version: int, remote: RemoteIntake, sender: str) -> Outcome:
-    """Decode and commit a body that inflates to `size` bytes."""
+    """Decode and commit a body of `size` decompressed bytes."""
     now_ms = int(remote.intake.clock().timestamp() * 1000)
-    book, oldest_ms = remote.pages(), remote.intake.oldest_ms(now_ms)
+    cache, oldest_ms = remote.current_cache(), remote.intake.oldest_ms(now_ms)
     if size <= INLINE_BYTES:
-        writing = decode(body, version, book, now_ms, oldest_ms)
+        decoded = decode(body, version, cache, now_ms, oldest_ms)
     else:
         async with remote.decoders:
-            writing = await asyncio.to_thread(decode, body, version, book, now_ms, oldest_ms)
-    written = Written(writing.stale, 0)
-    remote.quota.take(sender, writing.samples + writing.foreign)
-    if writing.samples or writing.counts:
-        written = await remote.writers().submit(writing)
-    metrics = remote.intake.metrics
-    metrics.remote_samples.labels(outcome="written").inc(written.samples)
-    metrics.remote_samples.labels(outcome="foreign").inc(writing.foreign)
-    metrics.remote_samples.labels(outcome="refused").inc(writing.refusals + written.too_old)
-    reasons = list(writing.refused)
-    if written.too_old:
-        reasons.append(f"{written.too_old} samples are older than their accelerator's newest by more than the window")
-    if reasons:
-        return Outcome(400, written.samples, "; ".join(reasons))
-    return Outcome(204, written.samples)
+            decoded = await asyncio.to_thread(decode, body, version, cache, now_ms, oldest_ms)
+    result = WriteResult(decoded.stale, 0)
+    remote.quota.take(sender, decoded.samples + decoded.foreign)
+    if decoded.samples or decoded.inference:
+        result = await remote.submit(decoded)
+    for outcome, samples in {
+        "written": result.samples,
+        "foreign": decoded.foreign,
+        "refused": decoded.refusals + result.too_old,
+    }.items():
+        remote.intake.metrics.remote_samples.labels(outcome=outcome).inc(samples)
+    reasons = list(decoded.refused)
+    if result.too_old:
+        reasons.append(f"{result.too_old} samples are older than their accelerator's newest by more than the window")
+    return Outcome(400 if reasons else 204, result.samples, "; ".join(reasons))
 
 
-def version_of(request: Request) -> int:
-    """1 or 2, by the content type. Raises Refused (415) for what is no remote write."""
+def _version(request: Request) -> int:
+    """The version of the protocol, 1 or 2, by the content type. Raises Refused (415)."""
     kind, _, parameters = request.headers.get("content-type", "").lower().partition(";")
     if kind.strip() != PROTOBUF:
         raise Refused(415, f"the content type must be {PROTOBUF}")
@@ -207,11 +199,11 @@ DESCRIPTION = {
     },
 }
 ANSWERS: dict[int | str, dict[str, object]] = {
-    204: {"description": "Committed, or known already; the headers tell how many samples."},
+    204: {"description": "Committed, or known already; the headers say how many samples."},
     400: {"description": "Not decodable, or some samples are refused for good; the others are committed."},
     401: {"description": "No valid bearer token."},
     403: {"description": "The token is bound to one node, or not an agent's."},
     413: {"description": "The body is too large, as sent or decompressed."},
-    415: {"description": "Content type or encoding is not that of remote write."},
-    503: {"description": "Not committed: come back after Retry-After."},
+    415: {"description": "Unsupported content type or encoding."},
+    503: {"description": "Not committed: retry after Retry-After."},
 }

@@ -13,9 +13,9 @@ from starlette.requests import Request
 
 from gpuledger_collector.accounting.counters import MOST_COUNTED
 from gpuledger_collector.accounting.period import date_range, parse_instant
-from gpuledger_collector.api.auth.keys import KeysAway
+from gpuledger_collector.api.auth.keys import KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied, Principal
-from gpuledger_collector.api.batches import sender_of
+from gpuledger_collector.api.intake import authenticate_agent
 from gpuledger_collector.api.reads import REFUSALS, Reads, guarded, may_read
 from gpuledger_collector.export.runs import run_json
 from gpuledger_collector.services.run_report import chief_unit_costs, record_progress
@@ -63,11 +63,11 @@ def router(reads: Reads, connect: Callable[[], psycopg.Connection[tuple[Any, ...
     ) -> dict[str, Any]:
         """Report how far a run has come. The same report again changes nothing; order does not matter."""
         try:
-            who = await sender_of(request, reads.keys)
+            who = await authenticate_agent(request, reads.keys)
             return await asyncio.to_thread(_record, connect, workload, report, who, reads.now_ms)
         except Denied as denial:
             raise HTTPException(denial.status, str(denial)) from denial
-        except (KeysAway, psycopg.OperationalError) as error:
+        except (KeysUnavailable, psycopg.OperationalError) as error:
             raise HTTPException(503, "database unavailable; retry later") from error
 
     @routes.get("/runs", responses=REFUSALS)

@@ -107,7 +107,7 @@ def record_progress(
     if not now_ms - LATEST_DAYS * DAY_MS <= at_ms <= now_ms + MAX_FUTURE_MS:
         raise ValueError(f"{format_instant(at_ms)} is more than {LATEST_DAYS} days ago, or lies ahead")
     with connection.transaction():
-        counters.keep(
+        counters.store_readings(
             connection,
             [
                 (

@@ -90,14 +90,14 @@ def test_only_agents_may_tell_a_queue(dsn, tmp_path):
 
 def test_a_large_queue_holds_up_nobody_else(collector, monkeypatch):
     """It is read beside the event loop, and its body counts among what may be under way: 503 when that is too much."""
-    body, read, loops = {"source": "s", "at": 1, "waiting": [WAITS]}, queue._row, []
-    monkeypatch.setattr(queue, "_row", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told))
+    body, read, loops = {"source": "s", "at": 1, "waiting": [WAITS]}, queue._parse, []
+    monkeypatch.setattr(queue, "_parse", lambda *told: loops.append(asyncio._get_running_loop()) or read(*told))
     assert post(collector, body)[0] == 200
     assert loops == [None]
-    collector.parts.intake.most_bytes = 10
+    collector.parts.intake.max_bytes = 10
     status, headers, _ = collector.request("POST", "/v1/queue", json.dumps(body).encode(), JSON)
     assert (status, headers["Retry-After"]) == (503, "5")
-    assert collector.parts.intake.under_way == 0
+    assert collector.parts.intake.in_progress == 0
 
 
 def test_a_file_of_readings(run, tmp_path, database):

@@ -11,7 +11,8 @@ import pytest
 from fakes.batches import HOUR_MS, NOON_MS, batch, body_of, free, samples, workload, worst
 from fakes.collector import MSGPACK, running
 from gpuledger_collector.api import batches
-from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
+from gpuledger_collector.api.intake import Reservation
+from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits, Unavailable
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
 
@@ -33,10 +34,10 @@ class Noting:
             assert self.leave.wait(30)
         return [one.key for one in found]
 
-    def is_due(self, _ending):
+    def is_flush_due(self, _ending):
         return False
 
-    def settle(self, _connection):
+    def flush_deferred(self, _connection):
         pass
 
     def forget(self):
@@ -136,17 +137,17 @@ def test_a_node_cannot_hold_all_that_may_be_under_way(dsn):
     """What one node has under way is bounded apart: it is turned away, and others are not."""
     with running(dsn, require_tokens=True) as collector:
         intake = collector.parts.intake
-        intake.most_bytes = 4_000_000
-        with batches.Held(intake, "flood") as held:
+        intake.max_bytes = 4_000_000
+        with Reservation(intake, "flood") as held:
             held.add(1_900_000)
             with (
-                pytest.raises(batches.Unavailable, match="too much of flood is under way"),
-                batches.Held(intake, "flood") as more,
+                pytest.raises(Unavailable, match="too many bytes of flood are in progress"),
+                Reservation(intake, "flood") as more,
             ):
                 more.add(200_000)
-            with batches.Held(intake, "other") as others:
+            with Reservation(intake, "other") as others:
                 others.add(1_900_000)
-        assert (intake.under_way, intake.nodes) == (0, {})
+        assert (intake.in_progress, intake.nodes) == (0, {})
 
 
 def test_what_a_batch_lists_and_becomes_is_counted(dsn):

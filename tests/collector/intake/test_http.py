@@ -123,9 +123,9 @@ def test_a_sender_that_goes_holds_nothing(collector):
             connection.sendall(post(body)[:-40])
             time.sleep(0.02)
     end = time.monotonic() + 5
-    while collector.parts.intake.under_way and time.monotonic() < end:
+    while collector.parts.intake.in_progress and time.monotonic() < end:
         time.sleep(0.01)
-    assert collector.parts.intake.under_way == 0
+    assert collector.parts.intake.in_progress == 0
     assert talk(collector, post(body)) == [COMMITTED]
 
 
@@ -190,4 +190,4 @@ def test_under_a_prefix(collector, mount, path, root_path):
     halves = {"type": "http.request", "body": body[:50], "more_body": True}, {"type": "http.request", "body": body[50:]}
     assert asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), *halves), 10)) == COMMITTED
     status, answer = asyncio.run(asyncio.wait_for(ask(app, scope_of(path, root_path), halves[0]), 10))
-    assert (status, answer["detail"]) == (400, "the sender went away")
+    assert (status, answer["detail"]) == (400, "the sender disconnected")

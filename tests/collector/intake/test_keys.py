@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpuledger_collector.api.auth.keys import FRESH_SECONDS, NEW_SECONDS, Keys, KeysAway
+from gpuledger_collector.api.auth.keys import FRESH_SECONDS, NEW_SECONDS, Keys, KeysUnavailable
 from gpuledger_collector.storage.access.tokens import Token, hash_of
 
 KNOWN = "Bearer gpl_known"
@@ -41,7 +41,7 @@ def test_a_slow_database_answers_for_a_token_that_is_not_known(header):
     """A look that takes longer than an answer is good for still ends the wait: a token of a file is not known there."""
     shelf = Shelf(NEW_SECONDS * 1.5)
     keys = Keys(shelf, lambda: 0)
-    asyncio.run(asyncio.wait_for(keys.refreshed(header), 5))
+    asyncio.run(asyncio.wait_for(keys.refresh_once(header), 5))
     assert shelf.asked == 1
 
 
@@ -52,11 +52,11 @@ def test_who_comes_after_a_look_began_waits_for_the_next():
 
     async def both():
         shelf.let.clear()
-        first = asyncio.create_task(keys.refreshed(KNOWN))
+        first = asyncio.create_task(keys.refresh_once(KNOWN))
         while not shelf.asked:
             await asyncio.sleep(0.001)
         await asyncio.sleep(NEW_SECONDS * 1.5)
-        second = asyncio.create_task(keys.refreshed("Bearer gpl_stranger"))
+        second = asyncio.create_task(keys.refresh_once("Bearer gpl_stranger"))
         await asyncio.sleep(0.01)
         shelf.let.set()
         await asyncio.gather(first, second)
@@ -71,7 +71,7 @@ def test_a_thousand_who_wait_share_one_look():
     keys = Keys(shelf, lambda: 0)
 
     async def all_at_once():
-        await asyncio.gather(*(keys.refreshed(f"Bearer gpl_{number}") for number in range(1000)))
+        await asyncio.gather(*(keys.refresh_once(f"Bearer gpl_{number}") for number in range(1000)))
 
     asyncio.run(asyncio.wait_for(all_at_once(), 5))
     assert shelf.asked == 1
@@ -85,9 +85,9 @@ def test_all_who_wait_are_told_that_the_keys_are_away():
     keys = Keys(shelf, lambda: 0, steady=lambda: now[0])
 
     async def ask(many):
-        return await asyncio.gather(*(keys.refreshed(KNOWN) for _ in range(many)), return_exceptions=True)
+        return await asyncio.gather(*(keys.refresh_once(KNOWN) for _ in range(many)), return_exceptions=True)
 
-    assert {type(one) for one in asyncio.run(asyncio.wait_for(ask(50), 5))} == {KeysAway}
+    assert {type(one) for one in asyncio.run(asyncio.wait_for(ask(50), 5))} == {KeysUnavailable}
     assert shelf.asked == 1
     shelf.away = False
     now[0] += FRESH_SECONDS + 0.1
@@ -101,7 +101,7 @@ def test_the_one_who_asked_first_may_go():
 
     async def first_goes():
         shelf.let.clear()
-        first, second = asyncio.create_task(keys.refreshed(KNOWN)), asyncio.create_task(keys.refreshed(KNOWN))
+        first, second = asyncio.create_task(keys.refresh_once(KNOWN)), asyncio.create_task(keys.refresh_once(KNOWN))
         while not shelf.asked:
             await asyncio.sleep(0.001)
         first.cancel()

@@ -11,10 +11,9 @@ import pytest
 
 from fakes.batches import NOON_MS, accelerator, batch, free, held, samples, workload
 from fakes.postgres import fresh_database
-from gpuledger_collector.ingest.batches import attributes as directory
+from gpuledger_collector.ingest.batches import attributes, validate
 from gpuledger_collector.ingest.batches import decode as decoding
-from gpuledger_collector.ingest.batches import validate
-from gpuledger_collector.ingest.batches.decode import Listed, Lists, decode
+from gpuledger_collector.ingest.batches.decode import ListCache, RecordList, decode
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.ledger import placements
@@ -42,7 +41,7 @@ def accepted(made):
 def accepted_anew(made):
     """The same, and nothing of it was ever seen."""
     found = decode(encode(made), "application/msgpack", "")
-    lists = {name: Listed(getattr(found, name).records) for name in ("accelerators", "workloads")}
+    lists = {name: RecordList(getattr(found, name).records) for name in ("accelerators", "workloads")}
     return validate.accept(dataclasses.replace(found, **lists), NOW_MS)
 
 
@@ -58,7 +57,7 @@ CARDS = (
     ((0, {}), (1, {"gpu_micro": 142_857, "mig_instance": "1g.10gb"})),
     ((1, {}), (0, {"index": 3})),
 )
-"""Lists of cards, few, so that the same come again: number and what is said of it."""
+"""ListCache of cards, few, so that the same come again: number and what is said of it."""
 JOBS = (
     (("slurm", {"team": "vision"}),),
     (("slurm", {"team": "speech"}),),
@@ -207,12 +206,12 @@ def test_a_list_is_as_its_bytes_say(connection):
 
 def test_a_full_directory_forgets_and_learns_again(connection, monkeypatch):
     """What was found of a list is not believed when the names were forgotten, and ids stay what they were."""
-    monkeypatch.setattr(directory, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(attributes, "MAX_CACHED", 3)
     store = Store(partitions.ensure, placements.settle)
     for round_ in range(4):
         group = [accepted(batch(round_, f"full-{node}", start_ms=NOON_MS + round_ * MINUTE_MS)) for node in range(3)]
         assert {answer.status for answer in store.flush(connection, group, NOW)} == {"committed"}
-        assert len(store.directory.accelerators) <= 6
+        assert len(store.ids.accelerators) <= 6
     found = connection.execute(
         "SELECT a.uuid, n.name, count(*) FROM usage_interval s JOIN accelerator a ON a.id = accelerator_id"
         " JOIN node n ON n.id = node_id WHERE n.name LIKE 'full-%' GROUP BY 1, 2 ORDER BY 1"
@@ -328,23 +327,23 @@ def test_what_is_remembered_of_lists_is_bounded(monkeypatch):
     import gc
     import tracemalloc
 
-    monkeypatch.setattr(decoding, "MOST_REMEMBERED_BYTES", 2 * 1024 * 1024)
-    lists = Lists(validate.WireWorkload)
+    monkeypatch.setattr(decoding, "MAX_CACHED_BYTES", 2 * 1024 * 1024)
+    lists = ListCache(validate.WireWorkload)
     gc.collect()
     tracemalloc.start()
     try:
         most = 0
         for number in range(6000):
-            listed = lists.of(msgspec.Raw(msgspec.msgpack.encode([{"id": str(number), "kind": "a"}])))
+            listed = lists.decode(msgspec.Raw(msgspec.msgpack.encode([{"id": str(number), "kind": "a"}])))
             kept, _ = validate.judge_workloads(listed)
-            kept.found[""] = {0: number}
+            kept.cache[""] = {0: number}
             if number % 100 == 0:
                 most = max(most, tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
     assert most < 2.5 * 1024 * 1024
     long = msgspec.Raw(msgspec.msgpack.encode([{"id": str(number), "kind": "a"} for number in range(200)]))
-    assert lists.of(long) is not lists.of(long)
+    assert lists.decode(long) is not lists.of(long)
 
 
 def test_long_epochs_are_not_remembered():
@@ -361,23 +360,23 @@ def test_an_inventory_that_changes_is_never_seen_half_changed(connection):
     """A second writer that looks while the first remembers a change does not keep what was there before it."""
     store = Store(partitions.ensure, placements.settle)
     store.flush(connection, [accepted(batch(1, "half-a"))], NOW)
-    [numbered] = store.directory.number(connection, [accepted(batch(2, "half-a"))], NOW)
-    assert store._shows_nothing_new(numbered)
+    [numbered] = store.ids.resolve(connection, [accepted(batch(2, "half-a"))], NOW)
+    assert store._is_confirmed(numbered)
     looked = []
 
     class Slow(dict):
         def update(self, rows):
-            looked.append(store._shows_nothing_new(numbered))
+            looked.append(store._is_confirmed(numbered))
             super().update(rows)
 
-    store._capacity = Slow(store._capacity)
+    store._placements = Slow(store._placements)
     moved = [accelerator(number, "half-a") for number in range(2)]
     later_ms = NOON_MS + 2 * MINUTE_MS
     usage_intervals = [held(number, later_ms, later_ms + MINUTE_MS) for number in range(2)]
     store.flush(connection, [accepted(of(moved, node="half-b", usage_intervals=usage_intervals))], NOW)
     assert looked
-    assert {row.node_id for row in store._capacity.values()} != {numbered.node_id}
-    assert not store._shows_nothing_new(numbered)
+    assert {row.node_id for row in store._placements.values()} != {numbered.node_id}
+    assert not store._is_confirmed(numbered)
 
 
 NUMBERS = [-1, 2**31, 2**63, 2**64 - 1]

@@ -15,11 +15,16 @@ from hypothesis import strategies as st
 
 from fakes.batches import HEARTBEAT, NOON_MS, batch
 from fakes.postgres import fresh_database
-from gpuledger_collector.ingest.batches import commit, validate
-from gpuledger_collector.ingest.batches import latest_values as newest
+from gpuledger_collector.ingest.batches import commit, latest_values, validate
 from gpuledger_collector.ingest.batches.commit import GroupCommit, Limits
 from gpuledger_collector.ingest.batches.decode import decode
-from gpuledger_collector.ingest.batches.latest_values import Beat, Latest, Told, merged, write
+from gpuledger_collector.ingest.batches.latest_values import (
+    LatestValues,
+    NodeHeartbeat,
+    PendingUpdates,
+    merge,
+    write_updates,
+)
 from gpuledger_collector.ingest.batches.samples import HOT_KINDS
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.storage.database import open_connection
@@ -55,7 +60,7 @@ def piece(rows):
         values = [absent if part is None or row[part] is None else row[part] for row in told]
         hot.append(np.array(values, dtype={"f4": "<f4", "f8": "<f8", "i8": "<i8"}[kind]))
     holders = [row[2] if row[1] == 0 else ABSENT_INT64 for row in told]
-    return Latest(
+    return LatestValues(
         np.array(order, dtype="<i8"),
         np.array([NOON_MS + row[0] for row in told], dtype="<i8"),
         np.array([row[1] for row in told], dtype="<i8"),
@@ -86,10 +91,10 @@ def latest_rows(connection):
 def test_one_by_one_and_all_at_once_are_the_same(connection, told):
     """Whatever is told in whatever order, late and in parts: merged and written once, it is what they leave."""
     found = []
-    for parts in (told, [merged(told)], [merged([merged(told[:3]), *told[3:]])]):
+    for parts in (told, [merge(told)], [merge([merge(told[:3]), *told[3:]])]):
         connection.execute("DELETE FROM gpu_latest")
         for one in parts:
-            write(connection, Told([one]))
+            write_updates(connection, PendingUpdates([one]))
         found.append(latest_rows(connection))
     assert found[0] == found[1] == found[2]
 
@@ -106,12 +111,12 @@ beats = st.lists(
 
 
 def encode_json(beat):
-    return msgspec.json.encode(beat.told()).decode()
+    return msgspec.json.encode(beat.content()).decode()
 
 
 def beat_of(seq, status, second, epoch="0190a5c8-0000-7000-8000-000000000001"):
     heartbeat = validate.Heartbeat(agent_version="1", source="s", status=status)
-    return Beat(epoch, seq, heartbeat, None, NOW + dt.timedelta(seconds=second))
+    return NodeHeartbeat(epoch, seq, heartbeat, None, NOW + dt.timedelta(seconds=second))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -121,15 +126,15 @@ def test_beats_one_by_one_and_all_at_once_are_the_same(connection, told):
     found = []
     for together in (False, True):
         connection.execute("UPDATE node SET heartbeat = NULL, status = '', last_seen_at = '2026-01-01'")
-        kept = Told()
+        kept = PendingUpdates()
         for one in told:
-            part = Told([], {node: beat_of(*said) for node, said in one.items()})
+            part = PendingUpdates([], {node: beat_of(*said) for node, said in one.items()})
             if together:
                 kept.add(part)
             else:
-                write(connection, part)
+                write_updates(connection, part)
         if together:
-            write(connection, kept)
+            write_updates(connection, kept)
         found.append(connection.execute("SELECT id, status, last_seen_at, heartbeat FROM node ORDER BY 1").fetchall())
     assert found[0] == found[1]
 
@@ -139,8 +144,8 @@ def test_texts_without_end_are_not_kept():
     long = validate.Heartbeat(agent_version="1", source="s", status="ok", detail="x" * 1_000_000 + "\0")
     body = encode(batch(heartbeat=long))
     kept = validate.accept(decode(body, "application/msgpack", ""), NOON_MS)
-    assert kept.heartbeat.detail == "x" * validate.MOST_TEXT
-    assert validate.short(HEARTBEAT) is HEARTBEAT
+    assert kept.heartbeat.detail == "x" * validate.MAX_TEXT
+    assert validate.truncate_texts(HEARTBEAT) is HEARTBEAT
 
 
 class Fake:
@@ -155,10 +160,10 @@ class Fake:
         self.due = True
         return [one.key for one in batches]
 
-    def is_due(self, ending):
+    def is_flush_due(self, ending):
         return self.due
 
-    def settle(self, connection):
+    def flush_deferred(self, connection):
         self.settled += 1
         self.settling()
         self.due = False
@@ -212,7 +217,7 @@ def wait_for(condition, seconds=5):
 @pytest.mark.parametrize("error", [ValueError("a fault"), psycopg.OperationalError("away"), OverflowError()])
 def test_settling_goes_on_after_any_fault(error, monkeypatch):
     """Whatever stops one settling, the next is made, no connection stays open behind, and batches are answered."""
-    monkeypatch.setattr(commit, "AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(commit, "BACK_OFF_SECONDS", 0.01)
     left = [error, error]
 
     def settling():
@@ -243,7 +248,7 @@ def test_poison_does_not_take_along_what_was_kept():
     """What was committed before a batch that cannot be written is settled before everything is forgotten."""
     seen = []
     store = Fake(lambda: seen.append(store.forgotten))
-    store.is_due = lambda ending: False
+    store.is_flush_due = lambda ending: False
     with writing(store) as made:
         told = asyncio.run(answers(made, [One(1), One(2, -1), One(3)]))
     assert (told[0], type(told[1]), told[2]) == (1, ValueError, 3)
@@ -272,13 +277,13 @@ def test_what_waits_is_written_when_it_is_settled_and_only_then(connection):
     for seq in range(3):
         store.flush(connection, [accepted(seq, node, NOON_MS + seq * 60_000)], NOW, lambda: False)
     assert newest_of(connection, node) == (None, None)
-    assert store.is_due(True)
-    store.settle(connection)
+    assert store.is_flush_due(True)
+    store.flush_deferred(connection)
     assert newest_of(connection, node) == (NOON_MS + 170_000, "2")
     store.flush(connection, [accepted(7, node, NOON_MS - 60_000)], NOW, lambda: False)
-    store.settle(connection)
+    store.flush_deferred(connection)
     assert newest_of(connection, node) == (NOON_MS + 170_000, "7")
-    assert not store.is_due(True)
+    assert not store.is_flush_due(True)
 
 
 def test_a_database_that_dies_while_settling_takes_nothing(connection):
@@ -288,20 +293,20 @@ def test_a_database_that_dies_while_settling_takes_nothing(connection):
         store.flush(doomed, [accepted(1, node)], NOW, lambda: False)
         connection.execute("SELECT pg_terminate_backend(%s)", (doomed.info.backend_pid,))
         with pytest.raises(psycopg.OperationalError):
-            store.settle(doomed)
+            store.flush_deferred(doomed)
     store.flush(connection, [accepted(2, node, NOON_MS + 60_000)], NOW, lambda: True)
     assert newest_of(connection, node)[1] is None
-    store.settle(connection)
+    store.flush_deferred(connection)
     assert newest_of(connection, node) == (NOON_MS + 110_000, "2")
 
 
 def test_what_the_database_refuses_does_not_placement_in_the_way(connection):
     """What no row can hold is let go, and the next newest is written."""
     store, node = Store(partitions.ensure, placements.settle), "gone"
-    store.newest.keep(Told([], {1: beat_of(2**70, "ok", 0), 2: beat_of(2**70, "ok", 0)}))
+    store.deferred.add(PendingUpdates([], {1: beat_of(2**70, "ok", 0), 2: beat_of(2**70, "ok", 0)}))
     connection.execute("UPDATE node SET heartbeat = %s::jsonb WHERE id = 1", (encode_json(beat_of(1, "ok", 0)),))
     with pytest.raises(psycopg.DataError):
-        store.settle(connection)
+        store.flush_deferred(connection)
     store.flush(connection, [accepted(1, node)], NOW)
     assert newest_of(connection, node) == (NOON_MS + 50_000, "1")
 
@@ -324,7 +329,7 @@ def test_writers_and_the_settler_at_once(connection):
         made.close(10)
     assert {answer.status for answer in told} == {"committed"}
     assert not any(
-        thread.name in ("settler", "writer-0", "writer-1") and thread in (*made._threads, made._settler)
+        thread.name in ("writer-deferred", "writer-0", "writer-1") and thread in (*made._threads, made._deferred_writer)
         for thread in threading.enumerate()
     )
     assert connection.execute(
@@ -336,9 +341,9 @@ def test_writers_and_the_settler_at_once(connection):
 
 def test_what_is_kept_does_not_grow():
     """Pieces that nobody can write become one: the newest of a fleet, and no history of it."""
-    kept = newest.Newest()
+    kept = latest_values.DeferredUpdates()
     for number in range(200):
-        kept.keep(Told([piece(dict.fromkeys((1, 2, 3), (number, 0, 1, number, None)))]))
+        kept.add(PendingUpdates([piece(dict.fromkeys((1, 2, 3), (number, 0, 1, number, None)))]))
     told = kept.take()
-    assert len(told.latest) <= newest.MOST_PIECES
-    assert merged(told.latest).at_ms.tolist() == [NOON_MS + 199] * 3
+    assert len(told.values) <= latest_values.MAX_PARTS
+    assert merge(told.values).at_ms.tolist() == [NOON_MS + 199] * 3

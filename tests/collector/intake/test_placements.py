@@ -57,8 +57,8 @@ def test_a_row_that_was_settled_before_another_is_not_remembered_after_it(connec
     late = []
     for seq, node in ((1, "n1"), (1, "n2")):
         one = seen(seq, node, NOON_MS + (node == "n2") * 2 * HOUR_MS)
-        numbered = store.directory.number(connection, [one], NOW)
-        store.make_days(connection, [one])
+        numbered = store.ids.resolve(connection, [one], NOW)
+        store.ensure_days(connection, [one])
         with connection.transaction():
             after = []
             store._write(connection, numbered, NOW, after)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fakes.batches import HOUR_MS, NOON_MS, accelerator, workload
 from fakes.postgres import fresh_database
-from gpuledger_collector.ingest.batches.attributes import Numbered
-from gpuledger_collector.ingest.batches.evidence import hours_of
-from gpuledger_collector.ingest.batches.samples import Samples, join_samples
+from gpuledger_collector.ingest.batches.attributes import ResolvedBatch
+from gpuledger_collector.ingest.batches.evidence import touched_hours
+from gpuledger_collector.ingest.batches.samples import SampleRows, join_samples
 from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_intervals, join_usage_intervals, latest_states
-from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, Accepted, Kept, SampleBlock
+from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, Accepted, AcceptedRecords, SampleBlock
 from gpuledger_collector.storage.database import open_connection
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import WireUsageInterval
@@ -57,14 +57,16 @@ def numbered(seq, usage_intervals=(), block=None):
         b"",
         0,
         None,
-        Kept(enumerate(accelerator(place) for place in range(3))),
-        Kept(enumerate(workload(str(place)) for place in range(2))),
+        AcceptedRecords(enumerate(accelerator(place) for place in range(3))),
+        AcceptedRecords(enumerate(workload(str(place)) for place in range(2))),
         dict(enumerate(usage_intervals)),
         block,
         [],
     )
     said = {place: BIG + 20 + place for place in range(3)}, {place: BIG + 30 + place for place in range(2)}
-    return Numbered(batch, BIG + seq, {place: BIG + place for place in range(3)}, {0: BIG + 10, 1: BIG + 11}, *said)
+    return ResolvedBatch(
+        batch, BIG + seq, {place: BIG + place for place in range(3)}, {0: BIG + 10, 1: BIG + 11}, *said
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -115,14 +117,14 @@ def test_hours_are_those_that_are_touched(told, instants):
     samples = None
     if instants:
         numbers, at_ms = np.array([BIG + place for place, _ in instants]), np.array([at for _, at in instants])
-        samples = Samples(numbers, at_ms, {})
+        samples = SampleRows(numbers, at_ms, {})
     expected = {
         (BIG + one.accelerator, hour)
         for usage_intervals in told
         for one in usage_intervals
         for hour in range(one.start_ms // HOUR_MS, (one.end_ms - 1) // HOUR_MS + 1)
     } | {(BIG + place, at // HOUR_MS) for place, at in instants}
-    assert hours_of(join_usage_intervals(batches), samples).tolist() == [list(one) for one in sorted(expected)]
+    assert touched_hours(join_usage_intervals(batches), samples).tolist() == [list(one) for one in sorted(expected)]
 
 
 @given(told=st.lists(st.lists(usage_interval(), max_size=6), min_size=1, max_size=3))

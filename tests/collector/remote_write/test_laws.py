@@ -16,7 +16,7 @@ from gpuledger_collector import wiring
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.remote_write import decode as decoding
 from gpuledger_collector.ingest.remote_write.decode import decode
-from gpuledger_collector.ingest.remote_write.series import Book
+from gpuledger_collector.ingest.remote_write.series import SeriesCache
 from gpuledger_collector.ingest.remote_write.store import RemoteStore
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, dsn, connection):
         self.dsn, self.connection = dsn, connection
-        self.book = Book()
+        self.book = SeriesCache()
         self.restart()
 
     def restart(self):
@@ -290,28 +290,31 @@ def test_a_walked_body_is_what_protobuf_reads(made, flips):
         if place < len(message):
             message[place] = byte
     plain = bytes(message)
-    walked = Book()
+    walked = SeriesCache()
     found = decoding._walk(plain, walked)
     if found is None:
         return
-    read = Book()
+    read = SeriesCache()
     try:
-        wanted = decoding._read_one(plain, read)
+        wanted = decoding._parse_v1(plain, read)
     except decoding.Refused:
         raise AssertionError(plain) from None
     for mine, theirs in zip(found[1:], wanted[1:], strict=True):
         assert mine.tobytes() == theirs.tobytes()
-    faces = [
-        [book.faces[face] if face >= 0 else kind for kind, face in zip(table["kind"], table["face"], strict=True)]
-        for book, table in ((walked, walked.table()[found[0]]), (read, read.table()[wanted[0]]))
+    accelerators = [
+        [
+            cache.accelerators[index] if index >= 0 else kind
+            for kind, index in zip(table["kind"], table["accelerator"], strict=True)
+        ]
+        for cache, table in ((walked, walked.table()[found[0]]), (read, read.table()[wanted[0]]))
     ]
-    assert faces[0] == faces[1]
+    assert accelerators[0] == accelerators[1]
 
 
 def test_the_common_form_is_walked():
     """What Prometheus sends takes the short way: else the speed that is published would not be its own."""
     plain = one([Point(labels("DCGM_FI_DEV_GPU_UTIL", gpu, **pod("a")), gpu, NOW + gpu) for gpu in range(8)])
-    numbers, values, instants = decoding._walk(plain, Book())
+    numbers, values, instants = decoding._walk(plain, SeriesCache())
     assert (values.tolist(), instants.tolist()) == ([*range(8)], [NOW + gpu for gpu in range(8)])
     assert len(set(numbers.tolist())) == 8
 
@@ -334,7 +337,7 @@ def test_any_body_is_read_or_refused(body, version, flips):
         if place < len(damaged):
             damaged[place] = byte
     try:
-        writing = decode(bytes(damaged), version, Book(), NOW)
+        writing = decode(bytes(damaged), version, SeriesCache(), NOW)
     except decoding.Refused as refusal:
         assert refusal.status in (400, 413)  # noqa: PT017
     else:

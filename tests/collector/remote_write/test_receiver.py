@@ -11,13 +11,13 @@ from fakes.collector import running
 from fakes.postgres import fresh_database
 from fakes.prometheus import STALE, WRITE, Point, headers, labels, one, pod, scrape, snappy, two
 from gpuledger_collector import wiring
-from gpuledger_collector.ingest.batches.envelope import MAX_BODY_BYTES
 from gpuledger_collector.ingest.remote_write import series
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES
 from gpuledger_collector.ingest.remote_write.messages import ONE, TWO
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database, open_connection
+from gpuledger_common.wire import MAX_BODY_BYTES
 
 NOW = int(time.time()) * 1000
 T = NOW - NOW % 3_600_000 - 3_600_000 + 600_000
@@ -357,13 +357,13 @@ def test_a_database_that_is_away_is_503(postgres):
 
 def test_a_full_book_is_begun_anew(collector, monkeypatch):
     """The memory for known series is bounded: what was known is looked at again, and nothing else changes."""
-    monkeypatch.setattr(series, "MOST_SERIES", 6)
-    first = collector.parts.remote.book
+    monkeypatch.setattr(series, "MAX_SERIES", 6)
+    first = collector.parts.remote.cache
     for at_ms in (T, T + 15_000, T + 30_000):
         for gpu in range(3):
             assert write(collector, scrape(at_ms, gpu))[:2] == (204, 4)
-    assert collector.parts.remote.book is not first
-    assert len(collector.parts.remote.book.numbers) <= 6 + 4
+    assert collector.parts.remote.cache is not first
+    assert len(collector.parts.remote.cache.indexes) <= 6 + 4
     meter(collector.dsn)
     assert rows(collector.dsn, "SELECT held_ms FROM usage_hour") == [(30_000,)] * 3
 

@@ -7,7 +7,7 @@ import pytest
 
 from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
-from gpuledger_collector.ingest.batches import attributes as directory
+from gpuledger_collector.ingest.batches import attributes
 from gpuledger_collector.jobs.expire import Expired, RetentionDays, expire
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database, open_connection
@@ -89,7 +89,7 @@ def test_a_name_in_use_is_seen_each_day_and_learnt_anew_when_it_has_gone(dsn, mo
             connection.execute("UPDATE accelerator SET last_seen_at = now() - interval '40 days'")
         assert collector.send(batch(2, start_ms=NOON_MS + 60_000))[0] == 200
         assert rows(dsn, "SELECT count(*) FROM workload WHERE last_seen_at > now() - interval '1 day'") == [(0,)]
-        store.directory._since -= directory.RENEWED
+        store.ids._since -= attributes.RENEW_AFTER
         assert collector.send(batch(3, start_ms=NOON_MS + 120_000))[0] == 200
         for table in ("workload", "accelerator"):
             query = f"SELECT count(*) FROM {table} WHERE last_seen_at < now() - interval '1 day'"

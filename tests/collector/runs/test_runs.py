@@ -41,7 +41,7 @@ def keep(fleet, workload, counter, readings, source="http://127.0.0.1:8000/metri
         for minute, value in readings
     ]
     with fleet.connection.transaction():
-        counters.keep(fleet.connection, rows)
+        counters.store_readings(fleet.connection, rows)
 
 
 def shown(run, name="1", *more):
@@ -55,7 +55,7 @@ def unit(told, counter):
     return found
 
 
-def hours_of(fleet):
+def touched_hours(fleet):
     return fleet.rows("SELECT series_id, hour_ms, units, covered_ms, restarts FROM counter_hour ORDER BY 1, 2")
 
 
@@ -110,13 +110,13 @@ def test_order_and_repetition_of_readings_do_not_matter(priced):
     workload = priced.workload(1)
     readings = [(minute, minute * 37 % 5_000 if minute > 90 else minute * 37) for minute in range(0, 300, 3)]
     keep(priced, workload, "generated_tokens", readings)
-    at_once = hours_of(priced)
+    at_once = touched_hours(priced)
     priced.connection.execute("TRUNCATE counter_series, counter_reading, counter_hour RESTART IDENTITY CASCADE")
     shuffled = [*readings, *readings[::4]]
     random.Random(7).shuffle(shuffled)
     for at in range(0, len(shuffled), 7):
         keep(priced, workload, "generated_tokens", shuffled[at : at + 7])
-    assert hours_of(priced) == at_once
+    assert touched_hours(priced) == at_once
     assert at_once
 
 
@@ -239,10 +239,10 @@ def test_progress_by_command_is_idempotent_and_bad_input_is_said(priced, run, mo
 def test_a_purge_keeps_what_was_counted(priced):
     """Readings go after some weeks; the hours stay."""
     keep(priced, priced.workload(1), "inferences", [(minute, minute) for minute in range(61)])
-    before = hours_of(priced)
-    counters.forget_old(priced.connection, OCTOBER + 40 * DAY)
+    before = touched_hours(priced)
+    counters.delete_old(priced.connection, OCTOBER + 40 * DAY)
     assert priced.rows("SELECT count(*) FROM counter_reading") == [(0,)]
-    assert hours_of(priced) == before
+    assert touched_hours(priced) == before
 
 
 def test_writers_that_meet_count_once(priced, dsn):
@@ -251,7 +251,7 @@ def test_writers_that_meet_count_once(priced, dsn):
     keep(priced, workload, "inferences", [(0, 0)])
     series = counters.Series(workload, "agent", "http://127.0.0.1:8000/metrics", "", "inferences", "vllm")
     with psycopg.connect(dsn) as other:
-        counters.keep(other, [(series, CounterReading(OCTOBER + MINUTE, 10))])
+        counters.store_readings(other, [(series, CounterReading(OCTOBER + MINUTE, 10))])
         priced.connection.execute("SET lock_timeout = 200")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             keep(priced, workload, "inferences", [(2, 25)])

@@ -8,7 +8,7 @@ import pytest
 from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
 from gpuledger_collector.api.auth import keys as keys_module
-from gpuledger_collector.api.auth.keys import Keys, KeysAway
+from gpuledger_collector.api.auth.keys import Keys, KeysUnavailable
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.access.tokens import Token
@@ -230,7 +230,7 @@ def test_while_the_database_is_away_nobody_is_let_in():
     keys.refresh()
     now[0] += keys_module.FRESH_SECONDS + 0.01
     for _ in range(50):
-        with pytest.raises(KeysAway, match="it is away"):
+        with pytest.raises(KeysUnavailable, match="it is away"):
             keys.refresh()
     assert shelf.asked == 2
     shelf.away = False
@@ -243,7 +243,7 @@ def test_while_the_database_is_away_nobody_is_let_in():
 )
 def test_a_header_that_bears_nothing_is_401(header):
     """Whatever stands there, the answer is 401 and never a fault."""
-    keys = Keys(Shelf(), lambda: NOW_MS, asked_for=True)
+    keys = Keys(Shelf(), lambda: NOW_MS, required=True)
     keys.refresh()
     for ask in (keys.agent, keys.reader):
         with pytest.raises(Denied) as denied:

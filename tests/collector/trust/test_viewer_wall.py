@@ -76,8 +76,8 @@ def sabotaged(monkeypatch):
     whole, anybody = runs.runs.listed, (lambda self, *_: None)
     by_team, listed = overview.daily_by_team, reads.reports.charged_lines
     monkeypatch.setattr(Principal, "sees", lambda self, *_: True)
-    monkeypatch.setattr(Principal, "may_read_all", anybody)
-    monkeypatch.setattr(Principal, "may_administer", anybody)
+    monkeypatch.setattr(Principal, "require_fleet", anybody)
+    monkeypatch.setattr(Principal, "require_admin", anybody)
     monkeypatch.setattr(
         chargeback,
         "visible_lines",

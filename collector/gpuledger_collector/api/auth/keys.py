@@ -1,9 +1,9 @@
 """The tokens that open the collector: those of the database, and those of files.
 
-A request costs one hash and one look into a dictionary. Once a second at most one request asks the database whether
-the audit log grew, for every change of a token writes a row there, and only then the tokens are read again: a
-revocation is in force on every replica within `FRESH_SECONDS`, plus the time of one query. While the database is away
-for longer, nobody is let in: a token may have been revoked meanwhile.
+A request costs one hash and one dictionary lookup. At most once a second one request asks the database whether the
+audit log grew, because every change of a token writes a row there; only then the tokens are read again. So a revocation
+is in force on every replica within `FRESH_SECONDS` plus the time of one query. While the database is unavailable for
+longer, every request is refused: a token may have been revoked meanwhile.
 """
 
 from __future__ import annotations
@@ -13,144 +13,131 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.auth.proxy import Proxy
-from gpuledger_collector.storage.access.tokens import Token, hash_of
+from gpuledger_collector.storage.access.tokens import Book, Token, hash_of
 
 FRESH_SECONDS = 1.0
 NEW_SECONDS = 0.1
-"""How long a token that is not known, for it may be new, is refused without a look at the database."""
+"""How long an unknown token is refused without asking the database; it may have been created just now."""
 RETRY_SECONDS = 1.0
-"""How long after a failure the database is not asked again."""
+"""Back-off after a failed query."""
 NOTE_SECONDS = 60.0
 READERS = ("viewer", "finance", "admin")
 
 
-class KeysAway(Exception):
-    """Whether a token is valid cannot be said now; the message says why. Come back later."""
-
-
-class TokenBook(Protocol):
-    """Where tokens are kept."""
-
-    def version(self) -> object:
-        """Something that changes with every change of a token."""
-
-    def tokens(self) -> Iterable[Token]:
-        """All tokens, the dead ones too."""
-
-    def note(self, used: Mapping[int, int]) -> None:
-        """Tokens (id -> unix ms) were used."""
+class KeysUnavailable(Exception):
+    """Whether a token is valid cannot be determined now; the message says why. Retry later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Tokens of files, by hash: shared ones of agents, and of readers (None: readers need one, and there is none)."""
+class FileTokens:
+    """Hashes of the tokens in files: shared ones of agents, and of readers (None: readers need one; there is none)."""
 
     agents: frozenset[str] = frozenset()
     readers: frozenset[str] | None = frozenset()
 
     @classmethod
-    def of(cls, agents: Iterable[str], readers: Iterable[str] | None) -> Files:
-        """From the secrets themselves."""
-        return cls(
-            frozenset(map(hash_of, agents)), None if readers is None else frozenset(hash_of(one) for one in readers)
-        )
+    def of(cls, agents: Iterable[str], readers: Iterable[str] | None) -> FileTokens:
+        """Hash the secrets."""
+        return cls(frozenset(map(hash_of, agents)), None if readers is None else frozenset(map(hash_of, readers)))
 
 
 @dataclass(slots=True)
 class Keys:
-    """Decides who a request is. `asked_for`: tokens are asked for although none was made yet."""
+    """Authenticates requests. `required`: a token is needed even before the first one was created."""
 
-    book: TokenBook
+    book: Book
     now_ms: Callable[[], int]
-    files: Files = field(default_factory=Files)
-    asked_for: bool = False
+    files: FileTokens = field(default_factory=FileTokens)
+    required: bool = False
     proxy: Proxy | None = None
     steady: Callable[[], float] = time.monotonic
     _tokens: Mapping[str, Token] = field(default_factory=dict, init=False)
-    _made: frozenset[str] = field(default=frozenset(), init=False)
-    """Roles for which a token was ever made: from then on tokens are asked for, also when all are revoked."""
+    _roles: frozenset[str] = field(default=frozenset(), init=False)
+    """Roles for which a token was ever created: from then on tokens are required, even when all are revoked."""
     _version: object = field(default=None, init=False)
-    _looked: float | None = field(default=None, init=False)
-    _failed: tuple[float, str] | None = field(default=None, init=False)
-    _noted: float = field(default=0.0, init=False)
+    _checked_at: float | None = field(default=None, init=False)
+    _failure: tuple[float, str] | None = field(default=None, init=False)
+    _noted_at: float = field(default=0.0, init=False)
     _used: dict[int, int] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _look: asyncio.Future[None] | None = field(default=None, init=False)
-    """The look at the database that is under way."""
+    _refreshing: asyncio.Future[None] | None = field(default=None, init=False)
 
     def is_fresh(self, header: str) -> bool:
-        """Whether what is known of the database is young enough to judge this header."""
-        enough = FRESH_SECONDS if not header or _hashed(header) in self._tokens else NEW_SECONDS
-        return self._looked is not None and self.steady() - self._looked < enough
+        """Whether the cached tokens are recent enough to judge this header."""
+        max_age_s = FRESH_SECONDS if not header or _hash(header) in self._tokens else NEW_SECONDS
+        return self._checked_at is not None and self.steady() - self._checked_at < max_age_s
 
     def refresh(self, header: str = "") -> None:
-        """Look whether tokens changed, unless somebody did just now. Blocks. Raises KeysAway."""
+        """Read changed tokens, unless they are fresh. Blocks. Raises KeysUnavailable."""
         if self.is_fresh(header):
             return
         with self._lock:
             if self.is_fresh(header):
                 return
-            if self._failed is not None and self.steady() - self._failed[0] < RETRY_SECONDS:
-                raise KeysAway(self._failed[1])
-            begun = self.steady()
+            if self._failure is not None and self.steady() - self._failure[0] < RETRY_SECONDS:
+                raise KeysUnavailable(self._failure[1])
+            began = self.steady()
             try:
                 version = self.book.version()
-                if self._looked is None or version != self._version:
+                if self._checked_at is None or version != self._version:
                     self._read()
                     self._version = version
                 self._note()
             except Exception as error:
-                self._failed = (self.steady(), f"the database that knows the tokens is away: {_first_line(error)}")
-                raise KeysAway(self._failed[1]) from error
-            self._looked, self._failed = begun, None
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                self._failure = (self.steady(), f"the database with the tokens is unavailable: {reason}")
+                raise KeysUnavailable(self._failure[1]) from error
+            self._checked_at, self._failure = began, None
 
-    async def refreshed(self, header: str) -> None:
-        """`refresh` on a thread, and on one alone: whoever comes meanwhile waits for what it finds.
+    async def refresh_once(self, header: str) -> None:
+        """`refresh` on one thread for all requests that wait meanwhile.
 
-        What was looked up since the caller came is young enough, however long the look took.
+        A refresh that began after the caller came is recent enough, however long it took.
         """
         came = self.steady()
-        while not self.is_fresh(header) and (self._looked is None or self._looked < came):
-            if self._look is None or self._look.done():
-                self._look = asyncio.ensure_future(asyncio.to_thread(self.refresh, header))
-            await asyncio.shield(self._look)
+        while not self.is_fresh(header) and (self._checked_at is None or self._checked_at < came):
+            if self._refreshing is None or self._refreshing.done():
+                self._refreshing = asyncio.ensure_future(asyncio.to_thread(self.refresh, header))
+            await asyncio.shield(self._refreshing)
 
     def _read(self) -> None:
-        found = list(self.book.tokens())
-        self._tokens = {token.hash: token for token in found}
-        self._made = frozenset(token.role for token in found)
+        tokens = list(self.book.tokens())
+        self._tokens = {token.hash: token for token in tokens}
+        self._roles = frozenset(token.role for token in tokens)
 
     def _note(self) -> None:
-        if not self._used or self.steady() - self._noted < NOTE_SECONDS:
+        """Write when tokens were used, once a minute."""
+        if not self._used or self.steady() - self._noted_at < NOTE_SECONDS:
             return
         used, self._used = self._used, {}
         self.book.note(used)
-        self._noted = self.steady()
+        self._noted_at = self.steady()
 
     def agent(self, header: str) -> Principal:
-        """Who reports, by the Authorization header; call `refresh` before. Raises Denied."""
-        if not (self.asked_for or self.files.agents or "agent" in self._made):
+        """The reporting principal of an Authorization header; call `refresh` before. Raises Denied."""
+        if not (self.required or self.files.agents or "agent" in self._roles):
             return ANYBODY
-        offered = _hashed(header)
+        offered = _hash(header)
         if offered in self.files.agents:
             return Principal("agent", "agent_token_file")
-        who = self._principal(offered)
-        if who is None:
+        principal = self._principal(offered)
+        if principal is None:
             raise Denied(401, "the request carries no valid bearer token")
-        if who.role != "agent":
-            raise Denied(403, f"the token of {who.name} is for reading: reporting needs an agent's")
-        return who
+        if principal.role != "agent":
+            raise Denied(403, f"the token of {principal.name} is for reading: reporting needs an agent's")
+        return principal
 
     def person(self, request: Request, header: str | None = None) -> Principal:
-        """Who reads: by the Authorization header, else by what a trusted proxy says. Blocks. Raises Denied, KeysAway.
+        """The reading principal of a request, by the Authorization header, else by a trusted proxy's header.
 
-        `header` stands for the Authorization header where a page takes its token another way.
+        `header` replaces the Authorization header where a page gets its token another way. Blocks. Raises Denied,
+        KeysUnavailable.
         """
         offered = request.headers.get("authorization", "") if header is None else header
         self.refresh(offered)
@@ -158,53 +145,47 @@ class Keys:
         return self.reader(offered) if identity is None else self.named(identity)
 
     def named(self, identity: str) -> Principal:
-        """The reader whose live token bears this name; call `refresh` before. Raises Denied when there is none."""
+        """The reader whose live token has this name; call `refresh` before. Raises Denied."""
         now_ms = self.now_ms()
         for token in self._tokens.values():
             if token.name == identity and token.role in READERS and token.live(now_ms):
-                return self._known(token, now_ms)
-        raise Denied(403, "the proxy vouches for a name that no live reader's token has: ask an admin for one")
+                return self._as_principal(token, now_ms)
+        raise Denied(403, "the proxy vouches for a name that no live reader token has: ask an admin for one")
 
     def reader(self, header: str) -> Principal:
-        """Who reads, by the Authorization header; call `refresh` before. Raises Denied."""
-        known = any(role in self._made for role in READERS)
-        if self.files.readers == frozenset() and not (self.asked_for or known):
+        """The reading principal of an Authorization header; call `refresh` before. Raises Denied."""
+        has_readers = any(role in self._roles for role in READERS)
+        if self.files.readers == frozenset() and not (self.required or has_readers):
             return ANYBODY
-        if self.files.readers is None and not known:
+        if self.files.readers is None and not has_readers:
             raise Denied(
                 403,
                 "reading beyond loopback needs a reader's token (gpuledger token create --role viewer), "
                 "or reader_token_file in the collector's settings",
             )
-        offered = _hashed(header)
+        offered = _hash(header)
         if self.files.readers and offered in self.files.readers:
             return Principal("finance", "reader_token_file")
-        who = self._principal(offered)
-        if who is None:
+        principal = self._principal(offered)
+        if principal is None:
             raise Denied(401, "a reader's token is needed")
-        if who.role == "agent":
-            raise Denied(403, f"the token of {who.name} is an agent's: it may report and not read")
-        return who
+        if principal.role == "agent":
+            raise Denied(403, f"the token of {principal.name} is an agent's: it may report and not read")
+        return principal
 
     def _principal(self, offered: str | None) -> Principal | None:
         token = None if offered is None else self._tokens.get(offered)
         now_ms = self.now_ms()
-        if token is None or not token.live(now_ms):
-            return None
-        return self._known(token, now_ms)
+        return None if token is None or not token.live(now_ms) else self._as_principal(token, now_ms)
 
-    def _known(self, token: Token, now_ms: int) -> Principal:
+    def _as_principal(self, token: Token, now_ms: int) -> Principal:
         self._used[token.id] = now_ms
         role: Any = token.role
         return Principal(role, token.name, token.node, token.owner)
 
 
-def _hashed(header: str) -> str | None:
-    """The hash of the secret in a header. Looking up hashes leaks no timing that helps to guess a secret."""
+def _hash(header: str) -> str | None:
+    """The hash of a bearer's secret. Looking up hashes leaks no timing that helps to guess a secret."""
     scheme, _, secret = header.partition(" ")
     secret = secret.strip()
     return hash_of(secret) if scheme.lower() == "bearer" and secret else None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Whoever is behind a request, and the rules of what each role may. Nothing here does I/O."""
+"""The principal behind a request, and what each role may do. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A role with its reach. `node` None: any node; `owner`: the subtree of a viewer, level -> value."""
+    """A role with its scope. `node` None: any node; `owner`: the subtree of a viewer, level -> value."""
 
     role: Role
     name: str
     node: str | None = None
     owner: Mapping[str, str] | None = None
 
-    def may_report(self, node: str) -> None:
-        """Raises Denied unless evidence about this node may come from here."""
+    def require_node(self, node: str) -> None:
+        """Raise Denied unless this principal may report about the node."""
         if self.node is not None and node != self.node:
             raise Denied(403, f"this token is that of node {self.node} and may not report another one")
 
-    def may_read_all(self) -> None:
-        """Raises Denied for whoever sees one owner's subtree only."""
+    def require_fleet(self) -> None:
+        """Raise Denied for a viewer, who sees one owner's subtree only."""
         if self.owner is not None:
             raise Denied(403, "this answer is about the whole fleet, and this token sees one owner's part only")
 
-    def may_administer(self) -> None:
-        """Raises Denied unless this is an admin."""
+    def require_admin(self) -> None:
+        """Raise Denied unless this is an admin."""
         if self.role != "admin":
             raise Denied(403, "this needs an admin's token")
 
     def sees(self, owner: Mapping[str, str], team: str = "") -> bool:
-        """Whether something of this owner (level -> value; `team` where the path is not known) may be seen."""
+        """Whether something of this owner (level -> value) may be seen; `team` stands in where its path is unknown."""
         if self.owner is None:
             return True
-        known = {"team": team, **{level: value for level, value in owner.items() if value}}
-        return all(known.get(level) == value for level, value in self.owner.items())
+        levels = {"team": team, **{level: value for level, value in owner.items() if value}}
+        return all(levels.get(level) == value for level, value in self.owner.items())
 
 
 ANYBODY = Principal("admin", "anybody on this machine")
-"""Whoever can reach a collector that listens on loopback and has no tokens."""
+"""Everyone who can reach a collector that listens on loopback and has no tokens."""
 
 
-def visible(rows: list[dict[str, Any]], who: Principal) -> list[dict[str, Any]]:
-    """The findings among these rows (with `owner` and `team`) that this principal may see."""
-    return [row for row in rows if who.sees(row["owner"] or {}, row["team"] or "")]
+def visible(rows: list[dict[str, Any]], reader: Principal) -> list[dict[str, Any]]:
+    """The rows (with `owner` and `team`) that this principal may see."""
+    return [row for row in rows if reader.sees(row["owner"] or {}, row["team"] or "")]

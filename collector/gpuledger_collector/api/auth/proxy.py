@@ -12,19 +12,19 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """The header that names a person, and the networks of the peers who are believed to have verified it."""
+    """The header that names a person, and the networks of the peers that are trusted to have verified it."""
 
     header: str
     networks: tuple[Network, ...]
 
     def identity(self, request: Request) -> str | None:
-        """Who the person is, None when nobody who is trusted says so, or when the header does not stand there once."""
-        said = request.headers.getlist(self.header)
-        if len(said) != 1 or not said[0].strip() or request.client is None:
+        """The verified name; None unless a trusted peer sends the header exactly once."""
+        names = [name.strip() for name in request.headers.getlist(self.header)]
+        if len(names) != 1 or not names[0] or request.client is None:
             return None
         try:
             peer = ipaddress.ip_address(request.client.host)
         except ValueError:
             return None
         plain = getattr(peer, "ipv4_mapped", None) or peer
-        return said[0].strip() if any(plain in network for network in self.networks) else None
+        return names[0] if any(plain in network for network in self.networks) else None

@@ -1,4 +1,4 @@
-"""The batch ledger: the table that makes a batch count once, and remembers what it was answered."""
+"""The batch ledger: the table that makes a batch count once, and stores its answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import BinaryArray
 from gpuledger_collector.ingest.batches.validate import Accepted
 from gpuledger_common.wire import Answer, Rejected
@@ -17,10 +17,10 @@ Key = tuple[str, object, int]
 """Node, epoch and sequence number."""
 
 
-def insert_keys(connection: Connection, numbered: Sequence[Numbered], now: dt.datetime) -> set[Key]:
-    """Insert the ledger rows of these batches (in the order of their keys); the keys that were new."""
-    batches = [one.batch for one in numbered]
-    names = {one.node_id: one.batch.node for one in numbered}
+def insert_keys(connection: Connection, resolved: Sequence[ResolvedBatch], now: dt.datetime) -> set[Key]:
+    """Insert the ledger rows of these batches, in the order of their keys; return the keys that were new."""
+    batches = [entry.batch for entry in resolved]
+    names = {entry.node_id: entry.batch.node for entry in resolved}
     rows = connection.execute(
         """
         INSERT INTO ingest_batch (node_id, epoch, seq, sha256, received_at, samples, usage_intervals, rejected)
@@ -31,7 +31,7 @@ def insert_keys(connection: Connection, numbered: Sequence[Numbered], now: dt.da
         """,
         (
             now,
-            BinaryArray(np.array([one.node_id for one in numbered], dtype="<i8")),
+            BinaryArray(np.array([entry.node_id for entry in resolved], dtype="<i8")),
             BinaryArray(np.frombuffer(b"".join([batch.epoch.bytes for batch in batches]), "V16")),
             BinaryArray(np.array([batch.seq for batch in batches], dtype="<i8")),
             BinaryArray(np.frombuffer(b"".join([batch.sha256 for batch in batches]), "V32")),
@@ -50,11 +50,13 @@ def _as_json(rejected: list[Rejected]) -> str | None:
     return json.dumps([{"record": refusal.record, "reason": refusal.reason} for refusal in rejected])
 
 
-def look_up(connection: Connection, numbered: Sequence[Numbered]) -> dict[Key, tuple[bytes, list[Rejected]]]:
-    """Hash and refusals of batches that are in the ledger already."""
-    if not numbered:
+def read_committed(
+    connection: Connection, resolved: Sequence[ResolvedBatch]
+) -> dict[Key, tuple[bytes, list[Rejected]]]:
+    """Read hash and refusals of batches that are in the ledger already."""
+    if not resolved:
         return {}
-    names = {one.node_id: one.batch.node for one in numbered}
+    names = {entry.node_id: entry.batch.node for entry in resolved}
     rows = connection.execute(
         """
         SELECT node_id, epoch, seq, sha256, rejected FROM ingest_batch
@@ -62,27 +64,26 @@ def look_up(connection: Connection, numbered: Sequence[Numbered]) -> dict[Key, t
         USING (node_id, epoch, seq)
         """,
         (
-            [one.node_id for one in numbered],
-            [one.batch.epoch for one in numbered],
-            [one.batch.seq for one in numbered],
+            [entry.node_id for entry in resolved],
+            [entry.batch.epoch for entry in resolved],
+            [entry.batch.seq for entry in resolved],
         ),
     )
     return {
-        (names[node_id], epoch, seq): (bytes(digest), [Rejected(**refusal) for refusal in rejected or []])
-        for node_id, epoch, seq, digest, rejected in rows
+        (names[node_id], epoch, seq): (bytes(sha256), [Rejected(**refusal) for refusal in rejected or []])
+        for node_id, epoch, seq, sha256, rejected in rows
     }
 
 
-def verdict(batch: Accepted, known: tuple[bytes, list[Rejected]]) -> Answer:
-    """The answer to a batch whose key is known: the first answer again, or a refusal when the bytes differ."""
-    digest, rejected = known
-    if digest != batch.sha256:
+def answer_repeated(batch: Accepted, sha256: bytes, rejected: list[Rejected]) -> Answer:
+    """Answer a batch whose key is known: the first answer again, or a refusal when the bytes differ."""
+    if sha256 != batch.sha256:
         return Answer("refused", detail=f"other bytes are known as batch {batch.seq} of epoch {batch.epoch}")
     return Answer("partial", rejected=rejected) if rejected else Answer("duplicate")
 
 
 def record_conflicts(connection: Connection, batches: Sequence[Accepted], now: dt.datetime) -> None:
-    """Keep what a forger, or a spool that was copied, tried to say."""
+    """Record batches that reuse a key with other bytes: the mark of a forger or of a copied spool."""
     for batch in batches:
         connection.execute(
             "INSERT INTO ingest_conflict (node_name, epoch, seq, sha256, received_at) VALUES (%s, %s, %s, %s, %s)",

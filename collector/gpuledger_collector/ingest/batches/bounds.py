@@ -1,8 +1,8 @@
-"""How much a body may hold, counted before any of it becomes an object.
+"""Bound how much a body may hold, counted before any of it becomes an object.
 
-A record of one byte on the wire is a hundred in memory, and zstd packs millions of them into a kilobyte: so a body is
-walked once without making anything, and what is too many is refused as too large. An agent then sends it in halves.
-The bounds are far above what an agent makes of a minute, or of a long outage.
+A record of one byte on the wire takes a hundred in memory, and zstd packs millions of them into a kilobyte. So a body
+is walked once without creating objects, and one with too many records is refused as too large; an agent then sends it
+in halves. The bounds are far above what an agent makes of a minute, or of a long outage.
 """
 
 from __future__ import annotations
@@ -14,103 +14,107 @@ import msgspec
 
 from gpuledger_common.compression import zstd
 
-MOST: Mapping[str, int] = {"accelerators": 4_096, "workloads": 16_384, "usage_intervals": 131_072, "counts": 131_072}
+MAX_RECORDS: Mapping[str, int] = {
+    "accelerators": 4_096,
+    "workloads": 16_384,
+    "usage_intervals": 131_072,
+    "counts": 131_072,
+}
 """Records of each list."""
-MOST_ROWS = 262_144
+MAX_ROWS = 262_144
 """Rows of samples."""
-MOST_COLUMNS = 1_024
-MOST_CELLS = 4_194_304
-"""Values of columns that are typed as lists, all together; columns of bytes are as large as they are."""
-MOST_BYTES: Mapping[str, int] = {
+MAX_COLUMNS = 1_024
+MAX_CELLS = 4_194_304
+"""Values of all columns that are sent as lists; columns sent as bytes are bounded by the body."""
+MAX_BYTES: Mapping[str, int] = {
     "accelerators": 8 << 20,
     "workloads": 8 << 20,
     "usage_intervals": 16 << 20,
     "counts": 16 << 20,
 }
-MOST_COMMAS = 2_000_000
-"""Of a body in JSON: what separates its values, wherever they lie."""
-JSON_BYTES = 2
-"""How many times as many bytes a list may have in JSON."""
+MAX_COMMAS = 2_000_000
+"""Separators of values in a JSON body, at any depth."""
+JSON_FACTOR = 2
+"""JSON needs about twice the bytes of msgpack."""
 SMALL_BYTES = 64 * 1024
-"""Bodies up to here cannot do harm by number."""
+"""Bodies up to this size cannot hold harmful numbers of records."""
+_SPACE = b" \t\r\n"
 
 
-class Large(Exception):
-    """A body that holds too much; the message says of what."""
+class TooLarge(Exception):
+    """A body that holds too much; the message names the part."""
 
 
-class _Entry(msgspec.Struct, gc=False):
-    """Any object of JSON, of which nothing is kept: so its entries are read past and not made."""
+class _AnyObject(msgspec.Struct, gc=False):
+    """Any JSON object, without fields: its entries are skipped, not created."""
 
 
 _map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _json_map = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_json_objects = msgspec.json.Decoder(list[_Entry])
+_json_objects = msgspec.json.Decoder(list[_AnyObject])
 
 
 def check(plain: bytes, is_json: bool) -> None:
-    """Raise Large for a body that holds too much, msgspec.DecodeError for one that cannot be walked."""
+    """Raise TooLarge for a body that holds too much, msgspec.DecodeError for one that cannot be walked."""
     if len(plain) <= SMALL_BYTES:
         return
     if is_json:
         commas = plain.count(b",")
-        if commas > MOST_COMMAS:
-            raise Large(f"the body has {commas} values, {MOST_COMMAS} are taken at once")
-    form = _JSON if is_json else _MSGPACK
-    found = form.entries(plain)
-    for name, most in MOST.items():
-        raw = found.get(name, b"")
-        most_bytes = MOST_BYTES[name] * (JSON_BYTES if is_json else 1)
-        if len(raw) > most_bytes:
-            raise Large(f"{name}: is over {most_bytes} bytes")
-        if (count := form.length(raw)) > most:
-            raise Large(f"{name}: has {count} entries, {most} are taken at once")
-    _check_samples(form, form.entries(found.get("samples", b"")))
+        if commas > MAX_COMMAS:
+            raise TooLarge(f"the body has {commas} values, {MAX_COMMAS} are allowed")
+    encoding = _JSON if is_json else _MSGPACK
+    lists = encoding.entries(plain)
+    for name, max_records in MAX_RECORDS.items():
+        raw = lists.get(name, b"")
+        max_bytes = MAX_BYTES[name] * (JSON_FACTOR if is_json else 1)
+        if len(raw) > max_bytes:
+            raise TooLarge(f"{name}: is over {max_bytes} bytes")
+        if (count := encoding.length(raw)) > max_records:
+            raise TooLarge(f"{name}: has {count} entries, {max_records} are allowed")
+    _check_samples(encoding, encoding.entries(lists.get("samples", b"")))
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """How maps and lists of an encoding are looked into without making anything of what they hold."""
+class _Encoding:
+    """How to look into maps and lists without decoding what they hold."""
 
     entries: Callable[[bytes], Mapping[str, bytes]]
     length: Callable[[bytes], int]
 
 
-def _check_samples(form: _Form, rows: Mapping[str, bytes]) -> None:
+def _check_samples(encoding: _Encoding, samples: Mapping[str, bytes]) -> None:
     for name in ("accelerator", "at_ms"):
-        if (count := form.length(rows.get(name, b""))) > MOST_ROWS:
-            raise Large(f"samples: has {count} rows, {MOST_ROWS} are taken at once")
-    columns = form.entries(rows.get("columns", b""))
-    if len(columns) > MOST_COLUMNS:
-        raise Large(f"samples: has {len(columns)} columns, {MOST_COLUMNS} are taken at once")
-    cells = sum(form.length(form.entries(column).get("values", b"")) for column in columns.values())
-    if cells > MOST_CELLS:
-        raise Large(f"samples: has {cells} values in lists, {MOST_CELLS} are taken at once")
+        if (count := encoding.length(samples.get(name, b""))) > MAX_ROWS:
+            raise TooLarge(f"samples: has {count} rows, {MAX_ROWS} are allowed")
+    columns = encoding.entries(samples.get("columns", b""))
+    if len(columns) > MAX_COLUMNS:
+        raise TooLarge(f"samples: has {len(columns)} columns, {MAX_COLUMNS} are allowed")
+    cells = sum(encoding.length(encoding.entries(column).get("values", b"")) for column in columns.values())
+    if cells > MAX_CELLS:
+        raise TooLarge(f"samples: has {cells} values in lists, {MAX_CELLS} are allowed")
 
 
 def _json_entries(raw: bytes) -> dict[str, bytes]:
-    """The entries of an object of JSON, not decoded; none of what is no object.
+    """The undecoded entries of a JSON object; none for anything else.
 
-    A name that comes twice is refused, as in msgpack: what the last ones do not account for lies in a first one.
+    A repeated name is refused, as in msgpack. The decoder returns the last entry of a name, so bytes that the returned
+    entries do not account for belong to an earlier one.
     """
     if raw.lstrip(_SPACE)[:1] != b"{":
         return {}
-    found = {name: bytes(part) for name, part in _json_map.decode(raw).items()}
-    hidden = len(raw) - sum(len(name) + len(part) for name, part in found.items())
+    entries = {name: bytes(part) for name, part in _json_map.decode(raw).items()}
+    hidden = len(raw) - sum(len(name) + len(part) for name, part in entries.items())
     if hidden > SMALL_BYTES:
         raise msgspec.DecodeError("a name comes twice, or there is more space than values")
-    return found
-
-
-_SPACE = b" \t\r\n"
+    return entries
 
 
 def _json_length(raw: bytes) -> int:
-    """How many entries a list of JSON has; no fewer than it has where not all of them are objects; 0 for no list."""
+    """The number of entries of a JSON list, or an upper bound where not all are objects; 0 for anything else."""
     if raw.lstrip(_SPACE)[:1] != b"[":
         return 0
     commas = raw.count(b",")
-    if commas < min(MOST.values()) or raw.find(b"{") < 0:
+    if commas < min(MAX_RECORDS.values()) or raw.find(b"{") < 0:
         return commas + 1
     try:
         return len(_json_objects.decode(raw))
@@ -119,20 +123,20 @@ def _json_length(raw: bytes) -> int:
 
 
 def _entries(raw: bytes) -> dict[str, bytes]:
-    """The entries of a map, not decoded; none of what is no map, which is refused cheaply when it is decoded.
+    """The undecoded entries of a msgpack map; none for anything else, which is refused cheaply when it is decoded.
 
-    A name that comes twice is refused: the first of the two would be decoded without having been counted.
+    A repeated name is refused: the first of the two would be decoded without having been counted.
     """
     if not raw or not (0x80 <= raw[0] <= 0x8F or raw[0] in {0xDE, 0xDF}):
         return {}
-    found = _map.decode(raw)
-    if len(found) != length_of(raw):
+    entries = _map.decode(raw)
+    if len(entries) != announced_length(raw):
         raise msgspec.DecodeError("a name comes twice")
-    return {name: bytes(part) for name, part in found.items()}
+    return {name: bytes(part) for name, part in entries.items()}
 
 
-def length_of(raw: bytes) -> int:
-    """How many entries a list or map of msgpack says that it has; 0 for what is neither."""
+def announced_length(raw: bytes) -> int:
+    """The number of entries that the head of a msgpack list or map announces; 0 for anything else."""
     if not raw:
         return 0
     first = raw[0]
@@ -142,11 +146,11 @@ def length_of(raw: bytes) -> int:
     return int.from_bytes(raw[1 : 1 + width], "big")
 
 
-_MSGPACK, _JSON = _Form(_entries, length_of), _Form(_json_entries, _json_length)
+_MSGPACK, _JSON = _Encoding(_entries, announced_length), _Encoding(_json_entries, _json_length)
 
 
 def inflated_bytes(body: bytes, encoding: str) -> int | None:
-    """What a body becomes by its own account; None when it does not say, or says it where it can lie."""
+    """The size of a body after decompression by its own account; None when that is unknown or can be forged."""
     if encoding == "zstd":
         try:
             return zstd.get_frame_info(body).decompressed_size

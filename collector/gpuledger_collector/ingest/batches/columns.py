@@ -1,8 +1,8 @@
 """Columns of readings as numpy arrays, and rows of them as Postgres' binary COPY format.
 
-Absent is NaN in a float array and the smallest int64 in an integer one; both become NULL. The packer groups rows by
-which of their columns are NULL, because within such a group every row has the same layout and one structured array
-writes them all (a fifth of the time that a call per value takes).
+An absent reading is NaN in a float array and the smallest int64 in an integer one; both become NULL. The packer groups
+rows by which of their columns are NULL: within such a group every row has the same layout, so one structured array
+writes them all, in a fifth of the time that a call per value takes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ DTYPES: dict[str, str] = {"f4": "<f4", "f8": "<f8", "i8": "<i8"}
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _ROWS_AT_ONCE = 1200
-"""Some 300 KB of wide rows: larger buffers are fresh pages of the system's each time, which costs more than filling
-them."""
+"""About 300 KB of wide rows: larger buffers are fresh memory pages each time, which costs more than filling them."""
 _ARRAY_HEAD = struct.Struct(">iiIii")
 _OIDS = {"f4": 700, "f8": 701, "i8": 20, "V16": 2950, "V32": 17}
-"""Postgres' numbers of real, double precision, bigint, uuid, and of bytea, as which hashes are kept (pg_type.dat)."""
+"""Postgres' type OIDs of real, double precision, bigint, uuid and bytea (pg_type.dat); hashes are stored as bytea."""
 
 
 def to_array(column: Column, rows: int, kind: str) -> Array:
-    """A wire column as an array of `kind` (f4, f8, i8) with `rows` values. Raises ValueError with the reason."""
+    """Convert a wire column to an array of `kind` (f4, f8, i8) with `rows` values. Raises ValueError."""
     values = _from_bytes(column) if isinstance(column.values, bytes) else _from_list(column.values, column.kind)
     if len(values) != rows:
         raise ValueError(f"has {len(values)} values for {rows} rows")
@@ -71,37 +70,38 @@ def _from_list(values: list[float | int | None], kind: str) -> Array:
 
 
 def _to_integers(values: Array) -> Array:
-    known = np.isfinite(values) & (np.abs(values) < 2.0**63)
-    return np.where(known, np.where(known, values, 0).astype("<i8"), ABSENT_INT64)
+    in_range = np.isfinite(values) & (np.abs(values) < 2.0**63)
+    return np.where(in_range, np.where(in_range, values, 0).astype("<i8"), ABSENT_INT64)
 
 
 def absent_if_not_finite(values: Array) -> Array:
-    """Infinities become NaN, the one sign of absence; integers stay as they are."""
+    """Replace infinities by NaN, which means absent; integers stay as they are."""
     if values.dtype.kind == "i" or np.isfinite(values).all():
         return values
     return np.where(np.isfinite(values), values, values.dtype.type(np.nan))
 
 
 def is_absent(values: Array) -> npt.NDArray[np.bool_]:
-    """Where a column holds no reading."""
+    """Mark the rows without a reading."""
     if values.dtype.kind in "SV":
         return np.zeros(len(values), dtype=bool)
     return values == ABSENT_INT64 if values.dtype.kind == "i" else np.isnan(values)
 
 
 def blank(rows: int, kind: str) -> Array:
-    """A column without a reading."""
+    """Create a column without readings."""
     return np.full(rows, ABSENT_INT64 if kind == "i8" else np.nan, dtype=DTYPES[kind])
 
 
 def last_of_each(ordered: Array) -> npt.NDArray[np.intp]:
-    """The place of the last of each value in a column that is in order."""
+    """The index of the last row of each value in a sorted column."""
     return np.flatnonzero(np.append(ordered[1:] != ordered[:-1], len(ordered) > 0))
 
 
 def pack(*blocks: Sequence[Array]) -> Iterator[bytes]:
-    """Rows as a binary COPY stream. A block has a column for each of the table's (dtypes i8, i4, f8, f4; text and
-    UUIDs as S and V, which are never absent); its rows come in the order of their NULL patterns.
+    """Encode rows as a binary COPY stream, in the order of their NULL patterns.
+
+    A block has an array for each column of the table: dtypes i8, i4, f8, f4; text as S and UUIDs as V are never absent.
     """
     yield _HEADER
     for columns in blocks:
@@ -117,13 +117,13 @@ def _pack_block(columns: Sequence[Array]) -> Iterator[bytes]:
         return
     patterns, group = np.unique(np.packbits(absent, axis=0), axis=1, return_inverse=True)
     group = group.reshape(len(columns[0]))
-    for number in range(patterns.shape[1]):
-        chosen = np.flatnonzero(group == number)
+    for pattern in range(patterns.shape[1]):
+        chosen = np.flatnonzero(group == pattern)
         yield _pack_group([column[chosen] for column in columns], absent[:, chosen[0]])
 
 
 def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> bytes:
-    kinds = tuple("" if none else column.dtype.str[1:] for column, none in zip(columns, absent, strict=True))
+    kinds = tuple("" if null else column.dtype.str[1:] for column, null in zip(columns, absent, strict=True))
     packed = np.repeat(_row(kinds), len(columns[0]))
     for place, column in enumerate(columns):
         if kinds[place]:
@@ -133,7 +133,7 @@ def _pack_group(columns: Sequence[Array], absent: npt.NDArray[np.bool_]) -> byte
 
 @lru_cache(maxsize=1024)
 def _row(kinds: tuple[str, ...]) -> Array:
-    """A row whose columns are of these kinds, without its values; "" is NULL, which has a length and no value."""
+    """A row of columns of these kinds, values still zero; "" is NULL, which has a length and no value."""
     layout, lengths = [("fields", ">i2")], {}
     for place, kind in enumerate(kinds):
         layout.append((f"l{place}", ">i4"))
@@ -148,9 +148,7 @@ def _row(kinds: tuple[str, ...]) -> Array:
 
 
 class BinaryArray:
-    """Numbers, UUIDs (V16) or hashes (V32) as a parameter of a statement: an array of Postgres', NULL where one is
-    absent.
-    """
+    """A statement parameter: numbers, UUIDs (V16) or hashes (V32) as a Postgres array, NULL where one is absent."""
 
     __slots__ = ("values",)
 
@@ -159,23 +157,23 @@ class BinaryArray:
 
 
 class BinaryArrayDumper(Dumper):
-    """Writes the array whole, for psycopg takes every value by itself. The statement says what it is an array of."""
+    """Encodes the array at once, where psycopg encodes value by value. The statement casts it to the element type."""
 
     format = Format.BINARY
 
     def dump(self, obj: BinaryArray) -> bytes:
-        """As Postgres sends it: dimensions, any NULLs, type, length, lower bound; then size and bytes of each value."""
+        """Encode as Postgres does: dimensions, any NULLs, type, length, lower bound; size and bytes of each value."""
         values, absent = obj.values, is_absent(obj.values)
         kind = values.dtype.str[1:]
-        made = np.empty(len(values), dtype=[("size", ">i4"), ("value", ">" + kind)])
-        made["size"], made["value"] = np.where(absent, -1, values.dtype.itemsize), values
+        elements = np.empty(len(values), dtype=[("size", ">i4"), ("value", ">" + kind)])
+        elements["size"], elements["value"] = np.where(absent, -1, values.dtype.itemsize), values
         head = _ARRAY_HEAD.pack(1, bool(absent.any()), _OIDS[kind], len(values), 1)
         if not absent.any():
-            return head + made.tobytes()
-        there = made.view(np.uint8).reshape(len(values), made.dtype.itemsize)
-        kept = np.ones_like(there, dtype=bool)
-        kept[absent, 4:] = False
-        return head + bytes(there[kept].tobytes())
+            return head + elements.tobytes()
+        octets = elements.view(np.uint8).reshape(len(values), elements.dtype.itemsize)
+        kept = np.ones_like(octets, dtype=bool)
+        kept[absent, 4:] = False  # NULL has a size and no bytes
+        return head + bytes(octets[kept].tobytes())
 
 
 psycopg.adapters.register_dumper(BinaryArray, BinaryArrayDumper)

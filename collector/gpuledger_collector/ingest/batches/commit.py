@@ -1,9 +1,9 @@
 """Group commit: batches that arrive while a writer is busy are committed together when it is free.
 
-There is no linger: a lone batch is written at once, and under load the groups form by themselves. The caller learns
-what became of its batch after COMMIT and not before. The queue is bounded in batches and in bytes; what does not fit
-is turned away at once, because the agent's spool is the place to wait. A heavy batch is written alone, by a writer that
-writes nothing else: nobody's answer waits for it but its sender's.
+There is no delay: a single batch is written at once, and under load groups form by themselves. A caller gets its answer
+after COMMIT and not before. The queue is bounded in batches and in bytes; what does not fit is refused at once, because
+the agent's spool is the place to wait. A heavy batch is written alone, by a writer that writes nothing else, so that
+only its own sender waits for it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ from gpuledger_collector.ingest.batches.attributes import Connection
 
 log = logging.getLogger(__name__)
 
-
 FAULT_SECONDS = 30.0
-"""How long a failure counts as one of now: then it is time to be tried again."""
+"""How long a failure is reported as current; afterwards batches may try again."""
 STUCK_SECONDS = 90.0
-"""A group that is written for longer than this is stuck: no statement may take longer than a minute."""
-SETTLE_SECONDS = 0.1
-"""How often it is looked whether something that was left for later is due."""
-AWAY_SECONDS = 2.0
-"""How long the database is left alone after that could not be written."""
+"""A longer write is stuck: no statement may take longer than a minute."""
+DEFERRED_CHECK_SECONDS = 0.1
+"""How often to check whether deferred writes are due."""
+BACK_OFF_SECONDS = 2.0
+"""Back-off after a failed deferred write."""
 
 
 class Committable(Protocol):
-    """What is committed: an agent's batch, a request of remote write."""
+    """Something to commit: an agent's batch or a request of remote write."""
 
     @property
     def key(self) -> object:
-        """What the log calls it."""
+        """Its name in the log."""
 
     @property
     def size(self) -> int:
-        """Bytes that it takes while it waits."""
+        """Bytes that it occupies in the queue."""
 
     @property
     def samples(self) -> int:
-        """Readings in it."""
+        """Number of samples in it."""
 
     @property
     def is_heavy(self) -> bool:
-        """Whether writing it takes long enough for others to notice."""
+        """Whether writing it would delay others noticeably."""
 
 
 B = TypeVar("B", bound=Committable)
@@ -62,34 +61,34 @@ B_contra = TypeVar("B_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
 
-class Flushes(Protocol[B_contra, A_co]):
+class BatchStore(Protocol[B_contra, A_co]):
     """A store that writers share; each brings its own connection."""
 
     def flush(
-        self, connection: Connection, batches: Sequence[B_contra], now: dt.datetime, idle: Callable[[], bool], /
+        self, connection: Connection, batches: Sequence[B_contra], now: dt.datetime, is_idle: Callable[[], bool], /
     ) -> Sequence[A_co]:
-        """Commit these and answer each, in order. `idle`: whether nothing waits behind them. Raises psycopg.Error."""
+        """Commit these and answer each, in order. `is_idle`: whether no others wait. Raises psycopg.Error."""
 
-    def is_due(self, ending: bool, /) -> bool:
-        """Whether something that was left for later is to be written now, as it is at the end."""
+    def is_flush_due(self, closing: bool, /) -> bool:
+        """Whether deferred writes are to be made now, as they are when closing."""
 
-    def settle(self, connection: Connection, /) -> None:
-        """Write what was left for later. Raises psycopg.Error."""
+    def flush_deferred(self, connection: Connection, /) -> None:
+        """Make the deferred writes. Raises psycopg.Error."""
 
     def forget(self) -> None:
-        """Believe nothing that was remembered of the database."""
+        """Empty all caches of the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why batches could last not be written, and when."""
+    """Why and when batches could not be written most recently."""
 
     at: dt.datetime
     reason: str
 
 
 class Unavailable(Exception):
-    """The batch was not committed and may be sent again: the queue is full, or the database is away."""
+    """The batch was not committed and may be sent again: the queue is full, or the database is unavailable."""
 
     permanent = False
 
@@ -113,20 +112,20 @@ class _Waiting(Generic[B, A]):
 
 @dataclass(frozen=True, slots=True)
 class _Lane(Generic[B, A]):
-    """Batches that wait for the same writers; `changed` shares its lock with the other lane."""
+    """A queue for the same writers; `changed` shares its lock with the other lane."""
 
     changed: threading.Condition
-    most: int
+    max_batches: int
     """Batches of one transaction."""
     queue: deque[_Waiting[B, A]] = field(default_factory=deque)
 
 
 class GroupCommit(Generic[B, A]):
-    """Writer threads over one queue. `connect` opens an autocommit connection, `clock` tells the time."""
+    """Writer threads with their queues. `connect` opens an autocommit connection."""
 
     def __init__(
         self,
-        store: Flushes[B, A],
+        store: BatchStore[B, A],
         connect: Callable[[], Connection],
         clock: Callable[[], dt.datetime],
         limits: Limits,
@@ -145,40 +144,41 @@ class GroupCommit(Generic[B, A]):
         self._failure: Failure | None = None
         self._failing = False
         self._begun: dict[str, float] = {}
-        """Since when each writer has been writing what it writes now."""
+        """When each busy writer started its current write."""
         self._threads = [
-            threading.Thread(target=self._write_for_ever, args=(self._light,), name=f"writer-{number}", daemon=True)
+            threading.Thread(target=self._run_writer, args=(self._light,), name=f"writer-{number}", daemon=True)
             for number in range(limits.writers)
         ]
         self._threads.append(
-            threading.Thread(target=self._write_for_ever, args=(self._heavy,), name="writer-heavy", daemon=True)
+            threading.Thread(target=self._run_writer, args=(self._heavy,), name="writer-heavy", daemon=True)
         )
-        self._settled = threading.Event()
-        self._settler = threading.Thread(target=self._settle_for_ever, name="settler", daemon=True)
+        self._writers_ended = threading.Event()
+        self._deferred_writer = threading.Thread(target=self._run_deferred_writer, name="writer-deferred", daemon=True)
 
     def start(self) -> None:
-        """Start the writers; the database need not be there yet."""
-        for thread in (*self._threads, self._settler):
+        """Start the writers; the database need not be available yet."""
+        for thread in (*self._threads, self._deferred_writer):
             thread.start()
 
     def submit(self, batch: B) -> asyncio.Future[A]:
-        """Queue a batch; the future holds the answer after COMMIT, or Unavailable, or psycopg.Error for poison.
+        """Queue a batch; the future gets the answer after COMMIT, or Unavailable, or psycopg.Error for a poison batch.
 
-        To be called in the event loop, the same one each time. Raises Unavailable when the queue is full or closed.
+        Call it in the event loop, always the same one. Raises Unavailable when the queue is full or closed.
         """
         waiting: _Waiting[B, A] = _Waiting(batch, asyncio.get_running_loop().create_future())
         lane = self._heavy if batch.is_heavy else self._light
         with self._lock:
             if self._closing:
                 raise Unavailable("the collector is stopping")
-            if self.waiting >= self._limits.queue_batches or self._bytes + batch.size > self._room():
+            if self.waiting >= self._limits.queue_batches or self._bytes + batch.size > self._max_bytes():
                 raise Unavailable("too many batches are waiting for the database")
             lane.queue.append(waiting)
             self._bytes += batch.size
             lane.changed.notify()
         return waiting.answer
 
-    def _room(self) -> int:
+    def _max_bytes(self) -> int:
+        # An empty queue takes even a batch that is larger than all of it, or its agent would retry it forever.
         return self._limits.queue_bytes if self.waiting else max(self._limits.queue_bytes, self._limits.flush_bytes)
 
     @property
@@ -188,11 +188,11 @@ class GroupCommit(Generic[B, A]):
 
     @property
     def failure(self) -> Failure | None:
-        """Why batches could last not be written; it stays when others were written since."""
+        """The most recent failure to write batches, even if later batches were written."""
         return self._failure
 
     def fault(self) -> str | None:
-        """What keeps batches from being written now, in a sentence; None when nothing does, as far as was tried."""
+        """What prevents writing batches now, in a sentence; None when the last attempt succeeded."""
         if self._closing:
             return None
         if dead := [thread.name for thread in self._threads if thread.ident is not None and not thread.is_alive()]:
@@ -206,7 +206,7 @@ class GroupCommit(Generic[B, A]):
         return None
 
     def close(self, seconds: float) -> None:
-        """Take no more batches, commit those that wait for at most `seconds`, then turn the rest away."""
+        """Refuse new batches, commit waiting ones for at most `seconds`, then refuse the rest."""
         deadline = time.monotonic() + seconds
         with self._lock:
             self._closing = True
@@ -215,32 +215,32 @@ class GroupCommit(Generic[B, A]):
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        self._settled.set()
-        if self._settler.is_alive():
-            self._settler.join(max(0.0, deadline - time.monotonic()))
+        self._writers_ended.set()
+        if self._deferred_writer.is_alive():
+            self._deferred_writer.join(max(0.0, deadline - time.monotonic()))
         for lane in (self._light, self._heavy):
             rest = self._take(lane, len(lane.queue))
-            _tell([(waiting, Unavailable("the collector is stopping")) for waiting in rest])
+            _deliver([(waiting, Unavailable("the collector is stopping")) for waiting in rest])
 
-    def _take(self, lane: _Lane[B, A], most: int) -> list[_Waiting[B, A]]:
+    def _take(self, lane: _Lane[B, A], max_batches: int) -> list[_Waiting[B, A]]:
         taken: list[_Waiting[B, A]] = []
         size = 0
         with self._lock:
-            while lane.queue and len(taken) < most and size < self._limits.flush_bytes:
+            while lane.queue and len(taken) < max_batches and size < self._limits.flush_bytes:
                 waiting = lane.queue.popleft()
                 size += waiting.batch.size
-                # A caller that has gone away no longer waits; one that goes from here on is written all the same.
+                # Skip batches whose caller has gone; one that goes from here on is written all the same.
                 if not waiting.answer.cancelled():
                     taken.append(waiting)
             self._bytes -= size
         return taken
 
-    def _write_for_ever(self, lane: _Lane[B, A]) -> None:
+    def _run_writer(self, lane: _Lane[B, A]) -> None:
         connection: Connection | None = None
         while True:
             with lane.changed:
                 lane.changed.wait_for(lambda: lane.queue or self._closing)
-            group = self._take(lane, lane.most)
+            group = self._take(lane, lane.max_batches)
             if group:
                 name = threading.current_thread().name
                 self._begun[name] = time.monotonic()
@@ -254,69 +254,70 @@ class GroupCommit(Generic[B, A]):
     def _is_idle(self) -> bool:
         return not self._light.queue
 
-    def _settle_for_ever(self) -> None:
-        """Write what was left for later beside the writers, so that no answer waits for it."""
+    def _run_deferred_writer(self) -> None:
+        """Make deferred writes on a thread of their own, so that no answer waits for them."""
         connection: Connection | None = None
-        wait_s = SETTLE_SECONDS
-        while not self._settled.wait(wait_s):
-            wait_s = SETTLE_SECONDS
-            if self._store.is_due(False):
-                connection = self._settle(connection)
-                wait_s = SETTLE_SECONDS if connection else AWAY_SECONDS
-        if self._store.is_due(True):
-            connection = self._settle(connection)
+        wait_s = DEFERRED_CHECK_SECONDS
+        while not self._writers_ended.wait(wait_s):
+            wait_s = DEFERRED_CHECK_SECONDS
+            if self._store.is_flush_due(False):
+                connection = self._flush_deferred(connection)
+                wait_s = DEFERRED_CHECK_SECONDS if connection else BACK_OFF_SECONDS
+        if self._store.is_flush_due(True):
+            connection = self._flush_deferred(connection)
         if connection is not None:
             connection.close()
 
-    def _settle(self, connection: Connection | None) -> Connection | None:
-        """Write what was left for later; the connection to go on with, None when it is lost."""
+    def _flush_deferred(self, connection: Connection | None) -> Connection | None:
+        """Make the deferred writes; returns the usable connection, None when it is lost."""
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
-            self._store.settle(connection)
-        except Exception as error:  # whatever it is, the next newest values must find somebody who writes them
-            log.warning("newest values are not written now: %s", str(error).strip().partition("\n")[0])
+            self._store.flush_deferred(connection)
+        except Exception as error:  # the thread must survive to write later values
+            log.warning("the latest values could not be written: %s", str(error).strip().partition("\n")[0])
             if connection is not None:
                 connection.close()
             return None
         return connection
 
-    def _start_anew(self, connection: Connection | None) -> Connection | None:
-        """Believe nothing that was remembered; what was committed before is written as far as it can be."""
-        connection = self._settle(connection)
+    def _reset_store(self, connection: Connection | None) -> Connection | None:
+        """Empty the caches of the store, after an attempt to make the writes that it deferred."""
+        connection = self._flush_deferred(connection)
         self._store.forget()
         return connection
 
     def _write(self, connection: Connection | None, group: Sequence[_Waiting[B, A]]) -> Connection | None:
-        """Commit a group and answer; the connection to go on with, None when it is lost."""
+        """Commit a group and answer; returns the usable connection, None when it is lost."""
         begun = time.perf_counter()
         try:
             if connection is None or connection.closed:
                 connection = self._connect()
             answers = self._store.flush(connection, [waiting.batch for waiting in group], self._clock(), self._is_idle)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            return self._turn_away(connection, group, error)
-        except Exception as error:  # one batch that cannot be written must not take its neighbours along
-            connection = self._start_anew(connection)
+            return self._refuse(connection, group, error)
+        except Exception as error:  # a poison batch must not fail its neighbors: write each alone
+            connection = self._reset_store(connection)
             log.info("a group of %d batches failed (%s) and is written one by one", len(group), error)
             for waiting in group:
                 connection = self._write_alone(connection, waiting)
             return connection
         self._failing = False
-        _tell(list(zip(group, answers, strict=True)))
+        _deliver(list(zip(group, answers, strict=True)))
         self._on_flush(len(group), sum(waiting.batch.samples for waiting in group), time.perf_counter() - begun)
         return connection
 
-    def _turn_away(
+    def _refuse(
         self, connection: Connection | None, group: Sequence[_Waiting[B, A]], error: Exception
     ) -> Connection | None:
         reason = str(error).strip().partition("\n")[0]
-        log.warning("batches could not be written, their agents will send them again: %s", reason)
-        if not isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
+        log.warning("batches could not be written, agents will send them again: %s", reason)
+        is_lock_conflict = isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable)
+        if not is_lock_conflict:
             self._failure, self._failing = Failure(self._clock(), reason), True
-        _tell([(waiting, Unavailable(f"the database is away: {reason}")) for waiting in group])
+        _deliver([(waiting, Unavailable(f"database unavailable: {reason}")) for waiting in group])
         if connection is not None and not connection.broken:
-            if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable):
+            if is_lock_conflict:
                 return connection
             connection.close()
         return None
@@ -327,21 +328,21 @@ class GroupCommit(Generic[B, A]):
                 connection = self._connect()
             answer = self._store.flush(connection, [waiting.batch], self._clock(), self._is_idle)[0]
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            return self._turn_away(connection, [waiting], error)
+            return self._refuse(connection, [waiting], error)
         except Exception as error:
-            connection = self._start_anew(connection)
+            connection = self._reset_store(connection)
             log.exception("batch %s cannot be written", waiting.batch.key)
-            _tell([(waiting, error)])
+            _deliver([(waiting, error)])
             return connection
         self._failing = False
-        _tell([(waiting, answer)])
+        _deliver([(waiting, answer)])
         return connection
 
 
-def _tell(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
-    """Wake the event loop once for a whole group: each time is a system call, and a turn of the one lock of Python."""
+def _deliver(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
+    """Wake the event loop once for a group: each wake-up costs a system call and a switch of the GIL."""
     if outcomes:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so have its callers
             outcomes[0][0].answer.get_loop().call_soon_threadsafe(_answer, outcomes)
 
 

@@ -1,7 +1,7 @@
-"""From bytes on the wire to a typed batch, bounded before and after decompression.
+"""Decode a body from the wire to a typed batch, bounded before and after decompression.
 
-The fast way decodes the whole envelope at once. When one record does not fit its type, a second, slower way decodes
-record by record, so that the good ones are kept and each bad one is named.
+The fast path decodes everything at once. When a record does not fit its type, a slow path decodes record by record:
+the good ones are accepted and each bad one is named.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ from gpuledger_common.wire import (
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
 JSON_TYPES = frozenset({"application/json"})
 ENCODINGS = frozenset({"", "identity", "zstd", "gzip"})
+MAX_CACHED_BYTES = 40 * 1024 * 1024
+"""For lists of one kind, with everything derived from them: those of about 6,000 nodes of eight accelerators."""
+LIST_BYTES, RECORD_BYTES = 1500, 500
+"""Memory of a list, and of each of its records, besides the bytes that were sent."""
 _WINDOW_LOG_MAX = 26
-"""A frame that asks for a window over 64 MiB is refused: the window is memory that we would have to hold."""
+"""A frame that asks for a window over 64 MiB is refused: decompression would have to allocate it."""
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 T = TypeVar("T")
 
@@ -47,30 +52,30 @@ class Refused(Exception):
         self.detail = detail
 
 
-class Listed(Generic[T]):
-    """A list of records; those that its type could not hold are None. The same bytes may be the same object.
+class RecordList(Generic[T]):
+    """A list of records, None where a record did not fit its type. Equal bytes may decode to the same object.
 
-    `judged` is for whoever judges the list: what it found, so that a list that comes again is judged once.
+    `validated` holds the result of the validation, so that a list that is sent again is validated once.
     """
 
-    __slots__ = ("judged", "records")
+    __slots__ = ("records", "validated")
 
     def __init__(self, records: Sequence[T | None]) -> None:
         self.records = records
-        self.judged: Any = None
+        self.validated: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """A batch with the records that its types could not hold already left out, at their positions as None."""
+class DecodedBatch:
+    """A batch; records that did not fit their types are None at their positions."""
 
     version: int
     node: str
     epoch: str
     seq: int
     heartbeat: Heartbeat
-    accelerators: Listed[WireAccelerator]
-    workloads: Listed[WireWorkload]
+    accelerators: RecordList[WireAccelerator]
+    workloads: RecordList[WireWorkload]
     usage_intervals: Sequence[WireUsageInterval | None]
     samples: Samples
     rejected: list[Rejected]
@@ -80,14 +85,17 @@ class Decoded:
     counts: Sequence[Count | None] = ()
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """A batch of which all is decoded but the lists that a node says again in every batch."""
-
+class _Head(msgspec.Struct, frozen=True):
     version: int
     node: str
     epoch: str
     seq: int
     heartbeat: Heartbeat
+
+
+class RawListsBatch(_Head, frozen=True):
+    """A batch, decoded but for the lists that a node repeats in every batch."""
+
     accelerators: msgspec.Raw = msgspec.Raw(b"\x90")
     workloads: msgspec.Raw = msgspec.Raw(b"\x90")
     usage_intervals: list[WireUsageInterval] = []
@@ -95,14 +103,9 @@ class Whole(msgspec.Struct, frozen=True):
     counts: list[Count] = []
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class RawRecordsBatch(_Head, frozen=True):
     """A batch whose records are not decoded yet."""
 
-    version: int
-    node: str
-    epoch: str
-    seq: int
-    heartbeat: Heartbeat
     accelerators: list[msgspec.Raw] = []
     workloads: list[msgspec.Raw] = []
     usage_intervals: list[msgspec.Raw] = []
@@ -118,54 +121,50 @@ class RawSamples(msgspec.Struct, frozen=True):
     columns: dict[str, msgspec.Raw] = {}
 
 
-class Lists(Generic[T]):
-    """Lists that were decoded before, by their bytes."""
+class ListCache(Generic[T]):
+    """Decodes lists of one kind and caches them by their bytes."""
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
-        self._known: dict[bytes, Listed[T]] = {}
+        self._lists: dict[bytes, RecordList[T]] = {}
         self._bytes = 0
 
-    def of(self, raw: msgspec.Raw) -> Listed[T]:
-        """The list in these bytes. Raises msgspec.DecodeError."""
-        said = bytes(raw)
-        known = self._known.get(said)
-        if known is not None:
-            return known
-        found: Listed[T] = Listed(self._decoder.decode(said))
-        size = len(said) + LIST_BYTES + RECORD_BYTES * len(found.records)
-        if size <= MOST_REMEMBERED_BYTES // 100:
-            if self._bytes + size > MOST_REMEMBERED_BYTES:
-                self._known, self._bytes = {}, 0
-            self._known[said] = found
+    def decode(self, raw: msgspec.Raw) -> RecordList[T]:
+        """Decode the list in these bytes, or return it from the cache. Raises msgspec.DecodeError."""
+        key = bytes(raw)
+        cached = self._lists.get(key)
+        if cached is not None:
+            return cached
+        records: RecordList[T] = RecordList(self._decoder.decode(key))
+        size = len(key) + LIST_BYTES + RECORD_BYTES * len(records.records)
+        if size <= MAX_CACHED_BYTES // 100:
+            if self._bytes + size > MAX_CACHED_BYTES:
+                self._lists, self._bytes = {}, 0
+            self._lists[key] = records
             self._bytes += size
-        return found
+        return records
 
 
-MOST_REMEMBERED_BYTES = 40 * 1024 * 1024
-"""Of lists of each kind, with all that is found out of them: those of some 6,000 nodes of eight accelerators."""
-LIST_BYTES, RECORD_BYTES = 1500, 500
-"""What a list, and each of its records, takes in memory besides the bytes that were sent."""
-_whole = msgspec.msgpack.Decoder(Whole)
+_raw_lists_batch = msgspec.msgpack.Decoder(RawListsBatch)
 _json_batch = msgspec.json.Decoder(Batch)
-_accelerators, _workloads = Lists(WireAccelerator), Lists(WireWorkload)
+_accelerators, _workloads = ListCache(WireAccelerator), ListCache(WireWorkload)
 
 
 def inflate(body: bytes, encoding: str) -> bytes:
-    """The body without its content encoding. Raises Refused: 413 beyond MAX_DECODED_BYTES, 400 when it is damaged."""
+    """Decompress a body. Raises Refused: 413 beyond MAX_DECODED_BYTES, 400 when it is damaged."""
     try:
         if encoding == "zstd":
-            plain, whole = _unzstd(body)
+            plain, is_complete = _unzstd(body)
         elif encoding == "gzip":
-            plain, whole = _gunzip(body)
+            plain, is_complete = _gunzip(body)
         else:
             return body
     except (zstd.ZstdError, zlib.error) as error:
         raise Refused(400, f"the body is not valid {encoding}: {error}") from error
     if len(plain) > MAX_DECODED_BYTES:
         raise Refused(413, f"the body is over {MAX_DECODED_BYTES} bytes when decompressed")
-    if not whole:
-        raise Refused(400, f"the body is not one whole {encoding} frame")
+    if not is_complete:
+        raise Refused(400, f"the body is not one complete {encoding} frame")
     return plain
 
 
@@ -183,47 +182,45 @@ def _gunzip(body: bytes) -> tuple[bytes, bool]:
     return plain, decompressor.eof and not decompressor.unused_data
 
 
-def decode(body: bytes, content_type: str, encoding: str) -> Decoded:
-    """The batch in a body. `content_type` and `encoding` are lower case and known (see the sets above).
+def decode(body: bytes, content_type: str, encoding: str) -> DecodedBatch:
+    """Decode a body. `content_type` and `encoding` are lower case and among the sets above.
 
     Raises Refused when not even the batch's key and heartbeat can be read.
     """
     plain = inflate(body, encoding)
-    digest = hashlib.sha256(plain).digest()
+    sha256 = hashlib.sha256(plain).digest()
     is_json = content_type in JSON_TYPES
     try:
         bounds.check(plain, is_json)
-    except bounds.Large as error:
+        try:
+            return _decode_json(plain, sha256) if is_json else _decode_msgpack(plain, sha256)
+        except msgspec.ValidationError:
+            return _decode_records(plain, is_json, sha256)
+    except bounds.TooLarge as error:
         raise Refused(413, f"{error}: send less in one batch") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise Refused(400, f"the body cannot be decoded: {_reason(error)}") from error
-    try:
-        return _from_json(plain, digest) if is_json else _from_msgpack(plain, digest)
-    except msgspec.ValidationError:
-        return _record_by_record(plain, is_json, digest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except _DECODE_ERRORS as error:
         raise Refused(400, f"the body cannot be decoded: {_reason(error)}") from error
 
 
-def _from_msgpack(plain: bytes, digest: bytes) -> Decoded:
-    batch = _whole.decode(plain)
-    lists = _accelerators.of(batch.accelerators), _workloads.of(batch.workloads)
-    return _decoded(batch, *lists, digest, len(plain))
+def _decode_msgpack(plain: bytes, sha256: bytes) -> DecodedBatch:
+    batch = _raw_lists_batch.decode(plain)
+    accelerators, workloads = _accelerators.decode(batch.accelerators), _workloads.decode(batch.workloads)
+    return _decoded(batch, accelerators, workloads, sha256, len(plain))
 
 
-def _from_json(plain: bytes, digest: bytes) -> Decoded:
+def _decode_json(plain: bytes, sha256: bytes) -> DecodedBatch:
     batch = _json_batch.decode(plain)
-    return _decoded(batch, Listed(batch.accelerators), Listed(batch.workloads), digest, len(plain))
+    return _decoded(batch, RecordList(batch.accelerators), RecordList(batch.workloads), sha256, len(plain))
 
 
 def _decoded(
-    batch: Batch | Whole,
-    accelerators: Listed[WireAccelerator],
-    workloads: Listed[WireWorkload],
-    digest: bytes,
+    batch: Batch | RawListsBatch,
+    accelerators: RecordList[WireAccelerator],
+    workloads: RecordList[WireWorkload],
+    sha256: bytes,
     size: int,
-) -> Decoded:
-    return Decoded(
+) -> DecodedBatch:
+    return DecodedBatch(
         version=batch.version,
         node=batch.node,
         epoch=batch.epoch,
@@ -234,63 +231,54 @@ def _decoded(
         usage_intervals=batch.usage_intervals,
         samples=batch.samples,
         rejected=[],
-        sha256=digest,
+        sha256=sha256,
         size=size,
         counts=batch.counts,
     )
 
 
-def _record_by_record(plain: bytes, is_json: bool, digest: bytes) -> Decoded:
-    one: Callable[..., Any] = msgspec.json.decode if is_json else msgspec.msgpack.decode
+def _decode_records(plain: bytes, is_json: bool, sha256: bytes) -> DecodedBatch:
+    decode_one: Callable[..., Any] = msgspec.json.decode if is_json else msgspec.msgpack.decode
     rejected: list[Rejected] = []
-    try:
-        envelope: Envelope = one(plain, type=Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise Refused(400, f"the batch cannot be read: {_reason(error)}") from error
+    batch: RawRecordsBatch = decode_one(plain, type=RawRecordsBatch)
 
-    def each(name: str, raws: list[msgspec.Raw], kind: type[T]) -> list[T | None]:
-        return [_one_record(one, raw, kind, f"{name}[{place}]", rejected) for place, raw in enumerate(raws)]
+    def decode_record(raw: msgspec.Raw, kind: type[T], record: str) -> T | None:
+        try:
+            decoded: T = decode_one(raw, type=kind)
+        except _DECODE_ERRORS as error:
+            rejected.append(Rejected(record, _reason(error)))
+            return None
+        return decoded
 
-    return Decoded(
-        version=envelope.version,
-        node=envelope.node,
-        epoch=envelope.epoch,
-        seq=envelope.seq,
-        heartbeat=envelope.heartbeat,
-        accelerators=Listed(each("accelerators", envelope.accelerators, WireAccelerator)),
-        workloads=Listed(each("workloads", envelope.workloads, WireWorkload)),
-        usage_intervals=each("usage_intervals", envelope.usage_intervals, WireUsageInterval),
-        samples=_samples(one, envelope.samples, rejected),
+    def decode_list(name: str, raws: list[msgspec.Raw], kind: type[T]) -> list[T | None]:
+        return [decode_record(raw, kind, f"{name}[{place}]") for place, raw in enumerate(raws)]
+
+    def decode_samples(raw: msgspec.Raw) -> Samples:
+        samples = decode_record(raw, RawSamples, "samples") if bytes(raw) else None
+        if samples is None:
+            return Samples()
+        columns = {
+            name: column
+            for name, part in samples.columns.items()
+            if (column := decode_record(part, Column, f"samples.columns[{name}]")) is not None
+        }
+        return Samples(samples.accelerator, samples.at_ms, columns)
+
+    return DecodedBatch(
+        version=batch.version,
+        node=batch.node,
+        epoch=batch.epoch,
+        seq=batch.seq,
+        heartbeat=batch.heartbeat,
+        accelerators=RecordList(decode_list("accelerators", batch.accelerators, WireAccelerator)),
+        workloads=RecordList(decode_list("workloads", batch.workloads, WireWorkload)),
+        usage_intervals=decode_list("usage_intervals", batch.usage_intervals, WireUsageInterval),
+        samples=decode_samples(batch.samples),
         rejected=rejected,
-        sha256=digest,
+        sha256=sha256,
         size=len(plain),
-        counts=each("counts", envelope.counts, Count),
+        counts=decode_list("counts", batch.counts, Count),
     )
-
-
-def _one_record(
-    one: Callable[..., Any], raw: msgspec.Raw, kind: type[T], record: str, rejected: list[Rejected]
-) -> T | None:
-    try:
-        decoded: T = one(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        rejected.append(Rejected(record, _reason(error)))
-        return None
-    return decoded
-
-
-def _samples(one: Callable[..., Any], raw: msgspec.Raw, rejected: list[Rejected]) -> Samples:
-    if not bytes(raw):
-        return Samples()
-    loose = _one_record(one, raw, RawSamples, "samples", rejected)
-    if loose is None:
-        return Samples()
-    columns = {
-        name: column
-        for name, part in loose.columns.items()
-        if (column := _one_record(one, part, Column, f"samples.columns[{name}]", rejected)) is not None
-    }
-    return Samples(loose.accelerator, loose.at_ms, columns)
 
 
 def _reason(error: Exception) -> str:

@@ -1,10 +1,9 @@
-"""What people look at first: the newest values and state of each accelerator, the latest sign of life of each node.
+"""The latest values and state of each accelerator, and the latest heartbeat of each node: what people look at first.
 
-No bill is made of them, so they need not be written with every batch. When nobody waits they are written in the
-transaction of the batches that brought them. While more batches wait they are kept, each over the one before, and
-written beside the batches every few seconds and when it is quiet again: a fleet that comes back after an outage sends
-hours of them, which would be written over at once. A collector that is killed loses none but those that it kept, and
-each node's next batch brings newer ones.
+No bill depends on them, so they need not be written with every batch. When no batch waits they are written in the
+transaction of the batches that brought them. While more batches wait they are merged in memory and written every few
+seconds and when it is quiet again: a fleet that returns after an outage sends hours of values that would be overwritten
+at once. A collector that is killed loses only the merged ones, and each node's next batch brings newer ones.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ import msgspec
 import numpy as np
 from psycopg.types.json import Jsonb
 
-from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import Array, BinaryArray, blank, is_absent, last_of_each
-from gpuledger_collector.ingest.batches.samples import HOT_KINDS, Samples
-from gpuledger_collector.ingest.batches.usage_intervals import STATES, States
-from gpuledger_collector.ingest.batches.validate import clean
+from gpuledger_collector.ingest.batches.samples import HOT_KINDS, SampleRows
+from gpuledger_collector.ingest.batches.usage_intervals import STATES, LatestStates
+from gpuledger_collector.ingest.batches.validate import storable
 from gpuledger_common.wire import Heartbeat
 
-LATE_SECONDS = 5.0
-"""How long the newest values may be kept while batches wait."""
+MAX_DELAY_SECONDS = 5.0
+"""The longest time that updates wait while batches keep coming."""
 QUIET_SECONDS = 0.2
-"""They are written when none were brought for so long."""
-MOST_PIECES = 16
-"""They are made one when there are so many: a fleet's are some megabytes."""
+"""Updates are written when none came for this long."""
+MAX_PARTS = 16
+"""Parts are merged when there are this many: those of a fleet take some megabytes."""
 _SQL_TYPES = {"f4": "real", "f8": "double precision", "i8": "bigint"}
 _NO_STATE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
-    """The newest of some accelerators, a row each in their order: instant, state, holder, and a column a hot metric."""
+class LatestValues:
+    """The latest values of some accelerators, a row each in their order, with a column for each hot metric."""
 
     accelerator: Array
     at_ms: Array
     state: Array
-    """Place in STATES; _NO_STATE where it is not told."""
+    """Index in STATES; _NO_STATE where it was not reported."""
     holder: Array
     hot: tuple[Array, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life: the key of its batch, what it says, how far the sender's clock was off, when it came."""
+class NodeHeartbeat:
+    """A heartbeat with the key of its batch, the offset of the sender's clock, and when it arrived."""
 
     epoch: str
     seq: int
@@ -59,9 +58,10 @@ class Beat:
     clock_skew_ms: int | None
     seen_at: dt.datetime
 
-    def after(self, before: Beat | None) -> Beat:
-        """The later of the two, and when the last of them came; one that was spooled earlier in the same epoch says
-        nothing but that the node lives.
+    def after(self, before: NodeHeartbeat | None) -> NodeHeartbeat:
+        """Merge with an earlier arrival: the later content, and the later arrival.
+
+        A batch that was spooled earlier in the same epoch proves only that the node is alive.
         """
         if before is None:
             return self
@@ -69,119 +69,107 @@ class Beat:
         seen_at = max(self.seen_at, before.seen_at)
         return later if later.seen_at == seen_at else replace(later, seen_at=seen_at)
 
-    def told(self) -> dict[str, Any]:
-        """What is kept of it."""
-        told: dict[str, Any] = {} if self.heartbeat is None else clean(msgspec.to_builtins(self.heartbeat))
+    def content(self) -> dict[str, Any]:
+        """The JSON object that is stored."""
+        content: dict[str, Any] = {} if self.heartbeat is None else storable(msgspec.to_builtins(self.heartbeat))
         if self.clock_skew_ms is not None:
-            told["clock_skew_ms"] = self.clock_skew_ms
-        return {**told, "epoch": self.epoch, "seq": self.seq}
-
-
-Beats = dict[int, Beat]
-"""By node."""
+            content["clock_skew_ms"] = self.clock_skew_ms
+        return {**content, "epoch": self.epoch, "seq": self.seq}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What some batches tell of the newest."""
+class PendingUpdates:
+    """Latest values in the order of their arrival, and heartbeats by node id."""
 
-    latest: list[Latest] = field(default_factory=list)
-    """In the order in which it was told."""
-    beats: Beats = field(default_factory=dict)
+    values: list[LatestValues] = field(default_factory=list)
+    heartbeats: dict[int, NodeHeartbeat] = field(default_factory=dict)
 
-    def add(self, later: Told) -> None:
-        """Add what was told later, which stands where both speak of the same."""
-        self.latest.extend(later.latest)
-        if len(self.latest) >= MOST_PIECES:
-            self.latest[:] = [merged(self.latest)]
-        for node_id, beat in later.beats.items():
-            self.beats[node_id] = beat.after(self.beats.get(node_id))
+    def __bool__(self) -> bool:
+        return bool(self.values or self.heartbeats)
+
+    def add(self, later: PendingUpdates) -> None:
+        """Add updates that arrived later; they replace earlier ones of the same accelerator or node."""
+        self.values.extend(later.values)
+        if len(self.values) >= MAX_PARTS:
+            self.values[:] = [merge(self.values)]
+        for node_id, heartbeat in later.heartbeats.items():
+            self.heartbeats[node_id] = heartbeat.after(self.heartbeats.get(node_id))
 
 
-class Newest:
-    """What was committed and not yet written of the newest. Shared by all writers."""
+class DeferredUpdates:
+    """Updates that were committed with their batches and not written yet. Shared by all writers."""
 
     def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
         self._steady = steady
         self._lock = threading.Lock()
-        self._told = Told()
-        self._since = self._last = steady()
+        self._updates = PendingUpdates()
+        self._first_at = self._last_at = steady()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept."""
-        return not (self._told.latest or self._told.beats)
+        """Whether nothing is deferred."""
+        return not self._updates
 
-    def is_due(self, ending: bool) -> bool:
-        """Whether what is kept is to be written now, as it is at the end."""
+    def is_due(self, closing: bool) -> bool:
+        """Whether to write now; when closing, whatever is deferred is due."""
         now = self._steady()
-        ripe = now - self._since >= LATE_SECONDS or now - self._last >= QUIET_SECONDS
-        return not self.is_empty and (ending or ripe)
+        is_ripe = now - self._first_at >= MAX_DELAY_SECONDS or now - self._last_at >= QUIET_SECONDS
+        return not self.is_empty and (closing or is_ripe)
 
-    def take(self) -> Told:
-        """All that is kept, which is to be written now."""
+    def take(self) -> PendingUpdates:
+        """Remove and return everything, to be written now."""
         with self._lock:
-            told, self._told = self._told, Told()
-        return told
+            updates, self._updates = self._updates, PendingUpdates()
+        return updates
 
-    def keep(self, told: Told) -> None:
-        """Keep what was told after all that is kept."""
+    def add(self, updates: PendingUpdates) -> None:
+        """Defer updates that arrived after all that is deferred."""
         with self._lock:
-            self._last = self._steady()
+            self._last_at = self._steady()
             if self.is_empty:
-                self._since = self._last
-            self._told.add(told)
+                self._first_at = self._last_at
+            self._updates.add(updates)
 
-    def put_back(self, told: Told) -> None:
-        """Keep what was taken and could not be written: it was told before all that is kept."""
+    def put_back(self, updates: PendingUpdates) -> None:
+        """Defer again what could not be written: it arrived before all that is deferred now."""
         with self._lock:
-            told.add(self._told)
-            self._told = told
-
-    def forget(self) -> None:
-        """Forget what is kept: its numbers may mean nothing in the database that is there now."""
-        self.take()
+            updates.add(self._updates)
+            self._updates = updates
 
 
-def told_of(batches: Sequence[Numbered], samples: Samples | None, states: States, now: dt.datetime) -> Told:
-    """What these batches tell of the newest."""
-    latest = latest_of(samples, states)
-    told = Told([latest] if len(latest.accelerator) else [])
-    for one in batches:
-        batch = one.batch
-        beat = Beat(str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now)
-        told.beats[one.node_id] = beat.after(told.beats.get(one.node_id))
-    return told
+def updates_of(
+    batches: Sequence[ResolvedBatch], samples: SampleRows | None, states: LatestStates, now: dt.datetime
+) -> PendingUpdates:
+    """The updates that these batches bring."""
+    values = latest_values(samples, states)
+    updates = PendingUpdates([values] if len(values.accelerator) else [])
+    for resolved in batches:
+        batch = resolved.batch
+        heartbeat = NodeHeartbeat(str(batch.epoch), batch.seq, batch.heartbeat, batch.clock_skew_ms, now)
+        updates.heartbeats[resolved.node_id] = heartbeat.after(updates.heartbeats.get(resolved.node_id))
+    return updates
 
 
-def latest_of(samples: Samples | None, states: States) -> Latest:
-    """The newest sample and state of each accelerator that these speak of."""
-    known, rows = newest_rows(samples)
-    accelerators = np.union1d(known, states.accelerator)
-    told = _places(accelerators, states.accelerator, np.arange(len(states.accelerator)))
-    at, holder, state = blank(len(told), "i8"), blank(len(told), "i8"), np.full(len(told), _NO_STATE)
-    there = told >= 0
-    at[there], holder[there], state[there] = states.end_ms, states.workload, states.state
-    hot = tuple(blank(len(told), kind) for kind in HOT_KINDS.values())
+def latest_values(samples: SampleRows | None, states: LatestStates) -> LatestValues:
+    """The latest sample and state of each accelerator in these."""
+    sampled, rows = latest_rows(samples)
+    accelerators = np.union1d(sampled, states.accelerator)
+    count = len(accelerators)
+    at, holder, state = blank(count, "i8"), blank(count, "i8"), np.full(count, _NO_STATE)
+    place = np.searchsorted(accelerators, states.accelerator)
+    at[place], holder[place], state[place] = states.end_ms, states.workload, states.state
+    hot = tuple(blank(count, kind) for kind in HOT_KINDS.values())
     if samples is not None:
-        row = _places(accelerators, known, rows)
-        there = row >= 0
-        at[there] = samples.at_ms[row[there]]
+        place = np.searchsorted(accelerators, sampled)
+        at[place] = samples.at_ms[rows]
         for values, name in zip(hot, HOT_KINDS, strict=True):
             if name in samples.columns:
-                values[there] = samples.columns[name][row[there]]
-    return Latest(accelerators, at, state, holder, hot)
+                values[place] = samples.columns[name][rows]
+    return LatestValues(accelerators, at, state, holder, hot)
 
 
-def _places(accelerators: Array, some: Array, places: Array) -> Array:
-    """The place of each accelerator (in order) by those of some of them; -1 for the others."""
-    found = np.full(len(accelerators), -1)
-    found[np.searchsorted(accelerators, some)] = places
-    return found
-
-
-def newest_rows(samples: Samples | None) -> tuple[Array, Array]:
-    """The accelerators of these samples, in order, and the row of each one's newest: the last of an instant's."""
+def latest_rows(samples: SampleRows | None) -> tuple[Array, Array]:
+    """The sampled accelerators in order, and the row of each one's latest sample: the last of equal instants."""
     if samples is None or not len(samples.at_ms):
         return np.empty(0, dtype="<i8"), np.empty(0, dtype="<i8")
     order = np.lexsort((samples.at_ms, samples.accelerator))
@@ -190,55 +178,59 @@ def newest_rows(samples: Samples | None) -> tuple[Array, Array]:
     return ordered[last], order[last]
 
 
-def merged(told: Sequence[Latest]) -> Latest:
-    """The newest of each accelerator of all these, as if they were written one by one: where instants are equal a
-    later one completes an earlier one, and what is older than one told before it changes nothing.
+def merge(parts: Sequence[LatestValues]) -> LatestValues:
+    """Merge parts to what they would leave if they were written one after the other.
+
+    Where instants are equal a later part completes an earlier one; an older instant changes nothing.
     """
-    if len(told) == 1:
-        return told[0]
+    if len(parts) == 1:
+        return parts[0]
     accelerator, at_ms, state, holder = (
-        np.concatenate([getattr(one, name) for one in told]) for name in ("accelerator", "at_ms", "state", "holder")
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("accelerator", "at_ms", "state", "holder")
     )
-    hot = tuple(np.concatenate(columns) for columns in zip(*(one.hot for one in told), strict=True))
-    order, newest = np.argsort(accelerator, kind="stable"), list(range(len(at_ms)))
-    at, untold = at_ms.tolist(), (state == _NO_STATE).tolist()
-    same = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
-    for before, row in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
-        before = newest[before]
+    hot = tuple(np.concatenate(columns) for columns in zip(*(part.hot for part in parts), strict=True))
+    order, winner = np.argsort(accelerator, kind="stable"), list(range(len(at_ms)))
+    at, has_no_state = at_ms.tolist(), (state == _NO_STATE).tolist()
+    repeated = np.flatnonzero(accelerator[order][1:] == accelerator[order][:-1])
+    for earlier, row in zip(order[repeated].tolist(), order[repeated + 1].tolist(), strict=True):
+        before = winner[earlier]
         if at[row] < at[before]:
-            newest[row] = before
+            winner[row] = before
             continue
-        if untold[row]:
+        if has_no_state[row]:
             state[row], holder[row] = state[before], holder[before]
         if at[row] == at[before]:
             for values in hot:
                 if is_absent(values[row : row + 1])[0]:
                     values[row] = values[before]
-    last = np.array(newest, dtype=int)[order[last_of_each(accelerator[order])]]
-    return Latest(accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot))
+    last = np.array(winner, dtype=int)[order[last_of_each(accelerator[order])]]
+    return LatestValues(
+        accelerator[last], at_ms[last], state[last], holder[last], tuple(values[last] for values in hot)
+    )
 
 
-def write(connection: Connection, told: Told) -> None:
-    """Write what was told, rows in the order of their keys; what is older than what is there changes nothing."""
-    if told.latest:
-        write_latest(connection, merged(told.latest))
-    if told.beats:
-        write_beats(connection, told.beats)
+def write_updates(connection: Connection, updates: PendingUpdates) -> None:
+    """Write updates, rows in the order of their keys; what is older than the stored row changes nothing."""
+    if updates.values:
+        write_values(connection, merge(updates.values))
+    if updates.heartbeats:
+        write_heartbeats(connection, updates.heartbeats)
 
 
-def _latest_sql() -> str:
+def _values_sql() -> str:
     names = ["accelerator_id", "at_ms", "state", "workload_id", *HOT_KINDS]
     types = ["bigint", "bigint", "bigint", "bigint", *[_SQL_TYPES[kind] for kind in HOT_KINDS.values()]]
+    states = "ARRAY[" + ", ".join(f"'{state}'" for state in STATES) + "]"
     # The same instant again completes the row: remote write may bring a scrape in parts.
     hot = ", ".join(
         f"{name} = CASE WHEN excluded.at_ms > old.at_ms THEN excluded.{name}"
         f" ELSE coalesce(excluded.{name}, old.{name}) END"
         for name in HOT_KINDS
     )
-    told = ", ".join(["accelerator_id", "at_ms", f"({_STATES})[state + 1]", "workload_id", *HOT_KINDS])
+    columns = ", ".join(["accelerator_id", "at_ms", f"({states})[state + 1]", "workload_id", *HOT_KINDS])
     return f"""
         INSERT INTO gpu_latest AS old ({", ".join(names)})
-        SELECT {told} FROM unnest({", ".join(f"%b::{kind}[]" for kind in types)}) AS told ({", ".join(names)})
+        SELECT {columns} FROM unnest({", ".join(f"%b::{kind}[]" for kind in types)}) AS new ({", ".join(names)})
         ON CONFLICT (accelerator_id) DO UPDATE SET
             at_ms = excluded.at_ms, state = coalesce(excluded.state, old.state),
             workload_id = CASE WHEN excluded.state IS NULL THEN old.workload_id ELSE excluded.workload_id END, {hot}
@@ -246,20 +238,20 @@ def _latest_sql() -> str:
         """
 
 
-_STATES = "ARRAY[" + ", ".join(f"'{state}'" for state in STATES) + "]"
-_LATEST = _latest_sql()
+_VALUES_SQL = _values_sql()
 
 
-def write_latest(connection: Connection, latest: Latest) -> None:
-    """Keep of each accelerator the newest sample, its state and its holder."""
+def write_values(connection: Connection, latest: LatestValues) -> None:
+    """Write the latest sample of each accelerator, its state and its holder."""
     columns = (latest.accelerator, latest.at_ms, latest.state, latest.holder, *latest.hot)
-    connection.execute(_LATEST, tuple(map(BinaryArray, columns)))
+    connection.execute(_VALUES_SQL, tuple(map(BinaryArray, columns)))
 
 
-def write_beats(connection: Connection, beats: Beats) -> None:
-    """Keep of each node its latest sign of life."""
-    told = [
-        {"id": node_id, "seen_at": beats[node_id].seen_at, "beat": beats[node_id].told()} for node_id in sorted(beats)
+def write_heartbeats(connection: Connection, heartbeats: dict[int, NodeHeartbeat]) -> None:
+    """Write the latest heartbeat of each node."""
+    rows = [
+        {"id": node_id, "seen_at": heartbeats[node_id].seen_at, "beat": heartbeats[node_id].content()}
+        for node_id in sorted(heartbeats)
     ]
     connection.execute(
         """
@@ -273,10 +265,10 @@ def write_beats(connection: Connection, beats: Beats) -> None:
         FROM (
             SELECT id AS node_id, seen_at, beat, heartbeat IS NULL OR heartbeat ->> 'epoch' <> beat ->> 'epoch'
                 OR (heartbeat ->> 'seq')::bigint < (beat ->> 'seq')::bigint AS newer
-            FROM node JOIN jsonb_to_recordset(%s) AS told (id bigint, seen_at timestamptz, beat jsonb) USING (id)
+            FROM node JOIN jsonb_to_recordset(%s) AS new (id bigint, seen_at timestamptz, beat jsonb) USING (id)
             ORDER BY id FOR NO KEY UPDATE OF node
-        ) AS told
+        ) AS new
         WHERE id = node_id
         """,
-        (Jsonb(told, dumps=msgspec.json.encode),),
+        (Jsonb(rows, dumps=msgspec.json.encode),),
     )

@@ -1,4 +1,4 @@
-"""Readings of a flush: hot metrics to the sample table, slow ones where they change, the newest of each accelerator."""
+"""Samples of a flush: hot metrics to the sample table, slow metrics where they change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import (
     DTYPES,
     Array,
@@ -20,30 +20,32 @@ from gpuledger_collector.ingest.batches.validate import METRIC_KINDS, SampleBloc
 from gpuledger_common.catalogue import HOT
 
 HOT_KINDS = {metric.name: metric.column_kind for metric in HOT}
+SlowChange = tuple[int, str, int, float | None]
+"""Accelerator, metric, instant, value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """Rows of readings of a whole flush, with ids for positions. Columns have one value a row."""
+class SampleRows:
+    """Samples of a flush by accelerator id, with a column for each metric."""
 
     accelerator: Array
     at_ms: Array
     columns: dict[str, Array]
 
 
-def join_samples(batches: Sequence[Numbered]) -> Samples | None:
-    """The rows of all batches, one under the other; None when there is none."""
-    blocks = [(one, one.batch.block) for one in batches if one.batch.block is not None]
+def join_samples(batches: Sequence[ResolvedBatch]) -> SampleRows | None:
+    """Concatenate the samples of all batches; None when there are none."""
+    blocks = [(resolved, resolved.batch.block) for resolved in batches if resolved.batch.block is not None]
     if not blocks:
         return None
     accelerators = []
-    for one, block in blocks:
-        table = np.zeros(max(one.accelerators) + 1, dtype="<i8")
-        for place, accelerator_id in one.accelerators.items():
-            table[place] = accelerator_id
-        accelerators.append(table[block.accelerator])
+    for resolved, block in blocks:
+        ids = np.zeros(max(resolved.accelerators) + 1, dtype="<i8")
+        for place, accelerator_id in resolved.accelerators.items():
+            ids[place] = accelerator_id
+        accelerators.append(ids[block.accelerator])
     names = sorted(set().union(*(block.columns for _, block in blocks)))
-    return Samples(
+    return SampleRows(
         accelerator=np.concatenate(accelerators),
         at_ms=np.concatenate([block.at_ms for _, block in blocks]),
         columns={name: _join_column(name, [block for _, block in blocks]) for name in names},
@@ -51,7 +53,7 @@ def join_samples(batches: Sequence[Numbered]) -> Samples | None:
 
 
 def _join_column(name: str, blocks: Sequence[SampleBlock]) -> Array:
-    """A metric's values in all blocks; absent where a block does not bring it, or brings what is no number."""
+    """Concatenate a metric; absent where a block lacks it or has no finite number."""
     kind = METRIC_KINDS[name]
     parts = [
         block.columns[name] if name in block.columns else blank(len(block.at_ms), kind).tobytes() for block in blocks
@@ -59,13 +61,13 @@ def _join_column(name: str, blocks: Sequence[SampleBlock]) -> Array:
     return absent_if_not_finite(np.frombuffer(b"".join(parts), DTYPES[kind]))
 
 
-def hot_column(samples: Samples, name: str) -> Array:
+def hot_column(samples: SampleRows, name: str) -> Array:
     """A hot metric's values; blank when no batch brought it."""
-    found = samples.columns.get(name)
-    return blank(len(samples.at_ms), HOT_KINDS[name]) if found is None else found
+    values = samples.columns.get(name)
+    return blank(len(samples.at_ms), HOT_KINDS[name]) if values is None else values
 
 
-def copy_samples(connection: Connection, samples: Samples) -> None:
+def copy_samples(connection: Connection, samples: SampleRows) -> None:
     """COPY the hot metrics of every row."""
     columns = [samples.accelerator, samples.at_ms, *[hot_column(samples, name) for name in HOT_KINDS]]
     names = ", ".join(["accelerator_id", "at_ms", *HOT_KINDS])
@@ -77,16 +79,13 @@ def copy_samples(connection: Connection, samples: Samples) -> None:
             copy.write(part)
 
 
-SlowChange = tuple[int, str, int, float | None]
-
-
 def slow_changes(
-    samples: Samples, slow: dict[str, Array], known: dict[tuple[int, str], tuple[int, float | None]]
+    samples: SampleRows, slow: dict[str, Array], known: dict[tuple[int, str], tuple[int, float | None]]
 ) -> tuple[list[SlowChange], dict[tuple[int, str], tuple[int, float | None]]]:
-    """What slow metrics turned into, reading by reading in order of time: (accelerator, metric, instant, value).
+    """Find where slow metrics change, in order of time, and their latest values.
 
-    A reading that is absent is no change: slow metrics are asked seldom. A late one, older than what is known, is
-    written as it is, because what it changed from is not known.
+    An absent reading is no change: slow metrics are read seldom. A reading older than the known one is always written,
+    because the value before it is not known.
     """
     changes: list[SlowChange] = []
     latest: dict[tuple[int, str], tuple[int, float | None]] = {}

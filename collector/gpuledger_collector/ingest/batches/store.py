@@ -1,8 +1,8 @@
-"""One flush: several batches in one transaction, each counted once.
+"""Flush several batches in one transaction, each counted once.
 
-The batch ledger (`ingest_batch`) decides: whose key is new is written, whose key is known is a duplicate or, with
-other bytes, a conflict. Nothing that follows can count twice, because it happens in the transaction that inserted the
-key. Everything is written in the order of its keys, so that writers that meet wait and never lock in a circle.
+The batch ledger (`ingest_batch`) decides: a batch with a new key is written, one with a known key is a duplicate or,
+with other bytes, a conflict. Nothing can count twice, because all writes happen in the transaction that inserted the
+key. Rows are written in the order of their keys, so that writers that meet wait and never deadlock.
 """
 
 from __future__ import annotations
@@ -11,20 +11,41 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import psycopg
 
 from gpuledger_collector.accounting.counters import CounterReading
+from gpuledger_collector.accounting.placement import Placement
 from gpuledger_collector.ingest.batches import counters
-from gpuledger_collector.ingest.batches.attributes import RENEWED, Connection, Directory, Numbered, oldest_instant
-from gpuledger_collector.ingest.batches.batch_ledger import Key, insert_keys, look_up, record_conflicts, verdict
-from gpuledger_collector.ingest.batches.evidence import Newest as NewestRow
-from gpuledger_collector.ingest.batches.evidence import mark_hours, shown_by, without_foreign
-from gpuledger_collector.ingest.batches.latest_values import Newest, Told, told_of, write
+from gpuledger_collector.ingest.batches.attributes import (
+    RENEW_AFTER,
+    Connection,
+    IdCache,
+    ResolvedBatch,
+    oldest_instant,
+)
+from gpuledger_collector.ingest.batches.batch_ledger import (
+    Key,
+    answer_repeated,
+    insert_keys,
+    read_committed,
+    record_conflicts,
+)
+from gpuledger_collector.ingest.batches.evidence import (
+    CachedPlacement,
+    drop_foreign_evidence,
+    placement_evidence,
+    request_hour_recompute,
+)
+from gpuledger_collector.ingest.batches.latest_values import (
+    DeferredUpdates,
+    PendingUpdates,
+    updates_of,
+    write_updates,
+)
 from gpuledger_collector.ingest.batches.samples import (
     HOT_KINDS,
-    Samples,
+    SampleRows,
     copy_samples,
     join_samples,
     slow_changes,
@@ -34,46 +55,20 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
     copy_usage_intervals,
     join_usage_intervals,
     latest_states,
-    presence_of,
+    presence_intervals,
 )
 from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, days_of
-from gpuledger_common.wire import Answer, Rejected
+from gpuledger_common.wire import Answer
 
 EnsurePartitions = Callable[[Connection, str, Iterable[int]], object]
-"""Makes the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""
-
-
-class Placed(Protocol):
-    """A row of the inventory time line, as storage has it."""
-
-    @property
-    def node_id(self) -> int | None:
-        """Where it is; None: on no node that is known."""
-
-    @property
-    def attributes_id(self) -> int:
-        """What was reported of it; 0: nothing."""
-
-    @property
-    def in_ms(self) -> int:
-        """Since when."""
-
-    @property
-    def out_ms(self) -> int | None:
-        """Until when; None: it is still there."""
-
-    @property
-    def source(self) -> str:
-        """agent, or import: stated by an inventory file."""
-
-
-Settle = Callable[[Connection, Iterable[int], int], Mapping[int, Placed]]
-"""Brings the inventory time line of accelerators up to date from an instant on; storage's `placements.settle`."""
+"""Create the partitions of a table for days (unix milliseconds of their start); storage's `partitions.ensure`."""
+SettlePlacements = Callable[[Connection, Iterable[int], int], Mapping[int, Placement]]
+"""Bring the inventory of accelerators up to date from an instant on; storage's `placements.settle`."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What of a batch a store has not met yet: names of accelerators and workloads, days of samples and of usage."""
+class NewItems:
+    """Numbers of names (accelerators and workloads) and of days in a batch that a store has not seen."""
 
     names: int
     days: int
@@ -84,19 +79,19 @@ class Store:
     """Writes batches. Shared by all writer threads; each brings its own connection (autocommit on)."""
 
     ensure_partitions: EnsurePartitions
-    settle_placements: Settle
-    directory: Directory = field(default_factory=Directory)
-    newest: Newest = field(default_factory=Newest)
+    settle_placements: SettlePlacements
+    ids: IdCache = field(default_factory=IdCache)
+    deferred: DeferredUpdates = field(default_factory=DeferredUpdates)
     _days: set[tuple[str, int]] = field(default_factory=set)
-    _capacity: dict[int, NewestRow] = field(default_factory=dict)
-    """The newest row of each accelerator, to skip what changes nothing."""
+    _placements: dict[int, CachedPlacement] = field(default_factory=dict)
+    """The newest inventory row of each accelerator, to skip evidence that changes nothing."""
     _inventory: object = field(default_factory=object)
-    """Another one whenever a row that was remembered changes."""
+    """Cache generation; replaced when a cached placement changes."""
     _turn: int = 0
-    """How often placements were settled; what was settled up to `_forgotten` is not remembered any more."""
+    """Number of settlings so far; those up to `_forgotten` are no longer cached."""
     _forgotten: int = 0
     _since: dt.datetime | None = None
-    """Since when placements are remembered: another replica may have changed them."""
+    """Since when placements are cached; another replica may have changed them."""
     _slow: dict[tuple[int, str], tuple[int, float | None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -105,229 +100,232 @@ class Store:
         connection: Connection,
         batches: Sequence[Accepted],
         now: dt.datetime,
-        idle: Callable[[], bool] = lambda: True,
+        is_idle: Callable[[], bool] = lambda: True,
     ) -> list[Answer]:
-        """Commit these batches and say what became of each, in order. Raises psycopg.Error; then none was committed.
+        """Commit these batches and answer each, in order. Raises psycopg.Error; then none was committed.
 
-        `idle`: whether no more wait behind them.
+        `is_idle` returns whether no further batches wait.
         """
         self.renew(now)
-        numbered = self.directory.number(connection, batches, now)
-        first: dict[Key, Numbered] = {}
-        for one in numbered:
-            first.setdefault(one.batch.key, one)
-        unique = sorted(first.values(), key=lambda one: (one.node_id, one.batch.epoch, one.batch.seq))
-        self.make_days(connection, batches)
-        after: list[Callable[[], None]] = []
-        told, kept = Told(), False
+        resolved = self.ids.resolve(connection, batches, now)
+        first: dict[Key, ResolvedBatch] = {}
+        for entry in resolved:
+            first.setdefault(entry.batch.key, entry)
+        unique = sorted(first.values(), key=lambda entry: (entry.node_id, entry.batch.epoch, entry.batch.seq))
+        self.ensure_days(connection, batches)
+        after_commit: list[Callable[[], None]] = []
+        updates, is_deferred = PendingUpdates(), False
         with connection.transaction():
-            fresh = insert_keys(connection, unique, now)
-            if fresh:
-                told = self._write(connection, [one for one in unique if one.batch.key in fresh], now, after)
-                kept = not (idle() and self.newest.is_empty)
-                if not kept:
-                    write(connection, told)
-            known = look_up(connection, [one for one in unique if one.batch.key not in fresh])
-            answers = [
-                Answer("partial" if batch.rejected else "committed", rejected=batch.rejected)
-                if batch.key in fresh and batch is first[batch.key].batch
-                else verdict(batch, known.get(batch.key, said(first[batch.key].batch)))
-                for batch in batches
-            ]
+            new_keys = insert_keys(connection, unique, now)
+            if new_keys:
+                new = [entry for entry in unique if entry.batch.key in new_keys]
+                updates = self._write(connection, new, now, after_commit)
+                is_deferred = not (is_idle() and self.deferred.is_empty)
+                if not is_deferred:
+                    write_updates(connection, updates)
+            committed = read_committed(connection, [entry for entry in unique if entry.batch.key not in new_keys])
+            answers = []
+            for batch in batches:
+                original = first[batch.key].batch
+                if batch.key in new_keys and batch is original:
+                    answers.append(Answer("partial" if batch.rejected else "committed", rejected=batch.rejected))
+                else:
+                    known = committed.get(batch.key, (original.sha256, original.rejected))
+                    answers.append(answer_repeated(batch, *known))
             pairs = zip(batches, answers, strict=True)
             record_conflicts(connection, [batch for batch, answer in pairs if answer.status == "refused"], now)
         with self._lock:
-            for remember in after:
+            for remember in after_commit:
                 remember()
-        if kept:
-            self.newest.keep(told)
+        if is_deferred:
+            self.deferred.add(updates)
         return answers
 
-    def is_due(self, ending: bool) -> bool:
-        """Whether something that was left for later is to be written now, as it is at the end."""
-        return self.newest.is_due(ending)
+    def is_flush_due(self, closing: bool) -> bool:
+        """Whether deferred updates are to be written now."""
+        return self.deferred.is_due(closing)
 
-    def settle(self, connection: Connection) -> None:
-        """Write what was told of the newest and is not written yet. Raises psycopg.Error; what the database refuses is
-        let go, for the next batches bring newer.
+    def flush_deferred(self, connection: Connection) -> None:
+        """Write deferred updates. Raises psycopg.Error.
+
+        Updates that the database refuses are dropped: the next batches bring newer ones.
         """
-        told = self.newest.take()
+        updates = self.deferred.take()
         try:
             with connection.transaction():
-                write(connection, told)
+                write_updates(connection, updates)
         except (psycopg.OperationalError, psycopg.InterfaceError):
-            self.newest.put_back(told)
+            self.deferred.put_back(updates)
             raise
 
     def forget(self) -> None:
-        """Believe nothing that was remembered of the database: it may have been restored, or a day dropped."""
-        self.directory.forget()
-        self.newest.forget()
+        """Empty all caches of the database: it may have been restored, or a partition dropped."""
+        self.ids.forget()
+        self.deferred.take()
         with self._lock:
             self._days, self._slow = set(), {}
             self._forget_placements()
 
     def renew(self, now: dt.datetime) -> None:
-        """Forget placements after a day, half of what `settle` looks back: what other replicas changed is seen then."""
+        """Forget placements once a day, to see changes by other replicas: settling looks back two days."""
         with self._lock:
-            if self._since is None or not dt.timedelta(0) <= now - self._since < RENEWED:
+            if self._since is None or not dt.timedelta(0) <= now - self._since < RENEW_AFTER:
                 self._since = now
                 self._forget_placements()
 
     def _forget_placements(self) -> None:
-        self._capacity, self._inventory, self._forgotten = {}, object(), self._turn
+        self._placements, self._inventory, self._forgotten = {}, object(), self._turn
 
-    def news_of(self, batch: Accepted) -> News:
-        """What of a batch is new to this store; it may be in the database already."""
-        days = sum((table, day) not in self._days for table, days in _days_of([batch]).items() for day in days)
-        return News(self.directory.unknown(batch), days)
+    def count_new(self, batch: Accepted) -> NewItems:
+        """Count what this store has not seen of a batch; the database may know it already."""
+        days = sum((table, day) not in self._days for table, days in _days_by_table([batch]).items() for day in days)
+        return NewItems(self.ids.count_unseen(batch), days)
 
-    def make_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
-        """Make the days of the big tables that these batches need. Call it outside a transaction."""
-        for table, days in _days_of(batches).items():
-            new = {day for day in days if (table, day) not in self._days}
-            if new:
+    def ensure_days(self, connection: Connection, batches: Sequence[Accepted]) -> None:
+        """Create the partitions that these batches need. Call it outside a transaction."""
+        for table, days in _days_by_table(batches).items():
+            missing = {day for day in days if (table, day) not in self._days}
+            if missing:
                 with connection.transaction():
-                    self.ensure_partitions(connection, table, [day * DAY_MS for day in sorted(new)])
+                    self.ensure_partitions(connection, table, [day * DAY_MS for day in sorted(missing)])
                 with self._lock:
-                    self._days |= {(table, day) for day in new}
+                    self._days |= {(table, day) for day in missing}
 
     def _write(
         self,
         connection: Connection,
-        batches: Sequence[Numbered],
+        batches: Sequence[ResolvedBatch],
         now: dt.datetime,
-        after: list[Callable[[], None]],
-    ) -> Told:
-        """Write what bills are made of; what is told of the newest. `after` gets what is to be done after COMMIT."""
-        usage_intervals = join_usage_intervals(batches)
-        copy_usage_intervals(connection, usage_intervals, presence_of(batches))
-        news = [one for one in batches if not self._shows_nothing_new(one)]
-        after.append(self.keep_inventory(connection, batches))
-        own = without_foreign(connection, batches, news)
+        after_commit: list[Callable[[], None]],
+    ) -> PendingUpdates:
+        """Write what bills depend on and return the other updates. Callables for after COMMIT are appended."""
+        intervals = join_usage_intervals(batches)
+        copy_usage_intervals(connection, intervals, presence_intervals(batches))
+        changed = [entry for entry in batches if not self._is_confirmed(entry)]
+        after_commit.append(self.update_inventory(connection, batches))
+        own = drop_foreign_evidence(connection, batches, changed)
         samples = join_samples(own)
-        mark_hours(connection, usage_intervals, samples)
+        request_hour_recompute(connection, intervals, samples)
         if samples is not None:
             copy_samples(connection, samples)
-            after.append(self.keep_slow(connection, samples))
-        counters.keep(connection, counts_of(batches))
-        return told_of(batches, samples, latest_states(join_usage_intervals(own) if news else usage_intervals), now)
+            after_commit.append(self.store_slow(connection, samples))
+        counters.store_readings(connection, _counter_readings(batches))
+        states = latest_states(join_usage_intervals(own) if changed else intervals)
+        return updates_of(batches, samples, states, now)
 
-    def keep_inventory(
-        self, connection: Connection, batches: Sequence[Numbered], changed: Collection[int] = (), changed_ms: int = 0
+    def update_inventory(
+        self,
+        connection: Connection,
+        batches: Sequence[ResolvedBatch],
+        remeasured: Collection[int] = (),
+        remeasured_ms: int = 0,
     ) -> Callable[[], None]:
-        """Bring the inventory in line with what these batches show; call what is returned after COMMIT.
+        """Bring the inventory in line with what these batches show; returns what to call after COMMIT.
 
-        Of the accelerators in `changed` the evidence from `changed_ms` on is another one.
+        The evidence of the accelerators in `remeasured` was replaced from `remeasured_ms` on.
         """
-        news = [
-            shown
-            for shown in shown_by([one for one in batches if not self._shows_nothing_new(one)])
-            if not self._is_covered(shown.accelerator_id, shown.node_id, shown.attributes_id, shown.first_ms)
+        evidence = [
+            entry
+            for entry in placement_evidence([batch for batch in batches if not self._is_confirmed(batch)])
+            if (since_ms := self._confirmed_since(entry.accelerator_id, entry.node_id, entry.attributes_id)) is None
+            or entry.first_ms < since_ms
         ]
-        rows: dict[int, NewestRow] = {}
-        if news or changed:
-            since_ms = min([shown.first_ms for shown in news] + [changed_ms] * bool(changed))
-            numbers = {shown.accelerator_id for shown in news}.union(changed)
-            placed = self.settle_placements(connection, sorted(numbers), since_ms)
-            with self._lock:  # a board is locked until COMMIT: turns are in the order of what was settled
+        rows: dict[int, CachedPlacement] = {}
+        if evidence or remeasured:
+            start_ms = min([entry.first_ms for entry in evidence] + [remeasured_ms] * bool(remeasured))
+            accelerators = {entry.accelerator_id for entry in evidence}.union(remeasured)
+            settled = self.settle_placements(connection, sorted(accelerators), start_ms)
+            with self._lock:  # boards are locked until COMMIT, so turns are in the order of settling
                 self._turn += 1
                 turn = self._turn
             rows = {
-                number: NewestRow(row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import", turn)
-                for number, row in placed.items()
+                number: CachedPlacement(
+                    row.node_id, row.attributes_id, row.in_ms, row.out_ms, row.source == "import", turn
+                )
+                for number, row in settled.items()
             }
 
         def remember() -> None:
-            known = self._capacity
+            cached = self._placements
             newer = {
                 number: row
                 for number, row in rows.items()
-                if row.turn > self._forgotten and (number not in known or known[number].turn < row.turn)
+                if row.turn > self._forgotten and (number not in cached or cached[number].turn < row.turn)
             }
-            changed = any(known.get(accelerator) not in (None, row) for accelerator, row in newer.items())
-            known.update(newer)
-            if changed:  # after the rows: whoever sees the new state must not see an old row
+            is_changed = any(cached.get(number) not in (None, row) for number, row in newer.items())
+            cached.update(newer)
+            if is_changed:  # after the rows: whoever sees the new generation must not see an old row
                 self._inventory = object()
 
         return remember
 
-    def _shows_nothing_new(self, one: Numbered) -> bool:
-        """Whether the inventory, as far as it is remembered, covers all that a batch may show.
+    def _is_confirmed(self, resolved: ResolvedBatch) -> bool:
+        """Whether the cached inventory already has everything that a batch shows.
 
-        It is looked up once for a list of accelerators and a node, until something that is remembered changes.
+        It is checked once for each list of accelerators and node per generation of the cache.
         """
-        found = one.batch.accelerators.found
-        known = found.get(one.node_id)
-        if known is None or known[0] is not self._inventory:
-            state = self._inventory
+        cache = resolved.batch.accelerators.cache
+        cached = cache.get(resolved.node_id)
+        if cached is None or cached[0] is not self._inventory:
+            inventory = self._inventory
             since = [
-                self._covered_since(number, one.node_id, one.accelerator_attributes[place])
-                for place, number in one.accelerators.items()
+                self._confirmed_since(number, resolved.node_id, resolved.accelerator_attributes[place])
+                for place, number in resolved.accelerators.items()
             ]
-            if any(instant is None for instant in since):
+            if None in since:
                 return False
-            known = found[one.node_id] = state, max((instant for instant in since if instant is not None), default=0)
-        return oldest_instant(one.batch) >= known[1]
+            newest_ms = max((instant for instant in since if instant is not None), default=0)
+            cached = cache[resolved.node_id] = inventory, newest_ms
+        return oldest_instant(resolved.batch) >= int(cached[1])
 
-    def _covered_since(self, accelerator_id: int, node_id: int, attributes_id: int) -> int | None:
-        row = self._capacity.get(accelerator_id)
-        return None if row is None else row.covers(node_id, attributes_id)
+    def _confirmed_since(self, accelerator_id: int, node_id: int, attributes_id: int) -> int | None:
+        row = self._placements.get(accelerator_id)
+        return None if row is None else row.confirmed_since(node_id, attributes_id)
 
-    def _is_covered(self, accelerator_id: int, node_id: int, attributes_id: int, first_ms: int) -> bool:
-        since_ms = self._covered_since(accelerator_id, node_id, attributes_id)
-        return since_ms is not None and first_ms >= since_ms
-
-    def keep_slow(self, connection: Connection, samples: Samples) -> Callable[[], None]:
-        """Write what slow metrics turned into; what is returned is to be called after COMMIT."""
+    def store_slow(self, connection: Connection, samples: SampleRows) -> Callable[[], None]:
+        """Write the changes of slow metrics; returns what to call after COMMIT."""
         slow = {name: values for name, values in samples.columns.items() if name not in HOT_KINDS}
         if not slow:
             return lambda: None
-        self._recall_slow(connection, set(samples.accelerator.tolist()), slow)
+        self._read_slow(connection, set(samples.accelerator.tolist()), slow)
         changes, latest = slow_changes(samples, slow, self._slow)
         write_slow(connection, changes)
         return lambda: self._slow.update(latest)
 
-    def _recall_slow(self, connection: Connection, accelerators: set[int], metrics: Collection[str]) -> None:
-        unknown = {(accelerator, name) for accelerator in accelerators for name in metrics} - self._slow.keys()
-        if not unknown:
+    def _read_slow(self, connection: Connection, accelerators: set[int], metrics: Collection[str]) -> None:
+        missing = {(accelerator, name) for accelerator in accelerators for name in metrics} - self._slow.keys()
+        if not missing:
             return
         rows = connection.execute(
             "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM gpu_state"
             " WHERE accelerator_id = ANY(%s) AND metric = ANY(%s) ORDER BY accelerator_id, metric, at_ms DESC",
-            (sorted({accelerator for accelerator, _ in unknown}), sorted({name for _, name in unknown})),
+            (sorted({accelerator for accelerator, _ in missing}), sorted({name for _, name in missing})),
         )
         with self._lock:
             for accelerator, name, at_ms, value in rows:
                 self._slow.setdefault((accelerator, name), (at_ms, value))
 
 
-def _days_of(batches: Sequence[Accepted]) -> dict[str, set[int]]:
+def _days_by_table(batches: Sequence[Accepted]) -> dict[str, set[int]]:
     """Numbers of the UTC days that batches touch, by table."""
-    wanted: dict[str, set[int]] = {"gpu_sample": set(), "usage_interval": set()}
+    days: dict[str, set[int]] = {"gpu_sample": set(), "usage_interval": set()}
     for batch in batches:
-        wanted["usage_interval"] |= {
-            usage_interval.start_ms // DAY_MS for usage_interval in batch.usage_intervals.values()
-        }
+        days["usage_interval"] |= {interval.start_ms // DAY_MS for interval in batch.usage_intervals.values()}
         if batch.block is not None:
-            # An accelerator that is sampled without an interval leaves one of state `present`.
-            wanted["gpu_sample"] |= days_of(batch.block)
-            wanted["usage_interval"] |= days_of(batch.block)
-    return wanted
+            # An accelerator that is sampled without an interval gets one of state `present`.
+            days["gpu_sample"] |= days_of(batch.block)
+            days["usage_interval"] |= days_of(batch.block)
+    return days
 
 
-def counts_of(batches: Sequence[Numbered]) -> list[counters.Row]:
-    """The readings of counters of these batches."""
+def _counter_readings(batches: Sequence[ResolvedBatch]) -> list[counters.Row]:
     return [
         (
-            counters.Series(numbered.workloads[one.workload], "agent", one.source, one.part, one.counter, one.engine),
-            CounterReading(one.at_ms, one.value, one.started_ms),
+            counters.Series(
+                resolved.workloads[count.workload], "agent", count.source, count.part, count.counter, count.engine
+            ),
+            CounterReading(count.at_ms, count.value, count.started_ms),
         )
-        for numbered in batches
-        for one in numbered.batch.counts.values()
+        for resolved in batches
+        for count in resolved.batch.counts.values()
     ]
-
-
-def said(batch: Accepted) -> tuple[bytes, list[Rejected]]:
-    """What the ledger will hold of a batch: its hash and its refusals."""
-    return batch.sha256, batch.rejected

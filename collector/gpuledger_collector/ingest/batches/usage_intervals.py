@@ -1,4 +1,4 @@
-"""Usage intervals of a flush as columns: written as they were reported, and what they show of hours and states."""
+"""Usage intervals of a flush as columns: written as they were reported, and the latest state that they show."""
 
 from __future__ import annotations
 
@@ -8,39 +8,41 @@ from itertools import product
 
 import numpy as np
 
-from gpuledger_collector.ingest.batches.attributes import Connection, Numbered
+from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
 from gpuledger_collector.ingest.batches.columns import Array, last_of_each, pack
 from gpuledger_collector.ingest.batches.validate import DAY_MS
 from gpuledger_common.wire import ABSENT_INT64
 
 STATES = ("held", "unallocated", "unavailable", "present")
-"""`present` shows that an accelerator was there, and nothing of who held it: it is samples without an interval."""
-_NUMBER_OF = {state: number for number, state in enumerate(STATES)}
-_NUMBERS = (
-    "accelerator",
-    "workload",
-    "state",
-    "start_ms",
-    "end_ms",
-    "held_ms",
-    "busy_ms",
-    "idle_ms",
-    "unknown_ms",
-    "energy_mj",
-    "node",
-    "seq",
-    "record",
-    "accelerator_attributes",
-    "workload_attributes",
-)
+"""`present` proves that an accelerator was there, not who held it: it stands for samples without an interval."""
+_STATE_INDEX = {state: index for index, state in enumerate(STATES)}
+_COLUMNS = {
+    "accelerator_id": "accelerator",
+    "workload_id": "workload",
+    "state": "state",
+    "start_ms": "start_ms",
+    "end_ms": "end_ms",
+    "held_ms": "held_ms",
+    "busy_ms": "busy_ms",
+    "idle_ms": "idle_ms",
+    "unknown_ms": "unknown_ms",
+    "energy_mj": "energy_mj",
+    "node_id": "node",
+    "epoch": "epoch",
+    "seq": "seq",
+    "record": "record",
+    "accelerator_attributes_id": "accelerator_attributes",
+    "workload_attributes_id": "workload_attributes",
+}
+"""Columns of the table `usage_interval` and the fields of IntervalRows."""
+_INTEGERS = tuple(name for name in _COLUMNS.values() if name != "epoch")
 
 
 @dataclass(frozen=True, slots=True)
-class UsageIntervals:
-    """A row each: ids, the state's place in STATES, unix milliseconds, milliseconds, millijoules, and its record.
+class IntervalRows:
+    """Usage intervals by column: ids, index in STATES, unix milliseconds, milliseconds, millijoules, and their record.
 
-    Columns are int64, ABSENT_INT64 where a usage interval has no workload or no energy; `epoch` has the 16 bytes of
-    UUIDs.
+    Columns are int64, ABSENT_INT64 where an interval has no workload or no energy; `epoch` has the 16 bytes of UUIDs.
     """
 
     accelerator: Array
@@ -62,128 +64,117 @@ class UsageIntervals:
 
 
 @dataclass(frozen=True, slots=True)
-class States:
-    """Of each accelerator, in their order: until when its state is known, the state, and its holder if any."""
+class LatestStates:
+    """The latest state of accelerators, in their order: until when it is known, index in STATES, and any holder."""
 
     accelerator: Array
     end_ms: Array
     state: Array
-    """Place in STATES."""
     workload: Array
 
     @classmethod
-    def of(cls, latest: dict[int, tuple[int, str, int | None]]) -> States:
-        """From end, state and holder by accelerator."""
+    def of(cls, latest: dict[int, tuple[int, str, int | None]]) -> LatestStates:
+        """Build the columns from end, state and holder by accelerator."""
         order = sorted(latest)
-        told = [latest[accelerator] for accelerator in order]
-        holders = [ABSENT_INT64 if holder is None else holder for _, _, holder in told]
+        rows = [latest[accelerator] for accelerator in order]
+        holders = [ABSENT_INT64 if holder is None else holder for _, _, holder in rows]
         return cls(
             np.array(order, dtype="<i8"),
-            np.array([end_ms for end_ms, _, _ in told], dtype="<i8"),
-            np.array([_NUMBER_OF[state] for _, state, _ in told], dtype="<i8"),
+            np.array([end_ms for end_ms, _, _ in rows], dtype="<i8"),
+            np.array([_STATE_INDEX[state] for _, state, _ in rows], dtype="<i8"),
             np.array(holders, dtype="<i8"),
         )
 
 
-def join_usage_intervals(batches: Sequence[Numbered]) -> UsageIntervals:
-    """The usage intervals of all batches, one under the other."""
+def join_usage_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
+    """Concatenate the usage intervals of all batches."""
     rows: list[tuple[int, ...]] = []
     epochs = []
-    for numbered in batches:
-        batch, node_id, accelerators, workloads = (
-            numbered.batch,
-            numbered.node_id,
-            numbered.accelerators,
-            numbered.workloads,
-        )
-        for place, one in batch.usage_intervals.items():
+    for resolved in batches:
+        batch = resolved.batch
+        for place, interval in batch.usage_intervals.items():
+            workload = interval.workload
             rows.append(
                 (
-                    accelerators[one.accelerator],
-                    ABSENT_INT64 if one.workload is None else workloads[one.workload],
-                    _NUMBER_OF[one.state],
-                    *(one.start_ms, one.end_ms, one.held_ms, one.busy_ms, one.idle_ms, one.unknown_ms),
-                    ABSENT_INT64 if one.energy_mj is None else one.energy_mj,
-                    *(node_id, batch.seq, place),
-                    numbered.accelerator_attributes[one.accelerator],
-                    ABSENT_INT64 if one.workload is None else numbered.workload_attributes[one.workload],
+                    resolved.accelerators[interval.accelerator],
+                    ABSENT_INT64 if workload is None else resolved.workloads[workload],
+                    _STATE_INDEX[interval.state],
+                    interval.start_ms,
+                    interval.end_ms,
+                    interval.held_ms,
+                    interval.busy_ms,
+                    interval.idle_ms,
+                    interval.unknown_ms,
+                    ABSENT_INT64 if interval.energy_mj is None else interval.energy_mj,
+                    resolved.node_id,
+                    batch.seq,
+                    place,
+                    resolved.accelerator_attributes[interval.accelerator],
+                    ABSENT_INT64 if workload is None else resolved.workload_attributes[workload],
                 )
             )
         epochs.append(batch.epoch.bytes * len(batch.usage_intervals))
     return _as_columns(rows, epochs)
 
 
-def presence_of(batches: Sequence[Numbered]) -> UsageIntervals:
-    """An interval for each accelerator that a batch samples and has no interval of: from first to last sample."""
+def presence_intervals(batches: Sequence[ResolvedBatch]) -> IntervalRows:
+    """A `present` interval, from first to last sample, where a batch samples an accelerator without an interval."""
     rows: list[tuple[int, ...]] = []
     epochs = []
-    for numbered in batches:
-        batch = numbered.batch
+    for resolved in batches:
+        batch = resolved.batch
         if batch.block is None:
             continue
-        sampled = np.unique(batch.block.accelerator).tolist()
-        for place in sorted(set(sampled).difference(one.accelerator for one in batch.usage_intervals.values())):
+        sampled = set(np.unique(batch.block.accelerator).tolist())
+        for place in sorted(sampled.difference(interval.accelerator for interval in batch.usage_intervals.values())):
             at_ms = batch.block.at_ms[batch.block.accelerator == place]
-            span = int(at_ms.min()), min(int(at_ms.max()) + 1, int(at_ms.min()) + DAY_MS)
+            start_ms = int(at_ms.min())
             rows.append(
                 (
-                    *(numbered.accelerators[place], ABSENT_INT64, _NUMBER_OF["present"], *span, 0, 0, 0, 0),
-                    *(ABSENT_INT64, numbered.node_id, batch.seq, place),
-                    *(numbered.accelerator_attributes[place], ABSENT_INT64),
+                    resolved.accelerators[place],
+                    ABSENT_INT64,
+                    _STATE_INDEX["present"],
+                    start_ms,
+                    min(int(at_ms.max()) + 1, start_ms + DAY_MS),
+                    *(0, 0, 0, 0),
+                    ABSENT_INT64,
+                    resolved.node_id,
+                    batch.seq,
+                    place,
+                    resolved.accelerator_attributes[place],
+                    ABSENT_INT64,
                 )
             )
             epochs.append(batch.epoch.bytes)
     return _as_columns(rows, epochs)
 
 
-def _as_columns(rows: Sequence[tuple[int, ...]], epochs: Sequence[bytes]) -> UsageIntervals:
-    table = np.array(rows, dtype="<i8").reshape(-1, len(_NUMBERS)).T.copy()
-    return UsageIntervals(**dict(zip(_NUMBERS, table, strict=True)), epoch=np.frombuffer(b"".join(epochs), "V16"))
+def _as_columns(rows: Sequence[tuple[int, ...]], epochs: Sequence[bytes]) -> IntervalRows:
+    columns = np.array(rows, dtype="<i8").reshape(-1, len(_INTEGERS)).T.copy()
+    return IntervalRows(**dict(zip(_INTEGERS, columns, strict=True)), epoch=np.frombuffer(b"".join(epochs), "V16"))
 
 
-def copy_usage_intervals(connection: Connection, *parts: UsageIntervals) -> None:
-    """COPY the usage_intervals."""
+def copy_usage_intervals(connection: Connection, *parts: IntervalRows) -> None:
+    """COPY usage intervals."""
     blocks = []
-    for rows, (number, state) in product(parts, enumerate(STATES)):
-        chosen = np.flatnonzero(rows.state == number)
-        if not len(chosen):
-            continue
-        named = np.full(len(chosen), state.encode())
-        blocks.append(
-            [
-                rows.accelerator[chosen],
-                rows.workload[chosen],
-                named,
-                rows.start_ms[chosen],
-                rows.end_ms[chosen],
-                rows.held_ms[chosen],
-                rows.busy_ms[chosen],
-                rows.idle_ms[chosen],
-                rows.unknown_ms[chosen],
-                rows.energy_mj[chosen],
-                rows.node[chosen],
-                rows.epoch[chosen],
-                rows.seq[chosen],
-                rows.record[chosen].astype("<i4"),
-                rows.accelerator_attributes[chosen],
-                rows.workload_attributes[chosen],
-            ]
-        )
+    for rows, (index, state) in product(parts, enumerate(STATES)):
+        chosen = np.flatnonzero(rows.state == index)
+        if len(chosen):
+            columns = {name: getattr(rows, name)[chosen] for name in _COLUMNS.values()}
+            columns["state"] = np.full(len(chosen), state.encode())
+            columns["record"] = columns["record"].astype("<i4")
+            blocks.append(list(columns.values()))
     with (
         connection.cursor() as cursor,
-        cursor.copy(
-            "COPY usage_interval (accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,"
-            " unknown_ms, energy_mj, node_id, epoch, seq, record, accelerator_attributes_id, workload_attributes_id)"
-            " FROM STDIN (FORMAT BINARY)"
-        ) as copy,
+        cursor.copy(f"COPY usage_interval ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
         for part in pack(*blocks):
             copy.write(part)
 
 
-def latest_states(rows: UsageIntervals) -> States:
-    """Of each accelerator the end, the state and the (chief) holder of its latest usage interval."""
+def latest_states(rows: IntervalRows) -> LatestStates:
+    """The end, state and (largest, then first) holder of the latest usage interval of each accelerator."""
     first_wins = -np.arange(len(rows.accelerator))
     order = np.lexsort((first_wins, rows.held_ms, rows.end_ms, rows.accelerator))
     last = order[last_of_each(rows.accelerator[order])]
-    return States(rows.accelerator[last], rows.end_ms[last], rows.state[last], rows.workload[last])
+    return LatestStates(rows.accelerator[last], rows.end_ms[last], rows.state[last], rows.workload[last])

@@ -1,8 +1,8 @@
-"""What of a batch can be kept: each record is judged alone, each refusal names its record and its reason.
+"""Validate a batch record by record; each refusal names its record and the reason.
 
-A batch whose key cannot be read is refused as a whole. Everything else is partial: good records are kept, bad ones
-are listed. Spooled, replayed and simulated batches keep their times, so old instants are welcome, up to the age that
-the settings allow; instants that no clock can have shown are refused in any case.
+A batch without a usable key is refused. Otherwise good records are accepted and bad ones listed. Spooled, replayed and
+simulated batches keep their times, so old instants are accepted up to the age that the settings allow; instants that no
+clock can have shown are always refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MOST_COUNTED
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
-from gpuledger_collector.ingest.batches.decode import Decoded, Listed, Refused
+from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
 from gpuledger_common.catalogue import METRICS
 from gpuledger_common.wire import (
     WIRE_VERSION,
@@ -35,51 +35,51 @@ from gpuledger_common.wire import (
 
 DAY_MS = 86_400_000
 EARLIEST_MS = 946_684_800_000
-"""2000-01-01: a clock that shows less has never been set."""
+"""2000-01-01: an earlier clock was never set."""
 FUTURE_MS = DAY_MS
 MAX_USAGE_INTERVAL_MS = DAY_MS
-"""Agents cut at every hour; a day bounds how far back a reader must look for what reaches into an hour."""
+"""Agents cut at every hour; the bound limits how far back a reader must look for intervals that reach into an hour."""
 MAX_DAYS = 40
-"""Distinct UTC days that one batch may touch: each may cost a new partition."""
+"""Distinct UTC days of one batch: each may need a new partition."""
 MAX_REJECTED = 1000
 MAX_TAGS = 200
-MOST_TEXT = 4000
-"""Characters of a text of a heartbeat."""
+MAX_TEXT = 4000
+"""Characters of a text in a heartbeat."""
+MAX_EPOCH = 64
 _INT64 = 2**63 - 1
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 METRIC_KINDS = {metric.name: metric.column_kind for metric in METRICS}
 _SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
 
 HEAVY_RECORDS, HEAVY_ROWS = 2_000, 50_000
-"""A batch of more records, or more rows of samples, takes a tenth of a second and more to write."""
+"""A batch with more records or sample rows takes a tenth of a second or longer to write."""
 
 NODE_SCOPED_KINDS = frozenset({"process", "container", "static", "dcgm"})
-"""Kinds of workloads whose id is unique on one node only, so that the key carries the node's name."""
-
+"""Kinds of workloads whose id is unique on one node only; their key contains the node's name."""
+_uuid = lru_cache(maxsize=16_384)(uuid.UUID)
 
 T = TypeVar("T")
 
 
-class Kept(dict[int, T]):
-    """The records of a list that are kept, by position: the same object for a list that comes again.
+class AcceptedRecords(dict[int, T]):
+    """The accepted records of a list, by position: the same object for a list that an agent repeats.
 
-    `found` is for what others find out of such a list, so that it is found out once.
+    `cache` holds what other modules derive from the list, so that it is derived once.
     """
 
-    __slots__ = ("found",)
+    __slots__ = ("cache",)
 
     def __init__(self, records: Mapping[int, T] | Iterable[tuple[int, T]] = ()) -> None:
         super().__init__(records)
-        self.found: dict[object, Any] = {}
+        self.cache: dict[object, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
-    """Rows of readings: position of the accelerator in its batch, instant, and a column per metric.
+    """Samples of a batch: position of the accelerator in its batch, instant, and a column for each metric.
 
-    A column is bytes as they came (little-endian, of the kind that the catalogue says): a batch has dozens of short
-    ones, and numpy takes longer to begin with one than to go through it. They are looked at when they are joined with
-    those of other batches.
+    A column is the bytes that were sent (little-endian, of the kind in the catalogue): a batch has dozens of short
+    columns, and creating a numpy array costs more than processing it. They are converted when batches are joined.
     """
 
     accelerator: Array
@@ -90,13 +90,13 @@ class SampleBlock:
 
     @classmethod
     def of(cls, accelerator: Array, at_ms: Array, columns: dict[str, bytes]) -> SampleBlock:
-        """A block of these rows, of which there is one at least."""
+        """Create a block of at least one row."""
         return cls(accelerator, at_ms, columns, int(at_ms.min()), int(at_ms.max()))
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The part of a batch that is kept. Records keep their positions in the batch as keys."""
+    """The accepted part of a batch. Records are keyed by their positions in the batch."""
 
     node: str
     epoch: uuid.UUID
@@ -104,134 +104,125 @@ class Accepted:
     sha256: bytes
     size: int
     heartbeat: Heartbeat | None
-    accelerators: Kept[WireAccelerator]
-    workloads: Kept[WireWorkload]
+    accelerators: AcceptedRecords[WireAccelerator]
+    workloads: AcceptedRecords[WireWorkload]
     usage_intervals: dict[int, WireUsageInterval]
     block: SampleBlock | None
     rejected: list[Rejected]
     counts: dict[int, Count] = field(default_factory=dict)
     clock_skew_ms: int | None = None
-    """How far the collector's clock was ahead of the sender's."""
+    """The collector's clock minus the sender's."""
 
     @property
     def key(self) -> tuple[str, uuid.UUID, int]:
-        """What makes a batch count once."""
+        """The key by which a batch counts once."""
         return self.node, self.epoch, self.seq
 
     @property
     def samples(self) -> int:
-        """Rows of readings that are kept."""
+        """Number of accepted sample rows."""
         return 0 if self.block is None else len(self.block.at_ms)
 
     @property
     def is_heavy(self) -> bool:
-        """Whether writing it takes long enough for others to notice."""
+        """Whether writing it would delay other batches noticeably."""
         names = len(self.accelerators) + len(self.workloads)
         return names + len(self.usage_intervals) + len(self.counts) > HEAVY_RECORDS or self.samples > HEAVY_ROWS
 
 
 def workload_key(kind: str, node: str, external_id: str) -> str:
-    """Kind, scope and id: stable over restarts of agents and collectors."""
+    """Kind, scope and id of a workload: stable over restarts of agents and collectors."""
     return f"{kind}:{node if kind in NODE_SCOPED_KINDS else ''}:{external_id}"
 
 
-def accept(batch: Decoded, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS) -> Accepted:
-    """Judge every record of a batch at `now_ms`; evidence from before `oldest_ms` is refused.
+def accept(
+    batch: DecodedBatch, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS
+) -> Accepted:
+    """Validate every record of a batch at `now_ms`; records from before `oldest_ms` are refused.
 
     Raises Refused when the batch has no usable key.
     """
-    epoch = _epoch_of(batch)
-    accelerators, refused = judge_accelerators(batch.accelerators)
-    rejected = [*batch.rejected, *refused]
-    workloads, refused = judge_workloads(batch.workloads)
-    rejected += refused
-    known = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
-    usage_intervals = _each("usage_intervals", batch.usage_intervals, check_usage_interval, rejected, *known)
+    epoch = _parse_epoch(batch)
+    accelerators, accelerator_refusals = _validate(batch.accelerators, "accelerators", check_accelerator)
+    workloads, workload_refusals = _validate(batch.workloads, "workloads", check_workload)
+    rejected = [*batch.rejected, *accelerator_refusals, *workload_refusals]
+    context = accelerators, workloads, now_ms + FUTURE_MS, oldest_ms
+    usage_intervals = _check_each("usage_intervals", batch.usage_intervals, check_usage_interval, rejected, *context)
     _refuse_wrong_sums(usage_intervals, rejected)
     block = _accept_samples(batch.samples, accelerators, now_ms, rejected, oldest_ms)
     block = _bound_days(usage_intervals, block, rejected)
-    counts = _each("counts", batch.counts, check_count, rejected, workloads, now_ms)
+    counts = _check_each("counts", batch.counts, check_count, rejected, workloads, now_ms)
     return Accepted(
         node=batch.node,
         epoch=epoch,
         seq=batch.seq,
         sha256=batch.sha256,
         size=batch.size,
-        heartbeat=short(batch.heartbeat),
+        heartbeat=truncate_texts(batch.heartbeat),
         accelerators=accelerators,
         workloads=workloads,
         usage_intervals=usage_intervals,
         block=block,
-        rejected=bounded(rejected),
+        rejected=bound_refusals(rejected),
         counts=counts,
         clock_skew_ms=clock_skew_ms,
     )
 
 
-def short(heartbeat: Heartbeat) -> Heartbeat:
-    """A heartbeat that may be kept in memory: long texts are cut as they will be when it is written."""
+def truncate_texts(heartbeat: Heartbeat) -> Heartbeat:
+    """Truncate long texts, so that a heartbeat can be held in memory until it is written."""
     texts = heartbeat.agent_version, heartbeat.source, heartbeat.detail, heartbeat.driver or "", heartbeat.boot_id
-    if max(map(len, texts)) <= MOST_TEXT:
+    if max(map(len, texts)) <= MAX_TEXT:
         return heartbeat
-    return msgspec.convert(clean(msgspec.to_builtins(heartbeat)), Heartbeat)
+    return msgspec.convert(storable(msgspec.to_builtins(heartbeat)), Heartbeat)
 
 
-def judge_accelerators(listed: Listed[WireAccelerator]) -> tuple[Kept[WireAccelerator], Sequence[Rejected]]:
-    """The accelerators that are kept, and the refusals of the others."""
-    if listed.judged is None:
+def _validate(
+    listed: RecordList[T], name: str, check: Callable[[T], str | None]
+) -> tuple[AcceptedRecords[T], Sequence[Rejected]]:
+    """The accepted records of a list and the refusals of the others, computed once for a list that is repeated."""
+    if listed.validated is None:
         rejected: list[Rejected] = []
-        kept = _each("accelerators", listed.records, check_accelerator, rejected)
-        _refuse_repeats(kept, rejected)
-        listed.judged = Kept(kept), rejected
-    judged: tuple[Kept[WireAccelerator], Sequence[Rejected]] = listed.judged
-    return judged
+        records = _check_each(name, listed.records, check, rejected)
+        if name == "accelerators":
+            _refuse_repeats(records, rejected)
+        listed.validated = AcceptedRecords(records), rejected
+    validated: tuple[AcceptedRecords[T], Sequence[Rejected]] = listed.validated
+    return validated
 
 
-def judge_workloads(listed: Listed[WireWorkload]) -> tuple[Kept[WireWorkload], Sequence[Rejected]]:
-    """The workloads that are kept, and the refusals of the others."""
-    if listed.judged is None:
-        rejected: list[Rejected] = []
-        listed.judged = Kept(_each("workloads", listed.records, check_workload, rejected)), rejected
-    judged: tuple[Kept[WireWorkload], Sequence[Rejected]] = listed.judged
-    return judged
-
-
-def _epoch_of(batch: Decoded) -> uuid.UUID:
+def _parse_epoch(batch: DecodedBatch) -> uuid.UUID:
     if batch.version != WIRE_VERSION:
-        raise Refused(400, f"version {batch.version} is not understood, {WIRE_VERSION} is")
+        raise Refused(400, f"version {batch.version} is not supported, {WIRE_VERSION} is")
     if not batch.node or bad_text(batch.node, 253) or not batch.node.isprintable():
         raise Refused(400, "node: is empty, longer than 253 characters or not printable")
     if not 0 <= batch.seq <= _INT64:
         raise Refused(400, f"seq: {batch.seq} is not a number from 0 to 2^63-1")
     try:
-        # A UUID may be written with any number of hyphens: a long one must not be remembered.
-        return (_uuid if len(batch.epoch) <= MOST_EPOCH else uuid.UUID)(batch.epoch)
+        # A UUID may be written with any number of hyphens: long spellings must not fill the cache.
+        return (_uuid if len(batch.epoch) <= MAX_EPOCH else uuid.UUID)(batch.epoch)
     except ValueError as error:
         raise Refused(400, "epoch: is not a UUID") from error
 
 
-MOST_EPOCH = 64
-_uuid = lru_cache(maxsize=16_384)(uuid.UUID)
-
-
-def _each(
-    name: str, records: Iterable[Any], check: Callable[..., str | None], rejected: list[Rejected], *known: object
+def _check_each(
+    name: str, records: Iterable[Any], check: Callable[..., str | None], rejected: list[Rejected], *context: object
 ) -> dict[int, Any]:
-    """Those of these records that are kept, by position; `check` says of one, in the light of `known`, why not."""
-    kept = {}
+    """The accepted records by position; `check` returns the reason to refuse one, given `context`."""
+    accepted = {}
     for place, record in enumerate(records):
         if record is None:
             continue
-        reason = check(record, *known)
+        reason = check(record, *context)
         if reason is None:
-            kept[place] = record
+            accepted[place] = record
         else:
             rejected.append(Rejected(f"{name}[{place}]", reason))
-    return kept
+    return accepted
 
 
 def bad_text(text: str, limit: int) -> str | None:
-    """Why Postgres or a reader could not take this text, None when they can."""
+    """Why this text cannot be stored or shown; None when it can."""
     if len(text) > limit:
         return f"is longer than {limit} characters"
     if _UNSTORABLE.search(text):
@@ -239,24 +230,29 @@ def bad_text(text: str, limit: int) -> str | None:
     return None
 
 
-def clean(value: Any) -> Any:
-    """A JSON value whose texts Postgres can store: what it cannot is replaced, texts are cut at MOST_TEXT."""
+def _bad_field(record: object, limits: Mapping[str, int]) -> str | None:
+    for name, limit in limits.items():
+        if reason := bad_text(getattr(record, name) or "", limit):
+            return f"{name}: {reason}"
+    return None
+
+
+def storable(value: Any) -> Any:
+    """Make the texts of a JSON value storable in Postgres: replace other characters, cut texts at MAX_TEXT."""
     if isinstance(value, dict):
-        return {clean(key): clean(part) for key, part in value.items()}
+        return {storable(key): storable(part) for key, part in value.items()}
     if isinstance(value, str):
-        return value[:MOST_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()
+        return value[:MAX_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()
     return value
 
 
 def check_accelerator(accelerator: WireAccelerator) -> str | None:
-    """Why an accelerator cannot be kept."""
+    """Why an accelerator is refused."""
     if not accelerator.uuid:
         return "uuid: is empty"
     limits = {"uuid": 200, "device_uuid": 200, "model": 200, "mig_instance": 200, "pool": 200, "health_cause": 2000}
-    for name, limit in limits.items():
-        reason = bad_text(getattr(accelerator, name) or "", limit)
-        if reason:
-            return f"{name}: {reason}"
+    if reason := _bad_field(accelerator, limits):
+        return reason
     if not 1 <= accelerator.gpu_micro <= 1_000_000:
         return f"gpu_micro: {accelerator.gpu_micro} is not from 1 to 1000000"
     if not 0 <= accelerator.index < 2**31:
@@ -276,13 +272,11 @@ def _refuse_repeats(accelerators: dict[int, WireAccelerator], rejected: list[Rej
 
 
 def check_workload(workload: WireWorkload) -> str | None:
-    """Why a workload cannot be kept."""
+    """Why a workload is refused."""
     if not workload.id or not workload.kind:
         return "id or kind: is empty"
-    for name, limit in {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}.items():
-        reason = bad_text(getattr(workload, name) or "", limit)
-        if reason:
-            return f"{name}: {reason}"
+    if reason := _bad_field(workload, {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}):
+        return reason
     if len(workload.tags) > MAX_TAGS:
         return f"tags: has {len(workload.tags)} of them, {MAX_TAGS} are allowed"
     for tag, value in workload.tags.items():
@@ -293,29 +287,29 @@ def check_workload(workload: WireWorkload) -> str | None:
 
 
 def check_usage_interval(
-    one: WireUsageInterval,
+    interval: WireUsageInterval,
     accelerators: dict[int, WireAccelerator],
     workloads: dict[int, WireWorkload],
     latest_ms: int,
     oldest_ms: int = EARLIEST_MS,
 ) -> str | None:
-    """Why a usage interval cannot be kept; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
-    if one.accelerator not in accelerators:
-        return f"accelerator: there is no accepted accelerators[{one.accelerator}]"
-    start_ms, end_ms = one.start_ms, one.end_ms
+    """Why a usage interval is refused; none may begin before `oldest_ms` or reach beyond `latest_ms`."""
+    if interval.accelerator not in accelerators:
+        return f"accelerator: there is no accepted accelerators[{interval.accelerator}]"
+    start_ms, end_ms = interval.start_ms, interval.end_ms
     if not oldest_ms <= start_ms <= latest_ms or end_ms > latest_ms:
         return _out_of_time(start_ms, oldest_ms)
     if not 0 < end_ms - start_ms <= MAX_USAGE_INTERVAL_MS:
         return "end_ms: is not after start_ms, or more than a day after it"
-    if one.energy_mj is not None and not 0 <= one.energy_mj <= _INT64:
+    if interval.energy_mj is not None and not 0 <= interval.energy_mj <= _INT64:
         return "energy_mj: is out of range"
-    held_ms, busy_ms, idle_ms, unknown_ms = one.held_ms, one.busy_ms, one.idle_ms, one.unknown_ms
-    if one.state != "held":
-        if one.workload is None and not (held_ms or busy_ms or idle_ms or unknown_ms):
+    held_ms, busy_ms, idle_ms, unknown_ms = interval.held_ms, interval.busy_ms, interval.idle_ms, interval.unknown_ms
+    if interval.state != "held":
+        if interval.workload is None and not (held_ms or busy_ms or idle_ms or unknown_ms):
             return None
-        return f"state: {one.state} is held by nobody"
-    if one.workload not in workloads:
-        return f"workload: there is no accepted workloads[{one.workload}]"
+        return f"state: {interval.state} is held by nobody"
+    if interval.workload not in workloads:
+        return f"workload: there is no accepted workloads[{interval.workload}]"
     if held_ms < 0 or busy_ms < 0 or idle_ms < 0 or unknown_ms < 0 or held_ms > end_ms - start_ms:
         return "held_ms: is not from 0 to end_ms - start_ms, or a part of it is negative"
     if busy_ms + idle_ms + unknown_ms != held_ms:
@@ -330,44 +324,38 @@ def _out_of_time(start_ms: int, oldest_ms: int) -> str:
 
 
 def too_old(oldest_ms: int) -> str:
-    """Why evidence from before an instant is refused."""
+    """The reason to refuse evidence from before an instant."""
     oldest = dt.datetime.fromtimestamp(oldest_ms // 1000, dt.UTC)
     return f"lies before {oldest:%Y-%m-%dT%H:%M:%SZ}, older than max_evidence_age_days allows: import it instead"
 
 
-def check_count(one: Count, workloads: dict[int, WireWorkload], now_ms: int) -> str | None:
-    """Why a reading of a counter cannot be kept."""
-    if one.workload not in workloads:
-        return f"workload: there is no accepted workloads[{one.workload}]"
-    if one.counter not in COUNTERS:
-        return f"counter: {one.counter[:40]!a} is none of {', '.join(COUNTERS)}"
-    if not one.source:
+def check_count(count: Count, workloads: dict[int, WireWorkload], now_ms: int) -> str | None:
+    """Why a reading of a counter is refused."""
+    if count.workload not in workloads:
+        return f"workload: there is no accepted workloads[{count.workload}]"
+    if count.counter not in COUNTERS:
+        return f"counter: {count.counter[:40]!a} is not one of {', '.join(COUNTERS)}"
+    if not count.source:
         return "source: is empty"
-    for name, limit in {"source": 1000, "part": 2000, "engine": 64}.items():
-        reason = bad_text(getattr(one, name), limit)
-        if reason:
-            return f"{name}: {reason}"
-    if not 0 <= one.value <= MOST_COUNTED:
+    if reason := _bad_field(count, {"source": 1000, "part": 2000, "engine": 64}):
+        return reason
+    if not 0 <= count.value <= MOST_COUNTED:
         return "value: is negative, or more than a counter can show exactly (2^53)"
-    if not now_ms - LATEST_DAYS * DAY_MS <= one.at_ms <= now_ms + FUTURE_MS:
+    if not now_ms - LATEST_DAYS * DAY_MS <= count.at_ms <= now_ms + FUTURE_MS:
         return f"at_ms: is more than {LATEST_DAYS} days old or more than a day ahead"
-    if one.started_ms is not None and not 0 <= one.started_ms <= _INT64:
+    if count.started_ms is not None and not 0 <= count.started_ms <= _INT64:
         return "started_ms: is out of range"
     return None
 
 
 def _refuse_wrong_sums(usage_intervals: dict[int, WireUsageInterval], rejected: list[Rejected]) -> None:
-    """Holders that share a span hold it whole, no more and no less; else none of them is kept."""
+    """Refuse the holders that share a span but do not hold exactly all of it together."""
     spans: dict[tuple[int, int, int], list[int]] = {}
-    right = True
-    for place, one in usage_intervals.items():
-        if one.state == "held":
-            right = right and one.held_ms == one.end_ms - one.start_ms
-            spans.setdefault((one.accelerator, one.start_ms, one.end_ms), []).append(place)
-    if right and sum(map(len, spans.values())) == len(spans):
-        return  # one holder a span, who holds it whole
+    for place, interval in usage_intervals.items():
+        if interval.state == "held":
+            spans.setdefault((interval.accelerator, interval.start_ms, interval.end_ms), []).append(place)
     for (_, start_ms, end_ms), places in spans.items():
-        held = sum(usage_intervals[place].held_ms for place in places)
+        held = sum([usage_intervals[place].held_ms for place in places])
         if held == end_ms - start_ms:
             continue
         reason = f"held_ms: the holders of this span hold {held} of {end_ms - start_ms} ms"
@@ -377,7 +365,11 @@ def _refuse_wrong_sums(usage_intervals: dict[int, WireUsageInterval], rejected: 
 
 
 def _accept_samples(
-    samples: Samples, accelerators: Kept[WireAccelerator], now_ms: int, rejected: list[Rejected], oldest_ms: int
+    samples: Samples,
+    accelerators: AcceptedRecords[WireAccelerator],
+    now_ms: int,
+    rejected: list[Rejected],
+    oldest_ms: int,
 ) -> SampleBlock | None:
     rows = len(samples.at_ms)
     if len(samples.accelerator) != rows:
@@ -404,18 +396,18 @@ def _accept_samples(
     accelerator, at_ms = samples.accelerator, samples.at_ms
     if len(kept) < rows:
         accelerator, at_ms = [accelerator[row] for row in kept], [at_ms[row] for row in kept]
-        columns = cut(columns, np.array(kept))
+        columns = select_rows(columns, np.array(kept))
     rows_at = np.array(accelerator, dtype="<i8"), np.array(at_ms, dtype="<i8")
     return SampleBlock(*rows_at, columns, min(at_ms), max(at_ms))
 
 
-def cut(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
-    """These rows of columns: by their numbers, or by a mask."""
+def select_rows(columns: dict[str, bytes], rows: Array) -> dict[str, bytes]:
+    """Select rows of columns, by index or by mask."""
     return {name: np.frombuffer(values, DTYPES[METRIC_KINDS[name]])[rows].tobytes() for name, values in columns.items()}
 
 
 def kind_of(metric: str) -> str:
-    """How a metric's column is kept. Raises ValueError for a metric that the catalogue does not have."""
+    """How a metric's column is stored. Raises ValueError for a metric that the catalogue lacks."""
     kind = METRIC_KINDS.get(metric)
     if kind is None:
         raise ValueError("is not a metric of this collector's catalogue")
@@ -423,7 +415,11 @@ def kind_of(metric: str) -> str:
 
 
 def _good_rows(
-    samples: Samples, accelerators: Kept[WireAccelerator], latest_ms: int, rejected: list[Rejected], oldest_ms: int
+    samples: Samples,
+    accelerators: AcceptedRecords[WireAccelerator],
+    latest_ms: int,
+    rejected: list[Rejected],
+    oldest_ms: int,
 ) -> Sequence[int]:
     rows = samples.at_ms
     if rows and min(rows) >= oldest_ms and max(rows) <= latest_ms and accelerators.keys() >= set(samples.accelerator):
@@ -446,17 +442,15 @@ def _good_rows(
 def _bound_days(
     usage_intervals: dict[int, WireUsageInterval], block: SampleBlock | None, rejected: list[Rejected]
 ) -> SampleBlock | None:
-    """Keep what lies in the earliest MAX_DAYS days of the batch."""
-    days = {usage_interval.start_ms // DAY_MS for usage_interval in usage_intervals.values()}
+    """Refuse records beyond the earliest MAX_DAYS days of the batch."""
+    days = {interval.start_ms // DAY_MS for interval in usage_intervals.values()}
     if block is not None:
         days |= days_of(block)
     if len(days) <= MAX_DAYS:
         return block
     last = sorted(days)[MAX_DAYS - 1]
     reason = f"lies beyond the first {MAX_DAYS} days of its batch"
-    for place in [
-        place for place, usage_interval in usage_intervals.items() if usage_interval.start_ms // DAY_MS > last
-    ]:
+    for place in [place for place, interval in usage_intervals.items() if interval.start_ms // DAY_MS > last]:
         rejected.append(Rejected(f"usage_intervals[{place}]", reason))
         del usage_intervals[place]
     if block is None:
@@ -465,7 +459,7 @@ def _bound_days(
     rejected += [Rejected(f"samples at {at_ms}", reason) for at_ms in block.at_ms[~kept].tolist()]
     if not kept.any():
         return None
-    return SampleBlock.of(block.accelerator[kept], block.at_ms[kept], cut(block.columns, kept))
+    return SampleBlock.of(block.accelerator[kept], block.at_ms[kept], select_rows(block.columns, kept))
 
 
 def days_of(block: SampleBlock) -> set[int]:
@@ -474,8 +468,8 @@ def days_of(block: SampleBlock) -> set[int]:
     return ends if len(ends) == 1 else set((block.at_ms // DAY_MS).tolist())
 
 
-def bounded(rejected: list[Rejected]) -> list[Rejected]:
-    """The refusals, with the rest counted when there are more than MAX_REJECTED."""
+def bound_refusals(rejected: list[Rejected]) -> list[Rejected]:
+    """At most MAX_REJECTED refusals; the others are counted in one more."""
     rest = len(rejected) - MAX_REJECTED
     if rest <= 0:
         return rejected

@@ -1,9 +1,10 @@
-"""From a body of remote write to columns of samples, bounded before and after decompression.
+"""Decode a body of remote write to columns of samples, bounded before and after decompression.
 
-Most of a 1.0 body repeats what every scrape repeats: the same labels, one new value. Such a body is walked: the bytes
-of a series but its last 18 (9 where the value is 0) are its labels, known from before, and those are one sample in the
-only form in which senders write it. A key enters the book only after its bytes were read as labels and nothing else, so
-a walked series is exactly what protobuf reads; whatever looks otherwise sends the whole body through protobuf.
+Most of a 1.0 body repeats the scrape before: the same labels, one new value. The fast path walks such a body without
+protobuf. All bytes of a series but its last 18 (9 where the value is 0) are its labels, which are cached, and the rest
+is one sample in the only form in which senders write it. Labels enter the cache only after their bytes were parsed as
+labels and nothing else, so the fast path reads exactly what protobuf reads; any other form sends the body through
+protobuf.
 """
 
 from __future__ import annotations
@@ -20,40 +21,48 @@ from gpuledger_collector.accounting.counters import LATEST_DAYS
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.ingest.batches.validate import DAY_MS, EARLIEST_MS, too_old
-from gpuledger_collector.ingest.remote_write.counted import Sample
+from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSample
 from gpuledger_collector.ingest.remote_write.messages import RAW, TWO
-from gpuledger_collector.ingest.remote_write.series import BAD, COUNTED, MOST_LABELS, TAKEN, BadSeries, Book, labels_of
+from gpuledger_collector.ingest.remote_write.series import (
+    ACCEPTED,
+    BAD,
+    INFERENCE,
+    MAX_LABELS,
+    BadSeries,
+    SeriesCache,
+    parse_labels,
+)
 from gpuledger_common.serving_counters import whole
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
-"""A request of Prometheus has 2,000 samples by default: about 1 MB."""
-MOST_SAMPLES = 100_000
-"""Samples, and series, of one request: the smallest take 2 bytes on the wire and a hundred times that in memory."""
+"""Prometheus sends 2,000 samples in a request by default: about 1 MB."""
+MAX_SAMPLES = 100_000
+"""Samples, and series, of one request: the smallest take 2 bytes on the wire and 200 in memory."""
 HEAVY_SAMPLES = 20_000
-"""A request of ten times the samples that Prometheus sends by default is written alone."""
-MOST_KEY = 64 * 1024
+"""A request with more samples, ten times what Prometheus sends by default, is written alone."""
+MAX_KEY_BYTES = 64 * 1024
 FUTURE_MS = 600_000
-"""How far ahead of our clock a scrape may be: an instant far ahead would make all that follows too old."""
+"""How far ahead of our clock a scrape may be: one far ahead would make all scrapes after it too old."""
 STALE = 0x7FF0000000000002
-"""The NaN that says that a series ended."""
-MOST_REASONS = 5
+"""The NaN that marks the end of a series."""
+MAX_REASONS = 5
 _TAIL = 18
 """Bytes of a sample inside a series: tag, length 16, tag and 8 bytes of value, tag and 6 bytes of instant."""
 _TAIL_START = b"\x12\x10\x09"
 _ZERO_TAIL = 9
-"""The same without the value: protobuf leaves out what is 0."""
+"""The same without the value: protobuf omits zeros."""
 _ZERO_TAIL_START = b"\x12\x07\x10"
 _INSTANT_TAG = 0x10
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """The samples of a request that can be kept, by column, and how many cannot or need not.
+class WriteRequest:
+    """The accepted samples of a request, by column, and the series_indexes of the others.
 
-    Stale markers of our series count as written: that a series has ended is what the scrapes after it show as well.
+    Stale markers of our series count as written: the scrapes after them show the end of the series as well.
     """
 
-    book: Book
+    cache: SeriesCache
     series: Array
     value: Array
     at_ms: Array
@@ -61,30 +70,30 @@ class Writing:
     stale: int
     refusals: int
     refused: tuple[str, ...]
-    """Sentences about what is refused, the first few."""
+    """The first few reasons, as sentences."""
     size: int
     checksum: int
-    counts: tuple[Sample, ...] = ()
+    inference: tuple[InferenceSample, ...] = ()
     """Counters of inference servers."""
 
     @property
     def key(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
         return f"of remote write {self.checksum:08x}"
 
     @property
     def samples(self) -> int:
-        """Samples to keep."""
+        """Number of accepted samples of GPUs."""
         return len(self.series)
 
     @property
     def is_heavy(self) -> bool:
-        """Whether writing it takes long enough for others to notice."""
+        """Whether writing it would delay others noticeably."""
         return len(self.series) > HEAVY_SAMPLES
 
 
 def inflated_size(body: bytes) -> int:
-    """What the snappy header says that the body becomes. Raises Refused: 400 without a header, 413 for a bomb."""
+    """The size that the snappy header announces. Raises Refused: 400 without a header, 413 when it is too large."""
     size = 0
     for place, byte in enumerate(body[:5]):
         size |= (byte & 0x7F) << 7 * place
@@ -96,36 +105,37 @@ def inflated_size(body: bytes) -> int:
 
 
 def inflate(body: bytes) -> bytes:
-    """The message in a body. Raises Refused."""
+    """Decompress a body. Raises Refused."""
     size = inflated_size(body)
     try:
         plain = bytes(cramjam.snappy.decompress_raw(body))
-    except Exception as error:  # cramjam raises its own error, and others for lengths that lie
+    except Exception as error:  # cramjam's own error, or another for a wrong length
         raise Refused(400, "the body is not valid snappy in its block format") from error
     if len(plain) != size:
-        raise Refused(400, "the body does not have the length that its snappy header says")
+        raise Refused(400, "the body does not have the length in its snappy header")
     return plain
 
 
-def decode(body: bytes, version: int, book: Book, now_ms: int, oldest_ms: int = EARLIEST_MS) -> Writing:
-    """What a body (snappy, protobuf of version 1 or 2) says, judged at `now_ms`; samples from before `oldest_ms` are
-    refused. Raises Refused.
+def decode(body: bytes, version: int, cache: SeriesCache, now_ms: int, oldest_ms: int = EARLIEST_MS) -> WriteRequest:
+    """Decode a body (snappy, protobuf of version 1 or 2) at `now_ms`. Raises Refused.
+
+    Samples from before `oldest_ms` are refused.
     """
     plain = inflate(body)
-    found = (_walk(plain, book) or _read_one(plain, book)) if version == 1 else _read_two(plain, book)
-    return _judge(book, *found, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
+    columns = (_walk(plain, cache) or _parse_v1(plain, cache)) if version == 1 else _parse_v2(plain, cache)
+    return _accept(cache, *columns, (oldest_ms, now_ms), zlib.crc32(body), len(plain))
 
 
 _Columns = tuple[Array, Array, Array]
-"""Number of the series, value, instant."""
+"""Index of the series, value, instant."""
 
 
-def _walk(plain: bytes, book: Book) -> _Columns | None:
-    """The samples of a body of the common form; None for any other. Series that are new are entered."""
-    numbers: list[int] = []
+def _walk(plain: bytes, cache: SeriesCache) -> _Columns | None:
+    """The samples of a body in the common form; None for any other. New series enter the cache."""
+    series_indexes: list[int] = []
     ends: list[int] = []
     zeros: list[int] = []
-    known = book.numbers
+    index_by_key = cache.indexes
     at, size = 0, len(plain)
     while at < size:
         if plain[at] != 0x0A or at + 4 > size:
@@ -147,19 +157,19 @@ def _walk(plain: bytes, book: Book) -> _Columns | None:
                 return None
             zeros.append(len(ends))
         key = plain[start:tail]
-        number = known.get(key)
-        if number is None:
-            number = _enter(book, key)
-            if number is None:
+        index = index_by_key.get(key)
+        if index is None:
+            index = _index_new(cache, key)
+            if index is None:
                 return None
-        numbers.append(number)
+        series_indexes.append(index)
         ends.append(at)
-    return _tails(plain, np.array(numbers, dtype="<i8"), np.array(ends), np.array(zeros, dtype="<i8"))
+    return _tails(plain, np.array(series_indexes, dtype="<i8"), np.array(ends), np.array(zeros, dtype="<i8"))
 
 
-def _tails(plain: bytes, numbers: Array, ends: Array, zeros: Array) -> _Columns | None:
-    """Values and instants from the last bytes of each series; None when an instant is not written in 6 bytes."""
-    if not 0 < len(ends) <= MOST_SAMPLES:
+def _tails(plain: bytes, series_indexes: Array, ends: Array, zeros: Array) -> _Columns | None:
+    """Values and instants from the last bytes of each series; None when an instant does not take 6 bytes."""
+    if not 0 < len(ends) <= MAX_SAMPLES:
         return None
     grid = np.frombuffer(plain, dtype="u1")[np.maximum(ends[:, None] + np.arange(-15, 0), 0)]
     instants = grid[:, 9:]
@@ -168,32 +178,32 @@ def _tails(plain: bytes, numbers: Array, ends: Array, zeros: Array) -> _Columns 
     values = np.ascontiguousarray(grid[:, :8]).view("<f8")[:, 0]
     values[zeros] = 0.0
     at_ms = (instants.astype("<i8") & 0x7F) @ (1 << 7 * np.arange(6, dtype="<i8"))
-    return numbers, values, at_ms
+    return series_indexes, values, at_ms
 
 
-def _enter(book: Book, key: bytes) -> int | None:
-    """The number of a series whose labels are these bytes; None when they are not labels and nothing else."""
+def _index_new(cache: SeriesCache, key: bytes) -> int | None:
+    """The index of a new series by the bytes of its labels; None when they hold anything else."""
     try:
         series = RAW["TimeSeries"].FromString(key)
     except Exception:  # protobuf's DecodeError
         return None
     if len(series.samples) or len(series.exemplars) or len(series.histograms):
         return None
-    return _number(book, key, len(key), list(series.labels))
+    return _index(cache, key, len(key), list(series.labels))
 
 
-def _number(book: Book, key: Hashable, size: int, parts: list[bytes]) -> int:
-    if len(parts) > MOST_LABELS or size > MOST_KEY:
-        return book.enter(
-            None, 0, BadSeries(f"has more than {MOST_LABELS} labels, or more than {MOST_KEY} bytes of them")
+def _index(cache: SeriesCache, key: Hashable, size: int, parts: list[bytes]) -> int:
+    if len(parts) > MAX_LABELS or size > MAX_KEY_BYTES:
+        return cache.add(
+            None, 0, BadSeries(f"has more than {MAX_LABELS} labels, or more than {MAX_KEY_BYTES} bytes of them")
         )
     try:
-        return book.enter(key, size, labels_of(parts))
+        return cache.add(key, size, parse_labels(parts))
     except BadSeries as bad:
-        return book.enter(key, size, bad)
+        return cache.add(key, size, bad)
 
 
-def _read_one(plain: bytes, book: Book) -> _Columns:
+def _parse_v1(plain: bytes, cache: SeriesCache) -> _Columns:
     try:
         request = RAW["WriteRequest"].FromString(plain)
     except Exception as error:  # protobuf's DecodeError
@@ -203,16 +213,16 @@ def _read_one(plain: bytes, book: Book) -> _Columns:
     for series in request.timeseries:
         if not len(series.samples):
             continue
-        parts = list(series.labels[: MOST_LABELS + 1])
+        parts = list(series.labels[: MAX_LABELS + 1])
         key = tuple(parts)
-        number = book.numbers.get(key)
-        if number is None:
-            number = _number(book, key, sum(map(len, parts)), parts)
-        rows += [(number, sample.value, sample.timestamp) for sample in series.samples]
+        index = cache.indexes.get(key)
+        if index is None:
+            index = _index(cache, key, sum(map(len, parts)), parts)
+        rows += [(index, sample.value, sample.timestamp) for sample in series.samples]
     return _columns(rows)
 
 
-def _read_two(plain: bytes, book: Book) -> _Columns:
+def _parse_v2(plain: bytes, cache: SeriesCache) -> _Columns:
     try:
         request = TWO["Request"].FromString(plain)
     except Exception as error:  # protobuf's DecodeError
@@ -224,87 +234,84 @@ def _read_two(plain: bytes, book: Book) -> _Columns:
     rows: list[tuple[int, float, int]] = []
     for series in request.timeseries:
         if len(series.samples):
-            number = _number_two(series, symbols, book)
-            rows += [(number, sample.value, sample.timestamp) for sample in series.samples]
+            index = _index_v2(series, symbols, cache)
+            rows += [(index, sample.value, sample.timestamp) for sample in series.samples]
     return _columns(rows)
 
 
 def _bound(request: Any) -> None:
-    """Raise Refused (413) for more than is taken at once, before any of it becomes Python's."""
+    """Raise Refused (413) for too many samples, before any of them becomes a Python object."""
     samples = 0
-    if len(request.timeseries) <= MOST_SAMPLES:
+    if len(request.timeseries) <= MAX_SAMPLES:
         samples = sum(len(series.samples) for series in request.timeseries)
-    if len(request.timeseries) > MOST_SAMPLES or samples > MOST_SAMPLES:
-        raise Refused(413, f"the request has more than {MOST_SAMPLES} series or samples: send fewer in one request")
+    if len(request.timeseries) > MAX_SAMPLES or samples > MAX_SAMPLES:
+        raise Refused(413, f"the request has more than {MAX_SAMPLES} series or samples: send fewer in one request")
 
 
-def _number_two(series: Any, symbols: list[str], book: Book) -> int:
-    refs = list(series.labels_refs[: 2 * MOST_LABELS + 2])
+def _index_v2(series: Any, symbols: list[str], cache: SeriesCache) -> int:
+    refs = list(series.labels_refs[: 2 * MAX_LABELS + 2])
     if len(refs) % 2 or (refs and max(refs) >= len(symbols)):
-        raise Refused(400, "labels_refs: are not pairs of places in symbols")
+        raise Refused(400, "labels_refs: are not pairs of indexes into symbols")
     key = tuple([symbols[ref] for ref in refs])
-    if len(refs) > 2 * MOST_LABELS or sum(map(len, key)) > MOST_KEY:
-        return _number(book, None, 0, [b""] * (MOST_LABELS + 1))
-    number = book.numbers.get(key)
-    if number is None:
+    if len(refs) > 2 * MAX_LABELS or sum(map(len, key)) > MAX_KEY_BYTES:
+        return _index(cache, None, 0, [b""] * (MAX_LABELS + 1))
+    index = cache.indexes.get(key)
+    if index is None:
         pairs = list(zip(key[::2], key[1::2], strict=True))
-        number = book.enter(key, sum(map(len, key)), pairs)
-    return number
+        index = cache.add(key, sum(map(len, key)), pairs)
+    return index
 
 
 def _columns(rows: Iterable[tuple[int, float, int]]) -> _Columns:
-    numbers, values, instants = zip(*rows, strict=True) if rows else ((), (), ())
-    return np.array(numbers, dtype="<i8"), np.array(values, dtype="<f8"), np.array(instants, dtype="<i8")
+    series_indexes, values, instants = zip(*rows, strict=True) if rows else ((), (), ())
+    return np.array(series_indexes, dtype="<i8"), np.array(values, dtype="<f8"), np.array(instants, dtype="<i8")
 
 
-def _judge(
-    book: Book, series: Array, value: Array, at_ms: Array, bounds_ms: tuple[int, int], checksum: int, size: int
-) -> Writing:
-    """Parts what is kept from what is refused (bad series, impossible instants) or not ours.
+def _accept(
+    cache: SeriesCache, series: Array, value: Array, at_ms: Array, bounds_ms: tuple[int, int], checksum: int, size: int
+) -> WriteRequest:
+    """Separate accepted samples from refused ones (bad series, impossible instants) and foreign ones.
 
-    `bounds_ms`: the oldest instant that is taken, and now.
+    `bounds_ms`: the oldest accepted instant, and now.
     """
     oldest_ms, now_ms = bounds_ms
-    table = book.table()
+    table = cache.table()
     kind = table["kind"][series]
-    ours, counted = kind == TAKEN, kind == COUNTED
-    possible = (at_ms >= EARLIEST_MS) & (at_ms <= now_ms + FUTURE_MS)
-    bad = kind == BAD
-    reasons = [f"a series {book.reasons[number]}" for number in np.unique(series[bad])[:MOST_REASONS].tolist()]
-    if not possible[ours | counted].all():
-        reasons.append(
-            f"{int(((ours | counted) & ~possible).sum())} samples lie before the year 2000 or more than 10 minutes "
-            "ahead"
-        )
-    recent = at_ms >= now_ms - LATEST_DAYS * DAY_MS
-    if not recent[counted & possible].all():
-        reasons.append(f"{int((counted & possible & ~recent).sum())} counters are more than {LATEST_DAYS} days old")
-    stale = value.view("<u8") == STALE
-    aged = ours & possible & ~stale & (at_ms < oldest_ms)
-    if aged.any():
-        reasons.append(f"{int(aged.sum())} samples: each {too_old(oldest_ms)}")
-    kept = ours & possible & ~stale & ~aged
-    chosen = counted & possible & recent & ~stale
-    counts = tuple(
-        (book.counted[place], number, instant)
-        for place, number, instant in zip(
-            table["workload"][series[chosen]].tolist(),
-            map(whole, value[chosen].tolist()),
-            at_ms[chosen].tolist(),
+    of_gpus, of_inference, is_bad = kind == ACCEPTED, kind == INFERENCE, kind == BAD
+    is_ours = of_gpus | of_inference
+    is_possible = (at_ms >= EARLIEST_MS) & (at_ms <= now_ms + FUTURE_MS)
+    is_stale = value.view("<u8") == STALE
+    is_aged = of_gpus & is_possible & ~is_stale & (at_ms < oldest_ms)
+    is_late = of_inference & is_possible & (at_ms < now_ms - LATEST_DAYS * DAY_MS)
+    reasons = [f"a series {cache.reasons[index]}" for index in np.unique(series[is_bad])[:MAX_REASONS].tolist()]
+    if impossible := int((is_ours & ~is_possible).sum()):
+        reasons.append(f"{impossible} samples lie before the year 2000 or more than 10 minutes ahead")
+    if is_late.any():
+        reasons.append(f"{int(is_late.sum())} counters are more than {LATEST_DAYS} days old")
+    if is_aged.any():
+        reasons.append(f"{int(is_aged.sum())} samples: each {too_old(oldest_ms)}")
+    accepted = of_gpus & is_possible & ~is_stale & ~is_aged
+    counted = of_inference & is_possible & ~is_late & ~is_stale
+    inference = tuple(
+        (cache.inference[place], count, instant)
+        for place, count, instant in zip(
+            table["workload"][series[counted]].tolist(),
+            map(whole, value[counted].tolist()),
+            at_ms[counted].tolist(),
             strict=True,
         )
-        if number is not None
+        if count is not None
     )
-    return Writing(
-        book,
-        series[kept],
-        value[kept],
-        at_ms[kept],
-        foreign=int((~ours & ~counted & ~bad).sum()) + int(chosen.sum()) - len(counts),
-        stale=int(((ours | counted) & possible & stale).sum()),
-        refusals=int((bad | aged | (ours | counted) & ~possible | counted & possible & ~recent & ~stale).sum()),
+    return WriteRequest(
+        cache,
+        series[accepted],
+        value[accepted],
+        at_ms[accepted],
+        foreign=int((~is_ours & ~is_bad).sum()) + int(counted.sum()) - len(inference),
+        stale=int((is_ours & is_possible & is_stale).sum()),
+        refusals=int((is_bad | is_aged | is_ours & ~is_possible | is_late & ~is_stale).sum()),
         refused=tuple(reasons),
         size=size + 48 * len(series),
         checksum=checksum,
-        counts=counts,
+        inference=inference,
     )

@@ -1,9 +1,8 @@
-"""The meter on the collector's side: from scrapes to usage intervals, slot by slot, always from all scrapes of the
-slot.
+"""The meter of remote write: recompute usage intervals from scrapes, slot by slot.
 
-Each scrape speaks for the interval since the scrape before it, as an agent's tick does, and the same meter does the
-counting; an interval belongs to the slot of its end. A slot is made again as a whole whenever a scrape of it arrives,
-so the usage intervals depend on which scrapes there are, and not on when, in what parts or how often they came.
+Each scrape stands for the interval since the scrape before it, as an agent's tick does, and the same meter counts it;
+an interval belongs to the slot of its end. A slot is always recomputed from all of its scrapes when one of them
+arrives, so usage intervals depend on which scrapes exist, and not on when, in what parts or how often they came.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuledger_collector.ingest.batches.attributes import (
     Connection,
@@ -24,8 +24,8 @@ from gpuledger_collector.ingest.batches.attributes import (
 from gpuledger_collector.ingest.batches.evidence import HOUR_MS
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import copy_usage_intervals, join_usage_intervals
-from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, Kept, workload_key
-from gpuledger_collector.ingest.remote_write.gather import WITNESSES, Scrape
+from gpuledger_collector.ingest.batches.validate import DAY_MS, Accepted, AcceptedRecords, workload_key
+from gpuledger_collector.ingest.remote_write.scrapes import ACTIVITY_METRICS, Scrape
 from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker
@@ -34,130 +34,129 @@ from gpuledger_common.meter import Meter
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 EPOCH = uuid.UUID("67707500-7265-6d6f-7465-777269746500")
-"""The epoch of every usage interval that was made from scrapes (`gpu`, `remotewrite`); its `seq` is the slot's number.
-"""
-MOST_ACCELERATORS = 500
+"""The epoch of usage intervals computed from scrapes (ASCII `gpu`, `remotewrite`); their `seq` is the slot's number."""
+MAX_ACCELERATORS = 500
 """Accelerators of one transaction."""
 _Slots = dict[int, set[int]]
-"""Slots (their starts) by accelerator."""
+"""Starts of slots by accelerator."""
 _UTILIZATION = "gpu_utilization_ratio"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """`gap_ms`: the longest interval between scrapes that counts as seen, at most a slot; `window_ms`: how late."""
+class MeterLimits:
+    """`gap_ms`: the longest interval between scrapes that counts as observed; `window_ms`: how late a scrape may be."""
 
     gap_ms: int
     window_ms: int
 
     @property
     def keep_ms(self) -> int:
-        """How much older than the newest of its accelerator a scrape may still be asked for."""
+        """How much older than the newest of its accelerator a scrape may still be needed."""
         return self.window_ms + self.gap_ms + SLOT_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the database knows by number: accelerators, workloads, names of nodes."""
+class ScrapedEntities:
+    """The accelerators, workloads and names of nodes that scrapes refer to, by id."""
 
     accelerators: dict[int, Accelerator]
     workloads: dict[int, Workload]
     nodes: dict[int, str]
-    reported: Mapping[int, tuple[str, str | None, int]] = field(default_factory=dict)
-    """What was reported of accelerators: model, MIG instance and share."""
-    said: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
-    """What was reported of workloads, each with its number."""
+    accelerator_attributes: Mapping[int, tuple[str, str | None, int]] = field(default_factory=dict)
+    """Model, MIG instance and share."""
+    workload_attributes: Mapping[int, tuple[int, Workload]] = field(default_factory=dict)
+    """The workload's id, and the workload as it was reported."""
 
     def ids(self) -> Ids:
-        """The same, the other way round."""
+        """The ids by name."""
         return Ids(
-            {name: number for number, name in self.nodes.items()},
-            {one.uuid: number for number, one in self.accelerators.items()},
-            {workload_key(one.kind, "", one.id): number for number, one in self.workloads.items()},
+            {name: node_id for node_id, name in self.nodes.items()},
+            {accelerator.uuid: accelerator_id for accelerator_id, accelerator in self.accelerators.items()},
+            {workload_key(workload.kind, "", workload.id): number for number, workload in self.workloads.items()},
         )
 
-    def accelerator_of(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
-        """The accelerator as a scrape shows it; where labels contradict each other, the least by content."""
-        known = self.accelerators[accelerator_id]
-        reports = [self.reported[number] for number in scrape.accelerator_attributes]
-        if not reports:
-            return known
-        model, instance, share = min(reports, key=lambda one: (one[0], one[1] or "", one[2]))
-        return replace(known, model=model, mig_instance=instance, gpu_micro=share)
+    def accelerator_in(self, accelerator_id: int, scrape: Scrape) -> Accelerator:
+        """The accelerator as a scrape describes it; of contradicting labels the smallest by content."""
+        accelerator = self.accelerators[accelerator_id]
+        attributes = [self.accelerator_attributes[number] for number in scrape.accelerator_attributes]
+        if not attributes:
+            return accelerator
+        model, instance, share = min(attributes, key=lambda values: (values[0], values[1] or "", values[2]))
+        return replace(accelerator, model=model, mig_instance=instance, gpu_micro=share)
 
-    def holders_of(self, scrape: Scrape) -> list[Workload]:
-        """Those whom a scrape names, as it names them, in an order that does not depend on arrival."""
-        found: dict[int, Workload] = {}
-        for number, workload in (self.said[one] for one in scrape.workload_attributes):
-            if number not in found or _content(workload) < _content(found[number]):
-                found[number] = workload
-        holders = [found.get(number, self.workloads[number]) for number in scrape.workload_ids]
-        return sorted(holders, key=lambda one: (one.kind, one.id))
+    def holders_in(self, scrape: Scrape) -> list[Workload]:
+        """The workloads of a scrape as it describes them, in an order that does not depend on arrival."""
+        reported: dict[int, Workload] = {}
+        for number, workload in (self.workload_attributes[number] for number in scrape.workload_attributes):
+            if number not in reported or _content(workload) < _content(reported[number]):
+                reported[number] = workload
+        holders = [reported.get(number, self.workloads[number]) for number in scrape.workload_ids]
+        return sorted(holders, key=lambda workload: (workload.kind, workload.id))
 
 
 def _content(workload: Workload) -> tuple[object, ...]:
-    said = (workload.user or "", workload.account or "", workload.name or "")
-    return *said, sorted(workload.tags.items())
+    return workload.user or "", workload.account or "", workload.name or "", sorted(workload.tags.items())
 
 
-def alike(
-    accelerator_id: int, before: Sequence[tuple[int, Scrape]], inside: Sequence[tuple[int, Scrape]], known: Known
+def split_by_attributes(
+    accelerator_id: int,
+    before: Sequence[tuple[int, Scrape]],
+    inside: Sequence[tuple[int, Scrape]],
+    entities: ScrapedEntities,
 ) -> Iterator[tuple[Accelerator, list[tuple[int, Scrape]]]]:
-    """The scrapes of a slot in parts that one node and one set of facts speak for, each after the scrape before it.
+    """Split the scrapes of a slot by node and where attributes change; each part begins with the scrape before it.
 
-    `before` are those just before the slot, in order of time. What two nodes say of an accelerator stays apart.
+    `before` are the scrapes just before the slot, in order of time.
     """
-    for node_id in sorted({one.node_id for _, one in inside}, key=known.nodes.__getitem__):
+    for node_id in sorted({scrape.node_id for _, scrape in inside}, key=entities.nodes.__getitem__):
         last = [entry for entry in before if entry[1].node_id == node_id][-1:]
         part: list[tuple[int, Scrape]] = []
-        shown: Accelerator | None = None
+        current: Accelerator | None = None
         holders: dict[object, Workload] = {}
-        for entry in inside:
-            if entry[1].node_id != node_id:
+        for at_ms, scrape in inside:
+            if scrape.node_id != node_id:
                 continue
-            accelerator = known.accelerator_of(accelerator_id, entry[1])
-            named: dict[object, Workload] = {(one.kind, one.id): one for one in known.holders_of(entry[1])}
-            if shown is not None and (
-                accelerator != shown or any(holders.get(key, one) != one for key, one in named.items())
-            ):
-                yield shown, last + part
+            accelerator = entities.accelerator_in(accelerator_id, scrape)
+            named: dict[object, Workload] = {(held.kind, held.id): held for held in entities.holders_in(scrape)}
+            is_changed = accelerator != current or any(holders.get(key, held) != held for key, held in named.items())
+            if current is not None and is_changed:
+                yield current, last + part
                 last, part, holders = part[-1:], [], {}
-            shown = accelerator
-            part.append(entry)
+            current = accelerator
+            part.append((at_ms, scrape))
             holders |= named
-        if shown is not None:
-            yield shown, last + part
+        if current is not None:
+            yield current, last + part
 
 
-def usage_intervals_of(
+def meter_slot(
     accelerator: Accelerator,
     scrapes: Sequence[tuple[int, Scrape]],
     split_ms: frozenset[int],
     slot_ms: int,
     gap_ms: int,
-    known: Known,
+    entities: ScrapedEntities,
 ) -> Accepted | None:
-    """The usage intervals that end in a slot, in the form of an agent's batch; None when there are none.
+    """The usage intervals that end in a slot, as an agent's batch; None when there are none.
 
-    `scrapes` are those of the slot that one node and one set of facts speak for (`alike`) and the one before them, in
-    order of time. At the instants `split_ms` the accelerator's MIG instances have scrapes: they are what is held then,
-    and the device shows nothing.
+    `scrapes` are a part of the slot from `split_by_attributes`, in order of time. At the instants `split_ms` the
+    accelerator's MIG instances have scrapes: they are what is held then, and the device counts for nothing.
     """
     meter = Meter(gap_ms)
     node = ""
-    for at_ms, one in scrapes:
-        node = known.nodes[one.node_id]
+    for at_ms, scrape in scrapes:
+        node = entities.nodes[scrape.node_id]
         if at_ms in split_ms:
             meter.lose(accelerator.uuid)
             continue
-        holders = [Holder(workload) for workload in known.holders_of(one)]
-        meter.tick(Sample(accelerator.uuid, 0, values_of(one)), at_ms, holders)
+        holders = [Holder(workload) for workload in entities.holders_in(scrape)]
+        meter.tick(Sample(accelerator.uuid, 0, meter_values(scrape)), at_ms, holders)
     spans = meter.take()
     if not spans:
         return None
     maker = BatchMaker([accelerator], "", {})
-    made = maker.usage_intervals(spans)
-    batch = maker.batch(node, str(EPOCH), slot_ms // SLOT_MS, wire.Heartbeat("", "", "ok"), made, wire.Samples())
+    intervals = maker.usage_intervals(spans)
+    batch = maker.batch(node, str(EPOCH), slot_ms // SLOT_MS, wire.Heartbeat("", "", "ok"), intervals, wire.Samples())
     return Accepted(
         node=node,
         epoch=EPOCH,
@@ -165,113 +164,114 @@ def usage_intervals_of(
         sha256=b"",
         size=0,
         heartbeat=None,
-        accelerators=Kept(enumerate(batch.accelerators)),
-        workloads=Kept(enumerate(batch.workloads)),
+        accelerators=AcceptedRecords(enumerate(batch.accelerators)),
+        workloads=AcceptedRecords(enumerate(batch.workloads)),
         usage_intervals=dict(enumerate(batch.usage_intervals)),
         block=None,
         rejected=[],
     )
 
 
-def values_of(one: Scrape) -> dict[str, float]:
-    """What a scrape tells the meter, by metric."""
-    values = {
-        metric: value for metric, value in zip(WITNESSES.values(), one.witnesses, strict=True) if value is not None
-    }
-    if one.utilization:
-        values[_UTILIZATION] = whole(one.utilization.values(), BY_POD[_UTILIZATION])
+def meter_values(scrape: Scrape) -> dict[str, float]:
+    """The values of a scrape that the meter reads, by metric."""
+    activity = zip(ACTIVITY_METRICS.values(), scrape.activity, strict=True)
+    values = {metric: value for metric, value in activity if value is not None}
+    if scrape.utilization:
+        values[_UTILIZATION] = whole(scrape.utilization.values(), BY_POD[_UTILIZATION])
     return values
 
 
 @dataclass(frozen=True, slots=True)
-class Metering:
-    """Makes usage intervals of the scrapes that nobody has metered yet."""
+class ScrapeMeter:
+    """Computes usage intervals from scrapes that were not metered yet."""
 
     store: Store
-    limits: Limits
-    alone: Callable[[Connection], AbstractContextManager[object]]
-    """Lets one metering run at a time while the block runs, on a session beside this connection."""
+    limits: MeterLimits
+    exclusively: Callable[[Connection], AbstractContextManager[object]]
+    """Lets one meter run at a time while the block runs, by a lock on a session of its own."""
 
     def run(self, connection: Connection) -> int:
-        """Meter every marked slot; how many. `connection` is in autocommit. Raises psycopg.Error."""
-        done = 0
-        with self.alone(connection):
+        """Meter every requested slot; returns how many. `connection` is in autocommit. Raises psycopg.Error."""
+        metered = 0
+        with self.exclusively(connection):
             try:
                 while True:
-                    marks = connection.execute(
+                    requests = connection.execute(
                         "SELECT id, accelerator_id, slot_ms FROM scrape_recompute WHERE accelerator_id IN (SELECT "
-                        "DISTINCT"
-                        " accelerator_id FROM scrape_recompute ORDER BY accelerator_id LIMIT %s)",
-                        (MOST_ACCELERATORS,),
+                        "DISTINCT accelerator_id FROM scrape_recompute ORDER BY accelerator_id LIMIT %s)",
+                        (MAX_ACCELERATORS,),
                     ).fetchall()
-                    if not marks:
-                        return done
-                    done += self._meter(connection, marks)
+                    if not requests:
+                        return metered
+                    metered += self._meter(connection, requests)
             except Exception:
                 self.store.forget()
                 raise
 
-    def _meter(self, connection: Connection, marks: Sequence[tuple[int, int, int]]) -> int:
+    def _meter(self, connection: Connection, requests: Sequence[tuple[int, int, int]]) -> int:
         slots: _Slots = defaultdict(set)
-        for _, accelerator_id, slot_ms in marks:
+        for _, accelerator_id, slot_ms in requests:
             # The first interval of the next slot may begin with a scrape of this one.
             slots[accelerator_id] |= {slot_ms, slot_ms + SLOT_MS}
-        splits = devices_of(connection, list(slots))
-        for device_id, instance_id in splits:
+        instances = find_mig_instances(connection, list(slots))
+        for device_id, instance_id in instances:
             slots[device_id] |= slots.get(instance_id, set())
-        days = {slot // DAY_MS * DAY_MS for of_one in slots.values() for slot in of_one}
+        days = {slot // DAY_MS * DAY_MS for starts in slots.values() for slot in starts}
         with connection.transaction():
             self.store.ensure_partitions(connection, "usage_interval", sorted(days | {day - DAY_MS for day in days}))
         with connection.transaction():
-            batches, made, ids = self._make(connection, slots, splits)
-            drop_usage_intervals(connection, made)
-            numbered = [ids.numbered(batch) for batch in batches]
-            copy_usage_intervals(connection, join_usage_intervals(numbered))
-            # A slot that is made again may show the instances where it showed the device.
-            devices = {device_id for device_id, _ in splits}
-            since_ms = min(min(of_one) for of_one in slots.values())
-            after = self.store.keep_inventory(connection, numbered, devices, since_ms)
-            mark_hours_of(connection, made)
-            connection.execute("DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([mark[0] for mark in marks],))
-            forget_old(connection, list(slots), self.limits.keep_ms)
-        after()
-        return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in marks})
+            batches, metered, ids = self._compute(connection, slots, instances)
+            delete_usage_intervals(connection, metered)
+            resolved = [ids.resolve(batch) for batch in batches]
+            copy_usage_intervals(connection, join_usage_intervals(resolved))
+            # A recomputed slot may show the instances where it showed the device.
+            devices = {device_id for device_id, _ in instances}
+            since_ms = min(min(starts) for starts in slots.values())
+            remember = self.store.update_inventory(connection, resolved, devices, since_ms)
+            request_hour_recompute(connection, metered)
+            connection.execute("DELETE FROM scrape_recompute WHERE id = ANY(%s)", ([row[0] for row in requests],))
+            delete_old_scrapes(connection, list(slots), self.limits.keep_ms)
+        remember()
+        return len({(accelerator_id, slot_ms) for _, accelerator_id, slot_ms in requests})
 
-    def _make(
-        self, connection: Connection, slots: _Slots, splits: Sequence[tuple[int, int]]
+    def _compute(
+        self, connection: Connection, slots: _Slots, instances: Sequence[tuple[int, int]]
     ) -> tuple[list[Accepted], _Slots, Ids]:
-        """The usage intervals of these slots, the slots that have scrapes, and the ids of all that is named."""
-        reach = self.limits.gap_ms
+        """The usage intervals of these slots, the slots that have scrapes, and the ids of all entities."""
+        gap_ms = self.limits.gap_ms
         ranges = {
-            accelerator_id: (min(of_one) - reach, max(of_one) + SLOT_MS) for accelerator_id, of_one in slots.items()
+            accelerator_id: (min(starts) - gap_ms, max(starts) + SLOT_MS) for accelerator_id, starts in slots.items()
         }
-        found = read_range(connection, ranges)
-        known = known_of(connection, list(slots), [one for scrapes in found.values() for _, one in scrapes])
-        split = split_of(connection, splits, ranges)
-        batches, made = [], defaultdict(set)
-        for accelerator_id, of_one in sorted(slots.items()):
-            scrapes = found.get(accelerator_id, [])
-            for slot_ms in sorted(of_one):
-                inside = [one for one in scrapes if slot_ms <= one[0] < slot_ms + SLOT_MS]
+        all_scrapes = read_range(connection, ranges)
+        entities = read_entities(
+            connection, list(slots), [scrape for scrapes in all_scrapes.values() for _, scrape in scrapes]
+        )
+        instants = instance_instants(connection, instances, ranges)
+        batches: list[Accepted] = []
+        metered: _Slots = defaultdict(set)
+        for accelerator_id, starts in sorted(slots.items()):
+            scrapes = all_scrapes.get(accelerator_id, [])
+            for slot_ms in sorted(starts):
+                inside = [entry for entry in scrapes if slot_ms <= entry[0] < slot_ms + SLOT_MS]
                 if not inside:
                     continue
-                made[accelerator_id].add(slot_ms)
-                before = [one for one in scrapes if slot_ms - reach <= one[0] < slot_ms]
-                at_split = split.get(accelerator_id, frozenset())
-                for accelerator, part in alike(accelerator_id, before, inside, known):
-                    batch = usage_intervals_of(accelerator, part, at_split, slot_ms, reach, known)
+                metered[accelerator_id].add(slot_ms)
+                before = [entry for entry in scrapes if slot_ms - gap_ms <= entry[0] < slot_ms]
+                split_ms = instants.get(accelerator_id, frozenset())
+                for accelerator, part in split_by_attributes(accelerator_id, before, inside, entities):
+                    batch = meter_slot(accelerator, part, split_ms, slot_ms, gap_ms, entities)
                     if batch is not None:
                         batches.append(batch)
-        ids = known.ids()
+        ids = entities.ids()
         for batch in batches:
             contents = list(contents_of([batch]))
             ids.attributes.update(write_accelerator_attributes(connection, contents, ids.accelerators))
             ids.attributes.update(write_workload_attributes(connection, contents, ids.workloads))
-        return batches, made, ids
+        return batches, metered, ids
 
 
-def devices_of(connection: Connection, accelerators: list[int]) -> list[tuple[int, int]]:
-    """Device and instance of every MIG instance that is among these accelerators or on a device that is."""
+def find_mig_instances(connection: Connection, accelerators: list[int]) -> list[tuple[int, int]]:
+    """Device and instance of every MIG instance that is among these accelerators, or on a device that is."""
     rows = connection.execute(
         "SELECT device.id, instance.id FROM accelerator AS instance JOIN accelerator AS device"
         " ON device.uuid = instance.device_uuid WHERE instance.uuid <> instance.device_uuid"
@@ -281,90 +281,97 @@ def devices_of(connection: Connection, accelerators: list[int]) -> list[tuple[in
     return [(device, instance) for device, instance in rows]
 
 
-def split_of(
-    connection: Connection, splits: Sequence[tuple[int, int]], ranges: dict[int, tuple[int, int]]
+def instance_instants(
+    connection: Connection, instances: Sequence[tuple[int, int]], ranges: dict[int, tuple[int, int]]
 ) -> dict[int, frozenset[int]]:
-    """Of each device the instants at which its MIG instances have scrapes."""
-    found: dict[int, set[int]] = defaultdict(set)
-    wanted = {instance: ranges[device] for device, instance in splits if device in ranges}
-    device_of = {instance: device for device, instance in splits}
+    """The instants at which the MIG instances of devices have scrapes, by device."""
+    instants: dict[int, set[int]] = defaultdict(set)
+    device_of = {instance: device for device, instance in instances}
+    wanted = {instance: ranges[device] for device, instance in instances if device in ranges}
     for instance, scrapes in read_range(connection, wanted).items():
-        found[device_of[instance]] |= {at_ms for at_ms, _ in scrapes}
-    return {device: frozenset(instants) for device, instants in found.items()}
+        instants[device_of[instance]] |= {at_ms for at_ms, _ in scrapes}
+    return {device: frozenset(device_instants) for device, device_instants in instants.items()}
 
 
-def known_of(connection: Connection, accelerators: list[int], scrapes: Sequence[Scrape]) -> Known:
-    """Everything that these scrapes name."""
-    workloads = sorted({number for one in scrapes for number in one.workload_ids})
-    nodes = sorted({one.node_id for one in scrapes})
-    reports = sorted({number for one in scrapes for number in one.accelerator_attributes})
-    said = sorted({number for one in scrapes for number in one.workload_attributes})
-    return Known(
+def read_entities(connection: Connection, accelerators: list[int], scrapes: Sequence[Scrape]) -> ScrapedEntities:
+    """Read everything that these scrapes refer to."""
+
+    def rows(query: str, ids: set[int] | list[int]) -> list[tuple[Any, ...]]:
+        return connection.execute(f"{query} = ANY(%s)", (sorted(ids),)).fetchall()
+
+    return ScrapedEntities(
         {
             row[0]: Accelerator(*row[1:])
-            for row in connection.execute(
+            for row in rows(
                 "SELECT id, uuid, device_uuid, coalesce(gpu_index, 0), model, mig_instance, gpu_micro"
-                " FROM accelerator WHERE id = ANY(%s)",
-                (accelerators,),
+                " FROM accelerator WHERE id",
+                accelerators,
             )
         },
         {
-            number: Workload(*row)
-            for number, *row in connection.execute(
-                "SELECT id, external_id, kind, user_name, account, name, tags FROM workload WHERE id = ANY(%s)",
-                (workloads,),
+            row[0]: Workload(*row[1:])
+            for row in rows(
+                "SELECT id, external_id, kind, user_name, account, name, tags FROM workload WHERE id",
+                {number for scrape in scrapes for number in scrape.workload_ids},
             )
         },
-        dict(connection.execute("SELECT id, name FROM node WHERE id = ANY(%s)", (nodes,)).fetchall()),
+        dict(rows("SELECT id, name FROM node WHERE id", {scrape.node_id for scrape in scrapes})),
         {
-            number: (model, instance, share)
-            for number, model, instance, share in connection.execute(
-                "SELECT id, model, mig_instance, gpu_micro FROM accelerator_attributes WHERE id = ANY(%s)", (reports,)
+            row[0]: row[1:]
+            for row in rows(
+                "SELECT id, model, mig_instance, gpu_micro FROM accelerator_attributes WHERE id",
+                {number for scrape in scrapes for number in scrape.accelerator_attributes},
             )
         },
         {
-            number: (workload_id, Workload(*row))
-            for number, workload_id, *row in connection.execute(
+            row[0]: (row[1], Workload(*row[2:]))
+            for row in rows(
                 "SELECT t.id, w.id, w.external_id, w.kind, t.user_name, t.account, t.name, t.tags"
-                " FROM workload_attributes t JOIN workload w ON w.id = t.workload_id WHERE t.id = ANY(%s)",
-                (said,),
+                " FROM workload_attributes t JOIN workload w ON w.id = t.workload_id WHERE t.id",
+                {number for scrape in scrapes for number in scrape.workload_attributes},
             )
         },
     )
 
 
-def drop_usage_intervals(connection: Connection, slots: _Slots) -> None:
-    """Remove the usage intervals that were made of these slots before."""
-    pairs = [(accelerator_id, slot) for accelerator_id, of_one in slots.items() for slot in of_one]
-    # Day by day, so that each statement reaches the partitions of that day and not of all between two far ones.
+def delete_usage_intervals(connection: Connection, slots: _Slots) -> None:
+    """Delete the usage intervals that were computed from these slots before."""
+    pairs = [(accelerator_id, slot) for accelerator_id, starts in slots.items() for slot in starts]
+    # Day by day: one statement over two distant days would lock every partition between them.
     for day in sorted({slot // DAY_MS for _, slot in pairs}):
         of_day = [(accelerator_id, slot) for accelerator_id, slot in pairs if slot // DAY_MS == day]
         first, last = min(slot for _, slot in of_day) - SLOT_MS, max(slot for _, slot in of_day) + SLOT_MS
         connection.execute(
             "DELETE FROM usage_interval USING unnest(%s::bigint[], %s::bigint[]) AS gone (id, slot)"
             " WHERE accelerator_id = gone.id AND seq = gone.slot AND epoch = %s AND start_ms >= %s AND start_ms < %s",
-            ([one for one, _ in of_day], [slot // SLOT_MS for _, slot in of_day], EPOCH, first, last),
+            (
+                [accelerator_id for accelerator_id, _ in of_day],
+                [slot // SLOT_MS for _, slot in of_day],
+                EPOCH,
+                first,
+                last,
+            ),
         )
 
 
-def mark_hours_of(connection: Connection, slots: _Slots) -> None:
-    """Mark the hours of these slots to be folded; the first interval of a slot may begin in the hour before."""
+def request_hour_recompute(connection: Connection, slots: _Slots) -> None:
+    """Request that the hours of these slots are folded again; an interval may begin in the hour before its slot."""
     hours = sorted(
         {
             (accelerator_id, instant // HOUR_MS * HOUR_MS)
-            for accelerator_id, of_one in slots.items()
-            for slot in of_one
+            for accelerator_id, starts in slots.items()
+            for slot in starts
             for instant in (slot - 1, slot)
         }
     )
     connection.execute(
         "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT * FROM unnest(%s::bigint[], %s::bigint[])",
-        ([one for one, _ in hours], [hour for _, hour in hours]),
+        ([accelerator_id for accelerator_id, _ in hours], [hour for _, hour in hours]),
     )
 
 
-def forget_old(connection: Connection, accelerators: list[int], keep_ms: int) -> None:
-    """Remove scrapes that no slot will be made of again: metered, and older than is taken for their accelerator."""
+def delete_old_scrapes(connection: Connection, accelerators: list[int], keep_ms: int) -> None:
+    """Delete scrapes that cannot be needed again: metered, and too old for their accelerator."""
     connection.execute(
         "DELETE FROM scrape USING scrape_head AS head WHERE scrape.accelerator_id = head.accelerator_id"
         " AND scrape.accelerator_id = ANY(%s) AND at_ms < newest_ms - %s AND NOT EXISTS"

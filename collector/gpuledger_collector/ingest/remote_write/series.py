@@ -1,9 +1,9 @@
-"""What a series says: of which accelerator, for whom, and which metric. Each is looked at once and then known by bytes.
+"""Interpret series: of which accelerator, for whom, and which metric. Each is interpreted once and then cached.
 
-Names of dcgm-exporter (DCGM_FI_*) and our agent's (gpu_*) are taken, and counters of inference servers; every other
-series is *foreign*: known, and passed over. Prometheus puts labels of its own beside the exporter's. Where the two
-clash, the exporter's get the prefix `exported_`, and what is left under the plain name is the pod of the exporter
-itself, which holds nothing.
+Names of dcgm-exporter (DCGM_FI_*) and of our agent (gpu_*) are accepted, and counters of inference servers; every other
+series is *foreign*: it is cached and ignored. Prometheus adds labels of its own. Where they clash with the exporter's,
+the exporter's get the prefix `exported_`, and the plain name belongs to the pod of the exporter itself, which holds no
+GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.validate import bad_text, check_accelerator, check_workload
-from gpuledger_collector.ingest.remote_write.counted import CountedSeries, counted_series
+from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSeries, inference_series
 from gpuledger_collector.ingest.remote_write.messages import ONE
 from gpuledger_common import dcgm_page as dcgm
 from gpuledger_common.catalogue import BY_NAME, HOT, METRICS
@@ -27,27 +27,27 @@ from gpuledger_common.readings import Accelerator, Workload
 from gpuledger_common.serving_counters import ENGINES
 from gpuledger_common.wire import WireAccelerator, WireWorkload
 
-MOST_LABELS = 100
-MOST_NAME = 1024
-MOST_VALUE = 4096
-MOST_SERIES = 600_000
-MOST_KEY_BYTES = 384 * 1024 * 1024
+MAX_LABELS = 100
+MAX_NAME = 1024
+MAX_VALUE = 4096
+MAX_SERIES = 600_000
+MAX_KEYS_BYTES = 384 * 1024 * 1024
 SERIES_BYTES = 200
-"""What a series takes beside its key."""
-FOREIGN, BAD, TAKEN, COUNTED = 0, 1, 2, 3
+"""Memory of a cached series besides its key."""
+FOREIGN, BAD, ACCEPTED, INFERENCE = 0, 1, 2, 3
 NONE = -1
 METRIC_NUMBER = {metric.name: number for number, metric in enumerate(METRICS)}
 HOT_BIT = {metric.name: bit for bit, metric in enumerate(HOT)}
-LEVELS = ("org", "team", "project", "experiment", "run")
-"""Labels that attribute: those that are named like a level of the owner tree."""
+OWNER_LABELS = ("org", "team", "project", "experiment", "run")
+"""Labels that attribute a workload: the levels of the owner tree."""
 _EXPORTER = "dcgm-exporter"
 _ROW = np.dtype(
     [
         ("kind", "i1"),
-        ("face", "<i4"),
+        ("accelerator", "<i4"),
         ("metric", "<i2"),
         ("factor", "<f8"),
-        ("percent", "?"),
+        ("is_percent", "?"),
         ("workload", "<i4"),
         ("pod", "<i4"),
     ]
@@ -55,106 +55,104 @@ _ROW = np.dtype(
 
 
 class BadSeries(Exception):
-    """A series that cannot be taken, with the reason."""
+    """A series that is refused, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
-    """An accelerator on its node, as the labels of a series show it."""
+class NodeAccelerator:
+    """An accelerator on its node, as the labels of a series describe it."""
 
     node: str
     accelerator: WireAccelerator
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """A series of ours. `metric` is None for a field that the catalogue does not have: it still shows its holder."""
+class GpuSeries:
+    """An accepted series. `metric` is None for a field that the catalogue lacks: the series still shows its holder."""
 
-    face: Face
+    accelerator: NodeAccelerator
     metric: Metric | None
     factor: float
-    percent: bool
-    """A whole percentage, or a ratio, under the same name; see `dcgm.PERCENT_UNDER_A_RATIO_NAME`."""
+    is_percent: bool
+    """Whether the name may carry either a percentage or a ratio; see `dcgm.PERCENT_UNDER_A_RATIO_NAME`."""
     workload: WireWorkload | None
     pod: str
 
 
 @dataclass(slots=True)
-class Book:
-    """Every series met so far, by number: what it means, as columns. It only grows; a full one is replaced by a new."""
+class SeriesCache:
+    """All series seen so far by index, interpreted, as columns. It only grows; a full cache is replaced."""
 
-    numbers: dict[Hashable, int] = field(default_factory=dict)
+    indexes: dict[Hashable, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    """Why a bad series is bad, by number."""
-    faces: list[Face] = field(default_factory=list)
+    """Why a bad series is refused, by index."""
+    accelerators: list[NodeAccelerator] = field(default_factory=list)
     workloads: list[WireWorkload] = field(default_factory=list)
     pods: list[str] = field(default_factory=list)
-    counted: list[CountedSeries] = field(default_factory=list)
+    inference: list[InferenceSeries] = field(default_factory=list)
     key_bytes: int = 0
-    _known: dict[Hashable, int] = field(default_factory=dict)
+    _places: dict[Hashable, int] = field(default_factory=dict)
     _rows: list[tuple[object, ...]] = field(default_factory=list)
     _table: Array = field(default_factory=lambda: np.empty(0, dtype=_ROW))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_full(self) -> bool:
-        """Whether another book should be begun."""
-        return len(self.numbers) >= MOST_SERIES or self.key_bytes >= MOST_KEY_BYTES
+        """Whether it should be replaced."""
+        return len(self.indexes) >= MAX_SERIES or self.key_bytes >= MAX_KEYS_BYTES
 
     def table(self) -> Array:
-        """Meaning of every series by number, as columns."""
+        """The interpretation of every series by index, as columns."""
         with self._lock:
             if len(self._table) != len(self._rows):
-                self._table = np.concatenate(
-                    [self._table, np.array(self._rows[len(self._table) :], dtype=_ROW)], dtype=_ROW
-                )
+                new = np.array(self._rows[len(self._table) :], dtype=_ROW)
+                self._table = np.concatenate([self._table, new], dtype=_ROW)
             return self._table
 
-    def enter(self, key: Hashable, size: int, labels: list[tuple[str, str]] | BadSeries) -> int:
-        """The number of a series that is met for the first time; `key` is what it is known by from now on."""
+    def add(self, key: Hashable, size: int, labels: list[tuple[str, str]] | BadSeries) -> int:
+        """Interpret a new series and return its index; `key` finds it from now on."""
         with self._lock:
-            known = self.numbers.get(key)
-            if known is not None:
-                return known
-            number = len(self._rows)
+            cached = self.indexes.get(key)
+            if cached is not None:
+                return cached
+            index = len(self._rows)
             try:
                 if isinstance(labels, BadSeries):
                     raise labels
-                self._rows.append(self._row(meaning_of(labels)))
+                self._rows.append(self._row(interpret(labels)))
             except BadSeries as bad:
                 self._rows.append((BAD, NONE, NONE, 1.0, False, NONE, NONE))
-                self.reasons[number] = str(bad)
-            self.numbers[key] = number
+                self.reasons[index] = str(bad)
+            self.indexes[key] = index
             self.key_bytes += size + SERIES_BYTES
-            return number
+            return index
 
-    def _row(self, meaning: Meaning | CountedSeries | None) -> tuple[object, ...]:
-        if meaning is None:
+    def _row(self, series: GpuSeries | InferenceSeries | None) -> tuple[object, ...]:
+        if series is None:
             return FOREIGN, NONE, NONE, 1.0, False, NONE, NONE
-        if isinstance(meaning, CountedSeries):
-            return COUNTED, NONE, NONE, 1.0, False, self._place(self.counted, meaning, meaning), NONE
+        if isinstance(series, InferenceSeries):
+            return INFERENCE, NONE, NONE, 1.0, False, self._place(self.inference, series, series), NONE
+        workload = series.workload
         return (
-            TAKEN,
-            self._place(self.faces, meaning.face, msgspec.json.encode(meaning.face)),
-            NONE if meaning.metric is None else METRIC_NUMBER[meaning.metric.name],
-            meaning.factor,
-            meaning.percent,
-            NONE
-            if meaning.workload is None
-            else self._place(self.workloads, meaning.workload, msgspec.json.encode(meaning.workload)),
-            self._place(self.pods, meaning.pod, meaning.pod),
+            ACCEPTED,
+            self._place(self.accelerators, series.accelerator, msgspec.json.encode(series.accelerator)),
+            NONE if series.metric is None else METRIC_NUMBER[series.metric.name],
+            series.factor,
+            series.is_percent,
+            NONE if workload is None else self._place(self.workloads, workload, msgspec.json.encode(workload)),
+            self._place(self.pods, series.pod, series.pod),
         )
 
-    def _place(self, into: list[Any], thing: object, name: Hashable) -> int:
-        place = self._known.get((id(into), name))
+    def _place(self, items: list[Any], item: object, name: Hashable) -> int:
+        place = self._places.get((id(items), name))
         if place is None:
-            place = self._known[id(into), name] = len(into)
-            into.append(thing)
+            place = self._places[id(items), name] = len(items)
+            items.append(item)
         return place
 
 
-def labels_of(parts: list[bytes]) -> list[tuple[str, str]]:
-    """Names and values of the labels of a 1.0 series. Raises BadSeries for bytes that are no labels."""
+def parse_labels(parts: list[bytes]) -> list[tuple[str, str]]:
+    """Parse the labels of a 1.0 series. Raises BadSeries."""
     labels = []
     for part in parts:
         try:
@@ -165,35 +163,35 @@ def labels_of(parts: list[bytes]) -> list[tuple[str, str]]:
     return labels
 
 
-def checked(labels: list[tuple[str, str]]) -> dict[str, str]:
-    """The labels by name. Raises BadSeries where the specification is broken: order, repetition, no name, size."""
-    if len(labels) > MOST_LABELS:
-        raise BadSeries(f"has {len(labels)} labels, {MOST_LABELS} are allowed")
+def check_labels(labels: list[tuple[str, str]]) -> dict[str, str]:
+    """The labels by name. Raises BadSeries where they break the specification: order, repetition, no name, size."""
+    if len(labels) > MAX_LABELS:
+        raise BadSeries(f"has {len(labels)} labels, {MAX_LABELS} are allowed")
     before = ""
     for name, value in labels:
         if name <= before:
             raise BadSeries("its labels are not sorted, repeat a name or have an empty one")
-        if len(name) > MOST_NAME or len(value) > MOST_VALUE:
+        if len(name) > MAX_NAME or len(value) > MAX_VALUE:
             raise BadSeries(f"its label {name[:40]!a} is longer than is allowed")
         before = name
-    found = dict(labels)
-    if not found.get("__name__"):
+    by_name = dict(labels)
+    if not by_name.get("__name__"):
         raise BadSeries("has no name")
-    return found
+    return by_name
 
 
-def meaning_of(labels: list[tuple[str, str]]) -> Meaning | CountedSeries | None:
-    """What a series says; None for one that is none of ours. Raises BadSeries."""
-    found = checked(labels)
-    name = found["__name__"]
+def interpret(labels: list[tuple[str, str]]) -> GpuSeries | InferenceSeries | None:
+    """Interpret a series; None for a foreign one. Raises BadSeries."""
+    by_name = check_labels(labels)
+    name = by_name["__name__"]
     if name.startswith("DCGM_FI_"):
-        return _of_dcgm(name, found)
-    if name.startswith("gpu_") and not found.get("mig_instance"):
-        return _of_agent(name, found)
-    return counted_series(name, found, owner_of(found)) if name in ENGINES else None
+        return _interpret_dcgm(name, by_name)
+    if name.startswith("gpu_") and not by_name.get("mig_instance"):
+        return _interpret_agent(name, by_name)
+    return inference_series(name, by_name, find_owner(by_name)) if name in ENGINES else None
 
 
-def _of_dcgm(name: str, labels: Mapping[str, str]) -> Meaning | None:
+def _interpret_dcgm(name: str, labels: Mapping[str, str]) -> GpuSeries | None:
     device = labels.get("UUID") or labels.get("gpu_uuid") or labels.get("uuid") or ""
     if not device:
         return None
@@ -201,28 +199,28 @@ def _of_dcgm(name: str, labels: Mapping[str, str]) -> Meaning | None:
     metric = dcgm.metric_of(name)
     if metric is not None and accelerator.mig_instance is not None and "MIG" not in metric.scopes:
         metric = None
-    owner = owner_of(labels)
-    return Meaning(
-        _face(node_of(labels), accelerator),
+    owner = find_owner(labels)
+    return GpuSeries(
+        _on_node(find_node(labels), accelerator),
         metric,
         1.0 if metric is None else dcgm.factor_of(metric, name),
         name == dcgm.PERCENT_UNDER_A_RATIO_NAME,
-        None if owner is None else _wire(owner, labels),
+        None if owner is None else _as_wire(owner, labels),
         "" if owner is None else owner.id,
     )
 
 
-def _of_agent(name: str, labels: Mapping[str, str]) -> Meaning | None:
+def _interpret_agent(name: str, labels: Mapping[str, str]) -> GpuSeries | None:
     metric = BY_NAME.get(name)
     if metric is None or not labels.get("uuid") or not labels.get("node") or "GPU" not in metric.scopes:
         return None
     digits = labels.get("gpu", "")
     index = int(digits) if digits.isdecimal() else 0
     accelerator = Accelerator(labels["uuid"], labels["uuid"], index, labels.get("model", ""))
-    return Meaning(_face(labels["node"], accelerator), metric, 1.0, False, None, "")
+    return GpuSeries(_on_node(labels["node"], accelerator), metric, 1.0, False, None, "")
 
 
-def _face(node: str, accelerator: Accelerator) -> Face:
+def _on_node(node: str, accelerator: Accelerator) -> NodeAccelerator:
     if not node or bad_text(node, 253) or not node.isprintable():
         raise BadSeries("names no node: Hostname, hostname, node and instance are empty or no name")
     wire = WireAccelerator(
@@ -237,32 +235,32 @@ def _face(node: str, accelerator: Accelerator) -> Face:
     )
     reason = check_accelerator(wire)
     if reason:
-        raise BadSeries(f"its accelerator cannot be kept: {reason}")
-    return Face(node, wire)
+        raise BadSeries(f"its accelerator is refused: {reason}")
+    return NodeAccelerator(node, wire)
 
 
-def node_of(labels: Mapping[str, str]) -> str:
-    """The node: what the exporter calls it, else what Prometheus does."""
+def find_node(labels: Mapping[str, str]) -> str:
+    """The node by the exporter's labels, else by those of Prometheus."""
     for name in ("Hostname", "hostname", "node"):
         if labels.get(name):
             return labels[name]
     return labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
 
 
-def owner_of(labels: Mapping[str, str]) -> Workload | None:
-    """Who holds the accelerator by these labels; the exporter's own pod is nobody."""
-    ours = labels
+def find_owner(labels: Mapping[str, str]) -> Workload | None:
+    """The holder of the accelerator by these labels; the exporter's own pod holds nothing."""
+    plain = labels
     if labels.get("exported_pod"):
         renamed = {name: labels.get(f"exported_{name}", "") for name in ("pod", "namespace", "container")}
-        ours = {**labels, **renamed}
-    owner = dcgm.owner_of(ours)
+        plain = {**labels, **renamed}
+    owner = dcgm.owner_of(plain)
     return None if owner is not None and _EXPORTER in (owner.name or "") else owner
 
 
-def _wire(owner: Workload, labels: Mapping[str, str]) -> WireWorkload:
-    tags = {**owner.tags, **{level: labels[level] for level in LEVELS if labels.get(level)}}
+def _as_wire(owner: Workload, labels: Mapping[str, str]) -> WireWorkload:
+    tags = {**owner.tags, **{level: labels[level] for level in OWNER_LABELS if labels.get(level)}}
     wire = WireWorkload(owner.id, owner.kind, owner.user, owner.account, owner.name, tags)
     reason = check_workload(wire)
     if reason:
-        raise BadSeries(f"its workload cannot be kept: {reason}")
+        raise BadSeries(f"its workload is refused: {reason}")
     return wire

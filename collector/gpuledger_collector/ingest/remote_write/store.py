@@ -1,8 +1,8 @@
-"""One flush of remote write: samples to where agents' samples go, and each scrape once to where the meter finds it.
+"""Flush requests of remote write: samples to the tables of agents' samples, each scrape once to the meter's table.
 
-The same scrape may come twice, in parts, and by several replicas. Whoever writes scrapes of an accelerator holds the
-row of its head, so that what is there already is known: a reading goes to `gpu_sample` once, and a scrape is merged
-from its parts by operations that neither order nor repetition changes (union and maximum).
+The same scrape may come twice, in parts, and from several replicas. A writer of scrapes locks the head row of their
+accelerators, so it sees everything that was written before. A reading goes to `gpu_sample` once, and the parts of a
+scrape are merged by operations that neither order nor repetition changes (union and maximum).
 """
 
 from __future__ import annotations
@@ -17,52 +17,46 @@ import numpy as np
 
 from gpuledger_collector.ingest.batches.attributes import Connection, Ids
 from gpuledger_collector.ingest.batches.columns import Array
-from gpuledger_collector.ingest.batches.latest_values import latest_of, write_latest
+from gpuledger_collector.ingest.batches.latest_values import latest_values, write_values
 from gpuledger_collector.ingest.batches.samples import copy_samples
 from gpuledger_collector.ingest.batches.store import Store
-from gpuledger_collector.ingest.batches.usage_intervals import States
-from gpuledger_collector.ingest.remote_write.counted import CounterStore
-from gpuledger_collector.ingest.remote_write.decode import Writing
-from gpuledger_collector.ingest.remote_write.gather import WITNESSES, Gathered, Scrape, cut, only
-from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, Book
+from gpuledger_collector.ingest.batches.usage_intervals import LatestStates
+from gpuledger_collector.ingest.remote_write.decode import WriteRequest
+from gpuledger_collector.ingest.remote_write.inference_counters import InferenceCounterStore
+from gpuledger_collector.ingest.remote_write.scrapes import (
+    ACTIVITY_METRICS,
+    Scrape,
+    ScrapeRows,
+    select_new_readings,
+)
+from gpuledger_collector.ingest.remote_write.series import METRIC_NUMBER, SeriesCache
 from gpuledger_common.dcgm_page import judged
 from gpuledger_common.health import EVIDENCE
 
 SLOT_MS = 300_000
-"""The unit in which usage intervals are made again from scrapes."""
+"""The unit of time in which usage intervals are recomputed from scrapes."""
 SOURCE = "remote-write"
-_HEALTH = [name for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER]
-_SAID = ("accelerator_attributes_ids", "workload_attributes_ids")
-_COLUMNS = (
-    "accelerator_id",
-    "at_ms",
-    "node_id",
-    "workload_ids",
-    "readings",
-    "pods",
-    "pod_utilization",
-    *_SAID,
-    *WITNESSES,
-)
-_TYPES = [
-    "int8",
-    "int8",
-    "int8",
-    "int8[]",
-    "int8",
-    "text[]",
-    "float8[]",
-    "int8[]",
-    "int8[]",
-    *["float8"] * len(WITNESSES),
-]
+_HEALTH_METRICS = [name for name in (*EVIDENCE, "gpu_last_xid") if name in METRIC_NUMBER]
+_COLUMNS = {
+    "accelerator_id": "int8",
+    "at_ms": "int8",
+    "node_id": "int8",
+    "workload_ids": "int8[]",
+    "readings": "int8",
+    "pods": "text[]",
+    "pod_utilization": "float8[]",
+    "accelerator_attributes_ids": "int8[]",
+    "workload_attributes_ids": "int8[]",
+    **dict.fromkeys(ACTIVITY_METRICS, "float8"),
+}
+"""Columns of the table `scrape` and their types."""
 _Key = tuple[int, int]
 """Accelerator and instant."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What became of a request: samples that are kept, and samples refused because they are too old."""
+class WriteResult:
+    """The numbers of a request's samples that were written, and that were refused because they are too old."""
 
     samples: int
     too_old: int
@@ -75,102 +69,97 @@ class RemoteStore:
     store: Store
     window_ms: int
     """How much older than the newest scrape of its accelerator a scrape may be."""
-    counters: CounterStore = field(default_factory=CounterStore)
+    counters: InferenceCounterStore = field(default_factory=InferenceCounterStore)
     _health: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    """Newest readings that a verdict needs, by accelerator: a part of a scrape need not hold them all."""
+    """Newest readings of the metrics of health, by accelerator: a part of a scrape need not hold them all."""
 
     def flush(
         self,
         connection: Connection,
-        batches: Sequence[Writing],
+        batches: Sequence[WriteRequest],
         now: dt.datetime,
-        _idle: Callable[[], bool] = lambda: True,
-    ) -> list[Written]:
-        """Commit these requests and say what became of each. Raises psycopg.Error: then some may be, and all may
-        be sent again.
-        """
-        answers = [Written(one.stale, 0) for one in batches]
-        for book in {id(one.book): one.book for one in batches}.values():
-            places = [place for place, one in enumerate(batches) if one.book is book and one.samples]
+        _is_idle: Callable[[], bool] = lambda: True,
+    ) -> list[WriteResult]:
+        """Commit these requests and answer each. Raises psycopg.Error: some may be committed, and all may be resent."""
+        written = [(request.stale + len(request.inference), 0) for request in batches]
+        for cache in {id(request.cache): request.cache for request in batches}.values():
+            places = [place for place, request in enumerate(batches) if request.cache is cache and request.samples]
             if places:
-                written = self._flush(connection, book, [batches[place] for place in places], now)
-                for place, (good, old) in zip(places, written, strict=True):
-                    answers[place] = Written(answers[place].samples + good, old)
-        self.counters.keep(connection, [sample for one in batches for sample in one.counts], now)
-        return [
-            Written(answer.samples + len(one.counts), answer.too_old)
-            for answer, one in zip(answers, batches, strict=True)
-        ]
+                results = self._flush(connection, cache, [batches[place] for place in places], now)
+                for place, (good, too_old) in zip(places, results, strict=True):
+                    written[place] = written[place][0] + good, too_old
+        self.counters.store(connection, [sample for request in batches for sample in request.inference], now)
+        return [WriteResult(*numbers) for numbers in written]
 
-    def is_due(self, _ending: bool) -> bool:
-        """Nothing is left for later."""
+    def is_flush_due(self, _closing: bool) -> bool:
+        """Nothing is deferred here."""
         return False
 
-    def settle(self, connection: Connection) -> None:
-        """Nothing of its own is left for later. Raises psycopg.Error."""
-        self.store.settle(connection)
+    def flush_deferred(self, connection: Connection) -> None:
+        """Make the deferred writes of the store. Raises psycopg.Error."""
+        self.store.flush_deferred(connection)
 
     def forget(self) -> None:
-        """Believe nothing that was remembered of the database."""
+        """Empty all caches of the database."""
         self.store.forget()
-        self.counters = CounterStore()
+        self.counters = InferenceCounterStore()
 
     def _flush(
-        self, connection: Connection, book: Book, requests: Sequence[Writing], now: dt.datetime
+        self, connection: Connection, cache: SeriesCache, requests: Sequence[WriteRequest], now: dt.datetime
     ) -> list[tuple[int, int]]:
-        """Samples written, and too old, of each request."""
+        """The numbers of samples written, and too old, of each request."""
         self.store.renew(now)
-        gathered = Gathered.of(book, requests)
-        self._judge_health(gathered)
-        named = gathered.by_node(lambda uuid: judged(self._health.get(uuid, {})))
-        ids = self.store.directory.learn(connection, named, now)
-        self.store.make_days(connection, named)
-        accelerators = np.array([ids.accelerators[uuid] for uuid in gathered.uuids], dtype="<i8")
+        rows = ScrapeRows.of(cache, requests)
+        records = rows.accelerators
+        self._update_health(rows)
+        batches = rows.by_node(lambda uuid: judged(self._health.get(uuid, {})))
+        ids = self.store.ids.register(connection, batches, now)
+        self.store.ensure_days(connection, batches)
+        accelerator_ids = np.array([ids.accelerators[record.uuid] for record in records], dtype="<i8")
         with connection.transaction():
-            heads = lock_heads(connection, sorted(set(accelerators.tolist())))
-            newest = np.array([heads[one] for one in accelerators.tolist()], dtype="<i8")
-            old = gathered.at_ms < newest - self.window_ms
-            rows = np.flatnonzero(~old & ~gathered.shadowed())
-            known = gathered.at_ms[rows] <= newest[rows]
-            after = self._write(connection, cut(gathered, rows), accelerators[rows], known, ids)
-            see_nodes(connection, sorted(set(ids.nodes.values())), now)
-        after()
-        refused = old[gathered.row]
-        counts = np.bincount(gathered.origin, minlength=len(requests))
-        late = np.bincount(gathered.origin, weights=refused, minlength=len(requests)).astype(int)
-        return list(zip((counts - late).tolist(), late.tolist(), strict=True))
+            heads = lock_heads(connection, sorted(set(accelerator_ids.tolist())))
+            newest = np.array([heads[accelerator_id] for accelerator_id in accelerator_ids.tolist()], dtype="<i8")
+            is_old = rows.at_ms < newest - self.window_ms
+            chosen = np.flatnonzero(~is_old & ~rows.divided())
+            may_exist = rows.at_ms[chosen] <= newest[chosen]
+            remember = self._write(connection, rows.select(chosen), accelerator_ids[chosen], may_exist, ids)
+            mark_nodes_seen(connection, sorted(set(ids.nodes.values())), now)
+        remember()
+        samples = np.bincount(rows.request, minlength=len(requests))
+        too_old = np.bincount(rows.request, weights=is_old[rows.row], minlength=len(requests)).astype(int)
+        return list(zip((samples - too_old).tolist(), too_old.tolist(), strict=True))
 
     def _write(
-        self, connection: Connection, rows: Gathered, accelerators: Array, known: Array, ids: Ids
+        self, connection: Connection, rows: ScrapeRows, accelerator_ids: Array, may_exist: Array, ids: Ids
     ) -> Callable[[], None]:
-        """Write rows; `known` tells those that may be there already. Returns what to do after COMMIT."""
+        """Write rows, of which some may exist already. Returns what to call after COMMIT."""
         if not len(rows.at_ms):
             return lambda: None
-        keys = list(zip(accelerators.tolist(), rows.at_ms.tolist(), strict=True))
+        keys = list(zip(accelerator_ids.tolist(), rows.at_ms.tolist(), strict=True))
         scrapes = rows.scrapes(ids)
-        fresh, changed = write_scrapes(connection, keys, scrapes, known.tolist())
-        samples = rows.samples(accelerators)
-        unread = np.flatnonzero(fresh)
-        if len(unread):
-            copy_samples(connection, only(samples, unread, fresh))
-        after = self.store.keep_slow(connection, samples)
-        write_latest(connection, latest_of(samples, States.of(states_of(keys, scrapes))))
-        mark(connection, [key for key, is_changed in zip(keys, changed, strict=True) if is_changed])
+        new_bits, changed = write_scrapes(connection, keys, scrapes, may_exist.tolist())
+        samples = rows.samples(accelerator_ids)
+        new_rows = np.flatnonzero(new_bits)
+        if len(new_rows):
+            copy_samples(connection, select_new_readings(samples, new_rows, new_bits))
+        remember = self.store.store_slow(connection, samples)
+        write_values(connection, latest_values(samples, LatestStates.of(latest_holders(keys, scrapes))))
+        request_slot_recompute(connection, [key for key, is_changed in zip(keys, changed, strict=True) if is_changed])
         move_heads(connection, keys)
-        return after
+        return remember
 
-    def _judge_health(self, gathered: Gathered) -> None:
-        """Keep the readings that verdicts need; an Xid that is no longer the last one is forgotten."""
-        uuids = gathered.uuids
-        for name in _HEALTH:
-            chosen = np.flatnonzero((gathered.metric == METRIC_NUMBER[name]) & ~np.isnan(gathered.value))
-            order = chosen[np.argsort(gathered.at_ms[gathered.row[chosen]], kind="stable")]
-            for row, value in zip(gathered.row[order].tolist(), gathered.value[order].tolist(), strict=True):
-                self._health[uuids[row]][name] = value
+    def _update_health(self, rows: ScrapeRows) -> None:
+        """Store the newest readings of the metrics of health, by accelerator."""
+        records = rows.accelerators
+        for name in _HEALTH_METRICS:
+            chosen = np.flatnonzero((rows.metric == METRIC_NUMBER[name]) & ~np.isnan(rows.value))
+            order = chosen[np.argsort(rows.at_ms[rows.row[chosen]], kind="stable")]
+            for row, value in zip(rows.row[order].tolist(), rows.value[order].tolist(), strict=True):
+                self._health[records[row].uuid][name] = value
 
 
 def lock_heads(connection: Connection, accelerators: list[int]) -> dict[int, int]:
-    """The newest instant of each accelerator (0: none yet); this transaction alone writes scrapes of them now."""
+    """Lock the heads of accelerators and return their newest instants (0: none yet); others wait until COMMIT."""
     connection.execute(
         "INSERT INTO scrape_head (accelerator_id, newest_ms) SELECT id, 0 FROM unnest(%s::bigint[]) AS id"
         " WHERE NOT EXISTS (SELECT 1 FROM scrape_head WHERE accelerator_id = id) ORDER BY id ON CONFLICT DO NOTHING",
@@ -186,7 +175,7 @@ def lock_heads(connection: Connection, accelerators: list[int]) -> dict[int, int
 
 
 def move_heads(connection: Connection, keys: Sequence[_Key]) -> None:
-    """Raise the newest instant of the accelerators of these scrapes."""
+    """Raise the newest instants to those of these scrapes."""
     newest: dict[int, int] = {}
     for accelerator, at_ms in keys:
         newest[accelerator] = max(at_ms, newest.get(accelerator, 0))
@@ -198,7 +187,7 @@ def move_heads(connection: Connection, keys: Sequence[_Key]) -> None:
 
 
 def read_scrapes(connection: Connection, keys: Sequence[_Key]) -> dict[_Key, Scrape]:
-    """Those of these scrapes that are there."""
+    """Read those of these scrapes that exist."""
     if not keys:
         return {}
     rows = connection.execute(
@@ -210,8 +199,8 @@ def read_scrapes(connection: Connection, keys: Sequence[_Key]) -> dict[_Key, Scr
 
 
 def read_range(connection: Connection, ranges: dict[int, tuple[int, int]]) -> dict[int, list[tuple[int, Scrape]]]:
-    """The scrapes of accelerators from an instant up to before another, in order of time."""
-    found: dict[int, list[tuple[int, Scrape]]] = defaultdict(list)
+    """Read the scrapes of accelerators from an instant (included) to another (not included), in order of time."""
+    scrapes: dict[int, list[tuple[int, Scrape]]] = defaultdict(list)
     rows = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM scrape JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS asked"
         " (id, first_ms, end_ms) ON accelerator_id = id AND at_ms >= first_ms AND at_ms < end_ms"
@@ -219,8 +208,8 @@ def read_range(connection: Connection, ranges: dict[int, tuple[int, int]]) -> di
         (list(ranges), [first for first, _ in ranges.values()], [end for _, end in ranges.values()]),
     )
     for row in rows:
-        found[row[0]].append((row[1], _scrape(row)))
-    return found
+        scrapes[row[0]].append((row[1], _scrape(row)))
+    return scrapes
 
 
 def _scrape(row: Sequence[Any]) -> Scrape:
@@ -231,65 +220,62 @@ def _scrape(row: Sequence[Any]) -> Scrape:
 def write_scrapes(
     connection: Connection, keys: Sequence[_Key], scrapes: Sequence[Scrape], may_exist: Sequence[bool]
 ) -> tuple[Array, list[bool]]:
-    """Write scrapes, merged with what is there; of each the bits of readings that are new, and whether it changed."""
-    there = read_scrapes(connection, [key for key, is_known in zip(keys, may_exist, strict=True) if is_known])
-    fresh = np.array(
-        [one.readings & ~(there[key].readings if key in there else 0) for key, one in zip(keys, scrapes, strict=True)],
-        dtype="<i8",
-    )
-    new, changed, changes = [], [], []
-    for key, one in zip(keys, scrapes, strict=True):
-        before = there.get(key)
-        merged = one if before is None else before.merged(one)
+    """Write scrapes, merged with existing ones; returns for each the bits of new readings, and whether it changed."""
+    existing = read_scrapes(connection, [key for key, is_possible in zip(keys, may_exist, strict=True) if is_possible])
+    new_bits, changed, inserts, updates = [], [], [], []
+    for key, scrape in zip(keys, scrapes, strict=True):
+        before = existing.get(key)
+        merged = scrape if before is None else before.merged(scrape)
+        new_bits.append(scrape.readings & ~(0 if before is None else before.readings))
         changed.append(merged != before)
         if before is None:
-            new.append(_row(key, one))
+            inserts.append(_row(key, scrape))
         elif merged != before:
-            changes.append((*_row(key, merged)[2:], *key))
+            updates.append((*_row(key, merged)[2:], *key))
     with (
         connection.cursor() as cursor,
         cursor.copy(f"COPY scrape ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
-        copy.set_types(_TYPES)
-        for row in new:
+        copy.set_types(list(_COLUMNS.values()))
+        for row in inserts:
             copy.write_row(row)
-    if changes:
+    if updates:
         with connection.cursor() as cursor:
             cursor.executemany(
-                f"UPDATE scrape SET {', '.join(f'{name} = %s' for name in _COLUMNS[2:])}"
+                f"UPDATE scrape SET {', '.join(f'{name} = %s' for name in list(_COLUMNS)[2:])}"
                 " WHERE accelerator_id = %s AND at_ms = %s",
-                changes,
+                updates,
             )
-    return fresh, changed
+    return np.array(new_bits, dtype="<i8"), changed
 
 
-def _row(key: _Key, one: Scrape) -> tuple[object, ...]:
-    pods = sorted(one.utilization)
+def _row(key: _Key, scrape: Scrape) -> tuple[object, ...]:
+    pods = sorted(scrape.utilization)
     return (
         *key,
-        one.node_id,
-        sorted(one.workload_ids),
-        one.readings,
+        scrape.node_id,
+        sorted(scrape.workload_ids),
+        scrape.readings,
         pods,
-        [one.utilization[pod] for pod in pods],
-        sorted(one.accelerator_attributes),
-        sorted(one.workload_attributes),
-        *one.witnesses,
+        [scrape.utilization[pod] for pod in pods],
+        sorted(scrape.accelerator_attributes),
+        sorted(scrape.workload_attributes),
+        *scrape.activity,
     )
 
 
-def states_of(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int, tuple[int, str, int | None]]:
-    """Of each accelerator the instant, state and (first) holder of its newest scrape here."""
+def latest_holders(keys: Sequence[_Key], scrapes: Sequence[Scrape]) -> dict[int, tuple[int, str, int | None]]:
+    """Instant, state and (first) holder of the newest of these scrapes, by accelerator."""
     latest: dict[int, tuple[int, str, int | None]] = {}
-    for (accelerator, at_ms), one in zip(keys, scrapes, strict=True):
-        if accelerator not in latest or at_ms > latest[accelerator][0]:
-            holder = min(one.workload_ids, default=None)
-            latest[accelerator] = at_ms, "unallocated" if holder is None else "held", holder
+    for (accelerator_id, at_ms), scrape in zip(keys, scrapes, strict=True):
+        if accelerator_id not in latest or at_ms > latest[accelerator_id][0]:
+            holder = min(scrape.workload_ids, default=None)
+            latest[accelerator_id] = at_ms, "unallocated" if holder is None else "held", holder
     return latest
 
 
-def mark(connection: Connection, keys: Sequence[_Key]) -> None:
-    """Mark the slots of these scrapes for the meter."""
+def request_slot_recompute(connection: Connection, keys: Sequence[_Key]) -> None:
+    """Request that the meter recomputes the slots of these scrapes."""
     slots = sorted({(accelerator, at_ms - at_ms % SLOT_MS) for accelerator, at_ms in keys})
     if slots:
         connection.execute(
@@ -298,8 +284,8 @@ def mark(connection: Connection, keys: Sequence[_Key]) -> None:
         )
 
 
-def see_nodes(connection: Connection, nodes: list[int], now: dt.datetime) -> None:
-    """Keep of each node that it was heard of; what its own agent says of it stands."""
+def mark_nodes_seen(connection: Connection, nodes: list[int], now: dt.datetime) -> None:
+    """Record that nodes were seen; what their own agents report is not overwritten."""
     connection.execute(
         "UPDATE node SET last_seen_at = greatest(last_seen_at, %s),"
         " source = CASE WHEN agent_version = '' THEN %s ELSE source END"

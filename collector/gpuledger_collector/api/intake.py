@@ -1,0 +1,194 @@
+"""What reporting routes share: who may send, and how many bytes may be in progress at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
+
+from gpuledger_collector.api.auth.keys import Keys
+from gpuledger_collector.api.auth.principal import Principal
+from gpuledger_collector.api.limits import COMPLETE_BODY, Quotas
+from gpuledger_collector.api.metrics import Metrics
+from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
+from gpuledger_collector.ingest.batches.decode import Refused
+from gpuledger_collector.ingest.batches.store import NewItems
+from gpuledger_collector.ingest.batches.validate import EARLIEST_MS, Accepted
+from gpuledger_common.wire import MAX_BODY_BYTES, Answer
+
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive: a sender of one byte a second must not occupy memory."""
+GRACE_SECONDS = 10.0
+MIN_BYTES_PER_SECOND = 1024
+"""The mean rate at which a body must arrive after GRACE_SECONDS."""
+DECODERS = 2
+"""Large bodies decoded at once: each may take many times its size meanwhile."""
+
+
+@dataclass(slots=True)
+class Intake:
+    """The writers, who may send, and how much may be in progress."""
+
+    commit: GroupCommit[Accepted, Answer]
+    metrics: Metrics
+    clock: Callable[[], dt.datetime]
+    keys: Keys
+    max_bytes: int = 256 * 1024 * 1024
+    body_seconds: float = BODY_SECONDS
+    grace_seconds: float = GRACE_SECONDS
+    max_age_ms: int | None = None
+    """The greatest accepted age of evidence; None: any age."""
+    quotas: Quotas = field(default_factory=Quotas)
+    count_new: Callable[[Accepted], NewItems] = lambda _: NewItems(0, 0)
+    """Counts what this collector has not seen of a batch."""
+    in_progress: int = field(default=0, init=False)
+    """Bytes of bodies that are being received or committed."""
+    decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODERS), init=False)
+    nodes: dict[str, NodeProgress] = field(default_factory=dict, init=False)
+    """What nodes whose tokens are bound to them have in progress."""
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """The earliest accepted instant of evidence."""
+        return EARLIEST_MS if self.max_age_ms is None else now_ms - self.max_age_ms
+
+    @property
+    def too_slow(self) -> str:
+        """Why a slow body is refused."""
+        return (
+            f"the body took longer than {self.body_seconds:.0f} s, or came at less than {MIN_BYTES_PER_SECOND} bytes a "
+            f"second after {self.grace_seconds:.0f} s"
+        )
+
+
+@dataclass(slots=True)
+class NodeProgress:
+    """What one node has in progress: requests, bytes, and a lock that admits one large body at a time."""
+
+    requests: int = 0
+    bytes: int = 0
+    large: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Bytes that one request occupies of what may be in progress; released at the end of the block.
+
+    A node whose token is bound to it occupies at most half of all, so that it cannot crowd others out.
+    """
+
+    intake: Intake
+    node: str | None = None
+    bytes: int = 0
+
+    def __enter__(self) -> Reservation:
+        if self.node is not None:
+            self.intake.nodes.setdefault(self.node, NodeProgress()).requests += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.intake.in_progress -= self.bytes
+        if self.node is not None:
+            progress = self.intake.nodes[self.node]
+            progress.requests -= 1
+            progress.bytes -= self.bytes
+            if not progress.requests:
+                del self.intake.nodes[self.node]
+
+    def add(self, size: int) -> None:
+        """Occupy more. Raises Unavailable when too much is in progress."""
+        self.bytes += size
+        self.intake.in_progress += size
+        if self.node is not None:
+            progress = self.intake.nodes[self.node]
+            progress.bytes += size
+            if progress.bytes > self.intake.max_bytes // 2:
+                raise Unavailable(f"too many bytes of {self.node} are in progress")
+        if self.intake.in_progress > self.intake.max_bytes:
+            raise Unavailable("too many bytes are in progress")
+
+    @contextlib.asynccontextmanager
+    async def large(self) -> AsyncIterator[None]:
+        """Wait until no other large body of the same node is between decoding and COMMIT.
+
+        Raises OverQuota when what the node sent meanwhile has used up its quota.
+        """
+        if self.node is None:
+            yield
+            return
+        async with self.intake.nodes[self.node].large:
+            self.intake.quotas.check(self.node)
+            yield
+
+
+class BatchRequest:
+    """A request with a batch, created at a tenth of the cost of Starlette's: there are many, and little is needed."""
+
+    __slots__ = ("headers", "receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        # As in Starlette, the first of several headers of a name counts.
+        self.headers: Mapping[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
+        self.scope, self.receive = scope, receive
+
+
+AnyRequest = Request | BatchRequest
+
+
+async def authenticate_agent(request: AnyRequest, keys: Keys) -> Principal:
+    """The sender of a request. Raises Denied, or KeysUnavailable."""
+    header = request.headers.get("authorization", "")
+    if not keys.is_fresh(header):
+        await keys.refresh_once(header)
+    return keys.agent(header)
+
+
+async def receive_body(request: AnyRequest, reservation: Reservation, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Receive a body. Raises Refused (408, 413), Unavailable, ClientDisconnect, and TimeoutError when it is slow."""
+    announced = _announced_length(request, max_bytes)
+    if COMPLETE_BODY in request.scope.get("extensions", ()):
+        body, _ = await _receive_part(request, reservation)
+    else:
+        body = await _receive_parts(request, reservation, announced, max_bytes)
+    if len(body) > max_bytes:
+        raise Refused(413, f"the body is over {max_bytes} bytes: send less in one request")
+    return body
+
+
+async def _receive_parts(request: AnyRequest, reservation: Reservation, announced: int | None, max_bytes: int) -> bytes:
+    intake, loop = reservation.intake, asyncio.get_running_loop()
+    began, body, has_more = loop.time(), bytearray(), True
+    async with asyncio.timeout(min(intake.body_seconds, intake.grace_seconds)) as limit:
+        while has_more and len(body) <= max_bytes:
+            part, has_more = await _receive_part(request, reservation)
+            body += part
+            if has_more and len(body) != announced:
+                seconds = min(intake.body_seconds, intake.grace_seconds + len(body) / MIN_BYTES_PER_SECOND)
+                limit.reschedule(began + seconds)
+    return bytes(body)
+
+
+async def _receive_part(request: AnyRequest, reservation: Reservation) -> tuple[bytes, bool]:
+    """The next bytes of a body, and whether more come. Raises Unavailable, and ClientDisconnect."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    part: bytes = message.get("body", b"")
+    reservation.add(len(part))
+    return part, message.get("more_body", False)
+
+
+def _announced_length(request: AnyRequest, max_bytes: int) -> int | None:
+    """The announced length of a body. Raises Refused (413) when it is too large, before a byte of it is read."""
+    length = request.headers.get("content-length", "")
+    if not length.isdigit():
+        return None
+    if int(length) > max_bytes:
+        raise Refused(413, f"the body is over {max_bytes} bytes: send less in one request")
+    return int(length)
