@@ -335,7 +335,7 @@ def test_what_is_remembered_of_lists_is_bounded(monkeypatch):
         most = 0
         for number in range(6000):
             listed = lists.decode(msgspec.Raw(msgspec.msgpack.encode([{"id": str(number), "kind": "a"}])))
-            kept, _ = validate.judge_workloads(listed)
+            kept, _ = validate._validate(listed, "workloads", validate.check_workload)
             kept.cache[""] = {0: number}
             if number % 100 == 0:
                 most = max(most, tracemalloc.get_traced_memory()[0])
