@@ -101,12 +101,20 @@ def settings_page() -> str:
     ]
     for title, module in (("Collector", collector), ("Agent", agent)):
         rows = [
-            [f"`{field.name}`", str(field.type).replace(" | None", ""), shown(field), field.metadata["help"]]
+            [f"`{field.name}`", str(field.type).replace(" | None", ""), shown(field), meaning(field)]
             for field in dataclasses.fields(module.Settings)
         ]
         head = f"## {title} (`{module.PREFIX}...`)\n"
         parts.append(f"{head}\n{table(['key', 'type', 'default', 'meaning'], rows)}")
     return "\n".join(parts)
+
+
+def meaning(field: dataclasses.Field[Any]) -> str:
+    """What a setting is for, and its bounds."""
+    least, most = field.metadata.get("least"), field.metadata.get("most")
+    text: str = field.metadata["help"]
+    least_text = f"; {'otherwise ' if field.metadata.get('or_zero') else ''}at least {least}" if least else ""
+    return text + least_text + (f"; at most {most}" if most else "")
 
 
 def shown(field: dataclasses.Field[Any]) -> str:

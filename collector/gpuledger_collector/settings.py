@@ -28,19 +28,10 @@ _FALSE = {"0", "false", "no", "off"}
 
 
 def setting(
-    default: Any,
-    about: str,
-    least: int = 0,
-    most: int | None = None,
-    zero: str = "",
-    because: str = "",
-    choices: str = "",
+    default: Any, about: str, least: int = 0, most: int | None = None, or_zero: bool = False, choices: str = ""
 ) -> Any:
-    """A field with what its values may be: whole numbers from `least` to `most`, or one of the `choices`.
-
-    `zero` is what 0 means where it is allowed below `least`; `because` is the reason for the lower bound.
-    """
-    bounds = {"least": least, "most": most, "zero": zero, "because": because, "choices": choices.split()}
+    """A field with what its values may be: whole numbers from `least` to `most`, also 0 if `or_zero`; or `choices`."""
+    bounds = {"least": least, "most": most, "or_zero": or_zero, "choices": choices.split()}
     return dataclasses.field(default=default, metadata={"help": about, **bounds})
 
 
@@ -54,16 +45,12 @@ class Settings:
     embedded_user: str = setting("", "user of the embedded server when started by root")
     listen: str = setting("127.0.0.1:8440", "address and port of the HTTP server")
     agent_token_file: Path | None = setting(
-        None, "tokens of all agents, one a line; in the file only: GPULEDGER_AGENT_* is the agent's"
+        None, "tokens of all agents, one a line; has no variable: GPULEDGER_AGENT_* is the agent's"
     )
     reader_token_file: Path | None = setting(None, "bearer tokens of readers, one a line")
-    require_tokens: bool = setting(
-        False, "ask for tokens of `gpuledger token` also on loopback and before the first one is created"
-    )
-    identity_header: str = setting(
-        "", "header in which a trusted proxy names the person whom it verified; empty: no such proxy"
-    )
-    trusted_proxies: str = setting("", "addresses or networks, separated by commas, whose identity_header is believed")
+    require_tokens: bool = setting(False, "require tokens of `gpuledger token` on loopback too, and before any exists")
+    identity_header: str = setting("", "header in which a trusted proxy names the verified person; empty: none")
+    trusted_proxies: str = setting("", "addresses or networks of trusted proxies, separated by commas")
     tls_certificate_file: Path | None = setting(None, "PEM certificate chain")
     tls_key_file: Path | None = setting(None, "PEM private key")
     allow_plain_http: bool = setting(False, "listen beyond loopback without TLS")
@@ -74,43 +61,28 @@ class Settings:
     queue_batches: int = setting(4096, "batches that may wait before 503", least=1)
     queue_bytes: int = setting(256 * 1024 * 1024, "decoded bytes that may wait before 503", least=1)
     node_samples_per_second: int = setting(
-        10_000, "samples and usage intervals of one node; bursts of a minute pass; 0: any"
+        10_000, "samples and usage intervals of a node; a minute's burst passes; 0: any"
     )
-    node_bytes_per_second: int = setting(
-        2 * 1024 * 1024, "bytes of request bodies of one node; bursts of a minute pass; 0: any"
-    )
-    node_inflated_bytes_per_second: int = setting(
-        8 * 1024 * 1024, "the same after decompression; bursts of a minute pass; 0: any"
-    )
+    node_bytes_per_second: int = setting(2 * 1024 * 1024, "bytes of a node's requests; a minute's burst passes; 0: any")
+    node_inflated_bytes_per_second: int = setting(8 * 1024 * 1024, "the same, decompressed; 0: any")
     node_names_per_second: int = setting(
-        500, "accelerators and workloads that one node lists; bursts of a minute pass; 0: any"
+        500, "accelerators and workloads that a node lists; a minute's burst passes; 0: any"
     )
     node_new_names_per_hour: int = setting(
-        20_000, "accelerators and workloads of one node that are new to a collector; 0: any"
+        20_000, "accelerators and workloads of a node that are new to a collector; 0: any"
     )
-    node_new_days_per_hour: int = setting(
-        200, "days of samples and of usage of one node that are new to a collector; 0: any"
-    )
+    node_new_days_per_hour: int = setting(200, "days of a node's samples and usage that are new to a collector; 0: any")
     min_free_bytes: int = setting(
-        256 * 1024 * 1024, "free bytes on the disk of the embedded database, below which /readyz says 503; 0: any"
+        256 * 1024 * 1024, "free disk of the embedded database, below which /readyz says 503; 0: any"
     )
     # An agent may hold a batch for 35 days, rollups included; two more, so that no slow clock loses anything.
     max_evidence_age_days: int = setting(
-        37,
-        "age of the oldest evidence that agents and remote write may send, 37 days or more: agents hold 35; 0: any, for"
-        " replays and simulations. Older evidence comes by import",
-        least=37,
-        zero="any age",
-        because="agents may still hold it",
+        37, "age of the oldest evidence that is accepted, imports aside; 0: any, for replays", least=37, or_zero=True
     )
-    remote_write_samples_per_second: int = setting(
-        200_000, "samples of one sender of remote write; bursts of a minute pass; 0: any"
-    )
-    remote_write_window_seconds: int = setting(
-        3600, "how much older than its GPU's newest a scrape of remote write may be", least=1
-    )
+    remote_write_samples_per_second: int = setting(200_000, "samples of a sender; a minute's burst passes; 0: any")
+    remote_write_window_seconds: int = setting(3600, "how much older than its GPU's newest a scrape may be", least=1)
     remote_write_gap_seconds: int = setting(
-        150, "longest interval between two scrapes that counts as seen, at most 300", least=1, most=300
+        150, "longest interval between two scrapes that counts as seen", least=1, most=300
     )
 
     jobs: bool = setting(True, "run the scheduled jobs in this process")
@@ -120,9 +92,7 @@ class Settings:
     anomaly_seconds: int = setting(600, "how often spending is searched for anomalies")
     recommend_seconds: int = setting(21_600, "how often recommendations are computed")
     scaling_seconds: int = setting(300, "how often capacity is decided and past decisions are judged", least=1)
-    scaling_gauge_delay_seconds: int = setting(
-        0, "lead time of the scaling advice on /metrics, such as 600; 0: no such metrics"
-    )
+    scaling_gauge_delay_seconds: int = setting(0, "lead time of the scaling advice on /metrics, such as 600; 0: none")
     series_seconds: int = setting(300, "how often the series of changed days are computed again", least=1)
     budget_seconds: int = setting(300, "how often budgets are compared with charges", least=1)
     energy_rate: str = setting("", "price of a kilowatt-hour, such as `0.21 EUR`; empty: energy has no price")
@@ -130,48 +100,30 @@ class Settings:
 
     pack_after_days: int = setting(3, "days after which samples are packed, late ones of a weekend included", least=1)
     keep_archive_days: int = setting(0, "days that packed samples are kept; 0: for ever")
-    # 35 days that an agent may hold, two as for batches, one whole day, and one that usage intervals reach into.
+    # 35 days that an agent may hold it, two as for batches, one whole day, and one that usage intervals reach into.
     keep_usage_interval_days: int = setting(
-        0,
-        "days that evidence of closed periods is kept, 39 or more; 0: for ever",
-        least=39,
-        zero="for ever",
-        because="agents may still hold it",
+        0, "days that evidence of closed periods is kept; 0: for ever", least=39, or_zero=True
     )
-    keep_batches_days: int = setting(
-        37,
-        "days that keys of batches are kept, 37 or more: agents may send for 35",
-        least=37,
-        because="a batch that an agent sends again would count twice",
-    )
+    # 35 days that an agent may hold a batch, and two more: a batch whose key is unknown would count twice.
+    keep_batches_days: int = setting(37, "days that keys of batches are kept, to recognize those sent again", least=37)
     keep_series_days: int = setting(400, "days that five-minute series of owners are kept; 0: for ever")
-    keep_node_utilization_days: int = setting(
-        400, "days that the utilization of nodes is kept by quarters of an hour; 0: for ever"
-    )
+    keep_node_utilization_days: int = setting(400, "days that quarter-hours of node utilization are kept; 0: for ever")
     # Recommendations read the minutes of 28 days, and the search for idle accelerators reads a few hours more.
     keep_minute_days: int = setting(
         37,
-        "days that readings are kept by the minute, 30 or more; 0: for ever. Older boards of nodes and workloads, and"
-        " the bottlenecks and activity of older runs, are unknown; the utilization of nodes, usage and money stay",
+        "days that readings are kept by the minute, for runs and boards; 0: for ever",
         least=30,
-        zero="for ever",
-        because="recommendations read a month",
+        or_zero=True,
     )
-    keep_state_days: int = setting(
-        14, "days that changes of slow metrics are kept, and the last one before; 0: for ever"
-    )
+    keep_state_days: int = setting(14, "days that changes of slow metrics are kept, and the last before; 0: for ever")
     # The searches look back 42 days, and compare what they find with earlier findings.
     keep_finding_days: int = setting(
-        400,
-        "days that findings are kept after they ended, 60 or more; 0: for ever",
-        least=60,
-        zero="for ever",
-        because="searches look back to them",
+        400, "days that findings are kept after they ended; 0: for ever", least=60, or_zero=True
     )
 
     send_seconds: int = setting(20, "how often waiting messages are sent", least=1)
     notification_seconds: int = setting(
-        300, "how often owners of idle GPUs are notified, where [[contact]] tables name them", least=1
+        300, "how often owners of idle GPUs are notified, by [[contact]] tables", least=1
     )
     mail_server: str = setting("", "HOST:PORT of the SMTP server for mails")
     mail_security: str = setting("starttls", "starttls, tls or none", choices="starttls tls none")
@@ -180,7 +132,9 @@ class Settings:
     mail_ca_file: Path | None = setting(None, "PEM certificates to trust instead of the system's")
     mail_from: str = setting("gpuledger@localhost", "address that mails come from")
     mail_dir: Path | None = setting(None, "folder for mails as .eml files instead of a server")
-    mail_resend_unconfirmed: bool = setting(False, "send a mail with unconfirmed delivery again, rather than report it")
+    mail_resend_unconfirmed: bool = setting(
+        False, "send mails with unconfirmed delivery again, rather than report them"
+    )
     hooks_file: Path | None = setting(None, "TOML file of chat and webhook addresses, by name")
     actions: bool = setting(
         False, "carry out what [[action]] tables opt in to; false: only show it (gpuledger actions)"
@@ -194,7 +148,7 @@ class Settings:
     )
 
     shutdown_delay_seconds: int = setting(
-        3, "how long /readyz says 503 after SIGTERM before the server stops; 0 with the bundled database, always"
+        3, "how long /readyz says 503 after SIGTERM; always 0 with the bundled database"
     )
     drain_seconds: int = setting(20, "how long SIGTERM waits for requests in progress")
     log_level: str = setting("info", "debug, info, warning or error", choices="debug info warning error")
@@ -327,14 +281,13 @@ def _check_bounds(settings: Settings) -> list[str]:
         value, bounds = getattr(settings, name), field.metadata
         if bounds["choices"] and value not in bounds["choices"]:
             faults.append(f"{name}: {value!r} is not {', '.join(bounds['choices'][:-1])} or {bounds['choices'][-1]}")
-        if field.type != "int" or (value == 0 and bounds["zero"]):
+        if field.type != "int" or (value == 0 and bounds["or_zero"]):
             continue
         if value < bounds["least"]:
-            otherwise = f"0 ({bounds['zero']}) or at least {bounds['least']}"
-            wanted = otherwise if bounds["zero"] else f"{bounds['least']} or more"
-            faults.append(f"{name}: must be {wanted}" + (f": {bounds['because']}" if bounds["because"] else ""))
+            zero = "0 or " if bounds["or_zero"] else ""
+            faults.append(f"{name}: must be {zero}at least {bounds['least']} ({bounds['help']})")
         if bounds["most"] is not None and value > bounds["most"]:
-            faults.append(f"{name}: is over {bounds['most']}")
+            faults.append(f"{name}: must be at most {bounds['most']} ({bounds['help']})")
     return faults
 
 

@@ -258,7 +258,7 @@ def test_keys_of_batches_outlive_what_agents_may_send_again(dsn, monkeypatch):
     keep = ArchiveRetention(3, 0, 0, Settings().keep_batches_days)
     assert pack_samples(Database(dsn), keep, NOW).expired_batches == 13
     assert scalar(dsn, "SELECT max(seq) FROM ingest_batch") == 37
-    with pytest.raises(SettingsError, match="keep_batches_days: must be 37 or more"):
+    with pytest.raises(SettingsError, match="keep_batches_days: must be at least 37"):
         check(Settings(keep_batches_days=36))
 
 
@@ -400,9 +400,9 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(dsn, given, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"keep_usage_interval_days": 38}, "keep_usage_interval_days: must be 0 .* or at least 39"),
+        ({"keep_usage_interval_days": 38}, "keep_usage_interval_days: must be 0 or at least 39"),
         ({"keep_archive_days": 3}, "keep_archive_days: must be 0 .* or over pack_after_days, 3"),
-        ({"pack_after_days": 0}, "pack_after_days: must be 1 or more"),
+        ({"pack_after_days": 0}, "pack_after_days: must be at least 1"),
     ],
 )
 def test_retention_below_what_is_safe_is_refused(given, sentence):

@@ -35,7 +35,7 @@ def test_the_environment_wins_over_the_file(tmp_path):
         ('writers = "many"', {}, "writers: 'many' is not a whole number"),
         ("jobs = 3", {}, "jobs: 3 is neither true nor false"),
         ("dsn = 3", {}, "dsn: 3 is not a text"),
-        ("writers = 0", {}, "writers: must be 1 or more"),
+        ("writers = 0", {}, "writers: must be at least 1"),
         ('listen = "8440"', {}, "is not ADDRESS:PORT"),
         ('listen = "0.0.0.0:8440"', {}, "needs agent_token_file"),
         ('listen = "0.0.0.0:8440"\nagent_token_file = "/t"', {}, "needs tls_certificate_file"),

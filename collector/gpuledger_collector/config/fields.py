@@ -284,25 +284,13 @@ def _read_recipient(value: object) -> str:
     return text
 
 
-def after(start: str, key: str) -> AfterValidator:
-    """Ends that lie after the field `start`, whose key in the file is `key`."""
+def after(start: str, key: str, or_at: bool = False) -> AfterValidator:
+    """Ends that lie after the field `start`, or at it; `key` is its key in the file."""
 
     def check(end: Any, info: ValidationInfo) -> Any:
         begin = info.data.get(start)
-        if end is not None and begin is not None and end <= begin:
-            raise refusal("order", f"does not lie after {key}")
-        return end
-
-    return AfterValidator(check)
-
-
-def not_before(start: str) -> AfterValidator:
-    """Ends that lie at the field `start` or after it."""
-
-    def check(end: Any, info: ValidationInfo) -> Any:
-        begin = info.data.get(start)
-        if end is not None and begin is not None and end < begin:
-            raise refusal("order", "lies before its start")
+        if end is not None and begin is not None and (end < begin if or_at else end <= begin):
+            raise refusal("order", f"lies before {key}" if or_at else f"does not lie after {key}")
         return end
 
     return AfterValidator(check)

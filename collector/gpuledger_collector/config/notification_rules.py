@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
 from gpuledger_collector.config.fields import (
     Clock,
@@ -37,7 +37,6 @@ from gpuledger_collector.config.fields import (
     Zone,
     matching,
     one_of,
-    read_text,
     refusal,
     unique,
     whole,
@@ -63,14 +62,7 @@ _DOMAIN = matching(r"[a-z0-9-]+(\.[a-z0-9-]+)+", "no domain such as example.com"
 _DO = matching(rf"{SCANCEL}|{EVICT}|webhook:[A-Za-z0-9_-]{{1,60}}", f"not one of {SCANCEL}, {EVICT}, webhook:NAME")
 
 
-def _read_weekday(value: object) -> int:
-    text = read_text(value)
-    if text not in WEEKDAYS:
-        raise refusal("bad_choice", f"{text!r} is not one of {', '.join(WEEKDAYS)}")
-    return WEEKDAYS.index(text)
-
-
-_Weekday = Annotated[int, PlainValidator(_read_weekday), PlainSerializer(lambda day: WEEKDAYS[day])]
+_Weekday = Annotated[int, one_of(WEEKDAYS), AfterValidator(WEEKDAYS.index), PlainSerializer(lambda day: WEEKDAYS[day])]
 
 
 class DeclaredRecipient(Declaration):

@@ -22,12 +22,23 @@ webhook = "capacity"
 
 from __future__ import annotations
 
+from dataclasses import fields
 from decimal import Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
 
-from gpuledger_collector.config.fields import Currency, Flag, Name, decimal, matching, one_of, refusal, whole
+from gpuledger_collector.config.fields import (
+    Currency,
+    Flag,
+    Name,
+    decimal,
+    matching,
+    one_of,
+    read_bounded,
+    refusal,
+    whole,
+)
 from gpuledger_collector.config.model import Declaration
 from gpuledger_collector.insight.scaling.advice import ScalingLimits
 from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, DEFAULT_LEAD_MS, MODES, ScalingTerms
@@ -35,9 +46,21 @@ from gpuledger_collector.insight.scaling.pools import ACT, ADVICE, DEFAULT_LEAD_
 MAX_GPUS = 1_000_000
 PLACES = 6
 _DAY_S = 86_400
-_Gpus = Annotated[Decimal, decimal(PLACES, MAX_GPUS)]
-_SomeGpus = Annotated[Decimal, decimal(PLACES, MAX_GPUS, "0.01")]
+_LIMITS = [field.name for field in fields(ScalingLimits) if field.name not in {"headroom", "money_gpus"}]
+_TERMS = ("pool", "lead_ms", "mode", "money_per_hour", "currency", "webhook")
 _HOOK = matching("[A-Za-z0-9_-]{1,60}", "no name of a hook of the hooks_file")
+_WRITE_NUMBER = PlainSerializer(lambda number: round(Decimal(number), PLACES))
+_TO_MS, _WRITE_SECONDS = AfterValidator(lambda seconds: 1000 * seconds), PlainSerializer(lambda ms: ms // 1000)
+
+
+def _number(most: int, least: str = "0") -> PlainValidator:
+    """Numbers that capacity is computed with: read as decimals, kept as floats."""
+    return PlainValidator(lambda value: float(read_bounded(value, PLACES, most, least)))
+
+
+_Gpus = Annotated[float, _number(MAX_GPUS), _WRITE_NUMBER]
+_SomeGpus = Annotated[float, _number(MAX_GPUS, "0.01"), _WRITE_NUMBER]
+_Seconds = Annotated[int, whole(0, _DAY_S, "seconds"), _TO_MS, _WRITE_SECONDS]
 
 
 class DeclaredPool(Declaration):
@@ -47,16 +70,18 @@ class DeclaredPool(Declaration):
     mode: Annotated[str, one_of(MODES)] = ADVICE
     floor_gpus: _Gpus | None = Field(None, alias="min_gpus", validate_default=True)
     ceiling_gpus: _Gpus | None = Field(None, alias="max_gpus", validate_default=True)
-    node_gpus: _SomeGpus = Decimal(1)
-    lead_s: Annotated[int, whole(1, _DAY_S, "seconds")] = Field(DEFAULT_LEAD_MS // 1000, alias="lead_time_s")
+    node_gpus: _SomeGpus = 1.0
+    lead_ms: Annotated[int, whole(1, _DAY_S, "seconds"), _TO_MS, _WRITE_SECONDS] = Field(
+        DEFAULT_LEAD_MS, alias="lead_time_s"
+    )
     step_up_gpus: _SomeGpus | None = None
     step_down_gpus: _SomeGpus | None = None
-    cooldown_s: Annotated[int, whole(0, _DAY_S, "seconds")] = 0
-    stabilization_s: Annotated[int, whole(0, _DAY_S, "seconds")] = 0
-    warm_gpus: _Gpus = Decimal(0)
-    headroom: Annotated[Decimal, decimal(PLACES, 10)] | None = None
+    cooldown_ms: _Seconds = Field(0, alias="cooldown_s")
+    stabilise_ms: _Seconds = Field(0, alias="stabilization_s")
+    warm_gpus: _Gpus = 0.0
+    headroom: Annotated[float, _number(10), _WRITE_NUMBER] | None = None
     utilization: Annotated[Decimal, decimal(PLACES, 1, "0.05")] | None = None
-    cost_cap: Annotated[Decimal, decimal(PLACES, 10, "1")] = Decimal("1.25")
+    cost_cap: Annotated[float, _number(10, "1"), _WRITE_NUMBER] = 1.25
     money_per_hour: Annotated[Decimal, decimal(PLACES, 10**9, "0.000001")] | None = Field(None, validate_default=True)
     currency: Currency = Field("", validate_default=True)
     predict: Flag = True
@@ -66,14 +91,14 @@ class DeclaredPool(Declaration):
 
     @field_validator("floor_gpus", "ceiling_gpus", "money_per_hour")
     @classmethod
-    def _limit_acting(cls, limit: Decimal | None, info: ValidationInfo) -> Decimal | None:
+    def _limit_acting(cls, limit: Any, info: ValidationInfo) -> Any:
         if limit is None and info.data.get("mode") == ACT:
             raise refusal("empty", 'is required where mode = "act": a floor, a ceiling and a money limit')
         return limit
 
     @field_validator("ceiling_gpus")
     @classmethod
-    def _reach_the_floor(cls, ceiling: Decimal | None, info: ValidationInfo) -> Decimal | None:
+    def _reach_the_floor(cls, ceiling: float | None, info: ValidationInfo) -> float | None:
         if ceiling is not None and ceiling < (info.data.get("floor_gpus") or 0):
             raise refusal("order", "is less than min_gpus")
         return ceiling
@@ -94,49 +119,18 @@ class DeclaredPool(Declaration):
 
     def to_value(self, source: str, position: int) -> ScalingTerms:  # noqa: ARG002
         """The terms; a target utilization u says the same as a headroom of 1/u - 1."""
-        headroom = self.headroom or 0 if self.utilization is None else 1 / self.utilization - 1
-        limits = ScalingLimits(
-            floor_gpus=float(self.floor_gpus or 0),
-            ceiling_gpus=_float(self.ceiling_gpus),
-            node_gpus=float(self.node_gpus),
-            cost_cap=float(self.cost_cap),
-            step_up_gpus=_float(self.step_up_gpus),
-            step_down_gpus=_float(self.step_down_gpus),
-            cooldown_ms=1000 * self.cooldown_s,
-            stabilise_ms=1000 * self.stabilization_s,
-            warm_gpus=float(self.warm_gpus),
-            headroom=float(headroom),
-            predict=self.predict,
+        headroom = self.headroom or 0.0 if self.utilization is None else float(1 / self.utilization - 1)
+        limits = {name: value for name in _LIMITS if (value := getattr(self, name)) is not None}
+        return ScalingTerms(
+            limits=ScalingLimits(headroom=headroom, **limits), **{name: getattr(self, name) for name in _TERMS}
         )
-        rest = {name: getattr(self, name) for name in ("mode", "money_per_hour", "currency", "webhook")}
-        return ScalingTerms(self.pool, limits, 1000 * self.lead_s, **rest)
 
     @classmethod
     def from_value(cls, value: ScalingTerms) -> Self:
-        """The declaration of terms in force."""
-        limits = value.limits
-        numbers = ("floor_gpus", "ceiling_gpus", "node_gpus", "step_up_gpus", "step_down_gpus", "warm_gpus", "cost_cap")
-        fields = {name: getattr(value, name) for name in ("pool", "mode", "money_per_hour", "currency", "webhook")}
-        fields |= {name: _rounded(getattr(limits, name)) for name in numbers} | _headroom(limits.headroom)
-        return cls.model_construct(
-            **fields,
-            lead_s=value.lead_ms // 1000,
-            cooldown_s=limits.cooldown_ms // 1000,
-            stabilization_s=limits.stabilise_ms // 1000,
-            predict=limits.predict,
-        )
-
-
-def _float(number: Decimal | None) -> float | None:
-    return None if number is None else float(number)
-
-
-def _rounded(number: float | None) -> Decimal | None:
-    return None if number is None else round(Decimal(number), PLACES)
-
-
-def _headroom(part: float) -> dict[str, Any]:
-    """As it was declared: a headroom of six places, or the utilization that it was derived from."""
-    if float(round(Decimal(part), PLACES)) == part:
-        return {"headroom": _rounded(part)}
-    return {"utilization": round(1 / (1 + Decimal(part)), PLACES)}
+        """The declaration of terms in force, with the utilization of which a headroom was derived."""
+        values = {name: getattr(value.limits, name) for name in _LIMITS}
+        values |= {name: getattr(value, name) for name in _TERMS}
+        headroom = value.limits.headroom
+        if float(round(Decimal(headroom), PLACES)) == headroom:
+            return cls.model_construct(headroom=headroom, **values)
+        return cls.model_construct(utilization=round(1 / (1 + Decimal(headroom)), PLACES), **values)

@@ -269,7 +269,7 @@ BAD = [
     ({"BilledCost": ""}, "bill.csv:2:BilledCost: is empty"),
     ({"BilledCost": "1e-19"}, "more than 18 decimals"),
     ({"BilledCost": "1", "ChargePeriodStart": "yesterday"}, "bill.csv:2:ChargePeriodStart"),
-    ({"BilledCost": "1", "ChargePeriodEnd": "2025-09-01T00:00:00Z"}, "lies before its start"),
+    ({"BilledCost": "1", "ChargePeriodEnd": "2025-09-01T00:00:00Z"}, "lies before ChargePeriodStart"),
     ({"BilledCost": "1", "BillingCurrency": "Dollar"}, "is not an ISO 4217 code"),
     ({"BilledCost": "1", "ProviderName": ""}, "bill.csv:2:ProviderName: is empty"),
 ]

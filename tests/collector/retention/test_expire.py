@@ -247,9 +247,9 @@ def test_the_jobs_do_it_by_the_settings(database, dsn, fleet):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"keep_minute_days": 29}, "keep_minute_days: must be 0 .* or at least 30"),
-        ({"keep_state_days": -1}, "keep_state_days: must be 0 or more"),
-        ({"keep_finding_days": 59}, "keep_finding_days: must be 0 .* or at least 60"),
+        ({"keep_minute_days": 29}, "keep_minute_days: must be 0 or at least 30"),
+        ({"keep_state_days": -1}, "keep_state_days: must be at least 0"),
+        ({"keep_finding_days": 59}, "keep_finding_days: must be 0 or at least 60"),
     ],
 )
 def test_what_its_readers_need_is_not_given_up(given, said):

@@ -18,7 +18,7 @@ from pydantic import Field, PlainValidator
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.accounting.provider_bill import PLACES, BillLine
 from gpuledger_collector.config.csv_rows import decode, missing_columns, split_rows
-from gpuledger_collector.config.fields import Currency, Instant, Text, not_before, read_decimal, read_text, refusal
+from gpuledger_collector.config.fields import Currency, Instant, Text, after, read_decimal, read_text, refusal
 from gpuledger_collector.config.model import Record, Row
 
 PROVIDERS = ("ServiceProviderName", "ProviderName")
@@ -66,9 +66,11 @@ class _Line(Row):
     provider: Text = Field("", alias="ProviderName")
     service_provider: Text = Field("", alias="ServiceProviderName")
     start_ms: Instant = Field(alias="ChargePeriodStart")
-    end_ms: Annotated[Instant, not_before("start_ms")] = Field(alias="ChargePeriodEnd")
+    end_ms: Annotated[Instant, after("start_ms", "ChargePeriodStart", or_at=True)] = Field(alias="ChargePeriodEnd")
     bill_start_ms: Instant = Field(alias="BillingPeriodStart")
-    bill_end_ms: Annotated[Instant, not_before("bill_start_ms")] = Field(alias="BillingPeriodEnd")
+    bill_end_ms: Annotated[Instant, after("bill_start_ms", "BillingPeriodStart", or_at=True)] = Field(
+        alias="BillingPeriodEnd"
+    )
     category: Text = Field(alias="ChargeCategory")
     charge_class: Text = Field("", alias="ChargeClass")
     description: Text = Field("", alias="ChargeDescription")

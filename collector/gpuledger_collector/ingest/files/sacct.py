@@ -109,21 +109,16 @@ class _Job(Row):
 
     def usage(self, record: Record, gpus: int, model: str, pool: str | None) -> UsageRow:
         """The usage of the job; a requeued job has several rows, which their submission tells apart."""
+        values = self.model_dump(exclude={"job", "cluster", "partition", "pause_ms"})
+        values |= {"start_ms": self.start_ms or 0, "state": self.state.partition(" ")[0]}
         return UsageRow(
             line=record.line,
             workload_id=f"{self.cluster}/{self.job}@{(self.submitted_ms or 0) // 1000}",
-            start_ms=self.start_ms or 0,
-            end_ms=self.end_ms,
             gpu_micro=gpus * MICRO,
             gpu_model=model,
             pool=pool or self.partition or "imported",
-            node=self.node,
-            user=self.user,
-            account=self.account,
-            job_name=self.job_name,
-            submitted_ms=self.submitted_ms,
-            state=self.state.partition(" ")[0],
             tags=tags_of(record.cells),
+            **values,
         )
 
 
@@ -193,28 +188,26 @@ def _records(text: str) -> Iterator[tuple[int, str]]:
 
 def gpus_of(alloc_tres: str) -> tuple[int, str]:
     """GPUs of an AllocTRES, counted once, and their type where all are of one."""
-    found = [(kind or "", int(count)) for kind, count in _GPU.findall(alloc_tres)]
-    typed = [(kind, count) for kind, count in found if kind]
-    untyped = [count for kind, count in found if not kind]
-    model = typed[0][0] if len(typed) == 1 else ""
-    return (untyped[0] if untyped else sum(count for _, count in typed)), model
+    counts = {kind: int(count) for kind, count in _GPU.findall(alloc_tres)}
+    untyped = counts.pop("", None)
+    model = next(iter(counts)) if len(counts) == 1 else ""
+    return sum(counts.values()) if untyped is None else untyped, model
 
 
 def suspended_ms(text: str) -> int | None:
-    """Milliseconds of `[days-][hours:]minutes:seconds`; None for what is none."""
-    found = _SPAN.fullmatch(text.strip())
-    if found is None:
+    """Milliseconds of `[days-][hours:]minutes:seconds`; None for any other text."""
+    span = _SPAN.fullmatch(text.strip())
+    if span is None:
         return 0 if text.strip() in _NEVER else None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in span.groups())
     return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
 
 
 def tags_of(row: Mapping[str, str]) -> dict[str, str]:
     """Tags of a job: the pairs of its comment, its wckey, and its account as the team where no comment names one."""
     pairs = ((name, value.strip()) for name, value in _PAIR.findall(row["comment"]))
-    tags = {
-        name: value for name, value in pairs if value and name not in FACTS
-    }  # what Slurm knows is not for users to say
+    # users cannot override the facts that Slurm knows
+    tags = {name: value for name, value in pairs if value and name not in FACTS}
     wckey = row["wckey"].strip().lstrip("*")
     if wckey:
         tags.setdefault("wckey", wckey)

@@ -14,16 +14,7 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, format_instant
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.config.csv_rows import Parsed, read_records
-from gpuledger_collector.config.fields import (
-    DECLARED,
-    Instant,
-    Instants,
-    Name,
-    Text,
-    decimal,
-    not_before,
-    refusal,
-)
+from gpuledger_collector.config.fields import DECLARED, Instant, Instants, Name, Text, after, decimal, refusal
 from gpuledger_collector.config.model import Record, Row
 from gpuledger_collector.storage.ledger.rows import UsageRow
 from gpuledger_common.plurals import plural
@@ -52,7 +43,7 @@ class UsageOptions:
 class _Usage(Row):
     workload_id: Text
     start_ms: Instant | None = Field(None, alias="start")
-    end_ms: Annotated[Instant | None, not_before("start_ms")] = Field(None, alias="end")
+    end_ms: Annotated[Instant | None, after("start_ms", "start", or_at=True)] = Field(None, alias="end")
     gpus: Annotated[Decimal, decimal(6, MAX_GPUS)]
     gpu_model: Name = ""
     pool: Name = ""
