@@ -114,7 +114,7 @@ def test_a_change_is_told_once_signed_and_only_where_the_pool_acts(ledger, pool,
     ledger()
     pool(webhook='"capacity"')
     (first,) = advise_scaling(store, hour_ms).values()
-    assert first.told == ""
+    assert first.webhook == ""
     assert rows(database, "SELECT count(*) FROM outbox") == [(0,)]
     pool(**ACTING, warm_gpus=20)
     for _ in range(3):
