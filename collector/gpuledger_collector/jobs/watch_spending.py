@@ -260,7 +260,7 @@ def _ongoing_runs(rows: Sequence[RecentHolding], names: Mapping[int, str], at_ms
             busy_ms=0,
             idle_ms=0,
             cost_micro=0,
-            going_on=True,
+            ongoing=True,
         )
         for workload_id, held in by_workload.items()
     ]

@@ -319,7 +319,7 @@ def _how_sure(one: Finding) -> str:
 
 
 def _cause_text(evidence: Mapping[str, Any]) -> str:
-    """`a runaway: train has gone on for 44 hours ...`."""
+    """`a runaway: train has run for 44 hours ...`."""
     article = {"many small": "many small things", "price": "a price", "scale-up": "a scale-up"}
     kind = str(evidence["cause"])
     return f"{article.get(kind, 'a ' + kind)}: {named(str(evidence.get('sentence', '')), 400)}"

@@ -121,7 +121,7 @@ def test_a_runaway_is_named_with_its_money(told):
     (one,) = [one for one in told if one.evidence["cause"] == "runaway"]
     assert (one.team, one.evidence["workloads"]) == ("data", ["reindex-all-retry"])
     assert 0 <= one.since_ms - begin(RUNAWAY, START) - RUNAWAY.cycle_ms <= 4 * HOUR
-    assert "went on for 44 hours on 4 GPUs; workloads of data as large lasted" in one.evidence["sentence"]
+    assert "ran for 44 hours on 4 GPUs; workloads of data as large lasted" in one.evidence["sentence"]
     assert one.cost_micro > 300_000_000
 
 

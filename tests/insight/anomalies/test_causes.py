@@ -1,4 +1,4 @@
-"""What stands behind an episode: each nature told from runs, with its numbers, and none where it is not so."""
+"""The cause of an episode: each is recognized from runs, with its numbers, and not where it does not hold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.insight.anomalies.causes import (
-    DAY_MS,
-    GPU,
-    HOUR_MS,
     MINUTE_MS,
     AnomalyCase,
     RateChange,
@@ -29,8 +28,13 @@ FRIDAY = 20_721 * DAY_MS + 18 * HOUR_MS
 def run(name, start, hours, gpus=1, busy=0.8, **more):
     length = round(hours * HOUR_MS)
     held = gpus * length
-    facts = {"gpu_ns": GPU * held, "busy_ms": round(busy * held), "idle_ms": round((1 - busy) * held), "cost_micro": 1}
-    return WorkloadRun(name, start, start + length, gpus * GPU, **{**facts, **more})
+    facts = {
+        "gpu_ns": GPU_MICRO * held,
+        "busy_ms": round(busy * held),
+        "idle_ms": round((1 - busy) * held),
+        "cost_micro": 1,
+    }
+    return WorkloadRun(name, start, start + length, gpus * GPU_MICRO, **{**facts, **more})
 
 
 def past(name="train", hours=3.0, gpus=2, many=12):
@@ -43,11 +47,11 @@ def case(runs, moved, hours=48, **more):
 
 
 def test_a_runaway_goes_on_far_longer_than_such_on_more_gpus():
-    wild = run("train", FRIDAY, 44, 4, going_on=True)
+    wild = run("train", FRIDAY, 44, 4, ongoing=True)
     told = explain(case([*past(), wild], {"train": 900, "other": 10}))
     assert (told.kind, told.workloads) == ("runaway", ("train",))
     assert told.sentence == (
-        "train has gone on for 44 hours on 4 GPUs; runs of train lasted 3 hours (median), 19 of 20 at most 3 hours, "
+        "train has run for 44 hours on 4 GPUs; runs of train lasted 3 hours (median), 19 of 20 at most 3 hours, "
         "on 2 GPUs (median), 2 GPUs at most"
     )
 
@@ -60,7 +64,7 @@ def test_a_new_name_is_a_runaway_against_the_owners_large_workloads_only():
 
 
 def test_twice_the_gpus_of_any_run_of_the_name_is_a_runaway_before_its_age_tells():
-    wild = run("train", FRIDAY, 0.2, 8, going_on=True)
+    wild = run("train", FRIDAY, 0.2, 8, ongoing=True)
     assert explain(case([*past(gpus=4), wild], {"train": 900})).kind == "runaway"
     assert explain(case([*past(gpus=5), wild], {"train": 900})).kind != "runaway"
 
@@ -173,4 +177,4 @@ def test_lengths_are_said_as_people_do(minutes, said):
 
 
 def test_parts_of_a_gpu_are_said():
-    assert [gpus_text(micro) for micro in (GPU, 4 * GPU, 285_714)] == ["1 GPU", "4 GPUs", "0.29 GPUs"]
+    assert [gpus_text(micro) for micro in (GPU_MICRO, 4 * GPU_MICRO, 285_714)] == ["1 GPU", "4 GPUs", "0.29 GPUs"]

@@ -1,9 +1,9 @@
-"""What the past of each instant looked like: rolling measures that end before it.
+"""The rolling baseline of each instant of a series, from values that end before it.
 
 Problem: a level, a spread and a usual height are wanted for every instant, from what was known before it alone, fast
 enough for years of hours. Idea: median and quartiles of two weeks for level and spread; the highest hour of two weeks,
-the last day left out, for the usual height; and what came back at this hour of the week in both of the last two weeks
-that are known.
+the last day left out, for the usual height; and what recurred at this hour of the week in both of the last two known
+weeks.
 """
 
 from __future__ import annotations
@@ -13,54 +13,55 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.series import Floats, Series
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DAY_MS = 86_400_000
 HISTORY_DAYS = 14
-LEAST_DAYS = 3
+MIN_DAYS = 3
 """With less known history than this an instant is not judged."""
 ENOUGH = 0.8
-"""Part of the two weeks that must be known for full trust."""
+"""Share of the two weeks that must be known for full trust."""
 NORMAL_QUARTILES = 0.7413
 """Interquartile range to standard deviation of a normal distribution (1 / 1.349)."""
 
 
 @dataclass(frozen=True)
-class Past:
-    """For each instant, from the two weeks before it; NaN where too little of them is known."""
+class RollingBaseline:
+    """For each instant, from the two weeks before it; NaN where too little of them is known.
+
+    `trust` is how much there is to judge from, 0..1: one with two known weeks (a day or so may be missing). `recurring`
+    is the lower of the highest values about this hour one and two weeks ago; three weeks ago for an unknown one.
+    """
 
     level: Floats
     spread: Floats
     mean: Floats
     height: Floats
     trust: Floats
-    """How much there is to judge from, 0..1: one with two known weeks (a day or so may be missing)."""
     recurring: Floats
-    """Lower of the highest values about this hour one and two weeks ago; for one that nobody knows, three weeks ago."""
 
 
-def past_of(series: Series) -> Past:
-    """The past of every instant of a series."""
+def rolling_baseline(series: Series) -> RollingBaseline:
+    """Compute the baseline of every instant of a series."""
     import pandas as pd  # here, because commands that judge no series must not wait for it
 
     day = max(1, round(DAY_MS / series.step_ms))
     values = pd.Series(series.values)
     before = values.shift(1)
-    least = max(LEAST_DAYS * day // 2, 3)
-    whole = HISTORY_DAYS * day
-    rolling = before.rolling(whole, min_periods=least)
+    window = HISTORY_DAYS * day
+    rolling = before.rolling(window, min_periods=max(MIN_DAYS * day // 2, 3))
     quartiles = rolling.quantile(0.75) - rolling.quantile(0.25)
-    # Without the last day: else what goes on now would be usual from its second hour on.
-    height = before.shift(day).rolling(whole, min_periods=1).max()
-    return Past(
+    # Without the last day: an ongoing anomaly would be usual from its second hour on.
+    height = before.shift(day).rolling(window, min_periods=1).max()
+    return RollingBaseline(
         level=rolling.median().to_numpy(),
         spread=(NORMAL_QUARTILES * quartiles).to_numpy(),
         mean=rolling.mean().to_numpy(),
         height=height.to_numpy(),
-        trust=np.minimum(1.0, before.rolling(whole, min_periods=1).count().to_numpy() / (ENOUGH * whole)) ** 2,
+        trust=np.minimum(1.0, before.rolling(window, min_periods=1).count().to_numpy() / (ENOUGH * window)) ** 2,
         recurring=_recurring(values, day),
     )
 
@@ -68,8 +69,8 @@ def past_of(series: Series) -> Past:
 def _recurring(values: pd.Series[float], day: int) -> Floats:
     around = max(1, day // 24)
     highest = values.rolling(2 * around + 1, min_periods=1, center=True).max()
-    one, two, three = (highest.shift(week * 7 * day).to_numpy() for week in (1, 2, 3))
-    newest = np.where(np.isnan(one), two, one)
-    older = np.where(np.isnan(one) | np.isnan(two), three, two)
+    first, second, third = (highest.shift(week * 7 * day).to_numpy() for week in (1, 2, 3))
+    newest = np.where(np.isnan(first), second, first)
+    older = np.where(np.isnan(first) | np.isnan(second), third, second)
     both: Floats = np.minimum(newest, older)
     return both

@@ -1,12 +1,12 @@
 """Upward anomalies of one series, instant by instant.
 
 Problem: a runaway job stands out in an hour, a leak only over days, a weekly batch stands out and is normal, and an
-instant that nobody saw must be neither a saving nor an alarm.
+unobserved instant must be neither a saving nor an alarm.
 
-Idea: two excesses over the past of `past.py`, in units of its spread, are added. *Fast*: the height above everything
-usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance from the level, clipped so that no single hour fires, and
-leaking so that it forgets. The reference of both is raised to what came back at this hour in both weeks before. Where
-the rate is known (cost and usage apart), a rise of the rate is an alarm of its own and no statistics.
+Idea: two excesses over the rolling baseline (baseline.py), in units of its spread, are added. *Fast*: the height above
+everything usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance from the level, clipped so that no single hour
+fires, and leaking so that it forgets. The reference of both is raised to what recurred at this hour in both weeks
+before. Where the rate is known (cost and usage apart), a rise of the rate is an alarm of its own, without statistics.
 
 Law: the judgement of an instant depends on values up to that instant alone; scaling a series changes no score.
 """
@@ -16,38 +16,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from gpuledger_collector.insight.anomalies.baseline import DAY_MS, past_of
-from gpuledger_collector.insight.series import Floats, Series
-
-Flags = npt.NDArray[np.bool_]
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.anomalies.baseline import rolling_baseline
+from gpuledger_collector.insight.series import Flags, Floats, Series
 
 MERGE_HOURS = 12
 """Flags no further apart than this are one episode."""
 PRICE_RISE = 1.02
 PRICE_SCORE = 99.0
 """Score of an instant whose rate has risen: certain, so above every threshold."""
-LEAST_TRUST = 0.5
-"""With less past than this (about eight days) nothing is told at once."""
-HOUR_MS = 3_600_000
+MIN_TRUST = 0.5
+"""With less past than this (about eight days) no instant is flagged at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was chosen on the open traces, for at most one false alarm per team and month."""
+    """Parameters chosen on the open traces, for at most one false alarm per team and month (docs/insight.md)."""
 
     threshold: float = 0.5
     persistence_hours: int = 2
     """Hours in a row above the threshold before a flag, but for a score of `far` times the threshold."""
     far: float = 3.0
-    least_of_level: float = 0.05
-    least_of_mean: float = 0.15
-    """The spread is at least these parts of level and mean: a flat past makes no anomaly of a whisper."""
+    min_of_level: float = 0.05
+    min_of_mean: float = 0.15
+    """The spread is at least these shares of level and mean: after a flat past a small change is no anomaly."""
     above_height: float = 1.15
-    """Height that is usual, as a part of the distance from the level to the height of the past."""
+    """Usual height, as a share of the distance from the level to the height of the past."""
     smooth: float = 0.3
-    """Part of the fast excess that an hour hands on to the next."""
+    """Share of the fast excess that carries over to the next hour."""
     fast: float = 0.5
     slow: float = 0.07
     slack: float = 0.6
@@ -62,7 +59,10 @@ TUNED = Tuning()
 
 @dataclass(frozen=True)
 class Detection:
-    """What was thought of every instant of a series. NaN where an instant was unknown or had too little past."""
+    """Judgement of every instant of a series; NaN where an instant is unknown or has too little past.
+
+    `price` marks instants at which a rate was above that of the three days before.
+    """
 
     series: Series
     expected: Floats
@@ -71,12 +71,11 @@ class Detection:
     score: Floats
     flag: Flags
     price: Flags
-    """Instants at which a rate was above that of the three days before."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalyLimit:
-    """What is expected of an instant, and what it must exceed to stand out at once; in the unit of the series."""
+    """Expected value of an instant, and the value it must exceed to stand out at once; in the unit of the series."""
 
     expected: float
     stands_out: float
@@ -84,16 +83,18 @@ class AnomalyLimit:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyEpisode:
-    """Flags that belong together: first and last flagged instant as indices of the series."""
+    """Flags that belong together: first and last flagged instant as indices of the series.
+
+    `excess` is the sum of value - expected where that is above zero: unit x steps.
+    """
 
     first: int
     last: int
     excess: float
-    """Sum over the episode's instants of value - expected, where that is above zero: unit x steps."""
 
 
 def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -> Detection:
-    """Judge every instant of a series; `price` says where a rate has risen, which is certain and needs no statistics.
+    """Judge every instant of a series; `price` marks instants at which a rate has risen, which needs no statistics.
 
     With less than two weeks of history the score is smaller, and with less than a day and a half there is none.
     """
@@ -112,8 +113,8 @@ def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -
 
 def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats]:
     """Expected value, usual height, spread and trust of every instant, from what was known before it."""
-    past = past_of(series)
-    scale = np.maximum.reduce([past.spread, tuning.least_of_level * past.level, tuning.least_of_mean * past.mean])
+    past = rolling_baseline(series)
+    scale = np.maximum.reduce([past.spread, tuning.min_of_level * past.level, tuning.min_of_mean * past.mean])
     scale = np.where(scale > 0, scale, np.nan)
     expected = np.fmax(past.level, past.recurring)
     usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
@@ -121,24 +122,24 @@ def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Flo
 
 
 def limits(series: Series, tuning: Tuning = TUNED) -> Floats:
-    """What each instant must exceed to stand out at once; NaN with too little past.
+    """Return the value each instant must exceed to stand out at once; NaN with too little past.
 
     One spread above everything usual: what a steady excess must reach to be flagged at all, so that the first minutes
-    of something large are told without waiting for its hours.
+    of a large anomaly are flagged without waiting for whole hours.
     """
     _, usual, scale, trust = _limits(series, tuning)
-    return np.where(trust >= LEAST_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
+    return np.where(trust >= MIN_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
 
 
 def next_limit(series: Series, tuning: Tuning = TUNED) -> AnomalyLimit | None:
-    """The ceiling of the instant after the series; None with too little past."""
+    """Return the limit of the instant after the series; None with too little past."""
     longer = Series(series.name, series.start_ms, series.step_ms, np.append(series.values, np.nan))
     expected, limit = float(_limits(longer, tuning)[0][-1]), float(limits(longer, tuning)[-1])
     return None if limit != limit else AnomalyLimit(expected, limit)
 
 
 def _smooth(excess: Floats, memory: float) -> Floats:
-    """Exponentially smoothed excess after each instant; an unknown instant changes nothing."""
+    """Smooth the excess exponentially; an unknown instant changes nothing."""
     out = np.zeros(len(excess))
     total = 0.0
     for at, value in enumerate(excess.tolist()):
@@ -162,34 +163,34 @@ def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
 
 
 def price_rises(rate: Floats, step_ms: int) -> Flags:
-    """Instants whose rate (NaN unknown) is above the median of those known in the three days of usage before.
+    """Flag instants whose rate (NaN unknown) is above the median of those known in the three days of usage before.
 
-    For those who have no price book, only what was paid for how much.
+    For series without a price book, of which only cost and usage are known.
     """
     known = np.flatnonzero(np.isfinite(rate))
-    found = np.zeros(len(rate), dtype=bool)
-    many = max(1, 3 * DAY_MS // step_ms)
+    risen = np.zeros(len(rate), dtype=bool)
+    steps = max(1, 3 * DAY_MS // step_ms)
     for place in range(1, len(known)):
-        before = rate[known[max(0, place - many) : place]]
-        found[known[place]] = rate[known[place]] > PRICE_RISE * np.median(before)
-    return found
+        before = rate[known[max(0, place - steps) : place]]
+        risen[known[place]] = rate[known[place]] > PRICE_RISE * np.median(before)
+    return risen
 
 
 def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
-    """Above the threshold for the hours of persistence (or far above, at once). Unknown instants are passed over."""
-    many = max(1, round(tuning.persistence_hours * HOUR_MS / step_ms))
+    """Flag scores above the threshold for the hours of persistence (or far above, at once), over known instants."""
+    hold = max(1, round(tuning.persistence_hours * HOUR_MS / step_ms))
     known = np.flatnonzero(np.isfinite(score))
     above = score[known] > tuning.threshold
     count = np.concatenate([[0], np.cumsum(above)])
     long = np.zeros(len(known), dtype=bool)
-    long[many - 1 :] = (count[many:] - count[:-many]) >= many
+    long[hold - 1 :] = (count[hold:] - count[:-hold]) >= hold
     flag = np.zeros(len(score), dtype=bool)
     flag[known] = long | (score[known] > tuning.far * tuning.threshold)
     return flag
 
 
 def group_episodes(judgement: Detection) -> list[AnomalyEpisode]:
-    """One episode for flags at most twelve hours apart."""
+    """Join flags at most twelve hours apart into one episode."""
     where = np.flatnonzero(judgement.flag)
     if not len(where):
         return []
