@@ -31,9 +31,9 @@ from gpuledger_collector.insight.anomalies.causes import (
     explain,
     find_storms,
 )
-from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE, Flags
+from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS, PRICE_RISE
 from gpuledger_collector.insight.findings import Finding, WorkloadUsage
-from gpuledger_collector.insight.series import Series
+from gpuledger_collector.insight.series import Flags, Series
 from gpuledger_collector.services.rating import Owners
 from gpuledger_collector.storage.billing import price_book
 from gpuledger_collector.storage.database import Database
@@ -222,7 +222,7 @@ def _runs(usage: Iterable[PricedUsage], last_ms: int) -> list[WorkloadRun]:
                 busy_ms=sum(priced.usage.busy_ms for priced in rows),
                 idle_ms=sum(priced.usage.idle_ms for priced in rows),
                 cost_micro=sum(priced.cost_micro for priced in rows),
-                going_on=end_ms >= last_ms // HOUR_MS * HOUR_MS + HOUR_MS,
+                ongoing=end_ms >= last_ms // HOUR_MS * HOUR_MS + HOUR_MS,
             )
         )
     return sorted(runs, key=lambda run: (run.start_ms, run.name))
