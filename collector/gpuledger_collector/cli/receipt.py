@@ -13,7 +13,7 @@ from gpuledger_collector.cli.common import Config, Dsn, database, refuse
 from gpuledger_collector.cli.recommend import money
 
 if TYPE_CHECKING:
-    from gpuledger_collector.services.waste_receipt import ReceiptItem, ReceiptLine, WasteReceipt
+    from gpuledger_collector.insight.waste_receipt import ReceiptItem, ReceiptLine, WasteReceipt
 
 MOST_ITEMS = 20
 """A page holds so many findings; the rest is one line with its sum."""
@@ -41,10 +41,10 @@ def receipt(
     config: Config = None,
 ) -> None:
     """Itemise what a workload was charged and what of it was wasted: when, on which GPU, and what was read there."""
+    from gpuledger_collector.insight.waste_receipt import make_receipt
     from gpuledger_collector.jobs.find_idle import find_idle
     from gpuledger_collector.services.hourly_usage import ALWAYS
     from gpuledger_collector.services.refresh import refresh
-    from gpuledger_collector.services.waste_receipt import make_receipt
     from gpuledger_collector.storage.findings import findings, recommendations
     from gpuledger_collector.wiring import now
 

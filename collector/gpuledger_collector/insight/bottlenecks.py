@@ -1,19 +1,19 @@
-"""What holds a run back, judged from its GPUs' readings; where a reading that a verdict needs is absent, none is given.
+"""What limits a run, judged from its GPUs' readings; where a reading that a rule needs is absent, nothing is judged.
 
-Each rule looks at minutes in which the run alone held whole accelerators. Thresholds and where they come from:
+Each rule uses minutes in which the run alone held whole accelerators. Thresholds and their sources:
 
-- *input*: utilisation of 5 to 70 % on average with at least 20 % of samples at zero, and DRAM hardly active (< 10 %):
+- *input*: utilization of 5 to 70 % on average with at least 20 % of samples at zero, and DRAM hardly active (< 10 %):
   the rule of the idle state `data_starved`, which was measured; the GPU waits with nothing in flight.
 - *communication*: SMs active under 50 % while kernels are nearly always resident and the links between GPUs carry at
-  least 20 % of what they can. NVIDIA's DCGM guide calls SM activity under 0.5 likely ineffective use; the share of the
-  link is our judgement.
+  least 20 % of their capacity. NVIDIA's DCGM guide calls SM activity under 0.5 likely ineffective use; the share of
+  the link is our judgement.
 - *throttling*: slowdown bits in at least half of the minutes and an SM clock under 90 % of the run's own p95: the rule
-  of the idle state `throttled`. Bits of heat and of power are told apart where raw samples are still there.
-- *memory*: DRAM active at 60 % or more: three quarters of the 0.8 that the DCGM guide calls the most that is reached.
+  of the idle state `throttled`. Bits of heat and of power are distinguished while raw samples still exist.
+- *memory*: DRAM active at 60 % or more: three quarters of the 0.8 that the DCGM guide calls the practical maximum.
 - *batch*: kernels nearly always resident, SMs active under 50 %, DRAM under 30 %, links quiet, and at most half of the
   memory ever used: there is room for more work at once.
-- *imbalance*: a GPU whose activity lies a quarter or more away from the median of the run's GPUs (our judgement): one
-  that works more than the rest is waited for, one that works less has too little to do.
+- *imbalance*: a GPU whose activity is a quarter or more away from the median of the run's GPUs (our judgement): the
+  others wait for one that works more, one that works less has too little to do.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import numpy as np
 from gpuledger_collector.insight.plans.hardware import GPUS, link_named
 
 MIN_MINUTES = 30
-"""Fewer minutes are no ground for a verdict: the window of the idle states."""
+"""The window of the idle states."""
 MIN_KNOWN = 0.95
-"""Part of the minutes that must carry a reading, as for recommendations."""
+"""Share of the minutes that must carry a reading, as for recommendations."""
 KINDS = ("input", "communication", "throttling", "memory", "batch", "imbalance")
 RESIDENT, INEFFECTIVE = 0.9, 0.5
 LINK_SHARE, DRAM_BOUND, DRAM_QUIET, DRAM_LIGHT, ROOM = 0.2, 0.6, 0.1, 0.3, 0.5
@@ -40,29 +40,32 @@ APART = 0.25
 
 @dataclass(frozen=True)
 class GpuReadings:
-    """One GPU of a run, and its readings by minute (unix ms) and name; what was not read is not there."""
+    """One GPU of a run, and its readings by minute (unix ms) and name; unread ones are absent."""
 
     uuid: str
     model: str
     memory_bytes: int | None
     minutes: Mapping[int, Mapping[str, float]]
 
+    def values(self, name: str) -> list[float]:
+        """A reading over the minutes that carry it."""
+        return [readings[name] for readings in self.minutes.values() if name in readings]
+
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Something that holds the run back: what it is, what to do, and the readings that show it."""
+    """A limit of the run: what it is, what to do, the evidence, and the readings to draw."""
 
     kind: str
     says: str
     advice: str
     evidence: Mapping[str, float]
     drawn: tuple[str, ...]
-    """Readings to draw."""
 
 
 @dataclass(frozen=True)
 class NotJudged:
-    """A kind that could not be judged, and what is missing for it."""
+    """A kind that could not be judged, and the evidence missing for it."""
 
     kind: str
     missing: str
@@ -70,7 +73,7 @@ class NotJudged:
 
 @dataclass(frozen=True)
 class BottleneckReport:
-    """What was found, what was looked for and not found, and what could not be judged."""
+    """Bottlenecks, the kinds that were judged and are fine, and those that could not be judged."""
 
     minutes: int
     verdicts: Sequence[Bottleneck] = ()
@@ -79,200 +82,204 @@ class BottleneckReport:
 
 
 class MissingReading(Exception):
-    """A reading that a rule needs is not there; the message names it."""
+    """A rule lacks a reading; the message names it."""
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Readings:
     """The readings of all GPUs of a run."""
 
     gpus: Sequence[GpuReadings]
 
     @property
     def minutes(self) -> int:
-        """GPU-minutes that carry anything."""
+        """GPU-minutes with any reading."""
         return sum(len(gpu.minutes) for gpu in self.gpus)
 
     def values(self, name: str) -> list[float]:
-        """A reading over every GPU-minute. Raises Missing where it is absent in more than 5 % of them."""
-        found = [entry[name] for gpu in self.gpus for entry in gpu.minutes.values() if name in entry]
-        if not found or len(found) < MIN_KNOWN * self.minutes:
-            share = f" is read in {len(found) / self.minutes:.0%} of its minutes only" if found else " is not read"
-            raise MissingReading(f"{name}{share}")
-        return found
+        """A reading over every GPU-minute. Raises MissingReading where more than 5 % of them lack it."""
+        values = [value for gpu in self.gpus for value in gpu.values(name)]
+        if not values:
+            raise MissingReading(f"{name} is not read")
+        _require_minutes(name, len(values), self.minutes)
+        return values
 
     def mean(self, name: str) -> float:
-        """Its mean."""
+        """Mean of a reading."""
         return fmean(self.values(name))
 
     def link_share(self) -> float:
-        """Traffic over NVLink as a share of what the links can carry."""
+        """NVLink traffic as a share of the links' capacity."""
         if len(self.gpus) < 2:
             return 0.0
         return self.mean("nvlink_bytes_per_second") / _nvlink_rate(self.gpus[0].model)
 
+    def memory_share(self) -> float:
+        """99th percentile of used memory as a share of the GPUs' memory."""
+        self.values("memory_used_bytes")
+        if any(gpu.memory_bytes is None for gpu in self.gpus):
+            raise MissingReading("the size of its GPUs' memory is not known")
+        shares = [
+            used / gpu.memory_bytes for gpu in self.gpus if gpu.memory_bytes for used in gpu.values("memory_used_bytes")
+        ]
+        return float(np.quantile(shares, 0.99))
+
+
+def _require_minutes(name: str, read: int, minutes: int) -> None:
+    if read < MIN_KNOWN * minutes:
+        raise MissingReading(f"{name} is read in only {read / minutes:.0%} of its minutes")
+
 
 def _nvlink_rate(model: str) -> float:
-    """Bytes per second over a card's NVLink, both directions together. Raises Missing for a card that has none."""
+    """Bytes per second over a GPU's NVLink, both directions. Raises MissingReading for a model without one."""
     words = set(model.casefold().replace("-", " ").split())
-    for card in GPUS:
-        if "pcie" not in words and card.link.startswith("nvlink") and card.name.casefold().partition("-")[0] in words:
-            return 2 * link_named(card.link).bytes_per_second
+    for gpu in GPUS:
+        if "pcie" not in words and gpu.link.startswith("nvlink") and gpu.name.casefold().partition("-")[0] in words:
+            return 2 * link_named(gpu.link).bytes_per_second
     raise MissingReading(f"the NVLink bandwidth of {model or 'this model'} is not known")
 
 
 def find_bottlenecks(gpus: Sequence[GpuReadings]) -> BottleneckReport:
-    """Every rule over the GPUs of a run."""
-    look = _Look([gpu for gpu in gpus if gpu.minutes])
-    if look.minutes < MIN_MINUTES:
-        reason = f"{look.minutes} minutes of whole hours are known, {MIN_MINUTES} are needed"
-        return BottleneckReport(look.minutes, cannot_say=[NotJudged(kind, reason) for kind in KINDS])
-    verdicts: list[Bottleneck] = []
+    """Apply every rule to the GPUs of a run."""
+    readings = _Readings([gpu for gpu in gpus if gpu.minutes])
+    if readings.minutes < MIN_MINUTES:
+        reason = f"{readings.minutes} minutes of whole hours are known, {MIN_MINUTES} are needed"
+        return BottleneckReport(readings.minutes, cannot_say=[NotJudged(kind, reason) for kind in KINDS])
+    bottlenecks: list[Bottleneck] = []
     fine: list[str] = []
-    cannot: list[NotJudged] = []
+    not_judged: list[NotJudged] = []
     for kind, rule in RULES.items():
         try:
-            found = rule(look)
+            bottleneck = rule(readings)
         except MissingReading as missing:
-            cannot.append(NotJudged(kind, str(missing)))
-            continue
-        if found is None:
-            fine.append(kind)
+            not_judged.append(NotJudged(kind, str(missing)))
         else:
-            verdicts.append(found)
-    return BottleneckReport(look.minutes, verdicts, fine, cannot)
+            if bottleneck is None:
+                fine.append(kind)
+            else:
+                bottlenecks.append(bottleneck)
+    return BottleneckReport(readings.minutes, bottlenecks, fine, not_judged)
 
 
-def _input(look: _Look) -> Bottleneck | None:
-    busy, zero = look.mean("utilization_ratio"), look.mean("zero_ratio")
+def _input(readings: _Readings) -> Bottleneck | None:
+    busy, zero = readings.mean("utilization_ratio"), readings.mean("zero_ratio")
     if not (STARVED_FROM <= busy <= STARVED_TO and zero >= STARVED_ZERO):
         return None
-    dram = look.mean("dram_active_ratio")
+    dram = readings.mean("dram_active_ratio")
     if dram >= DRAM_QUIET:
         return None
     return Bottleneck(
         "input",
-        f"its GPUs wait for data: busy {busy:.0%} of the time, and {zero:.0%} of samples show nothing at all",
-        "give it more loader workers, prefetch, or faster or nearer storage",
+        f"its GPUs wait for data: busy {busy:.0%} of the time, and {zero:.0%} of samples are at zero",
+        "use more loader workers, prefetching, or faster or nearer storage",
         {"utilization_mean": busy, "samples_at_zero": zero, "dram_active_mean": dram},
         ("utilization_ratio",),
     )
 
 
-def _communication(look: _Look) -> Bottleneck | None:
-    if len(look.gpus) < 2:
+def _ineffective(readings: _Readings) -> tuple[float, float] | None:
+    """Utilization and SM activity where kernels are nearly always resident and SMs are not effectively used."""
+    busy, active = readings.mean("utilization_ratio"), readings.mean("sm_active_ratio")
+    return (busy, active) if busy >= RESIDENT and active < INEFFECTIVE else None
+
+
+def _communication(readings: _Readings) -> Bottleneck | None:
+    if len(readings.gpus) < 2 or (ineffective := _ineffective(readings)) is None:
         return None
-    busy, active = look.mean("utilization_ratio"), look.mean("sm_active_ratio")
-    if busy < RESIDENT or active >= INEFFECTIVE:
-        return None
-    share = look.link_share()
+    busy, active = ineffective
+    share = readings.link_share()
     if share < LINK_SHARE:
         return None
     return Bottleneck(
         "communication",
-        f"its GPUs wait for each other: SMs {active:.0%} active while the links carry {share:.0%} of what they can",
-        "overlap communication with computation, exchange less often in larger pieces, or use fewer GPUs a copy",
+        f"its GPUs wait for each other: SMs {active:.0%} active while the links carry {share:.0%} of their capacity",
+        "overlap communication with computation, exchange less often in larger pieces, or use fewer GPUs per copy",
         {"utilization_mean": busy, "sm_active_mean": active, "link_share": share},
         ("sm_active_ratio", "nvlink_bytes_per_second"),
     )
 
 
-def _throttling(look: _Look) -> Bottleneck | None:
-    slowed = look.values("slowed_ratio")
+def _throttling(readings: _Readings) -> Bottleneck | None:
+    slowed = readings.values("slowed_ratio")
     share = sum(value >= THROTTLED_SHARE for value in slowed) / len(slowed)
     if share < THROTTLED_SHARE:
         return None
-    clocks = look.values("sm_clock_hertz")
+    clocks = readings.values("sm_clock_hertz")
     ratio = fmean(clocks) / float(np.quantile(clocks, 0.95))
     if ratio >= THROTTLED_CLOCK:
         return None
-    try:
-        heat, power = look.mean("thermal_ratio"), look.mean("power_cap_ratio")
-    except MissingReading:
-        cause, advice = "heat or power", "look at temperature and power limit of its nodes"
-        which: dict[str, float] = {}
-    else:
-        which = {"thermal_share": heat, "power_cap_share": power}
-        if heat >= power:
-            cause, advice = "heat", "have the cooling of its nodes looked at"
-        else:
-            cause, advice = "its power limit", "try another power limit: the clock says what the present one costs"
+    cause, advice, shares = _throttling_cause(readings)
     return Bottleneck(
         "throttling",
         f"{cause} slows its GPUs {share:.0%} of the time, to {ratio:.0%} of their clock",
         advice,
-        {"slowed_share": share, "clock_ratio": ratio, **which},
+        {"slowed_share": share, "clock_ratio": ratio, **shares},
         ("sm_clock_hertz", "temperature_celsius", "power_watts"),
     )
 
 
-def _memory(look: _Look) -> Bottleneck | None:
-    dram = look.mean("dram_active_ratio")
+def _throttling_cause(readings: _Readings) -> tuple[str, str, dict[str, float]]:
+    try:
+        heat, power = readings.mean("thermal_ratio"), readings.mean("power_cap_ratio")
+    except MissingReading:
+        return "heat or power", "check the temperature and power limit of its nodes", {}
+    shares = {"thermal_share": heat, "power_cap_share": power}
+    if heat >= power:
+        return "heat", "have the cooling of its nodes checked", shares
+    return "its power limit", "try another power limit: the clock shows what the present one costs", shares
+
+
+def _memory(readings: _Readings) -> Bottleneck | None:
+    dram = readings.mean("dram_active_ratio")
     if dram < DRAM_BOUND:
         return None
     return Bottleneck(
         "memory",
-        f"memory bandwidth is its limit: DRAM {dram:.0%} active, and 80 % is the most that is reached",
+        f"memory bandwidth is its limit: DRAM {dram:.0%} active, and 80 % is the practical maximum",
         "fuse kernels, use a narrower number format or larger batches per weight, or a GPU with more bandwidth",
         {"dram_active_mean": dram},
         ("dram_active_ratio", "sm_active_ratio"),
     )
 
 
-def _batch(look: _Look) -> Bottleneck | None:
-    busy, active = look.mean("utilization_ratio"), look.mean("sm_active_ratio")
-    if busy < RESIDENT or active >= INEFFECTIVE:
+def _batch(readings: _Readings) -> Bottleneck | None:
+    if (ineffective := _ineffective(readings)) is None:
         return None
-    dram = look.mean("dram_active_ratio")
-    if dram >= DRAM_LIGHT or look.link_share() >= LINK_SHARE:
+    busy, active = ineffective
+    dram = readings.mean("dram_active_ratio")
+    if dram >= DRAM_LIGHT or readings.link_share() >= LINK_SHARE:
         return None
-    used = _memory_share(look)
+    used = readings.memory_share()
     if used > ROOM:
         return None
     return Bottleneck(
         "batch",
-        f"it does too little at once: SMs {active:.0%} active, and never more than {used:.0%} of the memory is used",
+        f"it does too little at once: SMs {active:.0%} active, and at most {used:.0%} of the memory is used",
         "try a larger batch, or put it on a smaller GPU or a MIG slice",
         {"utilization_mean": busy, "sm_active_mean": active, "dram_active_mean": dram, "memory_p99_share": used},
         ("sm_active_ratio", "memory_used_bytes"),
     )
 
 
-def _memory_share(look: _Look) -> float:
-    look.values("memory_used_bytes")
-    if any(gpu.memory_bytes is None for gpu in look.gpus):
-        raise MissingReading("the size of its GPUs' memory is not known")
-    shares = [
-        entry["memory_used_bytes"] / gpu.memory_bytes
-        for gpu in look.gpus
-        for entry in gpu.minutes.values()
-        if gpu.memory_bytes and "memory_used_bytes" in entry
-    ]
-    return float(np.quantile(shares, 0.99))
-
-
-def _imbalance(look: _Look) -> Bottleneck | None:
-    if len(look.gpus) < 2:
+def _imbalance(readings: _Readings) -> Bottleneck | None:
+    if len(readings.gpus) < 2:
         return None
     name = "sm_active_ratio"
     try:
-        look.values(name)
+        readings.values(name)
     except MissingReading:
         name = "utilization_ratio"
-        look.values(name)
-    means = {gpu.uuid: _mean_of(gpu, name) for gpu in look.gpus}
+        readings.values(name)
+    means = {gpu.uuid: _mean_of(gpu, name) for gpu in readings.gpus}
     middle = median(means.values())
     worst = max(means, key=lambda uuid: abs(means[uuid] - middle))
-    apart = abs(means[worst] - middle)
-    if middle < STARVED_FROM or apart < APART * middle:
+    if middle < STARVED_FROM or abs(means[worst] - middle) < APART * middle:
         return None
-    slow = means[worst] > middle
-    what = "works more than the rest, which wait for it" if slow else "has less to do than the rest"
-    advice = (
-        "look at this GPU's clock and health, and even out the stages: the slowest sets the pace of all"
-        if slow
-        else "even out the stages or the data of its ranks"
-    )
+    if means[worst] > middle:
+        what = "works more than the rest, which wait for it"
+        advice = "check this GPU's clock and health, and even out the stages: the slowest sets the pace of all"
+    else:
+        what, advice = "has less to do than the rest", "even out the stages or the data of its ranks"
     return Bottleneck(
         "imbalance",
         f"{worst} {what}: {means[worst]:.0%} active against {middle:.0%}",
@@ -283,35 +290,23 @@ def _imbalance(look: _Look) -> Bottleneck | None:
 
 
 def _mean_of(gpu: GpuReadings, name: str) -> float:
-    values = [entry[name] for entry in gpu.minutes.values() if name in entry]
-    if len(values) < MIN_KNOWN * len(gpu.minutes):
-        raise MissingReading(
-            f"{name} of GPU {gpu.uuid} is read in {len(values) / len(gpu.minutes):.0%} of its minutes only"
-        )
+    values = gpu.values(name)
+    _require_minutes(f"{name} of GPU {gpu.uuid}", len(values), len(gpu.minutes))
     return fmean(values)
 
 
-RULES: Mapping[str, Callable[[_Look], Bottleneck | None]] = {
-    "input": _input,
-    "communication": _communication,
-    "throttling": _throttling,
-    "memory": _memory,
-    "batch": _batch,
-    "imbalance": _imbalance,
-}
+RULES: Mapping[str, Callable[[_Readings], Bottleneck | None]] = dict(
+    zip(KINDS, (_input, _communication, _throttling, _memory, _batch, _imbalance), strict=True)
+)
 
 
 def mean_by_minute(gpus: Sequence[GpuReadings], name: str) -> list[float | None]:
-    """The mean of a reading over the GPUs, minute by minute from the first to the last; None where nobody read it."""
-    instants = sorted({at_ms for gpu in gpus for at_ms in gpu.minutes})
+    """Return the mean of a reading over the GPUs for every minute from the first to the last; None where unread."""
+    instants = {at_ms for gpu in gpus for at_ms in gpu.minutes}
     if not instants:
         return []
-    by_minute: dict[int, list[float]] = {}
-    for gpu in gpus:
-        for at_ms, entry in gpu.minutes.items():
-            if name in entry:
-                by_minute.setdefault(at_ms, []).append(entry[name])
-    return [
-        fmean(by_minute[at_ms]) if at_ms in by_minute else None
-        for at_ms in range(instants[0], instants[-1] + 60_000, 60_000)
-    ]
+    means: list[float | None] = []
+    for at_ms in range(min(instants), max(instants) + 60_000, 60_000):
+        values = [gpu.minutes[at_ms][name] for gpu in gpus if name in gpu.minutes.get(at_ms, ())]
+        means.append(fmean(values) if values else None)
+    return means

@@ -1,4 +1,4 @@
-"""Findings, and what the searches for them look at: plain values, the same for jobs and for storage."""
+"""Findings, and the usage that the searches for them read: plain values, shared by jobs and storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a person should see. Instants are unix ms, amounts micro-units; None: unpriced, or going on."""
+    """Something a person should see. `resolved_ms` None: ongoing; amounts are micro-units, None: unpriced."""
 
     key: str
     kind: str
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PlacedAccelerator:
-    """An accelerator and where it stands."""
+    """An accelerator and its place: node, pool and index."""
 
     accelerator_id: int
     uuid: str
@@ -46,7 +46,7 @@ class PlacedAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class StateInterval:
-    """A usage interval of evidence: a state, and a workload where it was held."""
+    """A usage interval: a state, and the workload where it was held."""
 
     accelerator_id: int
     workload_id: int | None
@@ -57,7 +57,10 @@ class StateInterval:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUsage:
-    """What a workload held of one kind of accelerator in one place from an rating interval of an hour on."""
+    """Usage of one kind of accelerator on one node by a workload in the rating interval that begins then.
+
+    `longest_ms` is the longest that one accelerator was held in it, `gpu_micro` the sum of the accelerators held.
+    """
 
     rating_interval_ms: int
     workload_id: int
@@ -66,16 +69,17 @@ class WorkloadUsage:
     node: str
     gpu_ns: int
     longest_ms: int = 0
-    """The most that one accelerator was held by it in the rating interval."""
     gpu_micro: int = 0
-    """Of the accelerators that it held in the rating interval, together."""
     busy_ms: int = 0
     idle_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RecentHolding:
-    """How long a workload held an accelerator in each of some windows that follow each other, ms by window."""
+    """Time that a workload held an accelerator in each of several consecutive windows, ms by window.
+
+    `since_ms` is the begin of the earliest evidence of it that touches the windows.
+    """
 
     accelerator_id: int
     workload_id: int
@@ -84,5 +88,4 @@ class RecentHolding:
     node: str
     gpu_micro: int
     since_ms: int
-    """Begin of the earliest evidence of it that touches the windows."""
     held_ms: tuple[int, ...]

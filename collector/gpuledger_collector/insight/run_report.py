@@ -1,18 +1,19 @@
-"""The report of one run: what it held, used, wasted and produced, what a unit cost, what held it back, and its like."""
+"""The report of one run: usage, waste, output and its unit cost, bottlenecks, and comparable runs."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from statistics import median
-from typing import Any, Protocol
 
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, HourCost, UnitCost, hour_costs
 from gpuledger_collector.insight.bottlenecks import BottleneckReport, GpuReadings
+from gpuledger_collector.insight.waste_receipt import WasteReceipt
 
 COUNTER_PREFERENCE = (
     "total_tokens",
@@ -24,27 +25,12 @@ COUNTER_PREFERENCE = (
     "requests",
     "prompt_tokens",
 )
-"""Counters, the one by which runs are compared first."""
-
-
-class Receipt(Protocol):
-    """What it was charged by kind and rate, what of it was found as waste, and both by currency (jobs/receipt.py)."""
-
-    @property
-    def held(self) -> Sequence[Any]:
-        """Charges of one kind of accelerator at one rate each."""
-
-    @property
-    def items(self) -> Sequence[Any]:
-        """Findings of waste."""
-
-    def totals(self) -> dict[str, tuple[int, int, int]]:
-        """By currency: charged, idle by the ledger, and found as waste (micro-units)."""
+"""Counters by which runs are compared, the preferred one first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePeriod:
-    """A usage interval of hours without a break in which the run held something. `cost_micro`: by currency."""
+    """Consecutive hours in which the run held something; `accelerators` is their number, `cost_micro` by currency."""
 
     start_ms: int
     end_ms: int
@@ -55,7 +41,7 @@ class ActivePeriod:
 
 @dataclass(frozen=True, slots=True)
 class RunDay:
-    """A day of a run: milliseconds of accelerators used, idle and not known, and its cost by currency."""
+    """A day of a run: accelerator-milliseconds busy, idle and unknown, and its cost by currency."""
 
     day_ms: int
     busy_ms: int
@@ -67,9 +53,9 @@ class RunDay:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """Another run of the same name and owner, or this one. `unit`: the cost of its chief counter, None: none counted.
+    """Another run of the same name and owner, or this one. `unit`: cost of its leading counter, None: none counted.
 
-    `units_per_gpu_hour` is over covered time. `outcome`: how its scheduler says that it ended, where that is known.
+    `units_per_gpu_hour` is over covered time. `outcome` is how the scheduler says that it ended, "" where unknown.
     """
 
     key: str
@@ -87,14 +73,14 @@ class ComparedRun:
 
     @property
     def activity(self) -> Decimal | None:
-        """Used part of the time whose activity is known."""
+        """Busy share of the time whose activity is known."""
         known = self.busy_ns + self.idle_ns
         return Decimal(self.busy_ns) / known if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """Runs on so many GPUs: the median of what one GPU did, and that against the fewest GPUs (1: it scales fully)."""
+    """Runs on this many GPUs: median output per GPU, and its ratio to the runs with fewest GPUs (1: linear scaling)."""
 
     accelerators: int
     runs: int
@@ -105,7 +91,10 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything; `units` over all of its time, `by` the same in the buckets that were asked for."""
+    """All parts of the report. `units` are over the run's whole time, `by` in the requested buckets.
+
+    `restarts` counts how often an output counter began anew.
+    """
 
     key: str
     name: str
@@ -113,7 +102,7 @@ class RunReport:
     team: str
     kind: str
     made_ms: int
-    receipt: Receipt
+    receipt: WasteReceipt
     hours: Mapping[int, HourCost]
     days: Sequence[RunDay]
     parts: Sequence[ActivePeriod]
@@ -121,7 +110,6 @@ class RunReport:
     units: Sequence[UnitCost]
     by: Sequence[UnitCost]
     restarts: int
-    """Times at which what counts its output began anew."""
     outcome: str
     peers: Sequence[ComparedRun]
     scaling: Sequence[ScalingPoint]
@@ -131,97 +119,102 @@ class RunReport:
 
     @property
     def start_ms(self) -> int | None:
-        """When it first held something."""
+        """Begin of the first hour in which it held something."""
         return self.parts[0].start_ms if self.parts else None
 
     @property
     def end_ms(self) -> int | None:
-        """Up to when it is known to have held something, to the hour."""
+        """End of the last hour in which it is known to have held something."""
         return self.parts[-1].end_ms if self.parts else None
 
 
 def active_periods(held: Sequence[HeldHour], hours: Mapping[int, HourCost]) -> list[ActivePeriod]:
-    """The run cut where an hour passed in which it held nothing."""
-    cards: dict[int, set[int]] = {}
-    time: dict[int, int] = {}
-    for one in held:
-        hour_ms = one.at_ms - one.at_ms % HOUR_MS
-        cards.setdefault(hour_ms, set()).add(one.accelerator_id)
-        time[hour_ms] = time.get(hour_ms, 0) + one.held_ms
-    runs: list[list[int]] = []
-    for hour_ms in sorted(hours.keys() | cards.keys()):
-        if not runs or hour_ms > runs[-1][-1] + HOUR_MS:
-            runs.append([])
-        runs[-1].append(hour_ms)
-    found = []
-    for run in runs:
-        cost: dict[str, int] = {}
-        for hour_ms in run:
-            for currency, micro in (hours[hour_ms].cost if hour_ms in hours else {}).items():
-                cost[currency] = cost.get(currency, 0) + micro
-        most = len(set().union(*(cards.get(hour_ms, set()) for hour_ms in run)))
-        found.append(ActivePeriod(run[0], run[-1] + HOUR_MS, most, sum(time.get(hour_ms, 0) for hour_ms in run), cost))
-    return found
+    """Split the run at hours in which it held nothing."""
+    accelerators: defaultdict[int, set[int]] = defaultdict(set)
+    held_ms: Counter[int] = Counter()
+    for usage in held:
+        hour_ms = usage.at_ms - usage.at_ms % HOUR_MS
+        accelerators[hour_ms].add(usage.accelerator_id)
+        held_ms[hour_ms] += usage.held_ms
+    periods: list[list[int]] = []
+    for hour_ms in sorted(hours.keys() | accelerators.keys()):
+        if not periods or hour_ms > periods[-1][-1] + HOUR_MS:
+            periods.append([])
+        periods[-1].append(hour_ms)
+    return [
+        ActivePeriod(
+            period[0],
+            period[-1] + HOUR_MS,
+            len(set().union(*(accelerators[hour_ms] for hour_ms in period))),
+            sum(held_ms[hour_ms] for hour_ms in period),
+            _sum_costs(hours[hour_ms].cost for hour_ms in period if hour_ms in hours),
+        )
+        for period in periods
+    ]
+
+
+def _sum_costs(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for cost in costs:
+        total.update(cost)
+    return dict(total)
 
 
 def run_days(held: Sequence[HeldHour], hours: Mapping[int, HourCost], calendar: Calendar = UTC_DAYS) -> list[RunDay]:
-    """The run day by day, in days of the bill; an hour that a midnight cuts is of the day in which it begins."""
-    sums: dict[int, list[int]] = {}
-    cost: dict[int, dict[str, int]] = {}
-    for one in held:
-        entry = sums.setdefault(calendar.day_of(one.at_ms).start_ms, [0, 0, 0])
-        for at, value in enumerate((one.busy_ms, one.idle_ms, one.unknown_ms)):
-            entry[at] += value
+    """Split the run by days of the bill; an hour that a midnight cuts belongs to the day in which it begins."""
+    times: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    costs: defaultdict[int, list[Mapping[str, int]]] = defaultdict(list)
+    for usage in held:
+        day_ms = calendar.day_of(usage.at_ms).start_ms
+        parts = (usage.busy_ms, usage.idle_ms, usage.unknown_ms)
+        times[day_ms] = [total + part for total, part in zip(times[day_ms], parts, strict=True)]
     for hour_ms, hour in hours.items():
-        of_day = cost.setdefault(calendar.day_of(hour_ms).start_ms, {})
-        for currency, micro in hour.cost.items():
-            of_day[currency] = of_day.get(currency, 0) + micro
-    found = []
-    for day_ms in sorted(sums.keys() | cost.keys()):
-        busy, idle, unknown = sums.get(day_ms, [0, 0, 0])
-        found.append(RunDay(day_ms, busy, idle, unknown, cost.get(day_ms, {}), calendar.date_of(day_ms)))
-    return found
+        costs[calendar.day_of(hour_ms).start_ms].append(hour.cost)
+    days = []
+    for day_ms in sorted(times.keys() | costs.keys()):
+        busy_ms, idle_ms, unknown_ms = times[day_ms]
+        date = calendar.date_of(day_ms)
+        days.append(RunDay(day_ms, busy_ms, idle_ms, unknown_ms, _sum_costs(costs[day_ms]), date))
+    return days
 
 
 def leading_counter(units: Sequence[UnitCost]) -> UnitCost | None:
-    """The counter by which runs are compared: the first of CHIEF that counted anything."""
-    there = [one for one in units if one.units]
-    return min(there, key=lambda one: COUNTER_PREFERENCE.index(one.counter), default=None)
+    """Return the cost by the most preferred counter that counted anything."""
+    counted = [unit for unit in units if unit.units]
+    return min(counted, key=lambda unit: COUNTER_PREFERENCE.index(unit.counter), default=None)
 
 
 def units_per_gpu_hour(unit: UnitCost | None, charges: Sequence[Charge], held: Sequence[HeldHour]) -> Decimal | None:
-    """Units of a GPU-hour of covered time; None where nothing was counted or nobody saw what was held."""
+    """Return units per GPU-hour of covered time; None where nothing was counted or held time is unknown."""
     if unit is None or not unit.covered_ms or not hour_costs(charges, held):
         return None
-    cards_ms = sum(one.held_ms for one in held)
-    if not cards_ms or not unit.held_ms:
+    accelerator_ms = sum(usage.held_ms for usage in held)
+    if not accelerator_ms or not unit.held_ms:
         return None
-    return Decimal(unit.units) * unit.held_ms * HOUR_MS / (Decimal(unit.covered_ms) * cards_ms)
+    return Decimal(unit.units) * unit.held_ms * HOUR_MS / (Decimal(unit.covered_ms) * accelerator_ms)
 
 
 def scaling_points(peers: Sequence[ComparedRun]) -> list[ScalingPoint]:
-    """How what one GPU does changes with the number of GPUs, over runs of one name and owner.
+    """Show how the output per GPU changes with the number of GPUs, over runs of one name and owner.
 
-    By units where every one of them counted the same, else by activity; nothing where all had equally many GPUs.
+    By units where every run counted the same, else by activity; empty where all had equally many GPUs.
     """
-    counters = {None if one.units_per_gpu_hour is None or one.unit is None else one.unit.counter for one in peers}
+    counters = {None if peer.units_per_gpu_hour is None or peer.unit is None else peer.unit.counter for peer in peers}
     by_units = len(counters) == 1 and None not in counters
     measure = f"{next(iter(counters))} per GPU-hour" if by_units else "activity"
-    groups: dict[int, list[Decimal]] = {}
-    for one in peers:
-        value = one.units_per_gpu_hour if by_units else one.activity
-        if value is not None and one.accelerators:
-            groups.setdefault(one.accelerators, []).append(value)
-    if len(groups) < 2:
-        return []
+    groups: defaultdict[int, list[Decimal]] = defaultdict(list)
+    for peer in peers:
+        value = peer.units_per_gpu_hour if by_units else peer.activity
+        if value is not None and peer.accelerators:
+            groups[peer.accelerators].append(value)
     rates = {count: median(values) for count, values in sorted(groups.items())}
-    base = rates[min(rates)]
+    base = rates[min(rates)] if len(rates) > 1 else None
     if not base:
         return []
     return [ScalingPoint(count, len(groups[count]), measure, rate, rate / base) for count, rate in rates.items()]
 
 
 def measured_energy_mj(charges: Sequence[Charge]) -> int | None:
-    """Millijoules measured over its charges; None where nothing measured any."""
-    known = [one.energy_mj for one in charges if one.energy_mj is not None]
+    """Return the millijoules measured over the charges; None where none were measured."""
+    known = [charge.energy_mj for charge in charges if charge.energy_mj is not None]
     return sum(known) if known else None

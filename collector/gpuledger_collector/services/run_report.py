@@ -15,7 +15,7 @@ from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.insight import run_report
 from gpuledger_collector.insight.bottlenecks import GpuReadings, find_bottlenecks
 from gpuledger_collector.insight.run_report import ComparedRun, RunReport
-from gpuledger_collector.services.waste_receipt import make_receipt
+from gpuledger_collector.insight.waste_receipt import make_receipt
 from gpuledger_collector.storage.findings import findings, recommendations
 from gpuledger_collector.storage.ledger import runs, zones
 
