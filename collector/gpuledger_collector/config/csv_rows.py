@@ -43,6 +43,8 @@ def read_records(path: Path, model: type[Row], parsed: Parsed[Any], prefix: str 
     keys = model.cell_names()
     kept = {name for name in header if name in keys or (prefix and name.startswith(prefix) and name != prefix)}
     parsed.notes.extend(_ignored(name, keys) for name in header if name and name not in kept)
+    if len(kept) == len(header):
+        return records
     return (
         Record(record.file, record.line, {name: cell for name, cell in record.cells.items() if name in kept})
         for record in records

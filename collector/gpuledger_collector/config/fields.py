@@ -79,7 +79,7 @@ def scalar(value: object) -> str:
     """The text of a value as written."""
     if isinstance(value, dict | list):
         raise refusal("bad_value", "must be a single value, not a list or a table")
-    text = value.isoformat() if isinstance(value, dt.datetime) else str(value)
+    text = value if isinstance(value, str) else value.isoformat() if isinstance(value, dt.datetime) else str(value)
     if _UNSTORABLE.search(text):
         raise refusal("bad_character", "holds a character that cannot be stored (NUL, or half of a surrogate pair)")
     if len(text) > MAX_TEXT:

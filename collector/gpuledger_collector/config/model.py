@@ -106,7 +106,7 @@ class Declaration(Row):
         """What is declared, as storage takes it: a value, or a list. `position` counts the file's tables from 1."""
         about = {"id": None, "source": source, "position": position}
         wanted = {field.name for field in dataclasses.fields(self.value_type)}
-        return self.value_type(**{name: value for name, value in about.items() if name in wanted} | dict(self))
+        return self.value_type(**{name: value for name, value in about.items() if name in wanted} | vars(self))
 
     @classmethod
     def from_value(cls, value: Any) -> Self:

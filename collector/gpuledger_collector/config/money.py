@@ -144,7 +144,7 @@ class DeclaredHardware(_Place):
 
     def to_value(self, source: str, position: int) -> list[Price]:  # noqa: ARG002
         """The prices that the hardware leads to; each says how it was derived."""
-        owned = Owned(**dict(self) | {"gpus": self.gpus or 1})
+        owned = Owned(**vars(self) | {"gpus": self.gpus or 1})
         return [replace(price, source=source) for price in owned.prices()]
 
 

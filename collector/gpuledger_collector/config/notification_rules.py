@@ -155,7 +155,7 @@ class DeclaredContact(Declaration):
 
     def to_value(self, source: str, position: int) -> Contact:  # noqa: ARG002
         """The contact, named for whom it is."""
-        return Contact(f"user {self.user}" if self.user else f"team {self.team}", **dict(self))
+        return Contact(f"user {self.user}" if self.user else f"team {self.team}", **vars(self))
 
     @classmethod
     def from_value(cls, value: Contact) -> Self:

@@ -61,7 +61,7 @@ _Amount = Annotated[Decimal, PlainValidator(_read_amount)]
 
 
 class _Line(Row):
-    """A line under the names of `BillLine`; `*_ms` of its billing period and both quantities are extra."""
+    """A line under the names of `BillLine`, with its billing period, its provider and both of its quantities."""
 
     provider: Text = Field("", alias="ProviderName")
     service_provider: Text = Field("", alias="ServiceProviderName")
@@ -100,14 +100,16 @@ class _Line(Row):
 
     def bill_line(self, line: int) -> BillLine:
         """The line; its quantity is the priced one, else the consumed one."""
-        names = BillLine.__dataclass_fields__.keys() & type(self).model_fields.keys()
-        kind = "consumed" if self.priced_quantity is None else "priced"
+        is_priced = self.priced_quantity is not None
         return BillLine(
             line=line,
-            quantity=getattr(self, f"{kind}_quantity"),
-            unit=getattr(self, f"{kind}_unit"),
-            **{name: getattr(self, name) for name in names},
+            quantity=self.priced_quantity if is_priced else self.consumed_quantity,
+            unit=self.priced_unit if is_priced else self.consumed_unit,
+            **{name: value for name, value in vars(self).items() if name in _TAKEN_OVER},
         )
+
+
+_TAKEN_OVER = frozenset(BillLine.__dataclass_fields__) & frozenset(_Line.model_fields)
 
 
 def read_bill(path: Path, provider: str | None = None) -> BillFile:

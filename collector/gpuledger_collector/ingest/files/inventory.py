@@ -42,7 +42,7 @@ def read_inventory(path: Path, instants: Instants = DECLARED) -> Parsed[Inventor
             parsed.problems.append(Problem("overlap", f"{record.source}:in_at", message))
             continue
         others.append((placement, record.line))
-        parsed.rows.append(InventoryRow(record.line, **dict(placement)))
+        parsed.rows.append(InventoryRow(record.line, **vars(placement)))
     return parsed
 
 

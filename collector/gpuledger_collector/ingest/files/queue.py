@@ -24,8 +24,8 @@ MAX_GPUS = 1_000_000
 
 class _Waiting(Row):
     at_ms: Instant = Field(alias="at")
-    workload_id: Text = ""
-    gpus: Annotated[Decimal, decimal(6, MAX_GPUS)] = Field(Decimal(0), validate_default=True)
+    gpus: Annotated[Decimal, decimal(6, MAX_GPUS)] = Decimal(0)
+    workload_id: Text = Field("", validate_default=True)
     pool: Text = ""
     gpu_model: Text = ""
     team: Text = ""
@@ -36,14 +36,14 @@ class _Waiting(Row):
 
     columns = ("at", "workload_id", "gpus")
 
-    @field_validator("gpus")
+    @field_validator("workload_id")
     @classmethod
-    def _wait_for_some(cls, gpus: Decimal, info: ValidationInfo) -> Decimal:
-        if info.data.get("workload_id") and not gpus:
-            raise refusal("out_of_range", "must be more than nothing")
-        if gpus and not info.data.get("workload_id"):
-            raise refusal("no_workload", "are waited for by a row without workload_id")
-        return gpus
+    def _wait_for_gpus(cls, workload_id: str, info: ValidationInfo) -> str:
+        if info.data.get("gpus") and not workload_id:
+            raise refusal("empty", "is empty in a row that waits for GPUs")
+        if workload_id and info.data.get("gpus") == 0:
+            raise refusal("out_of_range", "waits for no GPUs; gpus must be more than 0")
+        return workload_id
 
 
 def read_queue(path: Path, source: str = "file", pool: str = "", instants: Instants = DECLARED) -> Parsed[QueueRow]:
@@ -57,7 +57,7 @@ def read_queue(path: Path, source: str = "file", pool: str = "", instants: Insta
         queue = readings.setdefault((row.source or source, row.at_ms), {})
         if not row.workload_id:
             continue
-        values = dict(row)
+        values = dict(vars(row))
         for name in ("at_ms", "source", "gpus"):
             del values[name]
         waiting = WaitingRow(gpu_micro=int(row.gpus * MICRO), **values | {"pool": row.pool or pool})

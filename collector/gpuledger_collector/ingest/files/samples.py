@@ -73,7 +73,7 @@ def read_samples(path: Path, start_ms: int | None = None, instants: Instants = D
         sample = _Sample.read(record, parsed.problems, instants)
         if sample is not None and (sample.uuid, sample.at_ms) not in seen:
             seen.add((sample.uuid, sample.at_ms))
-            values = {name: value for name, value in sample if name in _METRICS and value is not None}
+            values = {name: value for name, value in vars(sample).items() if name in _METRICS and value is not None}
             parsed.rows.append(SampleRow(record.line, sample.uuid, sample.at_ms, values))
     return parsed
 

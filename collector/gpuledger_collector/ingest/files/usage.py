@@ -95,7 +95,7 @@ def _with_tags(record: Record) -> Record:
 
 
 def _usage_row(usage: _Usage, line: int, options: UsageOptions) -> UsageRow:
-    values = dict(usage) | {"pool": usage.pool or options.pool}
+    values = vars(usage) | {"pool": usage.pool or options.pool}
     if usage.start_ms is None:
         values["start_ms"] = options.empty_start
     return UsageRow(line=line, gpu_micro=int(values.pop("gpus") * MICRO), **values)
@@ -107,7 +107,7 @@ def add_workload(rows: dict[str, UsageRow], usage: UsageRow, source: str, parsed
     `source` is the place of the problem with `{}` for the line. A row that says the same again is ignored.
     """
     earlier = rows.setdefault(usage.workload_id, usage)
-    if dataclasses.replace(earlier, line=usage.line) == usage:
+    if earlier is usage or dataclasses.replace(earlier, line=usage.line) == usage:
         return
     bad, good = usage, earlier
     if earlier.end_ms is None and usage.end_ms is not None:
