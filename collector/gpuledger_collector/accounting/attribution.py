@@ -109,4 +109,4 @@ def _assigned(rule: Rule, facts: WorkloadFacts) -> dict[str, str]:
 
 
 def _filled(template: str, values: Mapping[str, str | None]) -> str:
-    return _PLACEHOLDER.sub(lambda found: values[found[1]] or "", template)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]] or "", template)

@@ -130,9 +130,9 @@ def evaluate(budget: Budget, reading: Reading, known: Iterable[Alert]) -> Evalua
 
 def thresholds(terms: Terms) -> list[tuple[str, int]]:
     """Every (rule, percent), lowest first."""
-    found = [(ACTUAL, percent) for percent in sorted(set(terms.actual))]
-    found += [(FORECAST, percent) for percent in sorted(set(terms.forecast))]
-    return found + ([(PACE, terms.pace)] if terms.pace is not None else [])
+    rules = [(ACTUAL, percent) for percent in sorted(set(terms.actual))]
+    rules += [(FORECAST, percent) for percent in sorted(set(terms.forecast))]
+    return rules + ([(PACE, terms.pace)] if terms.pace is not None else [])
 
 
 def _next(budget: Budget, reading: Reading, rule: str, percent: int, old: Alert | None) -> Alert | None:
@@ -258,7 +258,7 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
     old, new = _summed(before), _summed(after)
     average = _average(list(old.values())) or _average(list(new.values())) or Fraction(0)
     of_model = _model_prices(old)
-    found = []
+    changes = []
     for key in old.keys() | new.keys():
         quantity_0, cost_0 = old.get(key, (0, 0))
         quantity_1, cost_1 = new.get(key, (0, 0))
@@ -266,21 +266,21 @@ def drivers(before: Iterable[HolderSpend], after: Iterable[HolderSpend]) -> list
         price_0 = Fraction(cost_0, quantity_0) if quantity_0 else of_model.get(key[1], own)
         more = quantity_1 - quantity_0
         parts = [cost_1 - cost_0 - more * price_0, more * average, more * (price_0 - average)]
-        found.append(Driver(*key, cost_0, cost_1, *_rounded(parts)))
-    return sorted(found, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model))
+        changes.append(Driver(*key, cost_0, cost_1, *_rounded(parts)))
+    return sorted(changes, key=lambda driver: (-abs(driver.change_micro), driver.label, driver.model))
 
 
 def _summed(held: Iterable[HolderSpend]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
     sums: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}
-    for one in held:
-        gpu_ns, cost = sums.get((one.label, one.model), (0, 0))
-        sums[one.label, one.model] = (gpu_ns + one.gpu_ns, cost + one.cost_micro)
+    for spend in held:
+        gpu_ns, cost = sums.get((spend.label, spend.model), (0, 0))
+        sums[spend.label, spend.model] = (gpu_ns + spend.gpu_ns, cost + spend.cost_micro)
     return {key: sums[key] for key in sums if sums[key] != (0, 0)}
 
 
 def _average(held: Sequence[tuple[int, int]]) -> Fraction | None:
-    gpu_ns = sum(one[0] for one in held)
-    return Fraction(sum(one[1] for one in held), gpu_ns) if gpu_ns else None
+    gpu_ns = sum(spend[0] for spend in held)
+    return Fraction(sum(spend[1] for spend in held), gpu_ns) if gpu_ns else None
 
 
 def _model_prices(held: Mapping[tuple[tuple[str, ...], str], tuple[int, int]]) -> dict[str, Fraction]:
@@ -295,16 +295,16 @@ def _rounded(parts: Sequence[Fraction]) -> list[int]:
     return round_together([int(part * unit) for part in parts], unit)
 
 
-def top(found: Sequence[Driver], count: int) -> list[Driver]:
+def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
     """The first drivers, and the rest as one, so that the sum stays the same."""
-    if len(found) <= count:
-        return list(found)
-    rest = found[count:]
+    if len(drivers) <= count:
+        return list(drivers)
+    rest = drivers[count:]
     sums = [
         sum(getattr(driver, name) for driver in rest)
         for name in ("before_micro", "after_micro", "price_micro", "volume_micro", "mix_micro")
     ]
-    return [*found[:count], Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums)]
+    return [*drivers[:count], Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums)]
 
 
 def money_text(micro: int, currency: str, digits: int | None = None) -> str:

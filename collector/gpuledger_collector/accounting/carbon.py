@@ -35,8 +35,8 @@ class Intensity:
 
 def intensity_of(in_force: Iterable[Intensity], pool: str) -> Intensity | None:
     """The intensity of a pool among those that hold: one that names it before one for any, then the latest to begin."""
-    fit = [one for one in in_force if one.pool in ("", pool)]
-    return max(fit, key=lambda one: (bool(one.pool), one.from_on or dt.date.min), default=None)
+    fit = [intensity for intensity in in_force if intensity.pool in ("", pool)]
+    return max(fit, key=lambda intensity: (bool(intensity.pool), intensity.from_on or dt.date.min), default=None)
 
 
 def micrograms(energy_mj: int, intensity: Intensity) -> int:

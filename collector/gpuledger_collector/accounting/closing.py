@@ -115,14 +115,14 @@ def receipt(
         "unpriced_gpu_ns": proof.unpriced_ns,
         "invoices": [
             {
-                "owner": one.owner,
-                "currency": one.currency,
-                "amount": _amount(one.minor, one.currency),
-                "micro": one.micro,
-                "shared": _amount(one.shared_minor, one.currency),
-                "shared_micro": one.shared_micro,
+                "owner": invoice.owner,
+                "currency": invoice.currency,
+                "amount": _amount(invoice.minor, invoice.currency),
+                "micro": invoice.micro,
+                "shared": _amount(invoice.shared_minor, invoice.currency),
+                "shared_micro": invoice.shared_micro,
             }
-            for one in billed
+            for invoice in billed
         ],
         "shares": [
             {
@@ -138,8 +138,8 @@ def receipt(
             for part in shares
         ],
         "totals": {
-            currency: _amount(sum(one.minor for one in billed if one.currency == currency), currency)
-            for currency in sorted({one.currency for one in billed})
+            currency: _amount(sum(invoice.minor for invoice in billed if invoice.currency == currency), currency)
+            for currency in sorted({invoice.currency for invoice in billed})
         },
         "corrections": {"lines": len(corrections), "micro": dict(sorted(corrected.items()))},
     }

@@ -90,13 +90,15 @@ class Commitment:
     def covers(self, pool: str, gpu_model: str, node: str, region: str) -> bool:
         """Whether it covers time in this place."""
         named = ((self.pool, pool), (self.node, node), (self.region, region))
-        return model_match(self.gpu_model, gpu_model) >= 0 and all(not one or one == actual for one, actual in named)
+        return model_match(self.gpu_model, gpu_model) >= 0 and all(
+            not wanted or wanted == actual for wanted, actual in named
+        )
 
     @property
     def precedence(self) -> tuple[object, ...]:
         """Where several cover the same time: the most specific first, then the one that began first."""
         specific = (bool(self.node), bool(self.pool), bool(self.gpu_model), bool(self.region))
-        return tuple(not one for one in specific), self.starts_ms, self.name
+        return tuple(not is_named for is_named in specific), self.starts_ms, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +166,16 @@ def cover(
     ]
     ordered = sorted(demands, key=lambda demand: (demand.name, demand.key))
     left = {(demand.key, at): quantity for demand in ordered for at, quantity in demand.ns.items()}
-    for commitment in sorted(commitments, key=lambda one: one.precedence):
-        mine = [one for one in ordered if commitment.covers(one.pool, one.gpu_model, one.node, one.region)]
+    for commitment in sorted(commitments, key=lambda commitment: commitment.precedence):
+        covered = [
+            demand for demand in ordered if commitment.covers(demand.pool, demand.gpu_model, demand.node, demand.region)
+        ]
         committed_ns = cost = 0
         for part in parts:
             quantity = commitment.committed_ns(part)
             if quantity:
                 committed_ns += quantity
-                cost += _cover_rating_interval(coverage, commitment, quantity, mine, left, part)
+                cost += _cover_rating_interval(coverage, commitment, quantity, covered, left, part)
         if committed_ns:
             coverage.costs.append(CommitmentCost(commitment, committed_ns, cost))
     return coverage
@@ -187,7 +191,7 @@ def _cover_rating_interval(
 ) -> int:
     """Covers one rating interval; what the commitment costs in it."""
     at = part.start_ms
-    asking = [(one.key, open_ns) for one in demands if (open_ns := left.get((one.key, at), 0))]
+    asking = [(demand.key, open_ns) for demand in demands if (open_ns := left.get((demand.key, at), 0))]
     wanted = sum(open_ns for _, open_ns in asking)
     taken = split(min(quantity, wanted), [open_ns for _, open_ns in asking])
     unused = quantity - sum(taken)

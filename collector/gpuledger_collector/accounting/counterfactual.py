@@ -77,20 +77,20 @@ _Place = tuple[int, int | None, int]
 
 def merged(changes: Iterable[Change]) -> dict[_Place, Change]:
     """One change for each accelerator, holder and rating interval: of several the largest part, and the lowest rate."""
-    found: dict[_Place, Change] = {}
+    changed: dict[_Place, Change] = {}
     for change in changes:
         key = (change.accelerator_id, change.workload_id, change.at_ms)
-        known = found.get(key)
-        found[key] = change if known is None else _both(known, change)
-    return found
+        known = changed.get(key)
+        changed[key] = change if known is None else _both(known, change)
+    return changed
 
 
-def _both(one: Change, other: Change) -> Change:
-    back = max(one.back_permille, other.back_permille)
-    freed = max(one.back_permille + one.spare_permille, other.back_permille + other.spare_permille)
-    rates = [price for price in (one.moved_to, other.moved_to) if price is not None]
+def _both(known: Change, change: Change) -> Change:
+    back = max(known.back_permille, change.back_permille)
+    freed = max(known.back_permille + known.spare_permille, change.back_permille + change.spare_permille)
+    rates = [price for price in (known.moved_to, change.moved_to) if price is not None]
     lowest = min(rates, key=lambda price: (price.rate, price.id or 0)) if rates else None
-    return replace(one, back_permille=back, spare_permille=min(PERMILLE, freed) - back, moved_to=lowest)
+    return replace(known, back_permille=back, spare_permille=min(PERMILLE, freed) - back, moved_to=lowest)
 
 
 def changed(
@@ -112,9 +112,9 @@ def changed(
         if change.moved_to is not None:
             hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
             group = moved.setdefault(change.moved_to, [])
-            group += [replace(one, start_ms=hour_ms) for one in whole if one.held_ms]
+            group += [replace(part, start_ms=hour_ms) for part in whole if part.held_ms]
             whole = [_part(piece, MOVED, parts[0] + parts[2])]
-        kept += [one for one in [*whole, _part(piece, GIVEN_BACK, parts[1])] if one.held_ms]
+        kept += [entry for entry in [*whole, _part(piece, GIVEN_BACK, parts[1])] if entry.held_ms]
     return kept, moved
 
 
@@ -195,23 +195,23 @@ def _still_paid(sums: dict[str, Saving], accelerator: RatedAccelerator, piece: H
     paid[key] = paid.get(key, 0) + gpu_ns(accelerator.gpu_micro, piece.held_ms)
 
 
-def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], one: Reservation, hours: int) -> int:
+def reserved_saving(paid_ns: Mapping[tuple[str, str, str, int], int], reservation: Reservation, hours: int) -> int:
     """What a reservation saves over `hours` hours in which so much would be rented on demand; negative: it costs more.
 
     The reservation replaces on-demand time hour by hour, the dearest first, and is paid in every hour.
     """
     by_hour: dict[int, list[tuple[Decimal, int]]] = {}
     for (pool, model, rate, hour_ms), quantity in paid_ns.items():
-        if (pool, model) == (one.pool, one.gpu_model):
+        if (pool, model) == (reservation.pool, reservation.gpu_model):
             by_hour.setdefault(hour_ms, []).append((Decimal(rate), quantity))
     saved = 0
     for rates in by_hour.values():
-        left = gpu_ns(one.gpus * GPU_MICRO, HOUR_MS)
+        left = gpu_ns(reservation.gpus * GPU_MICRO, HOUR_MS)
         for dearest, quantity in sorted(rates, reverse=True):
             taken = min(left, quantity)
             saved += cost_micro(taken, dearest)
             left -= taken
-    return saved - hours * cost_micro(gpu_ns(one.gpus * GPU_MICRO, HOUR_MS), one.rate)
+    return saved - hours * cost_micro(gpu_ns(reservation.gpus * GPU_MICRO, HOUR_MS), reservation.rate)
 
 
 def dearer(price: Price, permille: int) -> Price:
@@ -224,9 +224,9 @@ def amount(sums: Mapping[str, Saving]) -> tuple[str | None, Saving | None]:
     """The one currency and saving of a difference; no saving where some changed time is unpriced or currencies mix."""
     if any(saving.unpriced_gpu_ns for saving in sums.values()):
         return None, None
-    told = {currency: saving for currency, saving in sums.items() if currency}
-    changed_in = [currency for currency, saving in told.items() if saving.freed_gpu_ns or saving.cash_micro]
+    priced = {currency: saving for currency, saving in sums.items() if currency}
+    changed_in = [currency for currency, saving in priced.items() if saving.freed_gpu_ns or saving.cash_micro]
     if len(changed_in) > 1:
         return None, None
-    currency = changed_in[0] if changed_in else next(iter(sorted(told)), None)
-    return currency, None if currency is None else told[currency]
+    currency = changed_in[0] if changed_in else next(iter(sorted(priced)), None)
+    return currency, None if currency is None else priced[currency]

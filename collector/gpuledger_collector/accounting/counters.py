@@ -69,7 +69,7 @@ def hourly(readings: Iterable[CounterReading], gap_ms: int) -> list[HourCount]:
     units: dict[int, int] = {}
     covered: dict[int, int] = {}
     restarts: dict[int, int] = {}
-    for before, after in pairwise(sorted(readings, key=lambda one: one.at_ms)):
+    for before, after in pairwise(sorted(readings, key=lambda reading: reading.at_ms)):
         hour = after.at_ms - after.at_ms % HOUR_MS
         if is_new_life(before, after):
             restarts[hour] = restarts.get(hour, 0) + 1

@@ -100,11 +100,11 @@ def after_decision(state: str, remedy: Remedy | None) -> str:
 
 def words_of(text: str, what: str) -> str:
     """A text that somebody wrote, as it is kept. Raises ValueError with a sentence."""
-    found = text.strip()
-    if not found:
+    words = text.strip()
+    if not words:
         raise ValueError(f"{what}: say it in words")
-    if len(found) > MOST_WORDS:
-        raise ValueError(f"{what}: {len(found)} characters; at most {MOST_WORDS} are kept")
-    if "\x00" in found or any("\ud800" <= one <= "\udfff" for one in found):
+    if len(words) > MOST_WORDS:
+        raise ValueError(f"{what}: {len(words)} characters; at most {MOST_WORDS} are kept")
+    if "\x00" in words or any("\ud800" <= character <= "\udfff" for character in words):
         raise ValueError(f"{what}: holds a character that no text can keep (NUL, or half of a pair)")
-    return found
+    return words

@@ -49,15 +49,15 @@ class Exchange:
     """
 
     def __init__(self, rates: Iterable[ExchangeRate], to_currency: str, calendar: Calendar = UTC_DAYS) -> None:
-        mine = [one for one in rates if one.to_currency == to_currency]
-        begins = (calendar.named(Period(one.effective_from_ms, one.effective_from_ms)).start_ms for one in mine)
+        own_rates = [rate for rate in rates if rate.to_currency == to_currency]
+        begins = (calendar.named(Period(rate.effective_from_ms, rate.effective_from_ms)).start_ms for rate in own_rates)
         self.to_currency = to_currency
-        self._rates = sorted(zip(begins, mine, strict=True), key=lambda dated: dated[0])
+        self._rates = sorted(zip(begins, own_rates, strict=True), key=lambda dated: dated[0])
 
     def rate_at(self, currency: str, at_ms: int) -> ExchangeRate | None:
         """The rate in force at an instant, None when there is none."""
-        mine = (dated for dated in reversed(self._rates) if dated[1].from_currency == currency)
-        return next((one for begins_ms, one in mine if begins_ms <= at_ms), None)
+        dated_rates = (dated for dated in reversed(self._rates) if dated[1].from_currency == currency)
+        return next((rate for begins_ms, rate in dated_rates if begins_ms <= at_ms), None)
 
     def spans(self, period: Period) -> list[Period]:
         """The period, cut where a rate begins to hold: within each part one rate holds for each currency."""
@@ -90,10 +90,10 @@ def view(
     rows: list[Row] = []
     totals: list[Row] = []
     for rate, group in sorted(groups.items(), key=lambda item: "" if item[0] is None else item[0].text):
-        made = report(group.lines, by, group.beside)
+        converted = report(group.lines, by, group.beside)
         text = "" if rate is None else rate.text
-        rows += [replace(row, exchange=text) for row in made.rows]
-        totals += [replace(row, exchange=text) for row in made.totals]
+        rows += [replace(row, exchange=text) for row in converted.rows]
+        totals += [replace(row, exchange=text) for row in converted.totals]
     return Report(tuple(by), tuple(rows), tuple(totals), exchanged=True)
 
 

@@ -39,23 +39,23 @@ def beside_seen(
     is left is split over the imports by their counts, by largest remainder in the order of their keys.
     """
     by_pool: dict[str, list[Seen]] = defaultdict(list)
-    for one in seen:
-        by_pool[one.pool].append(one)
+    for sighting in seen:
+        by_pool[sighting.pool].append(sighting)
     usages: dict[str, list[ImportedUsage]] = defaultdict(list)
     for usage in imported:
         usages[usage.pool].append(usage)
     left: list[ImportedUsage] = []
-    for pool, mine in sorted(usages.items()):
+    for pool, pool_usages in sorted(usages.items()):
         if pool in by_pool:
-            left += _left(mine, by_pool[pool], day, until_ms)
+            left += _left(pool_usages, by_pool[pool], day, until_ms)
         else:
-            left += mine
+            left += pool_usages
     return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
 
 
 def _left(usages: Sequence[ImportedUsage], seen: Sequence[Seen], day: Period, until_ms: int) -> list[ImportedUsage]:
     ordered = sorted(usages, key=lambda usage: (usage.key, usage.start_ms))
-    spans = [day.clip(Period(one.start_ms, max(one.start_ms, _end(one, until_ms)))) for one in ordered]
+    spans = [day.clip(Period(usage.start_ms, max(usage.start_ms, _end(usage, until_ms)))) for usage in ordered]
     timeline = _Timeline(seen)
     edges = timeline.edges(day) | {at for span in spans if span for at in (span.start_ms, span.end_ms)}
     parts: list[list[ImportedUsage]] = [[] for _ in ordered]
@@ -70,7 +70,7 @@ def _left(usages: Sequence[ImportedUsage], seen: Sequence[Seen], day: Period, un
                 parts[at][-1] = replace(last, end_ms=end_ms)
             else:
                 parts[at].append(replace(ordered[at], start_ms=start_ms, end_ms=end_ms, gpu_micro=micro))
-    return [part for mine in parts for part in mine]
+    return [part for of_usage in parts for part in of_usage]
 
 
 def _end(usage: ImportedUsage, until_ms: int) -> int:
@@ -108,8 +108,8 @@ class _Timeline:
 
     def __init__(self, seen: Iterable[Seen]) -> None:
         spans: dict[tuple[str, int, int], list[Period]] = defaultdict(list)
-        for one in seen:
-            spans[one.node, one.accelerator_id, one.gpu_micro].append(one.period)
+        for sighting in seen:
+            spans[sighting.node, sighting.accelerator_id, sighting.gpu_micro].append(sighting.period)
         changes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for (node, _, micro), periods in spans.items():
             for period in _joined(periods):

@@ -187,13 +187,13 @@ class Calendar:
 
     def days(self, period: Period) -> list[Period]:
         """The parts of a period by day; the first and the last may be shorter."""
-        found = []
+        days = []
         start = period.start_ms
         while start < period.end_ms:
             end = min(self.day_of(start).end_ms, period.end_ms)
-            found.append(Period(start, end))
+            days.append(Period(start, end))
             start = end
-        return found
+        return days
 
     def days_before(self, at_ms: int, count: int) -> int:
         """The start of the day that many days before the one that begins at an instant."""

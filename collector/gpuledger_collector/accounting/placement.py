@@ -192,8 +192,8 @@ def place(board: Board) -> TimeLine:
     placements: list[Placement] = []
     claims = list(sweep.claims)
     seen_ms: dict[int, int] = {}
-    for one in sweep.sightings:
-        seen_ms[one.part.accelerator_id] = max(one.end_ms, seen_ms.get(one.part.accelerator_id, 0))
+    for sighting in sweep.sightings:
+        seen_ms[sighting.part.accelerator_id] = max(sighting.end_ms, seen_ms.get(sighting.part.accelerator_id, 0))
     ordered = sorted(sweep.closed, key=lambda row: (row.accelerator_id, row.in_ms))
     for accelerator_id, rows in groupby(ordered, key=lambda row: row.accelerator_id):
         former = board.former_pools.get(accelerator_id, ())
@@ -253,13 +253,15 @@ class _Sweep:
         self.closed: list[Placement] = []
         self.claims: list[Claim] = []
         self.there: dict[int, _There] = {}
-        self.sightings = sorted(set(board.sightings), key=lambda one: one.order)
+        self.sightings = sorted(set(board.sightings), key=lambda sighting: sighting.order)
         self.starts: dict[int, list[int]] = defaultdict(list)
         self.seen_until: dict[int, int] = {}
-        self.shown = {(one.part.accelerator_id, one.node_id, one.start_ms) for one in self.sightings}
-        for one in self.sightings:
-            self.starts[one.node_id].append(one.start_ms)
-        parts = {one.part.accelerator_id: one.part for one in self.sightings}
+        self.shown = {
+            (sighting.part.accelerator_id, sighting.node_id, sighting.start_ms) for sighting in self.sightings
+        }
+        for sighting in self.sightings:
+            self.starts[sighting.node_id].append(sighting.start_ms)
+        parts = {sighting.part.accelerator_id: sighting.part for sighting in self.sightings}
         parts |= {row.part.accelerator_id: row.part for row in board.stated}
         self.stated_parts = {row.part.accelerator_id for row in board.stated}
         self.device_is_stated = any(row.part.is_device for row in board.stated)
@@ -276,7 +278,7 @@ class _Sweep:
         edges = {at for row in self.board.stated for at in (row.in_ms, row.out_ms) if at is not None}
         begin = {self.board.since_ms} if self.board.is_cut else set()
         edges = {at for at in edges if at >= self.board.since_ms} | begin
-        moments = sorted({one.start_ms for one in self.sightings} | edges)
+        moments = sorted({sighting.start_ms for sighting in self.sightings} | edges)
         at = 0
         for moment in moments:
             end = at
@@ -290,29 +292,29 @@ class _Sweep:
     def _moment(self, at_ms: int, sightings: Sequence[Sighting]) -> None:
         if at_ms >= self.board.since_ms:
             self._leave_as_stated(at_ms)
-        fresh = [one for one in sightings if not self._confirms(one)]
+        fresh = [sighting for sighting in sightings if not self._confirms(sighting)]
         if at_ms >= self.board.since_ms:
             self._enter_as_stated(at_ms)
-            for one in fresh:
-                self._see(one)
-                self._note(one)
+            for sighting in fresh:
+                self._see(sighting)
+                self._note(sighting)
 
-    def _note(self, one: Sighting) -> None:
-        self.seen_until[one.node_id] = max(self.seen_until.get(one.node_id, 0), one.end_ms)
+    def _note(self, sighting: Sighting) -> None:
+        self.seen_until[sighting.node_id] = max(self.seen_until.get(sighting.node_id, 0), sighting.end_ms)
 
-    def _confirms(self, one: Sighting) -> bool:
+    def _confirms(self, sighting: Sighting) -> bool:
         """Whether a sighting shows what is there already, or is from before the time that is placed here."""
-        if one.start_ms < self.board.since_ms:
-            self._note(one)
-        entry = self.there.get(one.part.accelerator_id)
-        if entry is None or entry.row.node_id not in (None, one.node_id):
+        if sighting.start_ms < self.board.since_ms:
+            self._note(sighting)
+        entry = self.there.get(sighting.part.accelerator_id)
+        if entry is None or entry.row.node_id not in (None, sighting.node_id):
             return False
-        if entry.row.source == SEEN and self._stated_of(one.part):
+        if entry.row.source == SEEN and self._stated_of(sighting.part):
             return False
-        if one.attributes is not None and (entry.attributes is None or not _says(entry, one.attributes)):
+        if sighting.attributes is not None and (entry.attributes is None or not _says(entry, sighting.attributes)):
             return False
-        entry.seen_until_ms = max(entry.seen_until_ms, one.end_ms)
-        self._note(one)
+        entry.seen_until_ms = max(entry.seen_until_ms, sighting.end_ms)
+        self._note(sighting)
         return True
 
     # stated rows
@@ -351,51 +353,53 @@ class _Sweep:
 
     # sightings
 
-    def _see(self, one: Sighting) -> None:
-        stated = self._row_for(one.part, one.start_ms)
-        if stated is None and self._stated_of(one.part):
+    def _see(self, sighting: Sighting) -> None:
+        stated = self._row_for(sighting.part, sighting.start_ms)
+        if stated is None and self._stated_of(sighting.part):
             return  # the inventory says that it is not there
-        if self._is_refused(one, stated):
-            self._refuse(one, "node", one.node)
+        if self._is_refused(sighting, stated):
+            self._refuse(sighting, "node", sighting.node)
             return
-        if one.attributes is None and one.part.accelerator_id in self.there:
-            self.there[one.part.accelerator_id].seen_until_ms = one.end_ms
+        if sighting.attributes is None and sighting.part.accelerator_id in self.there:
+            self.there[sighting.part.accelerator_id].seen_until_ms = sighting.end_ms
             return
-        if stated is None and any(entry.row.node_id != one.node_id for entry in self.there.values()):
+        if stated is None and any(entry.row.node_id != sighting.node_id for entry in self.there.values()):
             for accelerator_id in list(self.there):
-                self._leave(accelerator_id, one.start_ms)  # the board has moved
-        attributes = one.attributes or one.part.known
-        others = {number: entry for number, entry in self.there.items() if number != one.part.accelerator_id}
+                self._leave(accelerator_id, sighting.start_ms)  # the board has moved
+        attributes = sighting.attributes or sighting.part.known
+        others = {number: entry for number, entry in self.there.items() if number != sighting.part.accelerator_id}
         if not _fit(attributes, others.values()):
-            seen = {number: entry for number, entry in others.items() if self._is_seen(number, entry, one.start_ms)}
+            seen = {
+                number: entry for number, entry in others.items() if self._is_seen(number, entry, sighting.start_ms)
+            }
             if not _fit(attributes, seen.values()):
-                self._refuse(one, "board", self.board.device)
+                self._refuse(sighting, "board", self.board.device)
                 return
             for accelerator_id in others.keys() - seen.keys():
-                self._leave(accelerator_id, one.start_ms)
-        node_id = one.node_id if stated is None or stated.node_id is None else stated.node_id
-        self._put(one.part, node_id, attributes, one.start_ms, stated, one.end_ms)
+                self._leave(accelerator_id, sighting.start_ms)
+        node_id = sighting.node_id if stated is None or stated.node_id is None else stated.node_id
+        self._put(sighting.part, node_id, attributes, sighting.start_ms, stated, sighting.end_ms)
 
     def _is_seen(self, accelerator_id: int, entry: _There, at_ms: int) -> bool:
         """Whether its node sees a part at an instant; also by an interval that begins there and says something new."""
         return entry.seen_until_ms > at_ms or (accelerator_id, entry.row.node_id, at_ms) in self.shown
 
-    def _is_refused(self, one: Sighting, stated: StatedRow | None) -> bool:
+    def _is_refused(self, sighting: Sighting, stated: StatedRow | None) -> bool:
         """Whether another node has the device at the time of this sighting."""
         if stated is not None:
-            return stated.node_id not in (None, one.node_id)
-        holders = {entry.row.node_id for entry in self.there.values()} - {None, one.node_id}
+            return stated.node_id not in (None, sighting.node_id)
+        holders = {entry.row.node_id for entry in self.there.values()} - {None, sighting.node_id}
         for holder in holders:
             until = self.seen_until.get(holder or 0, -1)
             starts = self.starts.get(holder or 0, [])
-            following = starts[bisect_left(starts, one.start_ms) :][:1]
-            returns = bool(following) and following[0] <= one.end_ms + RETURN_MS
-            if until > one.start_ms or (until >= one.start_ms - RETURN_MS and returns):
+            following = starts[bisect_left(starts, sighting.start_ms) :][:1]
+            returns = bool(following) and following[0] <= sighting.end_ms + RETURN_MS
+            if until > sighting.start_ms or (until >= sighting.start_ms - RETURN_MS and returns):
                 return True
         return False
 
-    def _refuse(self, one: Sighting, kind: str, subject: str) -> None:
-        claim = Claim(one.part.accelerator_id, one.node_id, kind, subject, one.start_ms, one.end_ms)
+    def _refuse(self, sighting: Sighting, kind: str, subject: str) -> None:
+        claim = Claim(sighting.part.accelerator_id, sighting.node_id, kind, subject, sighting.start_ms, sighting.end_ms)
         self.claims.append(claim)
 
     # rows
@@ -416,20 +420,20 @@ class _Sweep:
     ) -> None:
         if part.accelerator_id in self.there:
             self._leave(part.accelerator_id, at_ms)
-        said = attributes or replace(part.known, gpu_micro=GPU_MICRO, id=0)
-        claimed = said.pool or DEFAULT_POOL
+        reported = attributes or replace(part.known, gpu_micro=GPU_MICRO, id=0)
+        claimed = reported.pool or DEFAULT_POOL
         row = Placement(
             accelerator_id=part.accelerator_id,
             node_id=node_id,
             pool=claimed if stated is None else stated.pool,
-            model=said.model if stated is None or not stated.model else stated.model,
-            gpu_micro=said.gpu_micro,
+            model=reported.model if stated is None or not stated.model else stated.model,
+            gpu_micro=reported.gpu_micro,
             in_ms=at_ms,
             out_ms=None,
             source=SEEN if stated is None else STATED,
-            attributes_id=said.id,
+            attributes_id=reported.id,
             claimed_pool=claimed,
-            reported_model=said.model if said.id else None,
+            reported_model=reported.model if reported.id else None,
         )
         self.there[part.accelerator_id] = _There(part, row, attributes, seen_until_ms)
 
@@ -504,9 +508,11 @@ def _cut(row: Placement, days: Sequence[Period]) -> list[tuple[Placement, bool]]
 
 def _merged_claims(claims: Iterable[Claim]) -> list[Claim]:
     """One claim for each accelerator, node, kind and subject, from the first to the last time."""
-    found: dict[tuple[int, int, str, str], Claim] = {}
-    for one in claims:
-        key = (one.accelerator_id, one.node_id, one.kind, one.subject)
-        old = found.get(key, one)
-        found[key] = replace(one, first_ms=min(old.first_ms, one.first_ms), last_ms=max(old.last_ms, one.last_ms))
-    return [found[key] for key in sorted(found)]
+    merged: dict[tuple[int, int, str, str], Claim] = {}
+    for claim in claims:
+        key = (claim.accelerator_id, claim.node_id, claim.kind, claim.subject)
+        old = merged.get(key, claim)
+        merged[key] = replace(
+            claim, first_ms=min(old.first_ms, claim.first_ms), last_ms=max(old.last_ms, claim.last_ms)
+        )
+    return [merged[key] for key in sorted(merged)]

@@ -139,7 +139,9 @@ class PriceBook:
         self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
         edges = {price.effective_from_ms for price in self.prices}
         edges |= {price.effective_to_ms for price in self.prices if price.effective_to_ms is not None}
-        edges |= {at for one in self.choices for at in (one.effective_from_ms, one.effective_to_ms) if at is not None}
+        edges |= {
+            at for choice in self.choices for at in (choice.effective_from_ms, choice.effective_to_ms) if at is not None
+        }
         self._edges = sorted(edges | set(also_cut))
         self._places: dict[tuple[str, str, str, str], list[Price]] = {}
         for price in self.prices:
@@ -171,7 +173,7 @@ class PriceBook:
 
     def purchase_at(self, pool: str, gpu_model: str, node: str, tags: Mapping[str, str], at_ms: int) -> str | None:
         """The way of buying that is chosen here, None where nothing chooses: the order of PURCHASES prefers then."""
-        chosen = (one.purchase for one in self.choices if one.holds(pool, gpu_model, node, tags, at_ms))
+        chosen = (choice.purchase for choice in self.choices if choice.holds(pool, gpu_model, node, tags, at_ms))
         return next(chosen, None)
 
     def _timeline(self, pool: str, gpu_model: str, node: str, region: str, purchase: str | None) -> _Timeline:
@@ -184,8 +186,8 @@ class PriceBook:
             if model >= 0 and all(not wanted or wanted == actual for wanted, actual in named):
                 matching.append(((bool(of_node), bool(of_pool), model, bool(of_region)), place))
         key = (purchase, tuple(matching))
-        found = self._shared.get(key)
-        if found is None:
+        timeline = self._shared.get(key)
+        if timeline is None:
             scored = [
                 ((specific, -PURCHASES.index(price.purchase), price.effective_from_ms, price.id or 0), price)
                 for specific, place in matching
@@ -193,8 +195,8 @@ class PriceBook:
                 if purchase is None or price.purchase == purchase
             ]
             ranked = [price for _, price in sorted(scored, key=lambda entry: entry[0], reverse=True)]
-            found = self._shared[key] = _Timeline(ranked)
-        return found
+            timeline = self._shared[key] = _Timeline(ranked)
+        return timeline
 
     def cuts(self, period: Period) -> list[int]:
         """Instants strictly inside the period at which a rate, or what else cuts hours, begins or ends to hold."""

@@ -114,7 +114,7 @@ class BillMatch:
         )
         resources = (line.resource, line.resource.rpartition("/")[2], line.resource_name)
         return all(not pattern or fnmatchcase(value, pattern) for pattern, value in given) and (
-            not self.resource or any(fnmatchcase(one, self.resource) for one in resources)
+            not self.resource or any(fnmatchcase(name, self.resource) for name in resources)
         )
 
 
@@ -168,8 +168,8 @@ class Comparison:
         """Amounts by currency and kind, in the order of KINDS."""
         sums: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
         with localcontext(prec=60):
-            for one in self.differences:
-                sums[(one.currency, one.kind)] += one.amount
+            for difference in self.differences:
+                sums[(difference.currency, difference.kind)] += difference.amount
         return {
             (currency, kind): sums[(currency, kind)]
             for currency in sorted({*self.bill, *self.ledger})
@@ -180,14 +180,17 @@ class Comparison:
     @property
     def questions(self) -> list[Difference]:
         """Differences that somebody must look at: neither what a bill has by its nature, nor rounding."""
-        return [one for one in self.differences if one.kind not in EXPLAINED]
+        return [difference for difference in self.differences if difference.kind not in EXPLAINED]
 
     @property
     def holds(self) -> bool:
         """Whether the kinds add up to the difference in every currency: a check of this module by itself."""
         with localcontext(prec=60):
             return all(
-                sum((one.amount for one in self.differences if one.currency == currency), Decimal(0))
+                sum(
+                    (difference.amount for difference in self.differences if difference.currency == currency),
+                    Decimal(0),
+                )
                 == self.bill.get(currency, Decimal(0)) - self.ledger.get(currency, Decimal(0))
                 for currency in {*self.bill, *self.ledger}
             )
@@ -220,10 +223,10 @@ class _Group:
 
 def gpu_unit(unit: str) -> tuple[int, bool] | None:
     """Milliseconds of one unit of time, and whether it is counted per GPU already; None for what is no time."""
-    found = _UNIT.fullmatch(unit.strip())
-    if found is None:
+    parsed = _UNIT.fullmatch(unit.strip())
+    if parsed is None:
         return None
-    return _UNIT_MS[found["time"].lower()], "gpu" in (found["what"] or "").lower()
+    return _UNIT_MS[parsed["time"].lower()], "gpu" in (parsed["what"] or "").lower()
 
 
 def compare(
@@ -240,10 +243,10 @@ def compare(
 
     `places` says where each node (and day) stood; `effective` compares amortised costs instead of billed ones.
     """
-    made = _Comparing(provider, matches, places, days, effective)
+    comparing = _Comparing(provider, matches, places, days, effective)
     for line in lines:
-        made.add(line)
-    return made.result(observed)
+        comparing.add(line)
+    return comparing.result(observed)
 
 
 class _Comparing:
@@ -256,12 +259,14 @@ class _Comparing:
         effective: bool,
     ) -> None:
         self._provider, self._places, self._days, self._effective = provider, places, days, effective
-        self._matches = [one for one in matches if not one.provider or one.provider.casefold() == provider.casefold()]
+        self._matches = [
+            match for match in matches if not match.provider or match.provider.casefold() == provider.casefold()
+        ]
         self._nodes = {node for node, _ in places}
         self._groups: dict[tuple[_Key, str], _Group] = defaultdict(_Group)
         self._bill: dict[str, int] = defaultdict(int)
         self._told: dict[tuple[str, str, int | None, str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-        self._pools = {one.pool for one in self._matches if one.pool}
+        self._pools = {match.pool for match in self._matches if match.pool}
         self._billed_nodes: set[str] = set()
 
     def add(self, line: BillLine) -> None:
@@ -283,11 +288,11 @@ class _Comparing:
     def _match(self, line: BillLine) -> BillMatch | None:
         """The first declared match, else the node that is called as the resource is."""
         if line.quantity is None or gpu_unit(line.unit) is None:
-            found = next((one for one in self._matches if one.fits(self._provider, line)), None)
-            return found if found is not None and found.leave_out else None
-        for one in self._matches:
-            if one.fits(self._provider, line):
-                return one
+            declared = next((match for match in self._matches if match.fits(self._provider, line)), None)
+            return declared if declared is not None and declared.leave_out else None
+        for match in self._matches:
+            if match.fits(self._provider, line):
+                return match
         for name in (line.resource, line.resource.rpartition("/")[2], line.resource_name):
             if name in self._nodes:
                 return BillMatch(node=name)
@@ -300,7 +305,7 @@ class _Comparing:
         inside = [(day, part) for day in self._days if (part := day.clip(span)) is not None]
         outside_ms = span.ms - sum(part.ms for _, part in inside)
         sign, weights = (-1 if total < 0 else 1), [*(part.ms for _, part in inside), outside_ms]
-        costs = [sign * one for one in split(abs(total), weights)]
+        costs = [sign * cost for cost in split(abs(total), weights)]
         if costs[-1] or outside_ms == span.ms:
             self._tell("other period", line.currency, None, match.pool, match.node, line, costs[-1])
         if match.node:
@@ -326,24 +331,24 @@ class _Comparing:
         ledger: dict[str, int] = defaultdict(int)
         unpriced: dict[_Key, int] = defaultdict(int)
         self._pools |= {place.pool for (node, _), place in self._places.items() if node in self._billed_nodes}
-        for one in observed:
-            if one.pool not in self._pools:
+        for usage in observed:
+            if usage.pool not in self._pools:
                 continue
-            named = one.node in self._billed_nodes
-            key = ("" if named else one.pool, one.node if named else "", one.day_ms)
-            if one.currency is None:
-                unpriced[key] += one.gpu_ns
+            named = usage.node in self._billed_nodes
+            key = ("" if named else usage.pool, usage.node if named else "", usage.day_ms)
+            if usage.currency is None:
+                unpriced[key] += usage.gpu_ns
                 continue
-            cost = (one.cost_micro or 0) * ATTO_PER_MICRO
-            ledger[one.currency] += cost
-            group = self._groups[(key, one.currency)]
-            group.gpu_ns += one.gpu_ns
+            cost = (usage.cost_micro or 0) * ATTO_PER_MICRO
+            ledger[usage.currency] += cost
+            group = self._groups[(key, usage.currency)]
+            group.gpu_ns += usage.gpu_ns
             group.cost += cost
             # The ledger rounds each accelerator-hour once, by half a micro-unit at most.
-            group.pieces += one.gpu_ns // GPU_NS_PER_HOUR + 1
+            group.pieces += usage.gpu_ns // GPU_NS_PER_HOUR + 1
         for key, gpu_ns in unpriced.items():
-            mine = [group for (where, _), group in self._groups.items() if where == key and group.parts]
-            for group in mine[:1]:
+            billed_groups = [group for (where, _), group in self._groups.items() if where == key and group.parts]
+            for group in billed_groups[:1]:
                 group.gpu_ns += gpu_ns
         self._explain()
         totals = {name: _decimal(total) for name, total in sorted(self._bill.items())}
@@ -404,22 +409,22 @@ class _Comparing:
         entry[0] += amount
 
     def _differences(self) -> list[Difference]:
-        made = [
+        differences = [
             Difference(*key, _decimal(amount), _hours(gpu_ns) if gpu_ns else None)
             for key, (amount, gpu_ns) in self._told.items()
             if amount or gpu_ns
         ]
         order = list(KINDS)
         return sorted(
-            made,
-            key=lambda one: (
-                one.currency,
-                order.index(one.kind),
-                one.day_ms or 0,
-                one.pool,
-                one.node,
-                one.sku,
-                one.region,
+            differences,
+            key=lambda difference: (
+                difference.currency,
+                order.index(difference.kind),
+                difference.day_ms or 0,
+                difference.pool,
+                difference.node,
+                difference.sku,
+                difference.region,
             ),
         )
 

@@ -94,12 +94,12 @@ def spans_of(lines: Iterable[tuple[Key, Period]], within: Period) -> dict[Key, l
 
     A line covers its first to its last hour. Its gaps may be somebody else's, whom a decision leaves alone.
     """
-    found: dict[Key, list[Period]] = defaultdict(list)
+    spans: dict[Key, list[Period]] = defaultdict(list)
     for key, span in lines:
         whole = Period(span.start_ms - span.start_ms % HOUR_MS, -(-span.end_ms // HOUR_MS) * HOUR_MS)
         if (part := whole.clip(within)) is not None:
-            found[key].append(part)
-    return {key: _joined(parts) for key, parts in found.items()}
+            spans[key].append(part)
+    return {key: _joined(parts) for key, parts in spans.items()}
 
 
 def _joined(parts: Sequence[Period]) -> list[Period]:

@@ -44,13 +44,13 @@ def path(leaves: Sequence[bytes], at: int) -> list[tuple[str, bytes]]:
     """What to hash beside leaf `at`, from the bottom up: ("left" or "right", hash). Raises IndexError."""
     if not 0 <= at < len(leaves):
         raise IndexError(at)
-    found = []
+    steps = []
     for level in _levels(leaves)[:-1]:
         other = at ^ 1
         if other < len(level):
-            found.append(("left" if other < at else "right", level[other]))
+            steps.append(("left" if other < at else "right", level[other]))
         at //= 2
-    return found
+    return steps
 
 
 def proves(line: bytes, way: Sequence[tuple[str, bytes]], seal: bytes) -> bool:

@@ -78,20 +78,20 @@ def share(cost: SharedCost, lines: Sequence[ChargedLine], amount_micro: int = 0)
     if cost.source == AMOUNT:
         assert cost.currency is not None
         bearers = _bearers(cost, lines, cost.currency)
-        made = _split(cost, bearers, cost.currency, amount_micro)
-        return made or ([LineShare(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
-    found: list[LineShare] = []
+        split_shares = _split(cost, bearers, cost.currency, amount_micro)
+        return split_shares or ([LineShare(cost.name, cost.currency, None, amount_micro)] if amount_micro else [])
+    shares: list[LineShare] = []
     for currency in sorted({line.currency for line in lines if line.currency is not None}):
         moved = [line for line in lines if _is_moved(cost, line, currency)]
         total = sum(line.cost_micro or 0 for line in moved)
         bearers = _bearers(cost, lines, currency)
-        made = _split(cost, bearers, currency, total)
-        if made:
-            found += [
+        split_shares = _split(cost, bearers, currency, total)
+        if split_shares:
+            shares += [
                 LineShare(cost.name, currency, line, -(line.cost_micro or 0)) for line in moved if line.cost_micro
             ]
-            found += made
-    return found
+            shares += split_shares
+    return shares
 
 
 def _is_moved(cost: SharedCost, line: ChargedLine, currency: str) -> bool:
@@ -100,13 +100,13 @@ def _is_moved(cost: SharedCost, line: ChargedLine, currency: str) -> bool:
 
 def _bearers(cost: SharedCost, lines: Iterable[ChargedLine], currency: str) -> dict[str, list[ChargedLine]]:
     """The held lines of each owner of the level that is in the scope, in the order of names."""
-    found: dict[str, list[ChargedLine]] = defaultdict(list)
+    bearers: dict[str, list[ChargedLine]] = defaultdict(list)
     for line in lines:
         if line.state != HELD or line.currency != currency or line.gpu_ns <= 0:
             continue
         if all(line.keys[LEVELS.index(level)] == owner for level, owner in cost.scope.items()):
-            found[line.keys[LEVELS.index(cost.level)]].append(line)
-    return dict(sorted(found.items()))
+            bearers[line.keys[LEVELS.index(cost.level)]].append(line)
+    return dict(sorted(bearers.items()))
 
 
 def _split(
@@ -121,17 +121,17 @@ def _split(
     weights = [weigh(owner) for owner in bearers]
     if total <= 0 or not any(weights):
         return []
-    made = []
+    shares = []
     for owner, part in zip(bearers, split(total, weights), strict=True):
         lines = bearers[owner]
         by_cost = [max(line.cost_micro or 0, 0) for line in lines]
         inner = by_cost if any(by_cost) else [line.gpu_ns for line in lines]
-        made += [
+        shares += [
             LineShare(cost.name, currency, line, micro)
             for line, micro in zip(lines, split(part, inner), strict=True)
             if micro
         ]
-    return made
+    return shares
 
 
 def _cost(lines: Iterable[ChargedLine]) -> int:

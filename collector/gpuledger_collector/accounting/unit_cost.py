@@ -129,8 +129,8 @@ def cost_per(micro: int, units: int, per: int) -> Decimal | None:
 def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int, HourCost]:
     """The cost of each hour of one workload. Its hours add up to its priced charges, corrections included."""
     by_card: dict[int, list[HeldHour]] = defaultdict(list)
-    for one in sorted(held, key=lambda one: (one.accelerator_id, one.at_ms)):
-        by_card[one.accelerator_id].append(one)
+    for hour in sorted(held, key=lambda hour: (hour.accelerator_id, hour.at_ms)):
+        by_card[hour.accelerator_id].append(hour)
     hours: dict[int, HourCost] = defaultdict(HourCost)
     for of_card in by_card.values():
         _hold(hours, of_card)
@@ -138,9 +138,9 @@ def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int,
         if charge.cost_micro is None or charge.currency is None:
             continue
         rating_intervals = [
-            one
-            for one in by_card.get(charge.accelerator_id or 0, ())
-            if charge.start_ms <= one.at_ms < charge.end_ms and one.held_ms
+            entry
+            for entry in by_card.get(charge.accelerator_id or 0, ())
+            if charge.start_ms <= entry.at_ms < charge.end_ms and entry.held_ms
         ]
         _lay(hours, charge, rating_intervals or _even(charge))
     return dict(hours)
@@ -149,9 +149,9 @@ def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int,
 def _hold(hours: dict[int, HourCost], rating_intervals: Sequence[HeldHour]) -> None:
     """The time for which the workload held this accelerator, hour by hour; of several the longest counts."""
     wall: dict[int, int] = defaultdict(int)
-    for one in rating_intervals:
-        hour_ms = one.at_ms - one.at_ms % HOUR_MS
-        wall[hour_ms] += hour_ms + HOUR_MS - one.at_ms if one.shared else one.held_ms
+    for hour in rating_intervals:
+        hour_ms = hour.at_ms - hour.at_ms % HOUR_MS
+        wall[hour_ms] += hour_ms + HOUR_MS - hour.at_ms if hour.shared else hour.held_ms
     for hour_ms, ms in wall.items():
         hours[hour_ms].held_ms = max(hours[hour_ms].held_ms, min(ms, HOUR_MS))
 
@@ -167,12 +167,12 @@ def _even(charge: Charge) -> list[HeldHour]:
 def _lay(hours: dict[int, HourCost], charge: Charge, rating_intervals: Sequence[HeldHour]) -> None:
     cost, currency = charge.cost_micro or 0, charge.currency or ""
     sign = -1 if cost < 0 else 1
-    for one, part in zip(rating_intervals, split(abs(cost), [one.held_ms for one in rating_intervals]), strict=True):
-        entry = hours[one.at_ms - one.at_ms % HOUR_MS]
+    for hour, part in zip(rating_intervals, split(abs(cost), [hour.held_ms for hour in rating_intervals]), strict=True):
+        entry = hours[hour.at_ms - hour.at_ms % HOUR_MS]
         if charge.accelerator_id is None:
-            entry.held_ms = max(entry.held_ms, one.held_ms)
-        known = one.busy_ms + one.idle_ms + one.unknown_ms
-        busy = split(part, [one.busy_ms, one.idle_ms, one.unknown_ms])[0] if known else 0
+            entry.held_ms = max(entry.held_ms, hour.held_ms)
+        known = hour.busy_ms + hour.idle_ms + hour.unknown_ms
+        busy = split(part, [hour.busy_ms, hour.idle_ms, hour.unknown_ms])[0] if known else 0
         entry.cost[currency] = entry.cost.get(currency, 0) + sign * part
         entry.used[currency] = entry.used.get(currency, 0) + sign * busy
 
@@ -183,9 +183,9 @@ def with_totals(counted: Sequence[CountedHour]) -> list[CountedHour]:
     One page has both, so they cover the same time; an hour in which they do not is not known for the two together.
     """
     both: dict[tuple[str, str, int], dict[str, CountedHour]] = defaultdict(dict)
-    for one in counted:
-        if one.counter in {"prompt_tokens", "generated_tokens"}:
-            both[one.via, one.source, one.hour_ms][one.counter] = one
+    for count in counted:
+        if count.counter in {"prompt_tokens", "generated_tokens"}:
+            both[count.via, count.source, count.hour_ms][count.counter] = count
     totals = []
     for (via, source, hour_ms), parts in both.items():
         if len(parts) == 2:
@@ -224,31 +224,31 @@ def unit_costs(
     Every charged hour counts as charged time, so that coverage says what the counters leave out.
     """
     counters: dict[str, list[CountedHour]] = defaultdict(list)
-    for one in with_totals(counted):
-        counters[one.counter].append(one)
-    found = []
-    for counter, mine in sorted(counters.items(), key=lambda entry: list(PER).index(entry[0])):
-        chosen = _by_hour(mine)
+    for count in with_totals(counted):
+        counters[count.counter].append(count)
+    costs = []
+    for counter, counts in sorted(counters.items(), key=lambda entry: list(PER).index(entry[0])):
+        chosen = _by_hour(counts)
         sums: dict[tuple[int, str], _Sums] = defaultdict(_Sums)
         for hour_ms, hour in sorted(hours.items()):
             for currency, cost in hour.cost.items():
                 _add(sums[bucket(hour_ms), currency], hour, currency, cost, chosen.get(hour_ms))
-        found += [
+        costs += [
             UnitCost(
                 counter,
                 at_ms,
                 currency,
-                one.units,
-                one.cost,
-                one.used,
-                one.charged,
-                one.held_ms,
-                one.covered_ms,
-                one.restarts,
+                sums_of_bucket.units,
+                sums_of_bucket.cost,
+                sums_of_bucket.used,
+                sums_of_bucket.charged,
+                sums_of_bucket.held_ms,
+                sums_of_bucket.covered_ms,
+                sums_of_bucket.restarts,
             )
-            for (at_ms, currency), one in sorted(sums.items())
+            for (at_ms, currency), sums_of_bucket in sorted(sums.items())
         ]
-    return found
+    return costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,23 +263,23 @@ class _Counted:
 def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
     lives: dict[tuple[str, str], list[int]] = {}
     by_hour: dict[int, dict[str, list[CountedHour]]] = defaultdict(lambda: defaultdict(list))
-    for one in counted:
-        first, last = lives.setdefault((one.via, one.source), [one.hour_ms, one.hour_ms])
-        lives[one.via, one.source] = [min(first, one.hour_ms), max(last, one.hour_ms)]
-        by_hour[one.hour_ms][one.via].append(one)
-    found = {}
+    for count in counted:
+        first, last = lives.setdefault((count.via, count.source), [count.hour_ms, count.hour_ms])
+        lives[count.via, count.source] = [min(first, count.hour_ms), max(last, count.hour_ms)]
+        by_hour[count.hour_ms][count.via].append(count)
+    chosen = {}
     for hour_ms, ways in by_hour.items():
         best: tuple[int, int, _Counted] | None = None
         for via, rows in ways.items():
             expected = sum(way == via and first <= hour_ms <= last for (way, _), (first, last) in lives.items())
             covered = [*(row.covered_ms for row in rows), *[0] * (expected - len(rows))]
-            made = _Counted(sum(row.units for row in rows), tuple(covered), max(row.restarts for row in rows))
+            candidate = _Counted(sum(row.units for row in rows), tuple(covered), max(row.restarts for row in rows))
             rank = sum(covered) * HOUR_MS // len(covered)
             if best is None or (rank, -WAYS.index(via)) > best[:2]:
-                best = rank, -WAYS.index(via), made
+                best = rank, -WAYS.index(via), candidate
         if best is not None:
-            found[hour_ms] = best[2]
-    return found
+            chosen[hour_ms] = best[2]
+    return chosen
 
 
 def _add(sums: _Sums, hour: HourCost, currency: str, cost: int, counted: _Counted | None) -> None:

@@ -164,24 +164,24 @@ def contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradicti
     by_node: dict[int, list[UsageInterval]] = defaultdict(list)
     for fact in usage_intervals:
         by_node[fact.node_id].append(fact)
-    return [one for facts in by_node.values() for one in _contradictions(facts)]
+    return [contradiction for facts in by_node.values() for contradiction in _contradictions(facts)]
 
 
 def _contradictions(usage_intervals: Iterable[UsageInterval]) -> list[Contradiction]:
-    found: list[Contradiction] = []
+    contradictions: list[Contradiction] = []
     until_ms, holders = 0, frozenset[int | None]()
     for span in _spans(usage_intervals):
         first = span[0]
-        mine = frozenset(fact.workload_id for fact in span)
-        if first.state == HELD and first.start_ms < until_ms and not mine <= holders:
+        span_holders = frozenset(fact.workload_id for fact in span)
+        if first.state == HELD and first.start_ms < until_ms and not span_holders <= holders:
             end_ms = min(until_ms, first.end_ms)
-            found += [
+            contradictions += [
                 Contradiction(first.accelerator_id, first.node_id, number, first.start_ms, end_ms)
-                for number in sorted(one for one in mine - holders if one is not None)
+                for number in sorted(holder for holder in span_holders - holders if holder is not None)
             ]
         if first.end_ms > until_ms:
-            until_ms, holders = first.end_ms, mine
-    return found
+            until_ms, holders = first.end_ms, span_holders
+    return contradictions
 
 
 def _merged(capacity: Sequence[Period]) -> list[Period]:

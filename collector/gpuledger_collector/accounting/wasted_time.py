@@ -47,20 +47,20 @@ def rating_intervals(minutes: Iterable[tuple[int, int]], gpu_micro: int, cuts: I
 
     A minute is cut where a rate begins or ends inside it.
     """
-    known = [one for one in minutes if one[1]]
+    known = [minute for minute in minutes if minute[1]]
     if not known:
         return {}
     first, last = min(known)[0], max(known)[0] + MINUTE_MS
     edges = sorted(edge for edge in cuts if first - HOUR_MS < edge < last)
-    found: dict[int, int] = defaultdict(int)
+    wasted: dict[int, int] = defaultdict(int)
     whole = gpu_ns(gpu_micro, MINUTE_MS)
     for at_ms, permille in known:
         if not edges:
-            found[at_ms - at_ms % HOUR_MS] += whole * permille // PERMILLE
+            wasted[at_ms - at_ms % HOUR_MS] += whole * permille // PERMILLE
             continue
         for piece in _pieces(Period(at_ms, at_ms + MINUTE_MS), edges):
-            found[_rating_interval(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
-    return dict(found)
+            wasted[_rating_interval(piece.start_ms, edges)] += gpu_ns(gpu_micro, piece.ms) * permille // PERMILLE
+    return dict(wasted)
 
 
 def _pieces(minute: Period, edges: list[int]) -> list[Period]:

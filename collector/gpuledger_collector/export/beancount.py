@@ -50,23 +50,23 @@ def write(
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for day, amounts in sums:
         for currency in currencies:
-            mine = [(owner, micro) for (owner, of), micro in sorted(amounts.items()) if of == currency and micro]
-            if mine:
-                said = f'{calendar.date_of(day.start_ms)} * "GPU Ledger" "GPU time of the day"'
-                totals[INCOME, currency] += _transaction(said, INCOME, currency, mine, accounts, file)
-    for (until_ms, cost, currency), mine in _usage_intervals(borne).items():
-        said = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
-        totals[INCOME_SHARED, currency] += _transaction(said, INCOME_SHARED, currency, mine, accounts, file)
+            postings = [(owner, micro) for (owner, of), micro in sorted(amounts.items()) if of == currency and micro]
+            if postings:
+                narration = f'{calendar.date_of(day.start_ms)} * "GPU Ledger" "GPU time of the day"'
+                totals[INCOME, currency] += _transaction(narration, INCOME, currency, postings, accounts, file)
+    for (until_ms, cost, currency), postings in _usage_intervals(borne).items():
+        narration = f'{calendar.date_of(until_ms - 1)} * "GPU Ledger" "Shared cost {_text(cost)}"'
+        totals[INCOME_SHARED, currency] += _transaction(narration, INCOME_SHARED, currency, postings, accounts, file)
     for (account, currency), micro in sorted(totals.items()):
         file.write(f"\n{end} balance {account} {_amount(-micro)} {currency}\n")
 
 
 def _usage_intervals(shares: Sequence[SharedPart]) -> dict[tuple[int, str, str], list[tuple[str, int]]]:
     """Who bears what of each usage interval of a shared cost, by its end, name and currency."""
-    found: dict[tuple[int, str, str], list[tuple[str, int]]] = defaultdict(list)
+    postings: dict[tuple[int, str, str], list[tuple[str, int]]] = defaultdict(list)
     for part in shares:
-        found[part.period.end_ms, part.cost.name, part.currency].append((part.keys[0], part.micro))
-    return {key: sorted(found[key]) for key in sorted(found)}
+        postings[part.period.end_ms, part.cost.name, part.currency].append((part.keys[0], part.micro))
+    return {key: sorted(postings[key]) for key in sorted(postings)}
 
 
 def _sums(lines: Sequence[ChargedLine], level: str) -> dict[tuple[str, str], int]:
@@ -78,24 +78,24 @@ def _sums(lines: Sequence[ChargedLine], level: str) -> dict[tuple[str, str], int
 
 
 def _transaction(
-    said: str,
+    narration: str,
     income: str,
     currency: str,
-    mine: Sequence[tuple[str, int]],
+    postings: Sequence[tuple[str, int]],
     accounts: Mapping[str, str],
     file: TextIO,
 ) -> int:
-    whole = sum(micro for _, micro in mine)
-    width = max(len(accounts[owner]) for owner, _ in mine)
-    file.write(f"\n{said}\n")
-    file.writelines(f"  {accounts[owner]:{width}}  {_amount(micro)} {currency}\n" for owner, micro in mine)
+    whole = sum(micro for _, micro in postings)
+    width = max(len(accounts[owner]) for owner, _ in postings)
+    file.write(f"\n{narration}\n")
+    file.writelines(f"  {accounts[owner]:{width}}  {_amount(micro)} {currency}\n" for owner, micro in postings)
     file.write(f"  {income:{width}}  {_amount(-whole)} {currency}\n")
     return whole
 
 
 def account_names(owners: Sequence[str]) -> dict[str, str]:
     """An account for each owner; beancount allows letters, digits and dashes, so alike names get a number."""
-    found: dict[str, str] = {}
+    accounts: dict[str, str] = {}
     taken: set[str] = set()
     for owner in owners:
         word = _WORD.sub("-", owner).strip("-") or "Nameless"
@@ -105,8 +105,8 @@ def account_names(owners: Sequence[str]) -> dict[str, str]:
             number += 1
             name = f"{word}-{number}"
         taken.add(name)
-        found[owner] = f"Expenses:Gpu:{name}"
-    return found
+        accounts[owner] = f"Expenses:Gpu:{name}"
+    return accounts
 
 
 def _amount(micro: int) -> str:

@@ -76,7 +76,7 @@ def _row(status: Status) -> dict[str, object]:
         long,
         round_half_even_div(spend.unpriced_gpu_ns, 3_600_000_000_000),
         format_instant(status.known_ms),
-        [f"{one.rule} {one.percent} % {one.state}" for one in status.alerts if one.fired_ms is not None],
+        [f"{alert.rule} {alert.percent} % {alert.state}" for alert in status.alerts if alert.fired_ms is not None],
     )
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -138,7 +138,7 @@ def _cells(status: Status) -> list[str]:
         out = "not by then" if ahead.run_out_ms is None else str(budget.calendar.date_of(ahead.run_out_ms))
     if status.spend.cost_micro >= budget.amount_micro:
         out = "spent"
-    fired = [one for one in status.alerts if one.fired_ms is not None]
+    fired = [alert for alert in status.alerts if alert.fired_ms is not None]
     return [
         budget.name if budget.name == budget.owner_label else f"{budget.name} ({budget.owner_label})",
         str(budget.calendar.date_of(status.period.end_ms)),
@@ -149,5 +149,5 @@ def _cells(status: Status) -> list[str]:
         forecast,
         out,
         "-" if status.pace_percents is None else "{} %, {} %".format(*status.pace_percents),
-        "; ".join(f"{one.rule} {one.percent} % {one.state}" for one in fired) or "none",
+        "; ".join(f"{entry.rule} {entry.percent} % {entry.state}" for entry in fired) or "none",
     ]

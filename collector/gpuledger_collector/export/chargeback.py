@@ -62,9 +62,9 @@ def _object(row: Row, by: Sequence[str]) -> dict[str, object]:
 def shared_notes(shared: Sequence[SharedOut]) -> list[str]:
     """A sentence for each shared cost: what it is, how much, and by which key."""
     return [
-        f"shared cost {one.cost.name!r} ({source_text(one.cost)}): {money_text(one.micro, one.currency)} "
-        f"by {one.cost.key}, per {one.cost.level}"
-        for one in shared
+        f"shared cost {cost.cost.name!r} ({source_text(cost.cost)}): {money_text(cost.micro, cost.currency)} "
+        f"by {cost.cost.key}, per {cost.cost.level}"
+        for cost in shared
     ]
 
 

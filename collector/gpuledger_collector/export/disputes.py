@@ -32,9 +32,9 @@ def _money(micro: int, currency: str) -> str:
     return format_minor(to_minor_units([micro], digits)[0], digits)
 
 
-def days_text(one: Dispute) -> str:
+def days_text(dispute: Dispute) -> str:
     """The span of a dispute."""
-    return f"{format_instant(one.period.start_ms)} to {format_instant(one.period.end_ms)}"
+    return f"{format_instant(dispute.period.start_ms)} to {format_instant(dispute.period.end_ms)}"
 
 
 def line_cells(line: ExportedCharge) -> dict[str, object]:
@@ -105,33 +105,33 @@ def move_object(move: Move, calendar: Calendar) -> dict[str, Any]:
     }
 
 
-def as_object(one: Dispute) -> dict[str, Any]:
+def as_object(dispute: Dispute) -> dict[str, Any]:
     """A dispute without its evidence, as JSON: instants in RFC 3339, money as integers of micro-units."""
     return {
-        "id": one.id,
-        "state": one.state,
-        "owner": dict(one.owner),
-        "from": format_instant(one.period.start_ms),
-        "to": format_instant(one.period.end_ms),
-        "accelerator": one.accelerator,
-        "workload": one.workload,
-        "line": one.line,
-        "reason": one.reason,
-        "opened": format_instant(one.opened_ms),
-        "opened_by": one.opened_by,
-        "resolved": None if one.resolved_ms is None else format_instant(one.resolved_ms),
-        "gpu_ns": one.gpu_ns,
-        "cost_micro": dict(one.cost),
-        "seal": one.seal,
+        "id": dispute.id,
+        "state": dispute.state,
+        "owner": dict(dispute.owner),
+        "from": format_instant(dispute.period.start_ms),
+        "to": format_instant(dispute.period.end_ms),
+        "accelerator": dispute.accelerator,
+        "workload": dispute.workload,
+        "line": dispute.line,
+        "reason": dispute.reason,
+        "opened": format_instant(dispute.opened_ms),
+        "opened_by": dispute.opened_by,
+        "resolved": None if dispute.resolved_ms is None else format_instant(dispute.resolved_ms),
+        "gpu_ns": dispute.gpu_ns,
+        "cost_micro": dict(dispute.cost),
+        "seal": dispute.seal,
         "entries": [
             {"at": format_instant(entry.at_ms), "who": entry.who, "kind": entry.kind, "words": entry.words}
-            for entry in one.entries
+            for entry in dispute.entries
         ],
     }
 
 
 def as_text(
-    one: Dispute,
+    dispute: Dispute,
     evidence: Mapping[str, Any],
     holds: bool,
     billed: Mapping[str, int],
@@ -140,19 +140,19 @@ def as_text(
     would_move: Sequence[str] = (),
 ) -> str:
     """A page about a dispute; at most so many lines of each kind. `would_move`: see `move_lines`."""
-    sentences = list(_sentences(one, evidence, holds, billed, rated, most))
+    sentences = list(_sentences(dispute, evidence, holds, billed, rated, most))
     if would_move:
         sentences += ["if it is accepted now, this moves:", *would_move]
     return lines_text(sentences)
 
 
 def _sentences(
-    one: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
+    dispute: Dispute, evidence: Mapping[str, Any], holds: bool, billed: Mapping[str, int], rated: bool, most: int
 ) -> Iterator[str]:
-    hours = hours_decimal([one.gpu_ns])[0]
-    yield f"dispute {one.id}, {one.state}: {owner_text(one.owner)}, {days_text(one)}"
-    yield f"contested: {hours:.6f} GPU-hours, {amounts(one.cost)}"
-    for entry in one.entries:
+    hours = hours_decimal([dispute.gpu_ns])[0]
+    yield f"dispute {dispute.id}, {dispute.state}: {owner_text(dispute.owner)}, {days_text(dispute)}"
+    yield f"contested: {hours:.6f} GPU-hours, {amounts(dispute.cost)}"
+    for entry in dispute.entries:
         yield f"  {format_instant(entry.at_ms)}  {entry.who} ({entry.kind}): {entry.words}"
     yield f"the lines ({len(evidence['lines'])}):"
     for line in evidence["lines"][:most]:
@@ -161,10 +161,10 @@ def _sentences(
         yield f"  ... and {len(evidence['lines']) - most} more (--format json shows all)"
     yield "what they rest on, as it stood at the opening:"
     yield from (f"  {sentence}" for sentence in _grounds(evidence))
-    told = "is as it was sealed" if holds else "is NOT what was sealed"
-    yield f"the evidence {told}: {one.seal}"
+    verdict = "is as it was sealed" if holds else "is NOT what was sealed"
+    yield f"the evidence {verdict}: {dispute.seal}"
     waiting = "" if rated else " (days wait to be rated again)"
-    yield f"now {owner_text(one.owner)} bears {amounts(billed)} of it{waiting}"
+    yield f"now {owner_text(dispute.owner)} bears {amounts(billed)} of it{waiting}"
 
 
 def _sealed_line(line: Mapping[str, Any]) -> str:
@@ -189,22 +189,22 @@ def _grounds(evidence: Mapping[str, Any]) -> Iterator[str]:
     yield f"{plural(evidence['hours']['count'], 'accelerator-hour')} folded from them"
     if evidence["counts"]["count"]:
         yield f"{plural(evidence['counts']['count'], 'count')} of GPUs, imported"
-    raw = sum(one["samples"] for one in evidence["samples"])
-    packed = sum(one["rows"] for one in evidence["packed_samples"]["rows"])
+    raw = sum(entry["samples"] for entry in evidence["samples"])
+    packed = sum(entry["rows"] for entry in evidence["packed_samples"]["rows"])
     yield f"{plural(raw, 'sample')} kept raw, {packed} packed"
-    for one in evidence["workloads"]:
-        tags = ", ".join(f"{name}={value}" for name, value in sorted(one["tags"].items())) or "no tags"
-        who = one["user_name"] or "nobody known"
-        yield f"workload {one['key']} of {who}: {tags}"
-    for one in evidence["rules"]:
-        names = ", ".join(f"{rule['name']} ({rule['id']})" for rule in one["rules"]) or "no rule; its tags say whose"
-        yield f"rules for {one['workload']} in {one['pool']}: {names}"
-    for one in evidence["prices"]:
+    for entry in evidence["workloads"]:
+        tags = ", ".join(f"{name}={value}" for name, value in sorted(entry["tags"].items())) or "no tags"
+        who = entry["user_name"] or "nobody known"
+        yield f"workload {entry['key']} of {who}: {tags}"
+    for entry in evidence["rules"]:
+        names = ", ".join(f"{rule['name']} ({rule['id']})" for rule in entry["rules"]) or "no rule; its tags say whose"
+        yield f"rules for {entry['workload']} in {entry['pool']}: {names}"
+    for entry in evidence["prices"]:
         yield (
-            f"price {one['id']}: {one['rate_per_gpu_hour']} {one['currency']} {one['purchase']} from "
-            f"{format_instant(one['effective_from_ms'])}, recorded {one['recorded_at']}"
+            f"price {entry['id']}: {entry['rate_per_gpu_hour']} {entry['currency']} {entry['purchase']} from "
+            f"{format_instant(entry['effective_from_ms'])}, recorded {entry['recorded_at']}"
         )
-    broken = [one for one in evidence["proofs"] if not one["holds"]]
+    broken = [entry for entry in evidence["proofs"] if not entry["holds"]]
     yield f"{len(evidence['proofs'])} proofs of days, {'all hold' if not broken else f'{len(broken)} do not hold'}"
-    for one in evidence["closed"]:
-        yield f"{one['name']} was closed, its seal is {one['seal']}"
+    for entry in evidence["closed"]:
+        yield f"{entry['name']} was closed, its seal is {entry['seal']}"

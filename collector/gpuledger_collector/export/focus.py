@@ -361,9 +361,9 @@ def adjustments(book: Book, level: str, issuer: Issuer, shares: Iterable[SharedP
         shared = to_minor_units([invoice.shared for _, invoice in group], digits)
         for (key, invoice), units, more in zip(group, booked, shared, strict=True):
             rest = (units + more) * 10 ** (18 - digits) - invoice.written
-            said = "Rounding of the invoice to the currency's minor unit (largest remainder)"
+            description = "Rounding of the invoice to the currency's minor unit (largest remainder)"
             yield _common(key, invoice, level, issuer, book.closed) | _adjusted(
-                said, invoice.period, rest, level, key[2]
+                description, invoice.period, rest, level, key[2]
             )
 
 
@@ -373,17 +373,17 @@ def _share(part: SharedPart, level: str, issuer: Issuer, book: Book) -> Row:
     invoice = book.invoices.setdefault((month, part.currency, owner), Invoice(book.calendar.month(month)))
     invoice.shared += part.micro
     invoice.written += part.micro * 10**12
-    said = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")
+    description = neutral(f"Shared cost {part.cost.name}, by {part.cost.key} per {part.cost.level}")
     row = _common((month, part.currency, owner), invoice, level, issuer, book.closed)
-    return row | _adjusted(said, part.period, part.micro * 10**12, level, owner) | {"x_CostBasis": "shared"}
+    return row | _adjusted(description, part.period, part.micro * 10**12, level, owner) | {"x_CostBasis": "shared"}
 
 
-def _adjusted(said: str, period: Period, cost: int, level: str, owner: str) -> Row:
+def _adjusted(description: str, period: Period, cost: int, level: str, owner: str) -> Row:
     """An Adjustment of a cost in units of 1e-18."""
     return {
         **_costs(cost, cost, cost),
         "ChargeCategory": "Adjustment",
-        "ChargeDescription": said,
+        "ChargeDescription": description,
         "ChargeFrequency": "One-Time",
         "ChargePeriodStart": format_instant(period.start_ms - period.start_ms % 1000),
         "ChargePeriodEnd": format_instant(-(-period.end_ms // 1000) * 1000),

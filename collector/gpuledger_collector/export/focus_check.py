@@ -273,9 +273,9 @@ def check(file: TextIO, wanted: str | None = None) -> Iterator[Violation]:
                 yield Violation(line, "cells", "", f"the row has {len(cells)} cells, the header {len(header)}")
                 continue
             row = dict(zip(header, cells, strict=True))
-            found = list(_row(line, row, version))
-            yield from found
-            broken = {violation.column for violation in found}
+            violations = list(_row(line, row, version))
+            yield from violations
+            broken = {violation.column for violation in violations}
             yield from whole.add(line, row, broken)
         yield from whole.end()
     except csv.Error as error:
@@ -295,8 +295,8 @@ def _header(header: Sequence[str], version: Version) -> Iterator[Violation]:
         if name.startswith("x_"):
             custom = True
         elif name not in version.known:
-            told = f"{name!r} is no column of FOCUS {version.name}; one's own begin with x_"
-            yield Violation(1, "column unknown", name, told)
+            sentence = f"{name!r} is no column of FOCUS {version.name}; one's own begin with x_"
+            yield Violation(1, "column unknown", name, sentence)
         elif custom:
             yield Violation(1, "column order", name, f"{name} stands behind columns of one's own (x_)")
 
@@ -307,21 +307,21 @@ def _row(line: int, row: Row, version: Version) -> Iterator[Violation]:
     yield from _periods(line, row)
     yield from _costs(line, row, version)
     if version.splits:
-        yield from (Violation(line, *told) for told in focus_check_split.row_rules(row))
+        yield from (Violation(line, *sentence) for sentence in focus_check_split.row_rules(row))
         for unit in focus_check_split.units_of(row):
             if not _UNIT.fullmatch(unit):
-                told = f"UsageUnit {unit!r} has none of FOCUS's forms, such as GPU-Seconds"
-                yield Violation(line, "unit", "AllocatedMethodDetails", told)
+                sentence = f"UsageUnit {unit!r} has none of FOCUS's forms, such as GPU-Seconds"
+                yield Violation(line, "unit", "AllocatedMethodDetails", sentence)
 
 
 def _nulls(line: int, row: Row, version: Version) -> Iterator[Violation]:
     for name in version.not_null:
         if name in row and not row[name]:
             yield Violation(line, "null", name, f"{name} has no value")
-    for one, other in PAIRS:
-        if bool(row.get(one, "")) != bool(row.get(other, "")):
-            empty = other if row.get(one, "") else one
-            yield Violation(line, "null", empty, f"{one} and {other} have a value together or not at all")
+    for name, other in PAIRS:
+        if bool(row.get(name, "")) != bool(row.get(other, "")):
+            empty = other if row.get(name, "") else name
+            yield Violation(line, "null", empty, f"{name} and {other} have a value together or not at all")
     for name, leader in LEADERS:
         if row.get(name, "") and leader in row and not row[leader]:
             yield Violation(line, "null", name, f"{name} has a value, {leader} has none")
@@ -414,24 +414,24 @@ def _costs(line: int, row: Row, version: Version) -> Iterator[Violation]:
         for cost_name, price_name in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
             cost, price = _number(row, cost_name), _number(row, price_name)
             if quantity is not None and cost is not None and price is not None and cost != price * quantity:
-                told = f"{cost_name} {cost} is not {price_name} {price} x PricingQuantity {quantity}"
-                yield Violation(line, "cost", cost_name, told)
+                sentence = f"{cost_name} {cost} is not {price_name} {price} x PricingQuantity {quantity}"
+                yield Violation(line, "cost", cost_name, sentence)
         consumed = _number(row, "ConsumedQuantity")
         seconds = (row.get("ConsumedUnit"), row.get("PricingUnit")) == ("GPU-Seconds", "GPU-Hours")
         if seconds and consumed is not None and quantity is not None:
             if abs(consumed - quantity * 3600) > HALF_NANO_HOUR_S:
-                told = f"{consumed} GPU-seconds are not {quantity} GPU-hours"
-                yield Violation(line, "quantity", "ConsumedQuantity", told)
+                sentence = f"{consumed} GPU-seconds are not {quantity} GPU-hours"
+                yield Violation(line, "quantity", "ConsumedQuantity", sentence)
             did = [
                 value for name in ("x_BusyGpuSeconds", "x_IdleGpuSeconds") if (value := _number(row, name)) is not None
             ]
             if abs(sum(did, Decimal(0))) > abs(consumed) + HALF_NANO_HOUR_S:
-                told = "busy and idle seconds are more than were consumed"
-                yield Violation(line, "quantity", "x_BusyGpuSeconds", told)
+                sentence = "busy and idle seconds are more than were consumed"
+                yield Violation(line, "quantity", "x_BusyGpuSeconds", sentence)
     billed = _number(row, "BilledCost")
     if billed and row.get("InvoiceIssuerName") != row.get(version.provider):
-        told = f"InvoiceIssuerName is not {version.provider}, and then BilledCost is 0"
-        yield Violation(line, "cost", "BilledCost", told)
+        sentence = f"InvoiceIssuerName is not {version.provider}, and then BilledCost is 0"
+        yield Violation(line, "cost", "BilledCost", sentence)
 
 
 class _Whole:
@@ -447,7 +447,7 @@ class _Whole:
     def add(self, line: int, row: Row, broken: set[str]) -> Iterator[Violation]:
         """One more row; `broken` are the columns of it that cannot be trusted."""
         if self._version.splits:
-            yield from (Violation(line, *told) for told in self._origins.add(line, row))
+            yield from (Violation(line, *sentence) for sentence in self._origins.add(line, row))
         billed = _number(row, "BilledCost")
         if (name := row.get("InvoiceId", "")) and billed is not None:
             invoice = self._invoices.setdefault(name, _Group(line))
@@ -472,18 +472,18 @@ class _Whole:
 
     def end(self) -> Iterator[Violation]:
         """What the sums say."""
-        yield from (Violation(line, *told) for line, told in self._origins.end())
+        yield from (Violation(line, *sentence) for line, sentence in self._origins.end())
         for name, invoice in self._invoices.items():
             digits = minor_digits(invoice.seen["BillingCurrency"])
             if invoice.total != round(invoice.total, digits):
-                told = f"invoice {name} adds up to {invoice.total}, which is no whole number of minor units"
-                yield Violation(invoice.line, "invoice", "BilledCost", told)
+                sentence = f"invoice {name} adds up to {invoice.total}, which is no whole number of minor units"
+                yield Violation(invoice.line, "invoice", "BilledCost", sentence)
         for uuid, resource in self._resources.items():
             for start, used, there in _clusters(resource.used):
                 if used > there:
                     at = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                    told = f"{uuid} was used for {used} s in the {there} s from {at} on"
-                    yield Violation(resource.line, "overlap", "ResourceId", told)
+                    sentence = f"{uuid} was used for {used} s in the {there} s from {at} on"
+                    yield Violation(resource.line, "overlap", "ResourceId", sentence)
 
 
 def _same(line: int, group: _Group, row: Row, names: Iterable[str], key: str) -> Iterator[Violation]:

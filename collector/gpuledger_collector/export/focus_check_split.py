@@ -42,7 +42,7 @@ def ratio_of(row: Row) -> Decimal | None:
     """The part of its origin that a row has: its elements' ratios added up; None where that cannot be read."""
     try:
         elements = _loaded(row.get("AllocatedMethodDetails", ""))["Elements"]
-        return sum((one["AllocatedRatio"] for one in elements), Decimal(0))
+        return sum((element["AllocatedRatio"] for element in elements), Decimal(0))
     except (ValueError, KeyError, TypeError, InvalidOperation):
         return None
 
@@ -51,7 +51,7 @@ def units_of(row: Row) -> list[str]:
     """The units of a row's elements, as far as they can be read."""
     try:
         elements = _loaded(row.get("AllocatedMethodDetails", ""))["Elements"]
-        return [one["UsageUnit"] for one in elements if isinstance(one.get("UsageUnit"), str)]
+        return [element["UsageUnit"] for element in elements if isinstance(element.get("UsageUnit"), str)]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
 
@@ -70,7 +70,7 @@ def _details(text: str) -> Iterator[Told]:
         yield "json", column, f"{column} is no JSON object"
         return
     elements = content.get("Elements") if isinstance(content, dict) else None
-    if not isinstance(elements, list) or not elements or not all(isinstance(one, dict) for one in elements):
+    if not isinstance(elements, list) or not elements or not all(isinstance(element, dict) for element in elements):
         yield "json", column, f"{column} has no list of Elements"
         return
     yield from _own(content, {"Elements"}, column)
@@ -140,5 +140,5 @@ class Origins:
         """Origins whose parts are not the whole, with the line of the last part."""
         for key, (line, total, _) in self._sums.items():
             if total != 1:
-                told = f"the parts of {key[0]} from {key[2]} on add up to {total} of their origin charge, not to 1"
-                yield line, ("split", "AllocatedMethodDetails", told)
+                sentence = f"the parts of {key[0]} from {key[2]} on add up to {total} of their origin charge, not to 1"
+                yield line, ("split", "AllocatedMethodDetails", sentence)

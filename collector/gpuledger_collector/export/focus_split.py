@@ -64,10 +64,10 @@ def lines(
     book = focus.Book(closed, calendar)
     pairs = focus.usage_rows(charges, level, issuer, book)
     for (booked_ms, _), day in groupby(pairs, lambda pair: (pair[0].booked_day_ms, pair[0].charge.day_ms)):
-        mine = list(day)
+        pairs_of_day = list(day)
         if booked_ms is None:
-            _split(mine)
-        for _, row in mine:
+            _split(pairs_of_day)
+        for _, row in pairs_of_day:
             yield _renamed(row)
     for row in focus.adjustments(book, level, issuer, shares):
         yield _renamed(row)

@@ -30,7 +30,7 @@ _CODE = re.compile(r"`([^`]+)`")
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Templates that escape everything and stop at a name that is not given."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("gpuledger_collector"),
         autoescape=True,
         finalize=shown,
@@ -38,7 +38,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    templates.filters |= {
         "minor": minor,
         "micro": micro,
         "about": about,
@@ -49,12 +49,12 @@ def environment() -> Environment:
         "coded": coded,
         "plural": plural,
     }
-    made.globals |= {
+    templates.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file
         "statement_path": statement_path,
         "UNKNOWN": UNKNOWN,
     }
-    return made
+    return templates
 
 
 def shown(value: Any) -> Any:
@@ -111,8 +111,8 @@ def coded(text: str) -> Markup:
 
 def signed(amount: int, currency: str) -> str:
     """A change in micro-units, with its sign."""
-    said = micro(amount, currency)
-    return f"+{said}" if amount > 0 else said
+    text = micro(amount, currency)
+    return f"+{text}" if amount > 0 else text
 
 
 def hours(gpu_ns: int | None, digits: int = 1) -> str:

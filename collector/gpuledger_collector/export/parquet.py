@@ -97,7 +97,7 @@ def _value(text: str, kind: Kind) -> object:
     return datetime.fromisoformat(text) if kind == "instant" else Decimal(text)
 
 
-def write_samples(found: Iterable[tuple[str, Readings]], path: Path, names: Mapping[str, str]) -> int:
+def write_samples(samples: Iterable[tuple[str, Readings]], path: Path, names: Mapping[str, str]) -> int:
     """Samples by the UUID of their accelerator; readings keep the kind in which they are stored (f4, f8, i8)."""
     pa, pq = arrow()
     types = {"f4": pa.float32(), "f8": pa.float64(), "i8": pa.int64()}
@@ -110,7 +110,7 @@ def write_samples(found: Iterable[tuple[str, Readings]], path: Path, names: Mapp
     )
     written = 0
     with pq.ParquetWriter(path, schema) as writer:
-        for uuid, part in found:
+        for uuid, part in samples:
             rows = len(part.at_ms)
             instants = pa.array(part.at_ms.astype("i8"), pa.int64()).cast(schema.field("ts").type)
             columns = [instants, pa.array([uuid] * rows, pa.string()), *_readings(pa, part, names, schema)]

@@ -46,10 +46,10 @@ def _rect(css: str, x: float, y: float, width: float, height: float, title: str 
     )
 
 
-def label(x: float, y: float, said: str, anchor: str = "start") -> Markup:
+def label(x: float, y: float, text: str, anchor: str = "start") -> Markup:
     """A word or number at a place."""
     return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(
-        number(x), number(y), anchor, escape_text(said)
+        number(x), number(y), anchor, escape_text(text)
     )
 
 
@@ -89,11 +89,11 @@ def dates(first_ms: int, step_ms: int, steps: int) -> list[tuple[int, str]]:
     return [(at, f"{day.day} {day:%b}") for at, day in days]
 
 
-def dated(x: float, top: float, height: float, width: float, said: str) -> Markup:
+def dated(x: float, top: float, height: float, width: float, date: str) -> Markup:
     """A date under its place of an axis, and its line from `top` down; one at the right edge stays inside."""
     line = ruled("grid", x, top, x, height - DATES_HEIGHT)
     inside = x < width - 32
-    return line + label(x if inside else width, height - 5, said, "middle" if inside else "end")
+    return line + label(x if inside else width, height - 5, date, "middle" if inside else "end")
 
 
 def stacked_bars(
@@ -156,7 +156,7 @@ def spark(
         for part in (0.0, 0.5, 1.0):
             y = height - bottom - room * part
             body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
-        body += [dated(at(index, 0)[0], 14, height, width, said) for index, said in days]
+        body += [dated(at(index, 0)[0], 14, height, width, date) for index, date in days]
     if band:
         start = len(values)
         upper = [at(start + i, high) for i, (_, _, high) in enumerate(band)]

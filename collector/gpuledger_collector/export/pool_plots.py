@@ -44,7 +44,7 @@ def hits(hours: Sequence[Hour], now: int, title: str, description: str, days: Se
     `days`: the hours in which days begin, with their dates (`plots.dates`).
     """
     width, height, left, bottom = 720, 240, 54, DATES_HEIGHT
-    values = [value for one in hours for value in (one.actual, one.band and one.band[2]) if value is not None]
+    values = [value for hour in hours for value in (hour.actual, hour.band and hour.band[2]) if value is not None]
     top = nice_top(max(values, default=1.0))
     room = height - bottom - 14
 
@@ -55,20 +55,20 @@ def hits(hours: Sequence[Hour], now: int, title: str, description: str, days: Se
     for part in (0.0, 0.5, 1.0):
         y = height - bottom - room * part
         body += [ruled("grid", left, y, width, y), label(left - 6, y + 4, short(top * part), "end")]
-    body += [dated(at(index, 0)[0], 14, height, width, said) for index, said in days]
-    for run in _runs([one.band is not None for one in hours]):
+    body += [dated(at(index, 0)[0], 14, height, width, date) for index, date in days]
+    for run in _runs([hour.band is not None for hour in hours]):
         bands = [(index, band) for index in run if (band := hours[index].band) is not None]
         upper, lower = ([at(index, band[place]) for index, band in bands] for place in (2, 0))
         body.append(Markup('<polygon class="band" points="{}"/>').format(path([*upper, *reversed(lower)])))
         body.append(
             Markup('<polyline class="ahead" points="{}"/>').format(path([at(index, band[1]) for index, band in bands]))
         )
-    for run in _runs([one.actual is not None for one in hours]):
+    for run in _runs([hour.actual is not None for hour in hours]):
         points = [at(index, hours[index].actual or 0.0) for index in run]
         body.append(Markup('<polyline class="line" points="{}"/>').format(path(points)))
-    for index, one in enumerate(hours):
-        if one.missed and one.actual is not None:
-            x, y = at(index, one.actual)
+    for index, hour in enumerate(hours):
+        if hour.missed and hour.actual is not None:
+            x, y = at(index, hour.actual)
             body.append(Markup('<circle class="dot" cx="{}" cy="{}" r="3"/>').format(number(x), number(y)))
     if 0 < now < len(hours):
         x, _ = at(now, 0)
@@ -111,7 +111,7 @@ def frontier(
     if len(inside) > 1:
         body.append(Markup('<polyline class="ahead" points="{}"/>').format(path(inside)))
     taken: list[tuple[float, float]] = []
-    for name, cost, wait in sorted(points, key=lambda one: at(one[1], one[2])[1]):
+    for name, cost, wait in sorted(points, key=lambda point: at(point[1], point[2])[1]):
         x, y = at(cost, wait)
         line = y + 4
         while any(abs(line - other) < 13 and abs(x - place) < 170 for place, other in taken):

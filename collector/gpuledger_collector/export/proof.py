@@ -48,14 +48,14 @@ def as_json(sheet: Reconciliation) -> str:
         "unpriced_gpu_ns": sheet.unpriced_ns,
         "refused_claims": [
             {
-                "accelerator": one.uuid,
-                "node": one.node,
-                "kind": one.kind,
-                "subject": one.subject,
-                "from": format_instant(one.first_ms),
-                "to": format_instant(one.last_ms),
+                "accelerator": claim.uuid,
+                "node": claim.node,
+                "kind": claim.kind,
+                "subject": claim.subject,
+                "from": format_instant(claim.first_ms),
+                "to": format_instant(claim.last_ms),
             }
-            for one in sheet.claims
+            for claim in sheet.claims
         ],
         "untrue_months": [sheet.calendar.month_of(month.start_ms) for month in sheet.untrue_months],
         "days": [
@@ -96,43 +96,51 @@ def as_text(sheet: Reconciliation) -> str:
 
 
 def _sentences(sheet: Reconciliation) -> list[str]:
-    said = []
+    sentences = []
     with_capacity = [day for day in sheet.days if day.capacity_ns]
     broken = [str(sheet.calendar.date_of(day.day_ms)) for day in sheet.days if not day.holds]
     if not with_capacity:
-        said.append("There is no inventory for this period: nothing to reconcile against.")
+        sentences.append("There is no inventory for this period: nothing to reconcile against.")
     elif not broken:
-        charged = {one: sum(sums.cost.get(one, 0) for sums in sheet.charged.values()) for one in sheet.currencies}
-        micros = [f"{charged[one]} = {sheet.capacity.cost.get(one, 0)} micro-{one}" for one in sheet.currencies]
-        said.append(
+        charged = {
+            currency: sum(sums.cost.get(currency, 0) for sums in sheet.charged.values())
+            for currency in sheet.currencies
+        }
+        micros = [
+            f"{charged[currency]} = {sheet.capacity.cost.get(currency, 0)} micro-{currency}"
+            for currency in sheet.currencies
+        ]
+        sentences.append(
             f"It holds on each of {plural(len(with_capacity), 'day')}: "
             f"{'; '.join(micros) or 'in time; nothing is priced'}."
         )
     if broken:
-        said.append(f"It does NOT hold on {', '.join(broken)}.")
-    said += [
+        sentences.append(f"It does NOT hold on {', '.join(broken)}.")
+    sentences += [
         f"The month {sheet.calendar.month_of(month.start_ms)} as added up is NOT the sum of its days: somebody wrote "
         f"past the triggers. DELETE FROM ledger_month WHERE start_ms = {month.start_ms}; has it added up anew."
         for month in sheet.untrue_months
     ]
-    said += [
-        f"Refused from {format_instant(one.first_ms)} to {format_instant(one.last_ms)}: {one.sentence()}. "
+    sentences += [
+        f"Refused from {format_instant(claim.first_ms)} to {format_instant(claim.last_ms)}: {claim.sentence()}. "
         "Look at the node; gpuledger import inventory says who is right."
-        for one in sheet.claims
+        for claim in sheet.claims
     ]
     if sheet.coverage is not None:
         last = max(day.until_ms for day in sheet.days)
-        said.append(
+        sentences.append(
             f"{sheet.coverage} % of the capacity was observed; rated up to {format_instant(last - last % 1000)}."
         )
     if sheet.unused.gpu_ns:
-        said.append(f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that nobody used.")
+        sentences.append(
+            f"Commitments paid for {hours_decimal([sheet.unused.gpu_ns])[0]:.6f} GPU-hours that nobody used."
+        )
     if sheet.imported.gpu_ns:
         outside = f"{hours_decimal([sheet.imported.gpu_ns])[0]:.6f} GPU-hours"
-        said.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
+        sentences.append(f"Outside of it, usage imported without inventory: {outside}{_amounts(sheet.imported.cost)}.")
     if sheet.unpriced_ns:
-        said.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
-    return said
+        sentences.append(f"{hours_decimal([sheet.unpriced_ns])[0]:.6f} GPU-hours have no price.")
+    return sentences
 
 
 def _amounts(cost: Mapping[str, int]) -> str:

@@ -15,85 +15,99 @@ COLUMNS = ("kind", "day", "pool", "node", "sku", "region", "gpu_hours", "amount"
 SHOWN = 15
 
 
-def _cells(one: Difference, calendar: Calendar) -> list[str]:
+def _cells(difference: Difference, calendar: Calendar) -> list[str]:
     return [
-        one.kind,
-        _day(one, calendar),
-        neutral(one.pool),
-        neutral(one.node),
-        neutral(one.sku),
-        neutral(one.region),
-        "" if one.hours is None else f"{one.hours:f}",
-        f"{one.amount:f}",
-        one.currency,
+        difference.kind,
+        _day(difference, calendar),
+        neutral(difference.pool),
+        neutral(difference.node),
+        neutral(difference.sku),
+        neutral(difference.region),
+        "" if difference.hours is None else f"{difference.hours:f}",
+        f"{difference.amount:f}",
+        difference.currency,
     ]
 
 
-def _day(one: Difference, calendar: Calendar) -> str:
-    return "" if one.day_ms is None else calendar.date_of(one.day_ms).isoformat()
+def _day(difference: Difference, calendar: Calendar) -> str:
+    return "" if difference.day_ms is None else calendar.date_of(difference.day_ms).isoformat()
 
 
-def as_csv(found: Comparison) -> str:
+def as_csv(comparison: Comparison) -> str:
     """Every difference, one a row: bill less ledger."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_cells(one, found.calendar) for one in found.differences)
+    writer.writerows(_cells(difference, comparison.calendar) for difference in comparison.differences)
     return out.getvalue()
 
 
-def as_json(found: Comparison) -> str:
+def as_json(comparison: Comparison) -> str:
     """Totals, kinds and every difference; amounts as text, for they are exact."""
     content = {
-        "provider": found.provider,
-        "from": format_instant(found.period.start_ms),
-        "to": format_instant(found.period.end_ms),
-        "pools": list(found.pools),
-        "bill": {currency: f"{amount:f}" for currency, amount in found.bill.items()},
-        "ledger": {currency: f"{amount:f}" for currency, amount in found.ledger.items()},
+        "provider": comparison.provider,
+        "from": format_instant(comparison.period.start_ms),
+        "to": format_instant(comparison.period.end_ms),
+        "pools": list(comparison.pools),
+        "bill": {currency: f"{amount:f}" for currency, amount in comparison.bill.items()},
+        "ledger": {currency: f"{amount:f}" for currency, amount in comparison.ledger.items()},
         "kinds": [
             {"currency": currency, "kind": kind, "amount": f"{amount:f}", "says": KINDS[kind]}
-            for (currency, kind), amount in found.by_kind().items()
+            for (currency, kind), amount in comparison.by_kind().items()
         ],
-        "holds": found.holds,
-        "differences": [dict(zip(COLUMNS, _cells(one, found.calendar), strict=True)) for one in found.differences],
+        "holds": comparison.holds,
+        "differences": [
+            dict(zip(COLUMNS, _cells(difference, comparison.calendar), strict=True))
+            for difference in comparison.differences
+        ],
     }
     return json_text(content) + "\n"
 
 
-def as_text(found: Comparison) -> str:
+def as_text(comparison: Comparison) -> str:
     """The page that an analyst reads: the totals, the kinds, and the largest differences that are questions."""
-    return lines_text(_sentences(found))
+    return lines_text(_sentences(comparison))
 
 
-def _sentences(found: Comparison) -> Iterator[str]:
-    pools = ", ".join(found.pools) or "no pool: nothing in the bill names one"
-    yield f"bill of {found.provider} for {found.calendar.month_of(found.period.start_ms)} against the ledger of {pools}"
-    kinds = found.by_kind()
+def _sentences(comparison: Comparison) -> Iterator[str]:
+    pools = ", ".join(comparison.pools) or "no pool: nothing in the bill names one"
+    month = comparison.calendar.month_of(comparison.period.start_ms)
+    yield f"bill of {comparison.provider} for {month} against the ledger of {pools}"
+    kinds = comparison.by_kind()
     with localcontext(prec=60):
-        for currency in sorted({*found.bill, *found.ledger}):
-            bill, ledger = (side.get(currency, Decimal(0)) for side in (found.bill, found.ledger))
+        for currency in sorted({*comparison.bill, *comparison.ledger}):
+            bill, ledger = (side.get(currency, Decimal(0)) for side in (comparison.bill, comparison.ledger))
             yield ""
             yield f"{'bill':<12} {bill:>24f} {currency}"
             yield f"{'ledger':<12} {ledger:>24f} {currency}  observed in these pools"
             yield f"{'difference':<12} {bill - ledger:>24f} {currency}"
-            for (mine, kind), amount in kinds.items():
-                if mine == currency:
+            for (of_currency, kind), amount in kinds.items():
+                if of_currency == currency:
                     yield f"  {kind:<12} {amount:>22f} {currency}  {KINDS[kind]}"
-            told = "add up to the difference" if found.holds else "do NOT add up to it"
-            yield f"  the kinds {told}"
-    yield from _questions(found)
+            verdict = "add up to the difference" if comparison.holds else "do NOT add up to it"
+            yield f"  the kinds {verdict}"
+    yield from _questions(comparison)
 
 
-def _questions(found: Comparison) -> Iterator[str]:
-    asked = sorted(found.questions, key=lambda one: (-abs(one.amount), one.day_ms or 0))
+def _questions(comparison: Comparison) -> Iterator[str]:
+    asked = sorted(comparison.questions, key=lambda difference: (-abs(difference.amount), difference.day_ms or 0))
     if not asked:
         yield ""
         yield f"no question is left: all of it is {', '.join(sorted(EXPLAINED))} or the same"
         return
     yield ""
     yield f"the largest of {len(asked)} differences to be asked about (--format csv shows all):"
-    for one in asked[:SHOWN]:
-        where = " ".join(part for part in (_day(one, found.calendar), one.pool, one.node, one.sku, one.region) if part)
-        hours = "" if one.hours is None else f", {one.hours:f} GPU-hours"
-        yield f"  {one.kind:<12} {one.amount:f} {one.currency}{hours}  {where}"
+    for difference in asked[:SHOWN]:
+        where = " ".join(
+            part
+            for part in (
+                _day(difference, comparison.calendar),
+                difference.pool,
+                difference.node,
+                difference.sku,
+                difference.region,
+            )
+            if part
+        )
+        hours = "" if difference.hours is None else f", {difference.hours:f} GPU-hours"
+        yield f"  {difference.kind:<12} {difference.amount:f} {difference.currency}{hours}  {where}"

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
+from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.accounting.unit_cost import UnitCost
 from gpuledger_collector.export import html, plots
@@ -63,20 +64,20 @@ def plain(value: Decimal | None) -> str:
     return f"{whole}.{part.ljust(2, '0')}"
 
 
-def unit_row(one: UnitCost) -> list[str]:
+def unit_row(unit: UnitCost) -> list[str]:
     """A unit cost by UNIT_COLUMNS."""
     return [
-        one.counter,
-        format_instant(one.bucket_ms) if one.bucket_ms else "",
-        one.currency,
-        str(one.per),
-        plain(one.cost),
-        plain(one.used_cost),
-        str(one.units),
-        f"{one.coverage:.4f}",
-        html.micro(one.cost_micro, one.currency).replace(",", ""),
-        html.micro(one.charged_micro, one.currency).replace(",", ""),
-        str(one.restarts),
+        unit.counter,
+        format_instant(unit.bucket_ms) if unit.bucket_ms else "",
+        unit.currency,
+        str(unit.per),
+        plain(unit.cost),
+        plain(unit.used_cost),
+        str(unit.units),
+        f"{unit.coverage:.4f}",
+        html.micro(unit.cost_micro, unit.currency).replace(",", ""),
+        html.micro(unit.charged_micro, unit.currency).replace(",", ""),
+        str(unit.restarts),
     ]
 
 
@@ -130,65 +131,66 @@ def as_csv(units: Sequence[UnitCost]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(UNIT_COLUMNS)
-    writer.writerows([[neutral(cell) for cell in unit_row(one)] for one in units])
+    writer.writerows([[neutral(cell) for cell in unit_row(unit)] for unit in units])
     return out.getvalue()
 
 
-def as_json(made: RunReport) -> str:
+def as_json(report: RunReport) -> str:
     """Everything of a report: integers of micro-units, instants in RFC 3339."""
-    told = {
-        "key": made.key,
-        "name": made.name,
-        "user": made.user,
-        "team": made.team,
-        "kind": made.kind,
-        "from": _instant(made.start_ms),
-        "to": _instant(made.end_ms),
-        "outcome": made.outcome or None,
-        "held": [asdict(one) for one in made.receipt.held],
-        "waste": [asdict(one) for one in made.receipt.items],
-        "energy_mj": made.energy_mj,
-        "unit_costs": [unit_json(one) for one in made.units],
-        "by": [unit_json(one) for one in made.by],
+    content = {
+        "key": report.key,
+        "name": report.name,
+        "user": report.user,
+        "team": report.team,
+        "kind": report.kind,
+        "from": _instant(report.start_ms),
+        "to": _instant(report.end_ms),
+        "outcome": report.outcome or None,
+        "held": [asdict(line) for line in report.receipt.held],
+        "waste": [asdict(entry) for entry in report.receipt.items],
+        "energy_mj": report.energy_mj,
+        "unit_costs": [unit_json(unit) for unit in report.units],
+        "by": [unit_json(unit) for unit in report.by],
         "parts": [
-            {**asdict(one), "start_ms": _instant(one.start_ms), "end_ms": _instant(one.end_ms)} for one in made.parts
+            {**asdict(part), "start_ms": _instant(part.start_ms), "end_ms": _instant(part.end_ms)}
+            for part in report.parts
         ],
-        "restarts": made.restarts,
+        "restarts": report.restarts,
         "bottlenecks": {
-            "minutes": made.judgement.minutes,
-            "found": [asdict(one) for one in made.judgement.verdicts],
-            "fine": list(made.judgement.fine),
-            "cannot_say": [asdict(one) for one in made.judgement.cannot_say],
+            "minutes": report.judgement.minutes,
+            "found": [asdict(bottleneck) for bottleneck in report.judgement.verdicts],
+            "fine": list(report.judgement.fine),
+            "cannot_say": [asdict(gap) for gap in report.judgement.cannot_say],
         },
         "peers": [
             {
-                "key": one.key,
-                "from": format_instant(one.start_ms),
-                "to": format_instant(one.end_ms),
-                "accelerators": one.accelerators,
-                "gpu_ns": one.gpu_ns,
-                "currency": one.currency,
-                "cost_micro": one.cost_micro,
-                "activity": _text(one.activity),
-                "units_per_gpu_hour": _text(one.units_per_gpu_hour),
-                "unit_cost": None if one.unit is None else unit_json(one.unit),
-                "outcome": one.outcome or None,
+                "key": peer.key,
+                "from": format_instant(peer.start_ms),
+                "to": format_instant(peer.end_ms),
+                "accelerators": peer.accelerators,
+                "gpu_ns": peer.gpu_ns,
+                "currency": peer.currency,
+                "cost_micro": peer.cost_micro,
+                "activity": _text(peer.activity),
+                "units_per_gpu_hour": _text(peer.units_per_gpu_hour),
+                "unit_cost": None if peer.unit is None else unit_json(peer.unit),
+                "outcome": peer.outcome or None,
             }
-            for one in made.peers
+            for peer in report.peers
         ],
         "scaling": [
             {
-                "accelerators": one.accelerators,
-                "runs": one.runs,
-                "measure": one.measure,
-                "per_gpu": _text(one.per_gpu),
-                "efficiency": _text(one.efficiency),
+                "accelerators": point.accelerators,
+                "runs": point.runs,
+                "measure": point.measure,
+                "per_gpu": _text(point.per_gpu),
+                "efficiency": _text(point.efficiency),
             }
-            for one in made.scaling
+            for point in report.scaling
         ],
-        "notes": list(made.notes),
+        "notes": list(report.notes),
     }
-    return json_text(told) + "\n"
+    return json_text(content) + "\n"
 
 
 def _instant(at_ms: int | None) -> str | None:
@@ -204,56 +206,61 @@ def amounts(micro: Mapping[str, int]) -> str:
     return ", ".join(f"{html.micro(value, currency)} {currency}" for currency, value in sorted(micro.items()))
 
 
-def as_text(made: RunReport) -> str:
+def as_text(report: RunReport) -> str:
     """The report for a terminal."""
-    who = f" of {made.user}" if made.user else ""
-    lines = [f"RUN  {made.key}  {made.name}{who}{f', team {made.team}' if made.team else ''}"]
-    if made.start_ms is not None and made.end_ms is not None:
-        ended = f", ended {made.outcome}" if made.outcome else ""
-        lines.append(f"{_minute(made.start_ms)} to {_minute(made.end_ms)}{ended}")
+    who = f" of {report.user}" if report.user else ""
+    lines = [f"RUN  {report.key}  {report.name}{who}{f', team {report.team}' if report.team else ''}"]
+    if report.start_ms is not None and report.end_ms is not None:
+        ended = f", ended {report.outcome}" if report.outcome else ""
+        lines.append(f"{_minute(report.start_ms)} to {_minute(report.end_ms)}{ended}")
     lines += ["", "What it held"]
-    for one in made.receipt.held:
-        cost = "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}"
+    for line in report.receipt.held:
+        cost = "no price" if line.currency is None else f"{html.micro(line.cost_micro, line.currency)} {line.currency}"
         lines.append(
-            f"  {html.hours(one.gpu_ns)} GPU-hours of {one.gpu_model} in {one.pool}: used "
-            f"{html.hours(one.busy_ns)}, idle {html.hours(one.idle_ns)}, not known "
-            f"{html.hours(one.unknown_ns)}; {cost}"
+            f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model} in {line.pool}: used "
+            f"{html.hours(line.busy_ns)}, idle {html.hours(line.idle_ns)}, not known "
+            f"{html.hours(line.unknown_ns)}; {cost}"
         )
-    for currency, (paid, idle, found) in made.receipt.totals().items():
+    for currency, (paid, idle, waste) in report.receipt.totals().items():
         lines.append(
             f"  charged {html.micro(paid, currency)} {currency}, of it idle {html.micro(idle, currency)}, "
-            f"found as waste {html.micro(found, currency)}"
+            f"found as waste {html.micro(waste, currency)}"
         )
-    lines.append("  energy not measured" if made.energy_mj is None else f"  energy {made.energy_mj / 3.6e9:,.3f} kWh")
+    lines.append(
+        "  energy not measured" if report.energy_mj is None else f"  energy {report.energy_mj / 3.6e9:,.3f} kWh"
+    )
     lines += ["", "What a unit cost (held time; in brackets used time alone)"]
-    lines += [f"  {unit_sentence(one)}" for one in made.units] or ["  nothing is counted"]
-    lines += [f"    {_minute(one.bucket_ms)}  {unit_sentence(one)}" for one in made.by]
-    if len(made.parts) > 1 or made.restarts:
+    lines += [f"  {unit_sentence(unit)}" for unit in report.units] or ["  nothing is counted"]
+    lines += [f"    {_minute(unit.bucket_ms)}  {unit_sentence(unit)}" for unit in report.by]
+    if len(report.parts) > 1 or report.restarts:
         lines += [
             "",
-            f"Parts ({len(made.parts)}; what counts its output began anew {made.restarts} times)",
+            f"Parts ({len(report.parts)}; what counts its output began anew {report.restarts} times)",
         ]
         lines += [
-            f"  {_minute(one.start_ms)} to {_minute(one.end_ms)}: {_gpus(one.accelerators)}, "
-            f"{_held(one.held_ms)}, {amounts(one.cost_micro) or 'no price'}"
-            for one in made.parts
+            f"  {_minute(part.start_ms)} to {_minute(part.end_ms)}: {_gpus(part.accelerators)}, "
+            f"{_held(part.held_ms)}, {amounts(part.cost_micro) or 'no price'}"
+            for part in report.parts
         ]
     lines += ["", "What holds it back"]
-    lines += [f"  {one.kind}: {one.says}. {begun(one.advice)}." for one in made.judgement.verdicts]
-    if made.judgement.fine:
-        lines.append(f"  looked at and fine: {', '.join(made.judgement.fine)}")
-    lines += [f"  {one.kind}: cannot be said: {one.missing}" for one in made.judgement.cannot_say]
-    if len(made.peers) > 1:
+    lines += [
+        f"  {bottleneck.kind}: {bottleneck.says}. {begun(bottleneck.advice)}."
+        for bottleneck in report.judgement.verdicts
+    ]
+    if report.judgement.fine:
+        lines.append(f"  looked at and fine: {', '.join(report.judgement.fine)}")
+    lines += [f"  {gap.kind}: cannot be said: {gap.missing}" for gap in report.judgement.cannot_say]
+    if len(report.peers) > 1:
         lines += ["", "Beside runs of the same name and team"]
-        lines += [f"  {_peer(one)}" for one in made.peers]
-    if made.scaling:
-        lines += ["", f"How it scales ({made.scaling[0].measure})"]
+        lines += [f"  {_peer(peer)}" for peer in report.peers]
+    if report.scaling:
+        lines += ["", f"How it scales ({report.scaling[0].measure})"]
         lines += [
-            f"  {plural(one.accelerators, 'GPU')}: {one.per_gpu:,.3f}, "
-            f"efficiency {one.efficiency:.0%} (runs: {one.runs})"
-            for one in made.scaling
+            f"  {plural(point.accelerators, 'GPU')}: {point.per_gpu:,.3f}, "
+            f"efficiency {point.efficiency:.0%} (runs: {point.runs})"
+            for point in report.scaling
         ]
-    lines += [""] * bool(made.notes) + [f"note: {note}" for note in made.notes]
+    lines += [""] * bool(report.notes) + [f"note: {note}" for note in report.notes]
     return lines_text(lines)
 
 
@@ -270,110 +277,117 @@ def _held(ms: int) -> str:
     return f"{ms / HOUR_MS:,.1f} accelerator-hours" if ms else f"held time is {html.UNKNOWN} by the hour"
 
 
-def unit_sentence(one: UnitCost) -> str:
+def unit_sentence(unit: UnitCost) -> str:
     """A unit cost in words."""
-    if one.cost is None:
-        return f"{UNITS[one.counter]}: nothing was counted in {one.coverage:.1%} of the charged time"
+    if unit.cost is None:
+        return f"{UNITS[unit.counter]}: nothing was counted in {unit.coverage:.1%} of the charged time"
     return (
-        f"{plain(one.cost)} {one.currency} ({plain(one.used_cost)}) per {UNITS[one.counter]}: {one.units:,} "
-        f"{one.counter.replace('_', ' ')}, {one.coverage:.1%} of the charged time counted"
+        f"{plain(unit.cost)} {unit.currency} ({plain(unit.used_cost)}) per {UNITS[unit.counter]}: {unit.units:,} "
+        f"{unit.counter.replace('_', ' ')}, {unit.coverage:.1%} of the charged time counted"
     )
 
 
-def _peer(one: Any) -> str:
-    cost = "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}"
-    activity = "activity not known" if one.activity is None else f"{one.activity:.0%} active"
-    unit = f", {plain(one.unit.cost)} per {UNITS[one.unit.counter]}" if one.unit is not None and one.unit.units else ""
-    ended = f", {one.outcome}" if one.outcome else ""
+def _peer(peer: Any) -> str:
+    cost = "no price" if peer.currency is None else f"{html.micro(peer.cost_micro, peer.currency)} {peer.currency}"
+    activity = "activity not known" if peer.activity is None else f"{peer.activity:.0%} active"
+    unit = (
+        f", {plain(peer.unit.cost)} per {UNITS[peer.unit.counter]}" if peer.unit is not None and peer.unit.units else ""
+    )
+    ended = f", {peer.outcome}" if peer.outcome else ""
     return (
-        f"{_minute(one.start_ms)}  {one.key}: {_gpus(one.accelerators)}, {html.hours(one.gpu_ns)} GPU-hours, "
+        f"{_minute(peer.start_ms)}  {peer.key}: {_gpus(peer.accelerators)}, {html.hours(peer.gpu_ns)} GPU-hours, "
         f"{cost}, {activity}{unit}{ended}"
     )
 
 
-def as_html(made: RunReport) -> str:
+def as_html(report: RunReport) -> str:
     """The page."""
-    chief = leading_counter(made.units)
+    chief = leading_counter(report.units)
     return html.render(
         "run.html",
-        made=made,
+        run=report,
         policy=html.policy(),
-        start=None if made.start_ms is None else _minute(made.start_ms),
-        end=None if made.end_ms is None else _minute(made.end_ms),
+        start=None if report.start_ms is None else _minute(report.start_ms),
+        end=None if report.end_ms is None else _minute(report.end_ms),
         totals=[
-            (currency, html.micro(paid, currency), html.micro(idle, currency), html.micro(found, currency))
-            for currency, (paid, idle, found) in made.receipt.totals().items()
+            (currency, html.micro(paid, currency), html.micro(idle, currency), html.micro(waste, currency))
+            for currency, (paid, idle, waste) in report.receipt.totals().items()
         ],
-        gpu_ns=sum(one.gpu_ns for one in made.receipt.held),
-        busy_ns=sum(one.busy_ns for one in made.receipt.held),
-        idle_ns=sum(one.idle_ns for one in made.receipt.held),
-        unknown_ns=sum(one.unknown_ns for one in made.receipt.held),
-        energy="not measured" if made.energy_mj is None else f"{made.energy_mj / 3.6e9:,.3f} kWh",
+        held=total(report.receipt.held),
+        energy="not measured" if report.energy_mj is None else f"{report.energy_mj / 3.6e9:,.3f} kWh",
         chief=None
         if chief is None
         else (plain(chief.cost), chief.currency, UNITS[chief.counter], f"{chief.coverage:.1%}"),
         units=[
-            (UNITS[one.counter], one, plain(one.cost), plain(one.used_cost), f"{one.coverage:.1%}")
-            for one in made.units
+            (UNITS[unit.counter], unit, plain(unit.cost), plain(unit.used_cost), f"{unit.coverage:.1%}")
+            for unit in report.units
         ],
         by=[
             (
-                _minute(one.bucket_ms),
-                UNITS[one.counter],
-                one.currency,
-                plain(one.cost),
-                f"{one.units:,}",
-                f"{one.coverage:.1%}",
+                _minute(unit.bucket_ms),
+                UNITS[unit.counter],
+                unit.currency,
+                plain(unit.cost),
+                f"{unit.units:,}",
+                f"{unit.coverage:.1%}",
             )
-            for one in made.by
+            for unit in report.by
         ],
-        bars=_bars(made),
-        unit_plot=_unit_plot(made),
+        bars=_bars(report),
+        unit_plot=_unit_plot(report),
         parts_of_run=[
             (
-                _minute(one.start_ms),
-                _minute(one.end_ms),
-                one.accelerators or html.UNKNOWN,
-                f"{one.held_ms / HOUR_MS:,.1f}" if one.held_ms else html.UNKNOWN,
-                amounts(one.cost_micro) or html.UNKNOWN,
+                _minute(part.start_ms),
+                _minute(part.end_ms),
+                part.accelerators or html.UNKNOWN,
+                f"{part.held_ms / HOUR_MS:,.1f}" if part.held_ms else html.UNKNOWN,
+                amounts(part.cost_micro) or html.UNKNOWN,
             )
-            for one in made.parts
+            for part in report.parts
         ],
         waste=[
             (
-                one.state.replace("_", " "),
-                one.accelerator,
-                one.node,
-                _minute(one.since_ms),
-                _minute(one.until_ms),
-                "no price" if one.currency is None else f"{html.micro(one.cost_micro, one.currency)} {one.currency}",
+                entry.state.replace("_", " "),
+                entry.accelerator,
+                entry.node,
+                _minute(entry.since_ms),
+                _minute(entry.until_ms),
+                "no price"
+                if entry.currency is None
+                else f"{html.micro(entry.cost_micro, entry.currency)} {entry.currency}",
             )
-            for one in made.receipt.items[:20]
+            for entry in report.receipt.items[:20]
         ],
         verdicts=[
-            (one, begun(one.says), begun(one.advice), _readings(made.gpus, one), _shown(one))
-            for one in made.judgement.verdicts
+            (
+                bottleneck,
+                begun(bottleneck.says),
+                begun(bottleneck.advice),
+                _readings(report.gpus, bottleneck),
+                _shown(bottleneck),
+            )
+            for bottleneck in report.judgement.verdicts
         ],
         peers=[
             (
-                one,
-                _minute(one.start_ms),
-                html.UNKNOWN if one.activity is None else f"{one.activity:.0%}",
+                peer,
+                _minute(peer.start_ms),
+                html.UNKNOWN if peer.activity is None else f"{peer.activity:.0%}",
                 ""
-                if one.unit is None or not one.unit.units
-                else f"{plain(one.unit.cost)} per {UNITS[one.unit.counter]}",
+                if peer.unit is None or not peer.unit.units
+                else f"{plain(peer.unit.cost)} per {UNITS[peer.unit.counter]}",
             )
-            for one in made.peers
+            for peer in report.peers
         ],
-        scaling=[(one, f"{one.per_gpu:,.3f}", f"{one.efficiency:.0%}") for one in made.scaling],
-        made_at=format_instant(made.made_ms - made.made_ms % 1000),
+        scaling=[(point, f"{point.per_gpu:,.3f}", f"{point.efficiency:.0%}") for point in report.scaling],
+        made_at=format_instant(report.made_ms - report.made_ms % 1000),
     )
 
 
-def _bars(made: RunReport) -> Any:
+def _bars(report: RunReport) -> Any:
     stacks = [
         plots.Stack(f"{day.date:%m-%d}", (day.busy_ms / HOUR_MS, day.idle_ms / HOUR_MS, day.unknown_ms / HOUR_MS))
-        for day in made.days
+        for day in report.days
     ]
     most = max((sum(stack.layers) for stack in stacks if stack.layers is not None), default=0.0)
     return plots.stacked_bars(
@@ -385,20 +399,20 @@ def _bars(made: RunReport) -> Any:
     )
 
 
-def _unit_plot(made: RunReport) -> Any:
+def _unit_plot(report: RunReport) -> Any:
     """The cost of the chief unit by bucket; a bucket in which nothing is covered is a gap."""
-    chief = leading_counter(made.by)
+    chief = leading_counter(report.by)
     if chief is None:
         return None
-    mine = [one for one in made.by if (one.counter, one.currency) == (chief.counter, chief.currency)]
-    if len(mine) < 2:
+    chief_units = [unit for unit in report.by if (unit.counter, unit.currency) == (chief.counter, chief.currency)]
+    if len(chief_units) < 2:
         return None
-    values = [None if one.cost is None else float(one.cost) for one in mine]
+    values = [None if unit.cost is None else float(unit.cost) for unit in chief_units]
     known = [value for value in values if value is not None]
-    said = f"{chief.currency} per {UNITS[chief.counter]}"
+    unit_name = f"{chief.currency} per {UNITS[chief.counter]}"
     return plots.spark(
         values,
-        f"Cost of a unit: {said}",
+        f"Cost of a unit: {unit_name}",
         f"from {min(known):,.4f} to {max(known):,.4f}",
         width=720,
         height=160,
@@ -408,7 +422,7 @@ def _unit_plot(made: RunReport) -> Any:
 
 def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
     """The readings behind a verdict, drawn over the minutes that were judged; of imbalance a line for each GPU."""
-    made = []
+    drawn = []
     groups = [[gpu] for gpu in gpus[:8]] if verdict.kind == "imbalance" else [list(gpus)]
     for name in verdict.drawn:
         for group in groups:
@@ -421,18 +435,18 @@ def _readings(gpus: Sequence[GpuReadings], verdict: Bottleneck) -> list[Any]:
                     f"mean {plots.short(sum(known) / len(known))}, from {plots.short(min(known))} to "
                     f"{plots.short(max(known))}"
                 )
-                made.append((title, plots.spark(values, title, about, width=720, height=120, axis=True), about))
-    return made
+                drawn.append((title, plots.spark(values, title, about, width=720, height=120, axis=True), about))
+    return drawn
 
 
 def thinned(values: Sequence[float | None]) -> list[float | None]:
     """At most MOST_POINTS means of neighbouring values; where none of them is known, a gap."""
     step = -(-len(values) // MOST_POINTS) or 1
-    found: list[float | None] = []
+    means: list[float | None] = []
     for at in range(0, len(values), step):
         known = [value for value in values[at : at + step] if value is not None]
-        found.append(sum(known) / len(known) if known else None)
-    return found
+        means.append(sum(known) / len(known) if known else None)
+    return means
 
 
 def begun(sentence: str) -> str:

@@ -39,12 +39,12 @@ class Readings(Protocol):
         """Metrics by catalogue name."""
 
 
-def write_csv(found: Iterable[tuple[str, Readings]], file: TextIO, names: Iterable[str]) -> None:
+def write_csv(samples: Iterable[tuple[str, Readings]], file: TextIO, names: Iterable[str]) -> None:
     """Write samples by the UUID of their accelerator, with these metrics as columns."""
     metrics = list(names)
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["ts", "uuid", *metrics])
-    for uuid, part in found:
+    for uuid, part in samples:
         instants = [format_instant(int(at)) for at in part.at_ms]
         cells = [_cells(part.columns.get(name), len(instants)) for name in metrics]
         writer.writerows(zip(instants, [neutral(uuid)] * len(instants), *cells, strict=True))

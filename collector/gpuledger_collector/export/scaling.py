@@ -63,20 +63,20 @@ def row(facts: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def emit_history(found: Sequence[Mapping[str, Any]], shape: str) -> str:
+def emit_history(decisions: Sequence[Mapping[str, Any]], shape: str) -> str:
     """Decisions, the newest first."""
-    rows = [row(facts) for facts in found]
+    rows = [row(facts) for facts in decisions]
     if shape in {"json", "csv"}:
-        return rows_as(shape, COLUMNS, [[one[name] for name in COLUMNS] for one in rows])
+        return rows_as(shape, COLUMNS, [[row_cells[name] for name in COLUMNS] for row_cells in rows])
     lines = [
         f"{'made':<26}{'pool':<16}{'demand':>8}{'reactive':>10}{'desired':>9}{'wait GPU-h':>12}{'waste GPU-h':>13}  why"
     ]
-    for one in rows:
-        hours = [_hours(one[name]) for name in ("wait_gpu_s", "waste_gpu_s")]
-        told = f" [{one['told']}: {one['told_state'] or 'put out'}]" if one["told"] else ""
+    for row_cells in rows:
+        hours = [_hours(row_cells[name]) for name in ("wait_gpu_s", "waste_gpu_s")]
+        pushed = f" [{row_cells['told']}: {row_cells['told_state'] or 'put out'}]" if row_cells["told"] else ""
         lines.append(
-            f"{one['made_at']!s:<26}{one['pool']!s:<16}{one['demand_gpus']:>8.1f}{one['reactive_gpus']:>10.1f}"
-            f"{one['desired_gpus']:>9.1f}{hours[0]:>12}{hours[1]:>13}  {one['reason']}{told}"
+            f"{row_cells['made_at']!s:<26}{row_cells['pool']!s:<16}{row_cells['demand_gpus']:>8.1f}{row_cells['reactive_gpus']:>10.1f}"
+            f"{row_cells['desired_gpus']:>9.1f}{hours[0]:>12}{hours[1]:>13}  {row_cells['reason']}{pushed}"
         )
     count = plural(len(rows), "decision")
     lines.append(f"{count}; wait and waste while a decision served, had it been followed")

@@ -70,13 +70,13 @@ def as_html(statement: Statement) -> str:
         days=_first_and_last(statement.period, statement.calendar),
         until=statement.calendar.date_of(statement.period.end_ms).isoformat(),
         status=status_of(statement),
-        sections=[_section(statement, one) for one in statement.sections],
-        budgets=[budget_facts(one) for one in statement.budgets],
-        findings=[finding_facts(one) for one in statement.findings[:SHOWN_FINDINGS]],
+        sections=[_section(statement, section) for section in statement.sections],
+        budgets=[budget_facts(status) for status in statement.budgets],
+        findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
         amended=[(currency, micro) for currency, micro in sorted(statement.amended.items()) if micro],
-        contested=[_contested(one) for one in statement.contested],
-        marks={one.job: "contested" for one in statement.contested if one.job is not None},
+        contested=[_contested(contested) for contested in statement.contested],
+        marks={contested.job: "contested" for contested in statement.contested if contested.job is not None},
         trust=trust(statement.checks, statement.calendar),
         # The statement of a closed month is the same bytes whenever it is statement.
         made_at=None if statement.closed else format_instant(statement.made_ms - statement.made_ms % 1000),
@@ -113,14 +113,14 @@ def status_of(statement: Statement) -> tuple[str, str]:
 
 def trust(proofs: Sequence[ConservationCheck], calendar: Calendar = UTC_DAYS) -> dict[str, Any]:
     """What part of the fleet's time was observed, and on how many days the proof of conservation holds."""
-    capacity = sum(one.capacity_ns for one in proofs)
-    unobserved = sum(one.unobserved_ns for one in proofs)
+    capacity = sum(check.capacity_ns for check in proofs)
+    unobserved = sum(check.unobserved_ns for check in proofs)
     return {
         "days": len(proofs),
-        "holds": sum(one.holds for one in proofs),
+        "holds": sum(check.holds for check in proofs),
         "coverage": None if not capacity else f"{int(10_000 * (capacity - unobserved) / capacity) / 100:.2f}",
         "unobserved_ns": unobserved,
-        "broken": [calendar.date_of(one.day_ms).isoformat() for one in proofs if not one.holds],
+        "broken": [calendar.date_of(check.day_ms).isoformat() for check in proofs if not check.holds],
     }
 
 
@@ -129,8 +129,8 @@ def budget_facts(status: Status) -> dict[str, Any]:
     budget, ahead, spent = status.budget, status.ahead, status.spend.cost_micro
     share = percent_of(spent, budget.amount_micro)
     currency = budget.currency
-    said = f"{share} % of {money_text(budget.amount_micro, currency)} is spent, "
-    said += f"{status.elapsed_percent} % of the time is over"
+    description = f"{share} % of {money_text(budget.amount_micro, currency)} is spent, "
+    description += f"{status.elapsed_percent} % of the time is over"
     if ahead is None:
         forecast, out = None, None
     else:
@@ -140,7 +140,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
         )
         gone_ms = None if share >= 100 else ahead.run_out_ms
         out = None if gone_ms is None else budget.calendar.date_of(gone_ms).isoformat()
-        said += f", forecast {forecast} {currency}"
+        description += f", forecast {forecast} {currency}"
     over = share >= 100 or (ahead is not None and ahead.middle_micro >= budget.amount_micro)
     return {
         "name": budget.name,
@@ -160,7 +160,7 @@ def budget_facts(status: Status) -> dict[str, Any]:
             status.elapsed_percent / 100,
             None if ahead is None else (ahead.low_micro / MICRO, ahead.middle_micro / MICRO, ahead.high_micro / MICRO),
             f"Budget {budget.name}",
-            said,
+            description,
         ),
     }
 
@@ -185,13 +185,13 @@ def finding_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _section(statement: Statement, one: Section) -> dict[str, Any]:
-    change = statement.changes.get(one.currency)
+def _section(statement: Statement, section: Section) -> dict[str, Any]:
+    change = statement.changes.get(section.currency)
     return {
-        "section": one,
-        "currency": one.currency,
-        "row": one.row,
-        "beside": _beside(one.row),
+        "section": section,
+        "currency": section.currency,
+        "row": section.row,
+        "beside": _beside(section.row),
         "shared": [
             {
                 "name": part.cost.name,
@@ -200,24 +200,27 @@ def _section(statement: Statement, one: Section) -> dict[str, Any]:
                 "level": part.cost.level,
                 "minor": part.minor,
             }
-            for part in one.shared
+            for part in section.shared
         ],
-        "used_percent": _percent(one.held.busy_ns, one.held.gpu_ns),
-        "idle_percent": None if one.idle_ns is None else _percent(one.idle_ns, one.held.gpu_ns),
-        "unknown_percent": _percent(one.held.unknown_ns, one.held.gpu_ns),
-        "share": _share(one),
-        "bars": _bars(one, statement.calendar),
-        "days": [day for day in one.days if day.measures is not None],
-        "change": None if change is None else _change(change, one.currency, statement.calendar),
-        "ahead": statement.ahead.get(one.currency),
-        "most": max((amount.cost_minor for amount in one.jobs), default=0),
+        "used_percent": _percent(section.held.busy_ns, section.held.gpu_ns),
+        "idle_percent": None if section.idle_ns is None else _percent(section.idle_ns, section.held.gpu_ns),
+        "unknown_percent": _percent(section.held.unknown_ns, section.held.gpu_ns),
+        "share": _share(section),
+        "bars": _bars(section, statement.calendar),
+        "days": [day for day in section.days if day.measures is not None],
+        "change": None if change is None else _change(change, section.currency, statement.calendar),
+        "ahead": statement.ahead.get(section.currency),
+        "most": max((amount.cost_minor for amount in section.jobs), default=0),
     }
 
 
-def _contested(one: Contested) -> dict[str, Any]:
+def _contested(contested: Contested) -> dict[str, Any]:
     """A dispute that waits, as a row of a table."""
-    dispute = one.dispute
-    parts = (one.job and " · ".join(filter(None, one.job)), dispute.accelerator and dispute.accelerator[:SHOWN_UUID])
+    dispute = contested.dispute
+    parts = (
+        contested.job and " · ".join(filter(None, contested.job)),
+        dispute.accelerator and dispute.accelerator[:SHOWN_UUID],
+    )
     return {
         "id": dispute.id,
         "state": dispute.state,
@@ -249,11 +252,11 @@ def _percent(part: int, whole: int) -> str:
     return "0" if not whole else f"{100 * part / whole:.1f}"
 
 
-def _share(one: Section) -> Markup:
-    idle = one.idle_ns or 0
-    parts = (("busy", float(one.held.busy_ns)), ("idle", float(idle)), ("unknown", float(one.held.unknown_ns)))
-    said = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
-    return plots.share_bar(parts, "How the GPU-hours that you held were used", said)
+def _share(section: Section) -> Markup:
+    idle = section.idle_ns or 0
+    parts = (("busy", float(section.held.busy_ns)), ("idle", float(idle)), ("unknown", float(section.held.unknown_ns)))
+    description = ", ".join(f"{name} {html.hours(round(value))} GPU-hours" for name, value in parts)
+    return plots.share_bar(parts, "How the GPU-hours that you held were used", description)
 
 
 def _bars(section: Section, calendar: Calendar) -> Markup:

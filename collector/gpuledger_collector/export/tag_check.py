@@ -31,19 +31,21 @@ def as_text(
     hints: Mapping[str, str],
 ) -> str:
     """Rules, tags and the unattributed with workloads, hours and cost; hints last."""
-    said = ["rules" if rules else "no rules: tags named like a level attribute by themselves"]
-    said += [f"  {name}: {_amounts(one) if one.workloads else 'matches nothing'}" for name, one in rules.items()]
-    said.append("tags" if tags else "no workload has a tag")
-    said += [f"  {name}: {_amounts(matched)}" for name, matched in tags.items()]
+    sentences = ["rules" if rules else "no rules: tags named like a level attribute by themselves"]
+    sentences += [
+        f"  {name}: {_amounts(matched) if matched.workloads else 'matches nothing'}" for name, matched in rules.items()
+    ]
+    sentences.append("tags" if tags else "no workload has a tag")
+    sentences += [f"  {name}: {_amounts(matched)}" for name, matched in tags.items()]
     if unattributed:
-        said.append(f"without a {level}")
-        said += [f"  {name}: {_amounts(matched)}" for name, matched in unattributed[:SHOWN]]
+        sentences.append(f"without a {level}")
+        sentences += [f"  {name}: {_amounts(matched)}" for name, matched in unattributed[:SHOWN]]
         if len(unattributed) > SHOWN:
-            said.append(f"  and {len(unattributed) - SHOWN} more")
+            sentences.append(f"  and {len(unattributed) - SHOWN} more")
     else:
-        said.append(f"every held GPU-second has a {level}")
-    said += [f"the tag {name!r} is no level: is it {near!r}?" for name, near in hints.items()]
-    return lines_text(said)
+        sentences.append(f"every held GPU-second has a {level}")
+    sentences += [f"the tag {name!r} is no level: is it {near!r}?" for name, near in hints.items()]
+    return lines_text(sentences)
 
 
 def as_rows(
@@ -51,14 +53,14 @@ def as_rows(
 ) -> Iterator[tuple[str, str, int, str, str, str]]:
     """What matched, by COLUMNS: a row for each currency; cost and currency are empty where no rate covers it."""
     for what, matched in (("rule", rules.items()), ("tag", tags.items()), ("unattributed", unattributed)):
-        for name, one in matched:
-            hours = f"{hours_decimal([one.gpu_ns])[0]:.6f}"
-            for currency, micro in sorted(one.cost.items()):
+        for name, usage in matched:
+            hours = f"{hours_decimal([usage.gpu_ns])[0]:.6f}"
+            for currency, micro in sorted(usage.cost.items()):
                 digits = minor_digits(currency)
                 cost = format_minor(to_minor_units([micro], digits)[0], digits)
-                yield what, name, len(one.workloads), hours, cost, currency
-            if not one.cost:
-                yield what, name, len(one.workloads), hours, "", ""
+                yield what, name, len(usage.workloads), hours, cost, currency
+            if not usage.cost:
+                yield what, name, len(usage.workloads), hours, "", ""
 
 
 def _amounts(matched: Matched) -> str:

@@ -23,13 +23,15 @@ Write = Callable[[News], Content]
 
 def statuses(store: BudgetStore, at_ms: int) -> list[Status]:
     """Every budget in its period of an instant; those whose range is over as they ended, those to come left out."""
-    found = []
+    found_statuses = []
     for budget in store.budgets():
         period = budget.period_at(at_ms)
         with store.watch(budget) as unit:
             if unit is not None and period.start_ms <= at_ms:
-                found.append(replace(status_of(unit, budget, period, at_ms), alerts=tuple(unit.alerts(budget, period))))
-    return found
+                found_statuses.append(
+                    replace(status_of(unit, budget, period, at_ms), alerts=tuple(unit.alerts(budget, period)))
+                )
+    return found_statuses
 
 
 def status_of(unit: BudgetUnit, budget: Budget, period: Period, at_ms: int) -> Status:
@@ -60,15 +62,15 @@ def _ahead(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int, spen
     first = next((at for at, cost in enumerate(history) if cost), len(history))
     left = (today.end_ms - known_ms) / today.ms
     after = len(days.days(Period(today_ms, period.end_ms))) - 1
-    found = forecast_spend(history[first:], spent_micro, left, after)
-    if found is None:
+    forecast = forecast_spend(history[first:], spent_micro, left, after)
+    if forecast is None:
         return None
-    out = budget_exhaustion(found, budget.amount_micro)
+    out = budget_exhaustion(forecast, budget.amount_micro)
     named = days.date_of(today_ms)
     gone = (out.earliest, out.middle, out.latest)
     dates = [None if day is None else days.start_of(named + timedelta(days=day)) for day in gone]
-    ends = (found.low[-1], found.middle[-1], found.high[-1], found.likely[-1])
-    return Ahead(*ends, found.days_of_history, *dates)
+    ends = (forecast.low[-1], forecast.middle[-1], forecast.high[-1], forecast.likely[-1])
+    return Ahead(*ends, forecast.days_of_history, *dates)
 
 
 def _pace(unit: BudgetUnit, budget: Budget, period: Period, known_ms: int) -> tuple[int, int] | None:

@@ -47,20 +47,21 @@ def close_period(
     calendar = zones.calendar(connection)
     if now_ms < period.end_ms:
         raise CannotClose(f"{name} is not over: it can be closed from {calendar.date_of(period.end_ms)} on")
-    known = next((one for one in periods.closed(connection) if one.name == name), None)
+    known = next((closed_period for closed_period in periods.closed(connection) if closed_period.name == name), None)
     if known is not None:
         raise CannotClose(f"{name} is closed already (by {known.closed_by}); its seal is {known.seal}")
     waiting = rated_days.days_to_rate(connection, period, now_ms)
     if waiting:
         raise CannotClose(f"{calendar.date_of(waiting[0])} is not rated to its end yet")
-    found = reconcile(connection, period)
-    broken = [str(calendar.date_of(day.day_ms)) for day in found.days if not day.holds]
+    reconciliation = reconcile(connection, period)
+    broken = [str(calendar.date_of(day.day_ms)) for day in reconciliation.days if not day.holds]
     if broken:
         raise CannotClose(f"the proof does not hold on {', '.join(broken)}; see gpuledger reconcile --period {name}")
-    if found.unpriced_ns and not unpriced:
+    if reconciliation.unpriced_ns and not unpriced:
+        (hours,) = hours_decimal([reconciliation.unpriced_ns])
         raise CannotClose(
-            f"{hours_decimal([found.unpriced_ns])[0]} GPU-hours have no price; add one (gpuledger prices set), or "
-            "accept with --allow-unpriced that they are billed to nobody"
+            f"{hours} GPU-hours have no price; add one (gpuledger prices set), or accept "
+            "with --allow-unpriced that they are billed to nobody"
         )
     lines = list(reports.charges(connection, period))
     if not lines:
@@ -68,7 +69,7 @@ def close_period(
     done = ClosedPeriod(name=name, period=period, closed_ms=now_ms, closed_by=by, lines=len(lines), seal=seal_of(lines))
     shares = allocation.shares(connection, period, level, now_ms, now_ms)
     billed = invoices(lines, level, shares)
-    content = receipt(done, level, billed, lines, found, shares)
+    content = receipt(done, level, billed, lines, reconciliation, shares)
     if not dry:
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)

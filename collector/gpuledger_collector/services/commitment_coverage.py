@@ -27,9 +27,9 @@ def placed(
     placements: Mapping[int, Sequence[RatedPlacement]], day: Period
 ) -> Iterator[tuple[Key, RatedPlacement, list[Period]]]:
     """Each accelerator in each of its places and when it was there; one that went and came back is rated as one."""
-    for accelerator_id, mine in placements.items():
+    for accelerator_id, placements_of_one in placements.items():
         together: dict[object, tuple[RatedPlacement, list[Period]]] = {}
-        for placement in mine:
+        for placement in placements_of_one:
             if (part := placement.period.clip(day)) is not None:
                 together.setdefault(placement.accelerator, (placement, []))[1].append(part)
         for at, (placement, capacity) in enumerate(together.values()):
@@ -55,26 +55,35 @@ def cover_day(
     book: PriceBook,
 ) -> Coverage:
     """Whose time the commitments in force cover: of accelerators as long as they were there, and of imported usage."""
-    in_force = [one for one in commitments if one.term.clip(day) is not None]
+    in_force = [commitment for commitment in commitments if commitment.term.clip(day) is not None]
     if not in_force:
         return Coverage()
     parts = rating_intervals(day, book.cuts(day))
     demands = []
     for key, placement, capacity in placed(placements, day):
-        one = placement.accelerator
-        ns = {part.start_ms: gpu_ns(one.gpu_micro, present_ms(capacity, part, until_ms)) for part in parts}
-        demands.append(Demand(key, one.pool, one.gpu_model, one.node, one.region, ns, one.uuid))
+        accelerator = placement.accelerator
+        ns = {part.start_ms: gpu_ns(accelerator.gpu_micro, present_ms(capacity, part, until_ms)) for part in parts}
+        demands.append(
+            Demand(
+                key, accelerator.pool, accelerator.gpu_model, accelerator.node, accelerator.region, ns, accelerator.uuid
+            )
+        )
     starts = [part.start_ms for part in parts]
     begins: dict[Key, dict[int, int]] = {}
     for usage in imported:
-        mine = imported_rating_intervals(usage, day, book, until_ms)
-        begins[counted(usage)] = {starts[bisect_right(starts, one.start_ms) - 1]: one.start_ms for one in mine}
-        ns = {starts[bisect_right(starts, one.start_ms) - 1]: gpu_ns(usage.gpu_micro, one.ms) for one in mine}
+        intervals = imported_rating_intervals(usage, day, book, until_ms)
+        begins[counted(usage)] = {
+            starts[bisect_right(starts, interval.start_ms) - 1]: interval.start_ms for interval in intervals
+        }
+        ns = {
+            starts[bisect_right(starts, interval.start_ms) - 1]: gpu_ns(usage.gpu_micro, interval.ms)
+            for interval in intervals
+        }
         demands.append(Demand(counted(usage), usage.pool, usage.gpu_model, usage.node, "", ns, usage.key))
     coverage = cover(in_force, demands, parts, until_ms)
     for key, at in begins.items():
         # Imported usage may begin inside an rating interval: rating asks for its shares by where it begins.
         shares: dict[int, list[CoveredShare]] = coverage.shares.get(key, {})
         if shares:
-            coverage.shares[key] = {at[start_ms]: found for start_ms, found in shares.items()}
+            coverage.shares[key] = {at[start_ms]: shares_of_part for start_ms, shares_of_part in shares.items()}
     return coverage

@@ -26,11 +26,11 @@ def preview_decision(connection: Connection, decisions: Sequence[Reattribution],
         for day in calendar.days(Period(decision.start_ms, decision.end_ms))
         if day.start_ms < now_ms
     }
-    found: list[Move] = []
+    moves: list[Move] = []
     for start_ms in sorted(starts):
         day = calendar.day_of(start_ms)
         before, *_ = priced(usage_of(connection, day, now_ms), book)
         after, *_ = priced(usage_of(connection, day, now_ms, decisions), book)
-        is_closed = any(one.period.clip(day) for one in closed)
-        found += find_moves(before, after, decisions[0].owner, closed=is_closed)
-    return found
+        is_closed = any(closed_period.period.clip(day) for closed_period in closed)
+        moves += find_moves(before, after, decisions[0].owner, closed=is_closed)
+    return moves

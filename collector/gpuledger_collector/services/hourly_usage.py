@@ -71,12 +71,15 @@ def _fold_day(connection: Connection, hours: Mapping[int, Sequence[int]], book: 
     evidence: dict[int, list[UsageInterval]] = defaultdict(list)
     for usage_interval in usage.usage_intervals(connection, list(hours), span):
         evidence[usage_interval.accelerator_id].append(usage_interval)
-    claims.keep_contradictions(connection, [one for mine in evidence.values() for one in contradictions(mine)])
+    claims.keep_contradictions(
+        connection,
+        [contradiction for own_placements in evidence.values() for contradiction in contradictions(own_placements)],
+    )
     pieces: list[HourlyUsage] = []
     midnights = () if calendar.is_utc else calendar.cuts(span)
     for accelerator_id, hours_ms in hours.items():
-        mine = placements.get(accelerator_id, ())
-        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, mine, book, midnights)
+        own_placements = placements.get(accelerator_id, ())
+        pieces += fold_hours(evidence.get(accelerator_id, ()), hours_ms, own_placements, book, midnights)
     pairs = [(accelerator_id, hour_ms) for accelerator_id, hours_ms in hours.items() for hour_ms in hours_ms]
     usage.replace_hourly_usage(connection, pairs, pieces)
     minute_rollup.roll_up_minutes(connection, pairs)

@@ -31,7 +31,7 @@ def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]
     by_accelerator: dict[int, list[CapacityRow]] = defaultdict(list)
     for row in rows:
         by_accelerator[row.accelerator_id].append(row)
-    return {accelerator_id: _disjoint(mine) for accelerator_id, mine in by_accelerator.items()}
+    return {accelerator_id: _disjoint(own_rows) for accelerator_id, own_rows in by_accelerator.items()}
 
 
 def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
@@ -56,18 +56,18 @@ def with_stranded(
         if row.device and row.uuid != row.device:
             boards[row.device][row.accelerator_id] = row.uuid
     devices = {row.accelerator_id: row.device for row in rows}
-    found = {number: list(mine) for number, mine in placements.items()}
+    all_placements = {number: list(on_board) for number, on_board in placements.items()}
     for device, uuids in boards.items():
         parts = [number for number, of_device in devices.items() if of_device == device]
-        mine = [
+        on_board = [
             (uuids.get(number), replace(placement, period=part))
             for number in parts
             for placement in placements.get(number, ())
             if (part := placement.period.clip(within)) is not None
         ]
-        for placement in _left_of_board(mine):
-            found[placement.accelerator.accelerator_id].append(placement)
-    return found
+        for placement in _left_of_board(on_board):
+            all_placements[placement.accelerator.accelerator_id].append(placement)
+    return all_placements
 
 
 def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> list[RatedPlacement]:
@@ -81,7 +81,9 @@ def _left_of_board(placements: Sequence[tuple[str | None, RatedPlacement]]) -> l
             for uuid, placement in placements
             if placement.period.start_ms <= start_ms < placement.period.end_ms
         ]
-        instances = sorted(((uuid, placement) for uuid, placement in there if uuid is not None), key=lambda one: one[0])
+        instances = sorted(
+            ((uuid, placement) for uuid, placement in there if uuid is not None), key=lambda instance: instance[0]
+        )
         micro = GPU_MICRO - sum(placement.accelerator.gpu_micro for _, placement in there)
         if not instances or micro <= ROUNDING_MICRO:
             continue

@@ -65,18 +65,18 @@ class BillSource(Protocol):
 def reconcile_bill(source: BillSource, provider: str, period: Period, *, effective: bool = False) -> Comparison:
     """Hold the bill of a month against the ledger; call `refresh` before it. Raises NoBill."""
     bills = source.in_force()
-    mine = [one for one in bills if one.provider.casefold() == provider.casefold()]
-    if not mine:
-        known = ", ".join(sorted({one.provider for one in bills})) or "none; gpuledger import bill FILE brings one"
+    own_bills = [bill for bill in bills if bill.provider.casefold() == provider.casefold()]
+    if not own_bills:
+        known = ", ".join(sorted({bill.provider for bill in bills})) or "none; gpuledger import bill FILE brings one"
         raise NoBill(f"--bill: there is no bill of {provider!r}; known are {known}")
-    asked = [one for one in mine if abs(one.start_ms - period.start_ms) <= HALF_DAY_MS]
+    asked = [bill for bill in own_bills if abs(bill.start_ms - period.start_ms) <= HALF_DAY_MS]
     if not asked:
-        months = ", ".join(sorted({format_date(one.start_ms)[:7] for one in mine}))
-        raise NoBill(f"--bill: of {mine[0].provider} there are bills for {months} only")
+        months = ", ".join(sorted({format_date(bill.start_ms)[:7] for bill in own_bills}))
+        raise NoBill(f"--bill: of {own_bills[0].provider} there are bills for {months} only")
     calendar = source.calendar()
     days = calendar.days(period)
-    lines = source.lines_of([one.id for one in asked])
-    found = compare(
+    lines = source.lines_of([bill.id for bill in asked])
+    comparison = compare(
         asked[0].provider,
         lines,
         source.matches(),
@@ -85,4 +85,4 @@ def reconcile_bill(source: BillSource, provider: str, period: Period, *, effecti
         days,
         effective=effective,
     )
-    return replace(found, calendar=calendar)
+    return replace(comparison, calendar=calendar)

@@ -110,14 +110,14 @@ def usage_of(connection: Connection, day: Period, now_ms: int, proposed: Sequenc
     rows = inventory.capacity(connection, day)
     placements = placements_of(rows)
     imported = imported_beside(connection, day, placements, until_ms)
-    held = [piece for mine in pieces.values() for piece in mine if piece.workload_id is not None]
+    held = [piece for own_pieces in pieces.values() for piece in own_pieces if piece.workload_id is not None]
     known = workloads.facts(
-        connection, sorted({piece.workload_id or 0 for piece in held} | {one.workload_id for one in imported})
+        connection, sorted({piece.workload_id or 0 for piece in held} | {usage.workload_id for usage in imported})
     )
-    reports = {piece.attributes_id for piece in held} | {one.attributes_id for one in imported}
-    said = workloads.attributes(connection, sorted(number for number in reports if number is not None))
-    owners = Owners(rules.current(connection), known, decided, said)
-    pieces = {number: sorted(mine, key=owners.order) for number, mine in pieces.items()}
+    reports = {piece.attributes_id for piece in held} | {usage.attributes_id for usage in imported}
+    reported = workloads.attributes(connection, sorted(number for number in reports if number is not None))
+    owners = Owners(rules.current(connection), known, decided, reported)
+    pieces = {number: sorted(own_pieces, key=owners.order) for number, own_pieces in pieces.items()}
     placements = with_stranded(placements, rows, day)
     return DayUsage(day, until_ms, placements, pieces, imported, owners, commitments.current(connection))
 
@@ -135,10 +135,11 @@ def priced(usage: DayUsage, book: PriceBook) -> tuple[list[Charge], list[Capacit
         covered = coverage.of(key)
         charges += rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
         capacities.append(capacity_cost(*where, book, usage.until_ms, covered))
-    for one in usage.imported:
-        owner_of = usage.owners.at(one.pool, one.node)
-        tags = usage.owners.tags(one.workload_id, one.attributes_id)
-        charges += rate_imported(one, usage.day, book, owner_of, usage.until_ms, coverage.of(counted(one)), tags)
+    for imported in usage.imported:
+        owner_of = usage.owners.at(imported.pool, imported.node)
+        tags = usage.owners.tags(imported.workload_id, imported.attributes_id)
+        covered = coverage.of(counted(imported))
+        charges += rate_imported(imported, usage.day, book, owner_of, usage.until_ms, covered, tags)
     return charges + unused_charges(coverage, usage.day.start_ms), capacities, coverage.costs
 
 
@@ -156,22 +157,27 @@ def _keyed(usage: DayUsage, book: PriceBook) -> Iterator[tuple[Key, RatedPlaceme
         if placement.accelerator.stranded:
             yield key, placement, capacity, []
             continue
-        mine = [one for one in usage.placements[accelerator_id] if not one.accelerator.stranded]
-        inside = _inside(usage.pieces.get(accelerator_id, ()), mine, capacity, starts)
+        own_placements = [
+            placement for placement in usage.placements[accelerator_id] if not placement.accelerator.stranded
+        ]
+        inside = _inside(usage.pieces.get(accelerator_id, ()), own_placements, capacity, starts)
         yield key, placement, capacity, usage.owners.applied(placement.accelerator, inside)
 
 
 def booking_day(connection: Connection, at_ms: int) -> int:
     """The day on which a correction is booked: that of an instant, or the first day after all closed ones."""
     return max(
-        [zones.calendar(connection).day_of(at_ms).start_ms, *(one.period.end_ms for one in periods.closed(connection))]
+        [
+            zones.calendar(connection).day_of(at_ms).start_ms,
+            *(closed_period.period.end_ms for closed_period in periods.closed(connection)),
+        ]
     )
 
 
 def _write(connection: Connection, day: Period, rated: RatedDay, now_ms: int, book_at_ms: int) -> None:
     """The day as rated; of a day that is closed the difference to what was billed, booked in an open day."""
     closed = periods.closed(connection)
-    if not any(one.period.clip(day) for one in closed):
+    if not any(closed_period.period.clip(day) for closed_period in closed):
         rated_days.replace_day(connection, day.start_ms, rated, now_ms)
         return
     lines = difference([line.charge for line in reports.billed(connection, day.start_ms)], rated.charges)
@@ -190,11 +196,11 @@ def _rated_until(connection: Connection, day: Period, now_ms: int) -> int:
 
 
 def _pieces(connection: Connection, day: Period, until_ms: int) -> dict[int, list[HourlyUsage]]:
-    found: dict[int, list[HourlyUsage]] = defaultdict(list)
+    by_accelerator: dict[int, list[HourlyUsage]] = defaultdict(list)
     for piece in usage.hourly_usage(connection, day):
         if piece.start_ms < until_ms:
-            found[piece.accelerator_id].append(piece)
-    return found
+            by_accelerator[piece.accelerator_id].append(piece)
+    return by_accelerator
 
 
 def _inside(
@@ -208,15 +214,17 @@ def _inside(
 
     Where an accelerator moved, its pieces were cut at the move, so each lies in one place.
     """
-    found = []
+    inside = []
     for piece in pieces:
         hour_ms = piece.start_ms - piece.start_ms % HOUR_MS
         cuts = cuts_of(placements, Period(hour_ms, hour_ms + HOUR_MS))
         end_ms = min([piece.end_ms, *(cut for cut in cuts if cut > piece.start_ms)])
         if any(period.start_ms < end_ms and piece.start_ms < period.end_ms for period in capacity):
             rating_interval_ms = starts[bisect_right(starts, piece.start_ms) - 1]
-            found.append(piece if piece.start_ms == rating_interval_ms else replace(piece, start_ms=rating_interval_ms))
-    return merged(found)
+            inside.append(
+                piece if piece.start_ms == rating_interval_ms else replace(piece, start_ms=rating_interval_ms)
+            )
+    return merged(inside)
 
 
 def imported_beside(
@@ -227,8 +235,8 @@ def imported_beside(
     pools = {usage.pool for usage in imported}
     there = {
         number: inside
-        for number, mine in placements.items()
-        if (inside := [placement for placement in mine if placement.accelerator.pool in pools])
+        for number, own_placements in placements.items()
+        if (inside := [placement for placement in own_placements if placement.accelerator.pool in pools])
     }
     if not there:
         return list(imported)
@@ -251,13 +259,13 @@ class Owners:
         rules: Sequence[Rule],
         workloads: Mapping[int, WorkloadFacts],
         decided: Reattributions | None = None,
-        said: Mapping[int, WorkloadFacts] | None = None,
+        reported: Mapping[int, WorkloadFacts] | None = None,
     ) -> None:
         """`workloads` by id as they were reported last, `said` by the id of each report."""
         self._attribution = Attribution(rules)
         self._decided = decided or Reattributions()
         self._workloads = workloads
-        self._said = said or {}
+        self._said = reported or {}
         self._edges = edges_of(rules)
         self._known: dict[tuple[int, int | None, str, str, int], OwnerPath] = {}
 
@@ -270,17 +278,18 @@ class Owners:
         if piece.workload_id is None:
             return piece.start_ms, piece.state, "", ""
         facts = self._facts(piece.workload_id, piece.attributes_id)
-        said = (facts.user or "", facts.account or "", facts.name or "", sorted(facts.tags.items()))
-        return piece.start_ms, piece.state, facts.key, repr(said)
+        facts_text = (facts.user or "", facts.account or "", facts.name or "", sorted(facts.tags.items()))
+        return piece.start_ms, piece.state, facts.key, repr(facts_text)
 
     def _facts(self, workload_id: int, attributes_id: int | None) -> WorkloadFacts:
-        said = None if attributes_id is None else self._said.get(attributes_id)
-        return self._workloads[workload_id] if said is None else said
+        reported = None if attributes_id is None else self._said.get(attributes_id)
+        return self._workloads[workload_id] if reported is None else reported
 
     def applied(self, place: RatedAccelerator, pieces: Sequence[HourlyUsage]) -> list[HourlyUsage]:
         """Pieces of an accelerator in its place, those that a dispute found to be unavailable as such."""
         return self._decided.applied(
-            pieces, lambda number, at_ms, said: self._ruled(number, place.pool, place.node, at_ms, said)
+            pieces,
+            lambda number, at_ms, attributes_id: self._ruled(number, place.pool, place.node, at_ms, attributes_id),
         )
 
     def at(self, pool: str, node: str, accelerator_id: int | None = None) -> OwnerOf:
@@ -296,8 +305,8 @@ class Owners:
     def _ruled(self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""
         key = (workload_id, attributes_id, pool, node, bisect_right(self._edges, at_ms) if self._edges else 0)
-        found = self._known.get(key)
-        if found is None:
+        owner = self._known.get(key)
+        if owner is None:
             facts = replace(self._facts(workload_id, attributes_id), pool=pool, node=node)
-            found = self._known[key] = self._attribution.owner_of(facts, at_ms)
-        return found
+            owner = self._known[key] = self._attribution.owner_of(facts, at_ms)
+        return owner

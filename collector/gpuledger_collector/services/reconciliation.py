@@ -86,17 +86,17 @@ class _Again:
         for key, placement, present in placed(self._placements, day):
             cost = capacity_cost(placement.accelerator, day, present, self._book, until_ms, coverage.of(key))
             sums.add(cost.capacity_ns, cost.cost)
-        for one in coverage.costs:
-            sums.add(0, {one.commitment.currency: one.cost_micro})
+        for paid in coverage.costs:
+            sums.add(0, {paid.commitment.currency: paid.cost_micro})
         for key, shares in coverage.shares.items():
             if is_counted(key):
-                for share in (share for found in shares.values() for share in found):
+                for share in (share for interval_shares in shares.values() for share in interval_shares):
                     sums.add(0, {share.commitment.currency: -share.cost_micro})
         return sums
 
     def _imported(self, day: Period, until_ms: int) -> list[ImportedUsage]:
         """What commitments may cover beside accelerators; nobody asks where there are none."""
-        if not any(one.term.clip(day) for one in self._commitments):
+        if not any(commitment.term.clip(day) for commitment in self._commitments):
             return []
         return imported_beside(self._connection, day, self._held, until_ms)
 
@@ -106,12 +106,12 @@ def _known(costs: Mapping[str, int]) -> dict[str, int]:
 
 
 def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) -> bool:
-    said = Sums()
+    charged = Sums()
     by_state = dict.fromkeys(STATES, 0)
     for row in rows:
         if not row.imported:
             unused = row.state == COMMITMENT_UNUSED
-            said.add(
+            charged.add(
                 0 if unused else row.gpu_ns, {row.currency: row.cost_micro or 0} if row.currency is not None else {}
             )
             if not unused:
@@ -120,6 +120,6 @@ def _holds(proof: ConservationCheck, again: Sums, rows: Sequence[ChargedState]) 
     return (
         proof.holds
         and tuple(by_state[state] for state in STATES) == recorded
-        and said.gpu_ns == again.gpu_ns == proof.capacity_ns
-        and _known(said.cost) == _known(again.cost) == _known(proof.capacity_cost)
+        and charged.gpu_ns == again.gpu_ns == proof.capacity_ns
+        and _known(charged.cost) == _known(again.cost) == _known(proof.capacity_cost)
     )

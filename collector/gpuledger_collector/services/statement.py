@@ -96,13 +96,13 @@ class _Reader:
     def budget_statuses(self) -> tuple[Status, ...]:
         """The owner's own budgets and those of its branches, in their period at the end of the month (or now)."""
         at_ms = min(self.now_ms, self.period.end_ms)
-        unit, found = budgets.WatchUnit(self.connection), []
+        unit, statuses = budgets.WatchUnit(self.connection), []
         for budget in budgets.current(self.connection):
             period = budget.period_at(min(at_ms, self.period.end_ms - 1))
             overlaps = period.clip(Period(self.period.start_ms, at_ms)) is not None
             if budget.owner.get(self.level) == self.owner and overlaps:
-                found.append(status_of(unit, budget, period, at_ms))
-        return tuple(found)
+                statuses.append(status_of(unit, budget, period, at_ms))
+        return tuple(statuses)
 
     def findings(self) -> list[dict[str, Any]]:
         """Idle GPUs and anomalies of this owner in the month, ongoing ones first."""

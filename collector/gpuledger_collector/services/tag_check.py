@@ -45,18 +45,18 @@ def check_tags(connection: Connection, usage: Iterable[HeldUsage], level: str) -
     """Look at each workload's usage; rules are judged at the start of the day on which it was held."""
     held = list(usage)
     attribution = Attribution(rules.current(connection))
-    known = workloads.facts(connection, sorted({one.workload_id for one in held}))
+    known = workloads.facts(connection, sorted({held_usage.workload_id for held_usage in held}))
     matched_rules = {_rule_name(rule.name, rule.position): Matched() for rule in attribution.rules}
     tags: dict[str, Matched] = defaultdict(Matched)
     nobody: dict[str, Matched] = defaultdict(Matched)
-    for one in held:
-        facts = replace(known[one.workload_id], pool=one.pool, node=one.node)
-        for rule in attribution.matching(facts, one.day_ms):
-            matched_rules[_rule_name(rule.name, rule.position)].add(one)
+    for held_usage in held:
+        facts = replace(known[held_usage.workload_id], pool=held_usage.pool, node=held_usage.node)
+        for rule in attribution.matching(facts, held_usage.day_ms):
+            matched_rules[_rule_name(rule.name, rule.position)].add(held_usage)
         for tag in facts.tags:
-            tags[tag].add(one)
-        if not attribution.owner_of(facts, one.day_ms).level(level):
-            nobody[_said(facts)].add(one)
+            tags[tag].add(held_usage)
+        if not attribution.owner_of(facts, held_usage.day_ms).level(level):
+            nobody[_said(facts)].add(held_usage)
     ordered = sorted(nobody.items(), key=lambda item: (-item[1].gpu_ns, item[0]))
     hints = {tag: near[0] for tag in sorted(tags) if (near := _near(tag))}
     return TagCheck(matched_rules, dict(sorted(tags.items())), ordered, hints)

@@ -57,18 +57,18 @@ def recut(connection: Connection, day_usage: DayUsage, book: PriceBook) -> DayUs
     again = set(hours)
     for accelerator_id, placements in day_usage.placements.items():
         kept = [
-            one
-            for one in day_usage.pieces.get(accelerator_id, ())
-            if one.start_ms - one.start_ms % HOUR_MS not in again
+            entry
+            for entry in day_usage.pieces.get(accelerator_id, ())
+            if entry.start_ms - entry.start_ms % HOUR_MS not in again
         ]
         # Where the day begins or ends inside one of these hours, the rest of that hour is another day's.
-        made = fold_hours(
+        folded = fold_hours(
             evidence.get(accelerator_id, ()), hours, placements, book, (day_usage.day.start_ms, day_usage.day.end_ms)
         )
         ended = (
-            replace(one, end_ms=one.start_ms - one.start_ms % HOUR_MS + HOUR_MS)
-            for one in made
-            if day_usage.day.start_ms <= one.start_ms < day_usage.day.end_ms
+            replace(piece, end_ms=piece.start_ms - piece.start_ms % HOUR_MS + HOUR_MS)
+            for piece in folded
+            if day_usage.day.start_ms <= piece.start_ms < day_usage.day.end_ms
         )
         pieces[accelerator_id] = sorted([*kept, *ended], key=_order)
     return replace(day_usage, pieces=pieces)
