@@ -5,7 +5,7 @@ address = "lead@example.com"     # "*": every mail address without its own
 digest = "daily"
 quiet = "22:00-07:00"
 zone = "Europe/Berlin"
-most_per_day = 5
+max_per_day = 5
 
 [[contact]]
 user = "*"
@@ -74,7 +74,7 @@ class DeclaredRecipient(Declaration):
     digest_on: _Weekday = Rules().digest_on
     quiet: QuietHours | None = None
     zone: Zone = "UTC"
-    most_per_day: Annotated[int, whole(0, 1000)] | None = None
+    max_per_day: Annotated[int, whole(0, 1000)] | None = None
     pass_kinds: Annotated[tuple[Annotated[str, one_of(KINDS)], ...], AfterValidator(unique)] = Field((), alias="pass")
 
     identity = ("address",)
@@ -175,7 +175,7 @@ class DeclaredAction(Declaration):
     notice_minutes: Annotated[int, whole(15, MAX_MINUTES)] = _ACTION.notice_minutes
     dry_run_hours: Annotated[int, whole(1, 1000)] = _ACTION.dry_run_hours
     confidence: Annotated[int, whole(50, 100)] = _ACTION.confidence
-    most_per_hour: Annotated[int, whole(1, 1000)] = _ACTION.most_per_hour
+    max_per_hour: Annotated[int, whole(1, 1000)] = _ACTION.max_per_hour
 
     value_type = ActionRule
     identity = ("name",)

@@ -77,7 +77,7 @@ class DeclaredPool(Declaration):
     step_up_gpus: _SomeGpus | None = None
     step_down_gpus: _SomeGpus | None = None
     cooldown_ms: _Seconds = Field(0, alias="cooldown_s")
-    stabilise_ms: _Seconds = Field(0, alias="stabilization_s")
+    stabilization_ms: _Seconds = Field(0, alias="stabilization_s")
     warm_gpus: _Gpus = 0.0
     headroom: Annotated[float, _number(10), _WRITE_NUMBER] | None = None
     utilization: Annotated[Decimal, decimal(PLACES, 1, "0.05")] | None = None

@@ -211,7 +211,7 @@ def _do(
         if action.state == "shown":
             assert candidate is not None
             with store.unit() as unit:
-                if unit.begun_since(action.team, at_ms - HOUR_MS) >= candidate.rule.most_per_hour:
+                if unit.begun_since(action.team, at_ms - HOUR_MS) >= candidate.rule.max_per_hour:
                     done.waiting += 1
                     return
                 if not unit.begin(action, at_ms, WHO):

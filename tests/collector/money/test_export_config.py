@@ -103,7 +103,7 @@ digest = "weekly"
 digest_at = "09:30"
 digest_on = "tue"
 zone = "Europe/Berlin"
-most_per_day = 5
+max_per_day = 5
 pass = ["budget"]
 
 [[contact]]

@@ -91,7 +91,7 @@ def test_a_digest_is_sent_once_whoever_dies_while_it_is_made(step, dsn, connect,
 
 def test_over_the_cap_joins_the_next_digest_and_is_counted(connect, apply) -> None:
     """Two a day: of six the first two go out by themselves, the other four in one; the next day counts anew."""
-    apply(RECIPIENT.format("most_per_day = 2"))
+    apply(RECIPIENT.format("max_per_day = 2"))
     noon = NIGHT - 11 * HOUR
     put(connect, *range(1, 7), at_ms=noon)
     inbox = Inbox()
@@ -155,7 +155,7 @@ def test_rules_that_end_lose_nothing(connect, apply) -> None:
         ('[[recipient]]\naddress = "*"\nzone = "Berlin"\n', "is not a time zone"),
         ('[[recipient]]\naddress = "*"\nquiet = "22-7"\n', "is not a span of the day"),
         ('[[recipient]]\naddress = "*"\ndigest = "hourly"\n', "is not one of daily, weekly"),
-        ('[[recipient]]\naddress = "*"\nmost_per_day = -1\n', "is not a whole number from 0"),
+        ('[[recipient]]\naddress = "*"\nmax_per_day = -1\n', "is not a whole number from 0"),
         ('[[recipient]]\naddress = "*"\npass = ["all"]\n', "is not one of budget"),
         ('[[contact]]\nuser = "*"\naddress = "lead@example.org"\n', "must hold {user}"),
         ('[[contact]]\nuser = "*"\ntag = "mail"\n', "anybody can write a tag"),

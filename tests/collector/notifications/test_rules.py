@@ -92,7 +92,7 @@ def test_days_and_weeks_are_of_the_zone() -> None:
 def test_urgent_messages_pass_and_the_others_are_planned() -> None:
     """Urgent at once; a digest is not held for another; over the cap joins the next daily digest."""
     night = ms("2026-11-21T23:00")
-    rules = Rules(quiet=(1320, 420), most_per_day=2, pass_kinds=("anomaly",))
+    rules = Rules(quiet=(1320, 420), max_per_day=2, pass_kinds=("anomaly",))
     full, free = (lambda _: 2), (lambda _: 1)
     assert plan(rules, "idle", night, urgent=True, planned=full).at_ms == night
     assert plan(rules, "anomaly", night, urgent=False, planned=full).at_ms == night
@@ -106,7 +106,7 @@ def test_urgent_messages_pass_and_the_others_are_planned() -> None:
 
 def test_everybodys_rules_do_not_bind_machines() -> None:
     """`*` is for mail addresses; a chat or webhook has rules only under its own name."""
-    rules = {EVERYBODY: Rules(digest="daily"), "slack:ops": Rules(most_per_day=1)}
+    rules = {EVERYBODY: Rules(digest="daily"), "slack:ops": Rules(max_per_day=1)}
     assert rules_of("ada@example.org", rules).digest == "daily"
     assert rules_of("webhook:erp", rules) == NO_RULES
-    assert rules_of("slack:ops", rules).most_per_day == 1
+    assert rules_of("slack:ops", rules).max_per_day == 1

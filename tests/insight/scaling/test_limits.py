@@ -40,19 +40,19 @@ def desired(limits, *past, at=NOW):
         (ScalingLimits(warm_gpus=8), (), 28, "the warm pool"),
         (ScalingLimits(headroom=0.5), (), 30, "the headroom"),
         (
-            ScalingLimits(stabilise_ms=10 * MINUTE),
+            ScalingLimits(stabilization_ms=10 * MINUTE),
             (PastTarget(NOW - 90 * MINUTE, 40, 40),),
             40,
             "the stabilization window",
         ),
         (
-            ScalingLimits(stabilise_ms=10 * MINUTE),
+            ScalingLimits(stabilization_ms=10 * MINUTE),
             (PastTarget(NOW - 90 * MINUTE, 40, 40), PastTarget(NOW - 9 * MINUTE, 40, 22)),
             40,
             "the stabilization window",
         ),
         (
-            ScalingLimits(stabilise_ms=9 * MINUTE),
+            ScalingLimits(stabilization_ms=9 * MINUTE),
             (PastTarget(NOW - 90 * MINUTE, 40, 40), PastTarget(NOW - 9 * MINUTE, 40, 22)),
             22,
             "",
@@ -97,7 +97,7 @@ def test_a_decision_lies_within_floor_and_ceiling(floor, room, node, warm, befor
         node_gpus=node,
         warm_gpus=warm,
         cooldown_ms=calm * MINUTE,
-        stabilise_ms=calm * MINUTE,
+        stabilization_ms=calm * MINUTE,
     )
     past = [PastTarget(NOW - (len(before) - at) * 5 * MINUTE, gpus, gpus) for at, gpus in enumerate(before)]
     got, _ = desired(limits, *past)

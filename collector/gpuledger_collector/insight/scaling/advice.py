@@ -49,7 +49,7 @@ class ScalingLimits:
     """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
 
     `warm_gpus` are kept free above the demand, `headroom` is the least share of demand kept above it. The target does
-    not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilise_ms`. `money_gpus` is
+    not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilization_ms`. `money_gpus` is
     the capacity that the money limit pays for.
     """
 
@@ -60,7 +60,7 @@ class ScalingLimits:
     step_up_gpus: float | None = None
     step_down_gpus: float | None = None
     cooldown_ms: int = 0
-    stabilise_ms: int = 0
+    stabilization_ms: int = 0
     warm_gpus: float = 0.0
     headroom: float = 0.0
     predict: bool = True
@@ -253,7 +253,7 @@ def _bounded(wanted: float, now: float, limits: ScalingLimits, history: _TargetH
             gpus, bound = most, name
 
     raise_to(now * (1 + limits.headroom) + limits.warm_gpus, "the warm pool" if limits.warm_gpus else "the headroom")
-    raise_to(history.highest_wish(limits.stabilise_ms), "the stabilization window")
+    raise_to(history.highest_wish(limits.stabilization_ms), "the stabilization window")
     if history.past and history.now_ms - history.changed_ms() < limits.cooldown_ms:
         raise_to(history.past[-1].gpus, "the cool-down")
     if history.gpus is not None and limits.step_up_gpus is not None and gpus > history.gpus + limits.step_up_gpus:

@@ -32,7 +32,7 @@ _MOST_QUIET = 26 * 60
 class Rules:
     """What a recipient asked for. `quiet` and `digest_at` are minutes of the day in `zone`, `digest_on` 0 is Monday.
 
-    `pass_kinds`: kinds of messages that are urgent to this recipient. `most_per_day`: single messages, None: any.
+    `pass_kinds`: kinds of messages that are urgent to this recipient. `max_per_day`: single messages, None: any.
     """
 
     digest: str = ""
@@ -40,7 +40,7 @@ class Rules:
     digest_on: int = 0
     quiet: tuple[int, int] | None = None
     zone: str = "UTC"
-    most_per_day: int | None = None
+    max_per_day: int | None = None
     pass_kinds: tuple[str, ...] = ()
 
 
@@ -97,7 +97,7 @@ def plan(rules: Rules, kind: str, at_ms: int, *, urgent: bool, planned: Callable
     free_ms = end_of_quiet(rules, at_ms)
     if kind == DIGEST:
         return Plan(free_ms, joins=False)
-    full = rules.most_per_day is not None and planned(local_day(rules.zone, free_ms)) >= rules.most_per_day
+    full = rules.max_per_day is not None and planned(local_day(rules.zone, free_ms)) >= rules.max_per_day
     if rules.digest or full:
         return Plan(next_digest(rules, at_ms), joins=True)
     return Plan(free_ms, joins=False)

@@ -61,7 +61,7 @@ class ActionRule:
     """What a team opted in to: what is done (`do`: scancel, evict or webhook:NAME) to which of its workloads, and when.
 
     It has been idle for `after_minutes`, its people were told `notice_minutes` before, and a dry run has shown it for
-    `dry_run_hours` without a break; at most `most_per_hour` workloads of the team an hour.
+    `dry_run_hours` without a break; at most `max_per_hour` workloads of the team an hour.
     """
 
     name: str
@@ -72,7 +72,7 @@ class ActionRule:
     notice_minutes: int = 120
     dry_run_hours: int = 24
     confidence: int = 90
-    most_per_hour: int = 5
+    max_per_hour: int = 5
 
 
 @dataclass(frozen=True, slots=True)
