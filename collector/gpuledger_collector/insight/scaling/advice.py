@@ -49,8 +49,8 @@ class ScalingLimits:
     """What a pool allows: GPUs at least and at most, GPUs of a node, and capacity as a multiple of demand.
 
     `warm_gpus` are kept free above the demand, `headroom` is the least share of demand kept above it. The target does
-    not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilization_ms`. `money_gpus` is
-    the capacity that the money limit pays for.
+    not fall for `cooldown_ms` after a change, nor below the highest wish of the last `stabilization_ms`. `money_gpus`
+    is the capacity that the money limit pays for.
     """
 
     floor_gpus: float = 0.0
